@@ -142,7 +142,7 @@ def watch() -> Clock:
     private: Any = importlib.import_module("flexsn_codegen.targets.triton._triton_private")
     put(private, "load_driver", clock, "prepare")
     put(private, "read_compiler", clock, "prepare")
-    put(importlib.import_module("flexsn_codegen.targets.cuda._nvrtc"), "_compiled", clock, "NVRTC")
+    put(importlib.import_module("flexsn_codegen.targets.cuda._nvrtc"), "_compile", clock, "NVRTC")
     # A kernel may reach the compiler through any of these names.
     compile_kernel = clock.timed("compile", compiler.compile)
     for name in ("triton.compiler.compiler", "triton.compiler", "triton"):

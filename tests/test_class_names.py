@@ -45,7 +45,6 @@ SEVERAL_OWNERS: Mapping[str, str] = {
     "UnsupportedVersionWarning": _SAME_FILE,
     "_Builder": "the builder of a step's graph, and the builder of a NIR graph",
     "_Carried": "values that pass from segment to segment, and values that a compiled loop carries",
-    "_Known": "facts about a call that a trace uses, and facts about a backward that a scan uses",
     "_Reader": "a reader of a network's graph for NIR, and a reader that finds spikes in the graph",
     "_Tracer": "a tracer of a network for NIR, and a tracer of its dataflow",
 }

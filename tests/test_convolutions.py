@@ -187,7 +187,7 @@ def test_forward_is_bitwise_equal_to_the_loop() -> None:
     "core", [ConvLSTM, pytest.param(Twice, marks=pytest.mark.long)], ids=lambda core: core.__name__
 )
 def test_biases_in_stages(core: type[Core], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_convolutions, "_is_added_apart", lambda value: True)
+    monkeypatch.setattr(_convolutions, "_adds_bias_separately", lambda value: True)
     torch.manual_seed(0)
     made = core(3)
     tensors = sequences(made, 4, 2, 3, 7, 5)

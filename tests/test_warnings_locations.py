@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import threading
 import warnings
 from collections.abc import Callable
@@ -113,6 +114,22 @@ def test_warning_during_compilation() -> None:
     torch.compiler.reset()
     compiled = torch.compile(lambda x: x + 1, backend=backend)
     assert files(lambda: compiled(torch.ones(3))) == [__file__]
+
+
+@pytest.mark.parametrize("product", [False, True], ids=["elementwise", "with a product"])
+def test_refusal_in_a_compiled_scan_names_the_users_line(product: bool) -> None:
+    matrix = torch.rand(7, 7)
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = v @ matrix + x if product else v + x
+        h = h.sort(-1)[0]  # the refused line
+        return h, h * 0.5
+
+    line = core.__code__.co_firstlineno + 2
+    torch.compiler.reset()
+    compiled = torch.compile(FlexSN(core, 1, 1, 1, backend="hop"))
+    with pytest.warns(UserWarning, match=rf"sort.*\n  at {re.escape(__file__)}:{line}, in core: h = h\.sort"):
+        compiled(torch.ones(4, 3, 7))
 
 
 def test_all_warnings_use_the_helper() -> None:

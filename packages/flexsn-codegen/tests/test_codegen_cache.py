@@ -309,7 +309,7 @@ def test_an_empty_folder_in_its_place_is_replaced_and_a_full_one_named(folder: P
     path.unlink()
     path.mkdir()
     (path / "somebody's").touch()
-    with pytest.raises(CacheFolderError, match=r"cannot be kept in .*kernel.*\.py: .*FLEXSN_CACHE_DIR"):
+    with pytest.raises(CacheFolderError, match=r"cannot be stored in .*kernel.*\.py: .*FLEXSN_CACHE_DIR"):
         compile_triton_code_str(source(number=13), "kernel", name_space={})
     assert (path / "somebody's").exists()
 
@@ -368,8 +368,8 @@ def compile_on_a_full_disk() -> None:
     except CacheFolderError as error:
         said = str(error)
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert said.startswith("generated kernels cannot be kept in ")
-    assert said.endswith("or name another one in FLEXSN_CACHE_DIR.")
+    assert said.startswith("generated kernels cannot be stored in ")
+    assert said.endswith("or set FLEXSN_CACHE_DIR to another folder.")
     assert compile_triton_code_str(code, "kernel") == 1
 
 

@@ -31,7 +31,7 @@ STEPS, LANES = 9, 1000  # three blocks of 256 elements and a partial one
 def cold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sets a separate cache folder for the test, with no library loaded."""
     monkeypatch.setenv("FLEXSN_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(_compiler, "_loaded", weakref.WeakValueDictionary())
+    monkeypatch.setattr(_compiler, "_libraries", weakref.WeakValueDictionary())
     monkeypatch.setattr(_kernel, "_programs", weakref.WeakValueDictionary())
 
 
@@ -85,8 +85,8 @@ def test_stored_libraries_are_found_again(monkeypatch: pytest.MonkeyPatch, tmp_p
     def refuse(source: str) -> bytes:
         raise AssertionError("it is there already")
 
-    monkeypatch.setattr(_compiler, "_compiled", refuse)
-    monkeypatch.setattr(_compiler, "_loaded", {})
+    monkeypatch.setattr(_compiler, "_compile", refuse)
+    monkeypatch.setattr(_compiler, "_libraries", {})
     monkeypatch.setattr(_kernel, "_programs", {})
     assert_runs()
 

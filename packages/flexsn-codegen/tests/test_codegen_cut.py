@@ -283,13 +283,13 @@ def gradients(result: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 def test_numbers_are_arguments_of_kernels_on_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     traced: list[str] = []
-    once = Kernel._traced
+    once = Kernel._make_trace
 
     def counted(kernel: Kernel, *given: Any) -> Any:
         traced.append(kernel.name)
         return once(kernel, *given)
 
-    monkeypatch.setattr(Kernel, "_traced", counted)
+    monkeypatch.setattr(Kernel, "_make_trace", counted)
     fused = pointwise(limited, autograd=True)
     x = tensor(5, 14).requires_grad_()
     for limit in (3.0, 0.5, 0.25, 1.5):

@@ -59,7 +59,7 @@ def test_errors_name_the_failure_of_the_compiler(tmp_path: Path, monkeypatch: py
 
 def test_a_child_of_a_fork_keeps_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     children = []
-    compiled = Extension._compiled
+    compiled = Extension._compile
 
     def forking(extension: Extension) -> bytes:
         with warnings.catch_warnings():
@@ -71,7 +71,7 @@ def test_a_child_of_a_fork_keeps_no_lock(tmp_path: Path, monkeypatch: pytest.Mon
         children.append(child)
         return compiled(extension)
 
-    monkeypatch.setattr(Extension, "_compiled", forking)
+    monkeypatch.setattr(Extension, "_compile", forking)
     try:
         Extension("tiny", SOURCE).build()
         with (tmp_path / "cache" / "tiny.lock").open("w") as lock:

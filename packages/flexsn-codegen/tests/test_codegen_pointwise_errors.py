@@ -49,7 +49,7 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     "a complex number": (lambda: pointwise(lambda x, c: x * c)(data(), 2j), "argument 1 of <lambda> is a complex"),
     "nested": (
         lambda: double(torch.nested.nested_tensor([torch.rand(2), torch.rand(3)], layout=torch.jagged)),
-        "nested tensor.*Call it on its parts",
+        "nested tensor.*Pass its parts",
     ),
     "sparse": (lambda: double(data().to_sparse()), "sparse_coo.*to_dense"),
     "captured and sparse": (

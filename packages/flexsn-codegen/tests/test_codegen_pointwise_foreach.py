@@ -91,9 +91,9 @@ def test_results_one_tensor_for_all_and_strided_ones(language: str) -> None:
 def test_errors() -> None:
     step = pointwise(lion)
     p = tensors([(3,), (4,)], torch.float32, 0)
-    with pytest.raises(ArgumentError, match=r"of one length; the lengths here are \[1, 2\]"):
+    with pytest.raises(ArgumentError, match=r"of equal length, but the lengths of the lists are \[1, 2\]"):
         step.foreach(p, p[:1], p, 0.1, (0.9, 0.99))
-    with pytest.raises(ArgumentError, match="the lengths here are none"):
+    with pytest.raises(ArgumentError, match="no argument is such a list"):
         step.foreach(p[0], p[0], p[0], 0.1, (0.9, 0.99))
     with pytest.raises(AutogradError, match="no_grad"):
         pointwise(torch.neg).foreach([p[0].requires_grad_()])

@@ -191,7 +191,7 @@ ARRAY = numpy.zeros((2, 2), dtype=numpy.float32)
 REFUSED: dict[str, tuple[Callable[[Tensor, Tensor], Any], str]] = {
     "sparse": (lambda x, v: (x * SPARSE, v), "layout torch.sparse_coo"),
     "constant in the core": (lambda x, v: (x * torch.tensor([1.0, 2, 3, 4]), v), "makes a constant"),
-    "array in the core": (lambda x, v: (x * torch.from_numpy(ARRAY)[1, 0], v), "create constants outside"),
+    "array in the core": (lambda x, v: (x * torch.from_numpy(ARRAY)[1, 0], v), "Create constants outside"),
 }
 
 

@@ -79,6 +79,6 @@ def test_a_number_is_as_on_the_cpu(lines: str, number: str, another_device: str)
         body = "; ".join([f"c = {number}", lines, "return h, v + x"]).replace("; ", "\n    ")
         exec(f"def core(x, v):\n    {body}\n", namespace)
         step = trace_step(namespace["core"], 1, 1, 1, [torch.ones(STEP, device=device)] * 2)
-        vjp = step.vjp(step.differentiable, [v.dtype.is_floating_point for v in step._primal_values()])
+        vjp = step.vjp(step.differentiable, [v.dtype.is_floating_point for v in step._list_primal_values()])
         graphs.append((str(step.forward.graph), str(vjp.graph), len(step.captured)))
     assert graphs[0] == graphs[1]

@@ -248,7 +248,7 @@ class Counter:
 
 @pytest.mark.parametrize("method", ["counts", "counts_in_a_tensor", "alternates", "keeps", "keeps_quietly"])
 def test_cores_with_a_memory_of_their_own_are_refused(method: str) -> None:
-    with pytest.raises(StatefulCoreError, match=r"else in each call|keeps a tensor|from an earlier call"):
+    with pytest.raises(StatefulCoreError, match=r"differently in each call|keeps a tensor|from an earlier call"):
         trace_step(getattr(Counter(), method), 1, 1, 1, arguments())
 
 

@@ -95,7 +95,7 @@ def test_every_value_that_is_read_has_a_name() -> None:
 def test_values_that_the_core_changes_are_named_and_not_compared() -> None:
     neuron = Neuron()
     reads = trace(neuron).reads
-    assert set(reads.changed_by_core) == {"self.calls", "what is in self.log"}
+    assert set(reads.changed_by_core) == {"self.calls", "the content of self.log"}
     neuron.calls = 100
     assert reads.fetch() is not None
     neuron.tau = 3.0

@@ -213,7 +213,7 @@ def test_several_layers_that_read_one_result(elsewhere: bool) -> None:
     got, wanted = results(net, x, y, backend), results(net, x, y, None)
     torch.testing.assert_close(got, wanted)
     assert len(backend.absorbed) == (0 if elsewhere else 2)
-    assert [one.reason.split(",")[0] for one in backend.left] == ["another node reads it"] * elsewhere
+    assert [one.reason.split(",")[0] for one in backend.left] == ["another node reads its result"] * elsewhere
 
 
 def test_a_scale_is_computed_again_for_each_reader() -> None:

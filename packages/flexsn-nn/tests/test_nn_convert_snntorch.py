@@ -350,7 +350,7 @@ def test_recurrent_neurons_in_detail() -> None:
     assert torch.equal(ours.spk, theirs.spk)
     assert ours.recurrent.weight.shape == (2, 2, 3, 3)
     conversion = convert(snn.RSynaptic(0.5, 0.8, linear_features=N, reset_delay=False))
-    assert "ignores its reset_delay=False" in str(conversion)
+    assert "reset_delay=False is ignored" in str(conversion)
     learned = snn.RLeaky(0.5, linear_features=N)
     weight = learned.recurrent.weight
     assert convert(learned).model.V is weight
@@ -375,12 +375,12 @@ def test_states_by_name_and_no_states() -> None:
             assert torch.equal(a, b)
     assert torch.equal(ours.mem, theirs.mem)
     assert torch.equal(ours.syn, theirs.syn)
-    with pytest.raises(TypeError, match="unexpected 'volt'; the states are syn, mem"):
+    with pytest.raises(TypeError, match="unexpected argument 'volt'; the states are syn, mem"):
         ours(x, volt=mem)
     with pytest.raises(ValueError, match="got 3 states"):
         ours(x, syn, mem, mem)
     inside: Any = convert(snn.Leaky(0.5, init_hidden=True)).model
-    with pytest.raises(TypeError, match="not passed with init_hidden=True"):
+    with pytest.raises(TypeError, match="with init_hidden=True, the neuron stores its states"):
         inside(x, mem)
     assert inside.mem.numel() == 0
 

@@ -459,15 +459,15 @@ def own(**options: Any) -> nn.Module:
     ("make", "reason"),
     [
         (own, "derived from LIFNode"),
-        (lambda: neuron.SimpleIFNode(v_reset=0.1), "starts at 0 whatever its v_reset is"),
+        (lambda: neuron.SimpleIFNode(v_reset=0.1), "starts at 0 for any v_reset"),
         (lambda: neuron.IzhikevichNode(w_rest=0.1), "starts at w_rest=0.1"),
         (lambda: neuron.IFNode(surrogate_function=surrogate.Sigmoid(spiking=False)), "a smooth function"),
         (lambda: neuron.IFNode(surrogate_function=surrogate.PoissonPass()), "draws random numbers"),
         (lambda: neuron.IFNode(surrogate_function=surrogate.SquarewaveFourierSeries(n=1)), "no terms"),
         (lambda: neuron.OTTTLIFNode(), "no counterpart"),
-        (lambda: neuron.MaskedPSN(k=2, T=4), "number of the step"),
+        (lambda: neuron.MaskedPSN(k=2, T=4), "index of the step"),
         (lambda: layer.SynapseFilter(), "runs unchanged"),
-        (lambda: neuron.FlexSN(lambda x, v: (x + v, x + v), 1), "a step function already"),
+        (lambda: neuron.FlexSN(lambda x, v: (x + v, x + v), 1), "already a step function"),
         (lambda: layer.MaxPool2d(2, return_indices=True, step_mode="m"), "indices"),
     ],
 )

@@ -201,7 +201,7 @@ def test_reasons() -> None:
     hooked[0].register_forward_hook(lambda *_: None)
     reasons = {
         "not a neuron": Net(Delay(1), nn.Linear(3, 3)),
-        "2 places": Twice(),
+        "2 readers": Twice(),
         "overrides forward": Net(Mine(1), LIF()),
         "forward hook": hooked,
         "step_mode": Net(Delay(1, step_mode="s"), LIF()),

@@ -206,8 +206,8 @@ def hooked(where: str) -> nn.Module:
 LEFT: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "called twice": (Twice, "called 2 times"),
     "a neuron of two layers": (OfTwoLayers, "its neuron neuron is called 2 times"),
-    "a second reader": (Beside, "2 places: neuron, relu()"),
-    "another in training": (InTraining, "2 places"),
+    "a second reader": (Beside, "2 readers: neuron, relu()"),
+    "another in training": (InTraining, "2 readers"),
     "control flow of data": (OnData, "cannot be traced"),
     "no neuron": (lambda: nn.Sequential(convolution(2, 2), nn.ReLU()), "goes to 1, which is not a neuron"),
     "the last layer": (lambda: convolution(2, 2), "no traced forward calls its layer"),

@@ -277,7 +277,7 @@ def test_mismatches_are_refused() -> None:
     wrong: list[tuple[Any, type[Exception], str]] = [
         ([1, 2], TypeError, "lengths is a list"),
         (torch.tensor([1.0, 2.0]), ParameterError, "torch.float32; give whole numbers"),
-        (torch.tensor([1, 2, 3]), ParameterError, r"shape \[3\] and a step \[2, 4\].*\[2\]"),
+        (torch.tensor([1, 2, 3]), ParameterError, r"shape \[3\], but a step \[2, 4\].*\[2\]"),
         (torch.tensor([1, 4]), ParameterError, "from 1 to 4; the input has 3 steps"),
         (torch.tensor([-1, 2]), ParameterError, "from -1 to 2"),
     ]

@@ -231,7 +231,7 @@ def test_a_surrogate_by_its_class(make: Callable[[Any], object], message: str) -
 
 @pytest.mark.parametrize("value", [torch.tensor(0.0), nn.Parameter(torch.zeros(4))])
 def test_v_reset_as_a_tensor(value: Tensor) -> None:
-    with pytest.raises(ParameterError, match=r"v_reset is a tensor; it is one number.*float\(v_reset\)"):
+    with pytest.raises(ParameterError, match=r"v_reset is a tensor; expected one number.*float\(v_reset\)"):
         LIF(v_reset=cast(Any, value))
     for wrong in ("zero", True):
         with pytest.raises(ParameterError, match=r"v_reset is .*give a number"):

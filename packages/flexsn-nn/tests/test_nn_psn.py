@@ -48,7 +48,7 @@ def test_psn() -> None:
     neuron = PSN(T).double()
     check(neuron, neuron.weight, neuron.bias)
     assert list(neuron.state_dict()) == ["weight", "bias"]
-    with pytest.raises(ParameterError, match="made for T=6 steps"):
+    with pytest.raises(ParameterError, match="created for T=6 steps"):
         neuron(torch.zeros(5, *STEP))
 
 

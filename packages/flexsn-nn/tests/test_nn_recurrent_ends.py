@@ -27,11 +27,12 @@ def inhibited(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return s, h * (1 - s)
 
 
+SUMS = "sums over a row"
 LAYERS: dict[str, Callable[[int], FlexSN]] = {
     "recurrent": lambda width: Recurrent(LIF(), width),
     "with delays": delayed,
     "RLIF": lambda width: RLIF(width),
-    "sums over a row": lambda width: FlexSN(inhibited, 1, 1, 1),
+    SUMS: lambda width: FlexSN(inhibited, 1, 1, 1),
 }
 
 
@@ -76,8 +77,9 @@ def check(name: str, device: str, shape: tuple[int, int, int], keep: bool, monke
         assert [line[:10] for line in told.values()] == ["one launch"] * 2, told
     monkeypatch.setattr(_one_launch, "_find_counts", lambda step, over: None)
     runs_on = ran(layers[1], x, lengths)
+    rtol = 1e-5 if name == SUMS else 0.0  # the compiler chooses the order of a sum in each kernel
     for ours, theirs in zip(ends, runs_on, strict=True):
-        assert torch.equal(ours, theirs)
+        torch.testing.assert_close(ours, theirs, rtol=rtol, atol=rtol)
     layers[1].backend = "torch"
     for ours, theirs in zip(ends, ran(layers[1], x, lengths), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)

@@ -203,7 +203,7 @@ def test_gated_lif_has_a_conductance_per_step() -> None:
     assert neuron.leak.sigmoid().item() == pytest.approx(0.5 / 6)
     (gradient,) = torch.autograd.grad(neuron(torch.ones(3, 2)).sum(), neuron.conduct)
     assert gradient.count_nonzero() == 3
-    with pytest.raises(ParameterError, match="the input has 4 steps; the neuron was made for T=3"):
+    with pytest.raises(ParameterError, match="the input has 4 steps; the neuron was created for T=3"):
         neuron(torch.ones(4, 2))
     images = GatedLIF(T=2, inplane=5)
     assert images(torch.ones(2, 3, 5, 4, 4)).shape == (2, 3, 5, 4, 4)

@@ -228,8 +228,8 @@ def test_mismatches_are_refused() -> None:
         neuron(x, resets=[True])
     with pytest.raises(ParameterError, match=r"resets are torch.int64; give booleans"):
         neuron(x, resets=torch.ones(3, 2, dtype=torch.int64))
-    with pytest.raises(ParameterError, match=r"shape \[2\]; for this input they have \[3, 2\]"):
+    with pytest.raises(ParameterError, match=r"shape \[2\]; expected \[3, 2\] for this input"):
         neuron(x, resets=torch.ones(2, dtype=torch.bool))
     neuron.step_mode = "s"
-    with pytest.raises(ParameterError, match=r"shape \[3, 2\]; for this input they have \[2\]: one for each sequence"):
+    with pytest.raises(ParameterError, match=r"shape \[3, 2\]; expected \[2\] for this input: one boolean"):
         neuron(x[0], resets=torch.ones(3, 2, dtype=torch.bool))

@@ -1,4 +1,4 @@
-"""Turns FX graphs of pointwise functions into Triton source, and compiles this source to kernels."""
+"""Turns FX graphs of pointwise functions into source in Triton, C++ or CUDA C++, and compiles the source to kernels."""
 
 from __future__ import annotations
 

@@ -30,26 +30,26 @@ _TARGETS: dict[str, Target] = {"triton": TRITON, "cpp": CPP}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command. Returns the exit status: 0, 1 if no kernel can be made, or 2 for an invalid command line."""
-    given = _parser().parse_args(arguments)
+    """Runs a command. Returns the exit status: 0, 1 if the command fails, or 2 if the command line is invalid."""
+    options = _create_parser().parse_args(arguments)
     try:
-        if given.command == "prune":
-            print(f"deleted {prune_cache(given.days)} files from {cache_folder()}")
-        elif given.command == "ops":
-            print("\n".join(_ops(given.text)))
+        if options.command == "prune":
+            print(f"deleted {prune_cache(options.days)} files from {cache_folder()}")
+        elif options.command == "ops":
+            print("\n".join(_list_ops(options.text)))
         else:
-            _check_targets(given.target)
-            (_compile if given.command == "compile" else _show)(given)
+            _check_targets(options.target)
+            (_compile if options.command == "compile" else _show)(options)
     except (UsageError, PrecisionError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except Exception as error:
-        print(f"error: {type(error).__name__}: {error}{_place(error)}", file=sys.stderr)
+        print(f"error: {type(error).__name__}: {error}{_locate(error)}", file=sys.stderr)
         return 1
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _create_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="flexsn-codegen", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     show = commands.add_parser("show", help="prints a function's graph, its kernel and the GPU resources of the kernel")
@@ -60,8 +60,9 @@ def _parser() -> argparse.ArgumentParser:
             "--arguments",
             nargs="+",
             metavar="DTYPE[:SHAPE]",
-            help="dtype and shape of each argument, such as float32:3x8, or float32:0 for one without dimensions; by "
-            "default, float32 for all. Shapes matter if the function cuts a dimension into pieces.",
+            help="dtype and shape of each argument, such as float32:3x8, or float32:0 for an argument without "
+            "dimensions (default: float32 for all arguments). Shapes matter if the function cuts a dimension into "
+            "pieces.",
         )
         command.add_argument("--gradient", action="store_true", help="also show or compile the kernel of the gradient")
         command.add_argument(
@@ -76,8 +77,8 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument(
         "--standalone",
         action="store_true",
-        help="prints one file with kernels, launches and the gradient that needs no FlexSN package, in Triton or, with "
-        "--target cpp, in C++",
+        help="prints one file with the kernels, their launches and the gradient. The file needs no FlexSN package. It "
+        "is in Triton, or with --target cpp in C++",
     )
     compile_.add_argument("--output", type=Path, default=Path(), help="the folder (default: the working directory)")
     ops = commands.add_parser("ops", help="lists the ops with their properties and the targets that have a rule")
@@ -87,31 +88,31 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _place(error: Exception) -> str:
-    """The line that failed. Empty if the line is in this package, whose errors already contain the location."""
+def _locate(error: Exception) -> str:
+    """The line that raised an error. Empty for a line of this package, whose messages already name the user's line."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return "" if last.filename.startswith(_OURS) else f"\n  at {last.filename}:{last.lineno}: {last.line}"
 
 
-def _made(given: argparse.Namespace, target: Target) -> tuple[list[ShownKernel], list[ShownKernel]]:
-    numerics = Numerics(given.precision, given.fast_math)
-    return kernels(given.function, given.arguments, numerics, target, gradient=given.gradient)
+def _make_kernels(options: argparse.Namespace, target: Target) -> tuple[list[ShownKernel], list[ShownKernel]]:
+    numerics = Numerics(options.precision, options.fast_math)
+    return kernels(options.function, options.arguments, numerics, target, gradient=options.gradient)
 
 
-def _jobs(kernel: ShownKernel, targets: Sequence[str], *, fast_math: bool) -> list[OfflineJob]:
+def _list_jobs(kernel: ShownKernel, targets: Sequence[str], *, fast_math: bool) -> list[OfflineJob]:
     return [OfflineJob(kernel.source, target, kernel.dtypes, fast_math=fast_math) for target in targets]
 
 
-def _standalone(given: argparse.Namespace) -> str:
-    """The text of one file, in C++ if the CPU is the only target, otherwise in Triton."""
-    language = "cpp" if given.target == ["cpp"] else "triton"
-    numerics = Numerics(given.precision, given.fast_math)
-    loaded = load(given.function, given.arguments, numerics, _TARGETS[language], gradient=given.gradient)
-    command = ["python", "-m", "flexsn_codegen", "show", "--standalone", given.function]
-    command += ["--arguments", *given.arguments] if given.arguments is not None else []
-    command += ["--gradient"] if given.gradient else []
-    command += ["--precision", given.precision] if given.precision != "eager" else []
-    command += ["--fast-math"] if given.fast_math else []
+def _write_standalone(options: argparse.Namespace) -> str:
+    """The text of a standalone file, in C++ if the CPU is the only target, otherwise in Triton."""
+    language = "cpp" if options.target == ["cpp"] else "triton"
+    numerics = Numerics(options.precision, options.fast_math)
+    loaded = load(options.function, options.arguments, numerics, _TARGETS[language], gradient=options.gradient)
+    command = ["python", "-m", "flexsn_codegen", "show", "--standalone", options.function]
+    command += ["--arguments", *options.arguments] if options.arguments is not None else []
+    command += ["--gradient"] if options.gradient else []
+    command += ["--precision", options.precision] if options.precision != "eager" else []
+    command += ["--fast-math"] if options.fast_math else []
     command += ["--target", "cpp"] if language == "cpp" else []
     return standalone(loaded, language, shlex.join(command), _version())
 
@@ -122,53 +123,54 @@ def _version() -> str:
     return __version__
 
 
-def _show(given: argparse.Namespace) -> None:
-    if given.standalone:
-        print(_standalone(given), end="")
+def _show(options: argparse.Namespace) -> None:
+    if options.standalone:
+        print(_write_standalone(options), end="")
         return
-    gpus = [target for target in given.target if target != "cpp"]
-    languages = ["triton"] * bool(gpus or "cpp" not in given.target) + ["cpp"] * ("cpp" in given.target)
+    gpus = [target for target in options.target if target != "cpp"]
+    languages = ["triton"] * bool(gpus or "cpp" not in options.target) + ["cpp"] * ("cpp" in options.target)
     for language in languages:
-        shown, gradients = _made(given, _TARGETS[language])
+        shown, gradients = _make_kernels(options, _TARGETS[language])
         for title, result in (("", shown), ("\n# --- the gradient ---\n", gradients)):
             if title and result:
                 print(title)
             for kernel in result:
                 print(f"# graph\n{kernel.graph}\n\n# source\n{kernel.source.source}")
                 for use in compile_offline(
-                    _jobs(kernel, gpus if language == "triton" else [], fast_math=given.fast_math)
+                    _list_jobs(kernel, gpus if language == "triton" else [], fast_math=options.fast_math)
                 ):
                     print(f"# {use}")
 
 
-def _compile(given: argparse.Namespace) -> None:
+def _compile(options: argparse.Namespace) -> None:
     """Writes the source, the assembly and the binary of each kernel.
 
-    For GPUs, the files are `NAME.py` and, per GPU, `NAME.TARGET.ptx` and `.cubin`, or AMD's `.amdgcn` and `.hsaco`. For
-    the CPU, the files are `NAME.cpp` and `.so`.
+    For GPUs, the source is `NAME.py`. For each NVIDIA GPU, the other files are `NAME.TARGET.ptx` and
+    `NAME.TARGET.cubin`, and for each AMD GPU, `NAME.TARGET.amdgcn` and `NAME.TARGET.hsaco`. For the CPU, the files are
+    `NAME.cpp` and `NAME.so`.
     """
-    if not given.target:
+    if not options.target:
         raise UsageError("there is no target: pass --target sm_90, gfx942, cpp, …")
     # Everything is compiled before any file is written, so that a failure leaves no files.
     files: dict[str, bytes] = {}
     uses = []
-    gpus = [target for target in given.target if target != "cpp"]
-    for kernel in itertools.chain(*_made(given, TRITON)) if gpus else ():
+    gpus = [target for target in options.target if target != "cpp"]
+    for kernel in itertools.chain(*_make_kernels(options, TRITON)) if gpus else ():
         files[f"{kernel.source.name}.py"] = kernel.source.source.encode()
-        for use in compile_offline(_jobs(kernel, gpus, fast_math=given.fast_math)):
+        for use in compile_offline(_list_jobs(kernel, gpus, fast_math=options.fast_math)):
             amd = use.target.startswith("gfx")
             stem = f"{kernel.source.name}.{use.target}"
             files[f"{stem}.{'amdgcn' if amd else 'ptx'}"] = use.assembly.encode()
             files[f"{stem}.{'hsaco' if amd else 'cubin'}"] = use.binary
             uses.append(use)
-    for kernel in itertools.chain(*_made(given, CPP)) if "cpp" in given.target else ():
+    for kernel in itertools.chain(*_make_kernels(options, CPP)) if "cpp" in options.target else ():
         text = CppKernel(kernel.source).text(kernel.dtypes, CPP_BLOCK)
         files[f"{kernel.source.name}.cpp"] = text.encode()
         files[f"{kernel.source.name}.so"] = library_of(text)
-    given.output.mkdir(parents=True, exist_ok=True)
+    options.output.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
-        (given.output / name).write_bytes(content)
-        print(given.output / name)
+        (options.output / name).write_bytes(content)
+        print(options.output / name)
     print("".join(f"# {use}\n" for use in uses), end="")
 
 
@@ -183,32 +185,32 @@ def _check_targets(targets: Sequence[str]) -> None:
             )
 
 
-def _ops(text: str) -> list[str]:
-    """One line per op with its name, its facts, and the targets that have a rule for it."""
+def _list_ops(text: str) -> list[str]:
+    """One line for each op whose name contains `text`: its name, its facts, and the targets that have a rule for it."""
     rules = {name: set(supported_ops(target)) for name, target in _TARGETS.items()}
     lines = []
     for op in known_ops():
         if text in str(op):
             facts = facts_of(op)
             assert facts is not None
-            written = ", ".join(name for name, known in rules.items() if op in known) or "no rule"
-            lines.append(f"{op}: {'; '.join([*_facts(facts), written])}")
+            targets = ", ".join(name for name, supported in rules.items() if op in supported) or "no rule"
+            lines.append(f"{op}: {'; '.join([*_describe_facts(facts), targets])}")
     if not lines:
         raise UsageError(f"there is no op with {text!r} in its name")
     return lines
 
 
-def _facts(facts: OpFacts) -> list[str]:
+def _describe_facts(facts: OpFacts) -> list[str]:
     results = []
     if facts.linear:
-        results.append("linear in " + " or ".join(_places(together) for together in facts.linear))
+        results.append("linear in " + " or ".join(_join_positions(together) for together in facts.linear))
     if facts.continuous:
-        results.append(f"continuous in {_places(facts.continuous)}")
+        results.append(f"continuous in {_join_positions(facts.continuous)}")
     return [*results, "exact"] if facts.exact else results
 
 
-def _places(places: frozenset[int]) -> str:
-    return " and ".join(str(place) for place in sorted(places))
+def _join_positions(positions: frozenset[int]) -> str:
+    return " and ".join(str(position) for position in sorted(positions))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Writes a function's kernels, in Triton or in C++, as one file that does not need the FlexSN packages."""
+"""Writes a function's kernels, in Triton or in C++, as one standalone file that does not need the FlexSN packages."""
 
 from __future__ import annotations
 
@@ -50,26 +50,26 @@ def standalone(loaded: ShownFunction, language: str, command: str, version: str)
     Args:
         loaded: result of `_shown.load` for the language's target.
         language: ``"triton"`` or ``"cpp"``.
-        command: the command that makes the file, for the file's header.
-        version: version of this package.
+        command: the command that creates the file. The file's header contains it.
+        version: version of this package, for the header.
 
     Raises:
         UsageError: the function reduces rows, and the language is Triton.
     """
-    made = f"Made by `{command}`, flexsn-codegen {version}."
-    return _in_cpp(loaded, made) if language == "cpp" else _in_triton(loaded, made)
+    origin = f"Made by `{command}`, flexsn-codegen {version}."
+    return _write_cpp(loaded, origin) if language == "cpp" else _write_triton(loaded, origin)
 
 
 # -- Triton --------------------------------------------------------------------------------------------------
 
 
-def _in_triton(loaded: ShownFunction, made: str) -> str:
+def _write_triton(loaded: ShownFunction, origin: str) -> str:
     from flexsn_codegen.targets.triton._standalone import HEADER, linked  # imports triton, which may be absent
 
     name = identifier(loaded.kernel.name)
     traces = {"_FORWARD": (loaded.trace, loaded.tensors)}
     if loaded.backward is not None:
-        traces["_BACKWARD"] = (loaded.backward, loaded.given)
+        traces["_BACKWARD"] = (loaded.backward, loaded.gradient_inputs)
     if any(step.source.stages for trace, _ in traces.values() for step in trace.steps):
         raise UsageError("a function that reduces rows has a standalone file in C++ only: pass --target cpp")
     functions: dict[str, str] = {}
@@ -79,24 +79,24 @@ def _in_triton(loaded: ShownFunction, made: str) -> str:
         for launch in launches:
             functions |= linked(launch.built.compiled())
         sources = [launch.built.source for launch in launches]
-        plans.append(f"{plan} = {_plan(trace, tensors, sources)}\n")
-        plans.append(_words(f"{plan.lower()}_words", trace))
-    parameters = _parameters(loaded)
+        plans.append(f"{plan} = {_write_plan(trace, tensors, sources)}\n")
+        plans.append(_write_words(f"{plan.lower()}_words", trace))
+    parameters = _list_parameters(loaded)
     options = compile_options("cuda", fast_math=loaded.kernel.numerics.fast_math)
     parts = [
-        f'"""{name}, as kernels in Triton.\n\n{made} Needs torch and triton alone.\n"""\n',
+        f'"""{name}, as kernels in Triton.\n\n{origin} This file only needs torch and triton.\n"""\n',
         f"import math\nimport struct\n\nimport torch\n{HEADER}",
         *functions.values(),
         f"BLOCK = {BLOCK}\nOPTIONS = {{}} if torch.version.hip else {options!r}\n",
         _LAUNCHES.read_text(encoding="utf-8"),
         f"# -- {name} {'-' * (104 - len(name))}\n",
         *plans,
-        _entry(name, loaded, parameters),
+        _write_entry(name, loaded, parameters),
     ]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
-def _parameters(loaded: ShownFunction) -> list[tuple[str, str]]:
+def _list_parameters(loaded: ShownFunction) -> list[tuple[str, str]]:
     """The name and the kind of each parameter. The kind is ``"tensor"`` or ``"number"``."""
     kinds = [part[0] for part in loaded.structure[1]]
     try:
@@ -114,7 +114,7 @@ def _parameters(loaded: ShownFunction) -> list[tuple[str, str]]:
     return [*results, *((f"captured_{i}", "tensor") for i in range(captured))]
 
 
-def _entry(name: str, loaded: ShownFunction, parameters: Sequence[tuple[str, str]]) -> str:
+def _write_entry(name: str, loaded: ShownFunction, parameters: Sequence[tuple[str, str]]) -> str:
     tensors = ", ".join(p for p, kind in parameters if kind == "tensor")
     numbers = "".join(f"{p}, " for p, kind in parameters if kind == "number")
     signature = ", ".join(p for p, _ in parameters)
@@ -126,13 +126,13 @@ def _entry(name: str, loaded: ShownFunction, parameters: Sequence[tuple[str, str
     results = _run(_FORWARD, [{tensors}], _forward_words({numbers.rstrip(", ")}))
     return {single}
 """
-    given = "tuple(numbers)"
+    saved_numbers = "tuple(numbers)"
     flows = tuple(graph.differentiable)
     return f"""class _Function(torch.autograd.Function):
     @staticmethod
     def forward(ctx, numbers, *tensors):
         results = _run(_FORWARD, tensors, _forward_words(*numbers))
-        ctx.numbers = {given}
+        ctx.numbers = {saved_numbers}
         ctx.save_for_backward(*tensors)
         ctx.results = [(r.shape, r.dtype) for r in results]
         ctx.mark_non_differentiable(*(r for r, flows in zip(results, {flows!r}) if not flows))
@@ -144,7 +144,7 @@ def _entry(name: str, loaded: ShownFunction, parameters: Sequence[tuple[str, str
         tensors = ctx.saved_tensors
         given = [c for c, flows in zip(cotangents, {flows!r}) if flows]
         found = iter(_run(_BACKWARD, [*tensors, *given], _backward_words(*ctx.numbers)))
-        wanted = {tuple(loaded.wanted)!r}
+        wanted = {tuple(loaded.needs_gradient)!r}
         return None, *(
             next(found).sum_to_size(t.shape).to(t.dtype) if want else None for t, want in zip(tensors, wanted)
         )
@@ -156,14 +156,14 @@ def {name}({signature}):
 """
 
 
-def _plan(trace: Trace, tensors: Sequence[torch.Tensor], sources: Sequence[KernelSource]) -> str:
+def _write_plan(trace: Trace, tensors: Sequence[torch.Tensor], sources: Sequence[KernelSource]) -> str:
     graph = trace.graph
     steps = []
     for step, source in zip(trace.steps, sources, strict=True):
         count = len(step.source.arguments)
         entries = [
             f'"kernel": {source.name}',
-            f'"layouts": {tuple(_layouts(source))!r}',
+            f'"layouts": {tuple(_list_layouts(source))!r}',
             f'"used": {tuple(port.index for port in source.params[:count])!r}',
         ]
         if step.cells is None:
@@ -171,9 +171,9 @@ def _plan(trace: Trace, tensors: Sequence[torch.Tensor], sources: Sequence[Kerne
         else:
             cells = step.cells
             assert isinstance(graph, CellGraph)
-            inputs = [(part.tensor, _dimensions(part)) for part in cells.inputs]
+            inputs = [(part.tensor, _list_dimensions(part)) for part in cells.inputs]
             outputs = ", ".join(
-                f"({part.tensor}, {_dimensions(part)!r}, {dtype}, {tuple(graph.results[part.tensor].summed)!r})"
+                f"({part.tensor}, {_list_dimensions(part)!r}, {dtype}, {tuple(graph.results[part.tensor].summed)!r})"
                 for part, dtype in zip(cells.outputs, cells.dtypes, strict=True)
             )
             entries += [
@@ -189,7 +189,7 @@ def _plan(trace: Trace, tensors: Sequence[torch.Tensor], sources: Sequence[Kerne
         f'"written": {trace.written!r}',
     ]
     if isinstance(graph, CellGraph):
-        results = [(r.step, _factors(r.dimensions), r.constant) for r in graph.results]
+        results = [(r.step, _list_factors(r.dimensions), r.constant) for r in graph.results]
         entries += [
             f'"results": {results!r}',
             f'"shapes": {tuple(tuple(t.shape) for t in tensors)!r}',
@@ -198,38 +198,38 @@ def _plan(trace: Trace, tensors: Sequence[torch.Tensor], sources: Sequence[Kerne
     return "{\n    " + ",\n    ".join(entries) + ",\n}"
 
 
-def _layouts(source: KernelSource) -> list[int]:
+def _list_layouts(source: KernelSource) -> list[int]:
     """For each operand, the number of terms in its offsets, or -1 for a dense operand, which needs no offsets."""
     results = []
     for port in source.params:
         terms = sum(size.startswith(f"{port.name}_inner") for size in source.sizes)
-        one = f"{port.name}_ptr + off" not in source.source and terms == 0
-        results.append(0 if one else terms or -1)
+        is_single = f"{port.name}_ptr + off" not in source.source and terms == 0
+        results.append(0 if is_single else terms or -1)
     return results
 
 
-def _dimensions(part: Part) -> tuple[Any, ...]:
-    return _factors(part.dimensions)
+def _list_dimensions(part: Part) -> tuple[Any, ...]:
+    return _list_factors(part.dimensions)
 
 
-def _factors(dimensions: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
+def _list_factors(dimensions: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
     return tuple(tuple((f.count, f.chosen) if isinstance(f, Cells) else f.number for f in dim) for dim in dimensions)
 
 
-def _words(name: str, trace: Trace) -> str:
-    """The source of a function that maps the numbers of a call to the integer arguments of each kernel."""
-    conditions = [f"    if {_text(e)} != {outcome!r}:\n        {_REFUSAL}" for e, outcome in trace.conditions]
-    steps = [f"[{', '.join(_encoded(step))}]" for step in trace.steps]
+def _write_words(name: str, trace: Trace) -> str:
+    """The source of a function that encodes the numbers of a call as integer arguments, for each kernel."""
+    conditions = [f"    if {_to_python(e)} != {outcome!r}:\n        {_REFUSAL}" for e, outcome in trace.conditions]
+    steps = [f"[{', '.join(_encode(step))}]" for step in trace.steps]
     body = "\n".join([*conditions, f"    return [{', '.join(steps)}]"])
     return f"def {name}(*numbers):\n{body}\n"
 
 
-_REFUSAL = 'raise ValueError("for these numbers, the function does something else: make its kernels for them")'
+_REFUSAL = 'raise ValueError("for these numbers, the function computes something else: make kernels for them")'
 
 
-def _encoded(step: TracedStep) -> list[str]:
+def _encode(step: TracedStep) -> list[str]:
     return [
-        f"*_bits({_format(number)!r}, {_text(expression)})"
+        f"*_bits({_format(number)!r}, {_to_python(expression)})"
         for number, expression in zip(step.source.numbers, step.slots, strict=True)
     ]
 
@@ -242,17 +242,17 @@ def _format(number: Number) -> str:
     return "d" if number.dtype == torch.float64 else "f"
 
 
-def _text(expression: Expression) -> str:
-    """An expression of numbers as Python source."""
+def _to_python(expression: Expression) -> str:
+    """The Python source of an expression of numbers."""
     kind, *parts = expression
     if kind == "argument":
         return f"numbers[{parts[0]}]"
     if kind == "constant":
-        return _constant(parts[0])
+        return _write_constant(parts[0])
     if kind == "rounded":
         layout = {torch.float32: "f", torch.float16: "e", torch.bfloat16: "bfloat16"}[parts[1]]
-        return f"_rounded({layout!r}, {_text(parts[0])})"
-    texts = [_text(part) for part in parts]
+        return f"_rounded({layout!r}, {_to_python(parts[0])})"
+    texts = [_to_python(part) for part in parts]
     if kind in _OPERATORS:
         return f"({texts[0]} {_OPERATORS[kind]} {texts[1]})"
     if kind in _UNARY:
@@ -263,42 +263,47 @@ def _text(expression: Expression) -> str:
     return f"{name}({', '.join(texts)})"
 
 
-def _constant(value: Any) -> str:
+def _write_constant(value: Any) -> str:
     return f"float({str(value)!r})" if isinstance(value, float) and value - value != 0 else repr(value)
 
 
 # -- C++ -----------------------------------------------------------------------------------------------------
 
 
-def _in_cpp(loaded: ShownFunction, made: str) -> str:
+def _write_cpp(loaded: ShownFunction, origin: str) -> str:
     name = identifier(loaded.kernel.name)
     head = [
         f"// {name}, as kernels in C++.",
         "//",
-        f"// {made} Needs a C++17 compiler alone, with these flags for the results of eager mode:",
+        f"// {origin} This file only needs a C++17 compiler. These flags give the results of eager mode:",
         "//     -O3 -march=native -fopenmp -ffp-contract=off -fno-math-errno -fno-trapping-math -fwrapv",
         "//",
-        "// Strides count elements. Numbers are rounded to the types that they have here. `threads` are used at most.",
+        "// Strides are in elements. Numbers are rounded to the parameters' types. At most `threads` threads run.",
     ]
     parts = ["\n".join(head)]
     traces: list[tuple[str, Trace, Sequence[torch.Tensor]]] = [(name, loaded.trace, loaded.tensors)]
     if loaded.backward is not None:
-        traces.append((f"{name}_backward", loaded.backward, loaded.given))
+        traces.append((f"{name}_backward", loaded.backward, loaded.gradient_inputs))
     for entry, trace, tensors in traces:
         plan = trace.plan(tensors, plain=True)
         dtypes = [*(t.dtype for t in tensors), *(memory.dtype for memory in plan.new)]
         for i, (step, launch) in enumerate(zip(trace.steps, plan.launches, strict=True)):
-            own = tuple(dtypes[operand.tensor] for operand in launch.operands)
-            text = CppKernel(launch.built.source).text(own, CPP_BLOCK, fast_math=launch.fast_math)
+            operand_dtypes = tuple(dtypes[operand.tensor] for operand in launch.operands)
+            text = CppKernel(launch.built.source).text(operand_dtypes, CPP_BLOCK, fast_math=launch.fast_math)
             program = inlined(text)
             parts.append(f"#include <cstdint>\n{program.declaration}\n{program.source}")
             suffix = "" if len(trace.steps) == 1 else f"_{i}"
-            parts.append(_wrapper(f"{entry}{suffix}", program.name, launch.built.source, own, step))
+            parts.append(_write_wrapper(f"{entry}{suffix}", program.name, launch.built.source, operand_dtypes, step))
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
-def _wrapper(entry: str, program: str, source: KernelSource, dtypes: Sequence[torch.dtype], step: TracedStep) -> str:
-    """The source of a function that calls the kernel. It takes tensors, sizes, strides, numbers and threads."""
+def _write_wrapper(
+    entry: str, program: str, source: KernelSource, dtypes: Sequence[torch.dtype], step: TracedStep
+) -> str:
+    """The source of a function that calls the kernel.
+
+    Its arguments are tensors, sizes, strides, numbers, and the largest number of threads.
+    """
     count = len(step.source.arguments)
     memory = {torch.float16: "uint16_t", torch.bfloat16: "uint16_t"}
     parameters, arguments, before = [], [], []

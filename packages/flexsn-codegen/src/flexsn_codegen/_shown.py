@@ -1,4 +1,4 @@
-"""A function that is named on the command line, with its arguments and its kernels."""
+"""Loads a function that the command line names, creates its arguments, and traces it into kernels."""
 
 from __future__ import annotations
 
@@ -49,19 +49,20 @@ def kernels(
         UsageError: the function does not exist, or has no gradient.
     """
     shown = load(path, arguments, numerics, target, gradient=gradient)
-    return _shown(shown.trace, shown.tensors), _shown(shown.backward, shown.given) if shown.backward else []
+    gradients = _describe(shown.backward, shown.gradient_inputs) if shown.backward else []
+    return _describe(shown.trace, shown.tensors), gradients
 
 
 @dataclass(frozen=True, slots=True)
 class ShownFunction:
-    """A function that is named on the command line, with its traces.
+    """A function that the command line names, with its traces.
 
     Attributes:
         structure: structure of the call for which the function is traced.
         tensors: tensors of this call, followed by the captured tensors.
         numbers: numbers of this call.
-        wanted: for each tensor, True if it has a gradient.
-        given: the tensors that are passed to the gradient.
+        needs_gradient: for each tensor, True if its gradient is computed.
+        gradient_inputs: the tensors that the kernels of the gradient receive.
     """
 
     fn: Callable[..., Any]
@@ -69,10 +70,10 @@ class ShownFunction:
     structure: Structure
     tensors: list[Tensor]
     numbers: list[int | float]
-    wanted: list[bool]
+    needs_gradient: list[bool]
     trace: Trace
     backward: Trace | None
-    given: list[Tensor]
+    gradient_inputs: list[Tensor]
 
 
 def load(
@@ -90,7 +91,7 @@ def load(
     values = examples(fn, arguments)
     structure, parts = take_apart(name, values, {})
     numbers = parts.numbers
-    kernel = _kernel(fn, name, structure, parts, numerics, gradient=gradient)
+    kernel = _trace_kernel(fn, name, structure, parts, numerics, gradient=gradient)
     tensors = [*parts.tensors, *(t.to("meta") for t in kernel.captured.tensors)]
     flags = [*(t.requires_grad for t in parts.tensors), *(t.requires_grad for t in kernel.captured.tensors)]
     requested = [gradient and flag for flag in flags]
@@ -101,12 +102,17 @@ def load(
     if not any(flows):
         raise UsageError(f"no result of {path} is differentiable.")
     results = trace.plan(tensors).results(tensors[0])
-    given = [*(t.detach() for t in tensors), *(r for r, is_present in zip(results, flows, strict=False) if is_present)]
-    backward = kernel.gradient(requested, flows).variant(given, numbers, [False] * len(given), target)
-    return ShownFunction(fn, kernel, structure, tensors, numbers, requested, trace, backward, given)
+    gradient_inputs = [
+        *(t.detach() for t in tensors),
+        *(r for r, is_present in zip(results, flows, strict=False) if is_present),
+    ]
+    backward = kernel.gradient(requested, flows).variant(
+        gradient_inputs, numbers, [False] * len(gradient_inputs), target
+    )
+    return ShownFunction(fn, kernel, structure, tensors, numbers, requested, trace, backward, gradient_inputs)
 
 
-def _kernel(
+def _trace_kernel(
     fn: Callable[..., Any], name: str, structure: Structure, parts: Parts, numerics: Numerics, *, gradient: bool
 ) -> Kernel:
     def traced(kernel: Kernel) -> Kernel:
@@ -125,7 +131,7 @@ def _kernel(
             raise error from None
 
 
-def _shown(trace: Trace, inputs: Sequence[Tensor]) -> list[ShownKernel]:
+def _describe(trace: Trace, inputs: Sequence[Tensor]) -> list[ShownKernel]:
     plan = trace.plan(inputs)
     dtypes = [*(t.dtype for t in inputs), *(memory.dtype for memory in plan.new)]
     return [
@@ -135,7 +141,7 @@ def _shown(trace: Trace, inputs: Sequence[Tensor]) -> list[ShownKernel]:
 
 
 def function(path: str) -> Callable[..., Any]:
-    """The function ``"module:function"``. The module may also be in the working directory.
+    """Imports the function ``"module:function"``. The module may also be in the working directory.
 
     Raises:
         UsageError: the function does not exist.
@@ -156,17 +162,19 @@ def function(path: str) -> Callable[..., Any]:
         result = getattr(result, part)
     if not callable(result):
         raise UsageError(f"{path} is a {type(result).__name__}, not a function")
-    made: Callable[..., Any] = result
-    return made
+    loaded: Callable[..., Any] = result
+    return loaded
 
 
-def examples(fn: Callable[..., Any], given: Sequence[str] | None) -> list[Tensor | int | float | bool]:
-    """Creates tensors without data, and numbers, from descriptions. By default, each argument is a float32 tensor.
+def examples(fn: Callable[..., Any], descriptions: Sequence[str] | None) -> list[Tensor | int | float | bool]:
+    """Creates tensors without data, and numbers, from descriptions such as ``float32:3x8`` and ``0.5``.
+
+    By default, each argument is a float32 tensor.
 
     Raises:
-        UsageError: the number of arguments is unknown, or a description is malformed. ``float32:3x8`` is a valid one.
+        UsageError: the number of arguments is unknown, or a description is malformed.
     """
-    if given is None:
+    if descriptions is None:
         try:
             parameters = inspect.signature(getattr(fn, "forward", fn)).parameters.values()
         except (TypeError, ValueError):
@@ -174,11 +182,11 @@ def examples(fn: Callable[..., Any], given: Sequence[str] | None) -> list[Tensor
         needed = [p for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
         if not needed or any(p.kind is p.VAR_POSITIONAL for p in needed):
             raise UsageError("the number of arguments is unknown: pass --arguments")
-        given = ["float32"] * len(needed)
-    return [_example(text) for text in given]
+        descriptions = ["float32"] * len(needed)
+    return [_parse_example(text) for text in descriptions]
 
 
-def _example(text: str) -> Tensor | int | float | bool:
+def _parse_example(text: str) -> Tensor | int | float | bool:
     if text in ("True", "False"):
         return text == "True"
     for kind in (int, float):

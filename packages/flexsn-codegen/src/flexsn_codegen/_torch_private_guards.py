@@ -1,7 +1,7 @@
 """Guards of the graph that Dynamo records: the conditions under which the graph is valid for another call.
 
-While Dynamo records, it runs functions that are marked as constant. These functions read the caller's objects as they
-were before the recorded code, and Dynamo does not observe the reads.
+While Dynamo records, it runs functions that are marked as constant. These functions see the caller's objects as they
+were before the recorded code, and Dynamo does not record what the functions read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ expect("torch._dynamo.exc", ["Unsupported"], _STALE)
 
 
 def records_a_graph() -> bool:
-    """True while Dynamo records a graph, including in functions that Dynamo runs to get their results."""
+    """True while Dynamo records a graph. This includes the time in which Dynamo runs functions to get their results."""
     return "torch._dynamo.symbolic_convert" in sys.modules and _translator() is not None
 
 
@@ -37,7 +37,7 @@ def recompile_unless(holds: Callable[[], bool], condition: str) -> None:
     """Restricts the graph that is being recorded to calls for which `holds()` returns True.
 
     Args:
-        holds: called before each call of the graph. The graph keeps it alive.
+        holds: a function that is called before each call of the graph. The graph keeps this function alive.
         condition: a description of the condition for the logs of recompilations.
     """
 
@@ -52,7 +52,7 @@ def recompile_unless(holds: Callable[[], bool], condition: str) -> None:
 def written_before(places: Iterable[Place]) -> list[str]:
     """Names of the places to which the recorded code has written before the call that is being recorded.
 
-    Dynamo performs these writes after the graph, so the caller's objects do not have the new values yet.
+    Dynamo performs these writes after the graph has run, so the caller's objects do not have the new values yet.
     """
     effects = _translator().output.side_effects
     written: dict[int, set[str] | None] = {}
@@ -66,9 +66,9 @@ def written_before(places: Iterable[Place]) -> list[str]:
             continue
         owner = getattr(variable, "value", None)
         holders = [owner, *(getattr(owner, d, None) for d in ("__dict__", "_parameters", "_buffers", "_modules"))]
-        for one in (identity, *(id(holder) for holder in holders if holder is not None)):
-            before = written.get(one, set())
-            written[one] = None if names is None or before is None else before | set(names)
+        for key in (identity, *(id(holder) for holder in holders if holder is not None)):
+            before = written.get(key, set())
+            written[key] = None if names is None or before is None else before | set(names)
     results = []
     for place in places:
         owner, name = place.owner
@@ -80,5 +80,5 @@ def written_before(places: Iterable[Place]) -> list[str]:
 
 
 def leave_graph(reason: str) -> None:
-    """Ends the recorded graph, so that the call runs outside of it. Raises an error if `fullgraph=True`."""
+    """Ends the recorded graph, so that the call runs outside of the graph. With `fullgraph=True`, this is an error."""
     raise needed("torch._dynamo.exc", "Unsupported", _STALE)(reason, "A pointwise function reads a changed value")

@@ -19,7 +19,7 @@ _number_of_modes = private("torch._C", "_len_torch_dispatch_stack", _BLIND)
 is_batched_by_autograd = private(
     "torch._C",
     "_functorch.is_legacy_batchedtensor",
-    "torch.autograd.grad(is_grads_batched=True) is refused in other words",
+    "torch.autograd.grad(is_grads_batched=True) is rejected with another message",
     default=lambda tensor: False,
 )
 _EXPORT, _IS_EXPORTING = "torch.export._trace", "custom_triton_ops_decomposition_disabled"
@@ -34,7 +34,7 @@ _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
 
 
 def is_plain(tensors: list[torch.Tensor]) -> bool:
-    """True if only autograd has to observe operations on the tensors: no transform, mode or subclass is active."""
+    """True if only autograd observes operations on the tensors: no transform, mode or tensor subclass is active."""
     if _are_transforms_active() or _number_of_modes():
         return False
     return _PLAIN.issuperset(map(type, tensors))
@@ -47,17 +47,17 @@ def is_forward_mode() -> bool:
 
 
 def is_exporting() -> bool:
-    """True if a program for other processes is being recorded."""
-    if _EXPORT not in sys.modules:  # no export can be active if the module is not imported. Importing it is slow
+    """True while `torch.export` records a program for other processes."""
+    if _EXPORT not in sys.modules:  # an export imports this module, and importing it here would be slow
         return False
     try:
         return bool(needed(_EXPORT, _IS_EXPORTING, _NOT_DIRECT)())
-    except UnsupportedVersionError:  # reported at import
+    except UnsupportedVersionError:  # the import of this module has reported the missing name
         return True
 
 
 def hint_of(number: torch.SymInt | torch.SymFloat) -> int | float:
-    """Value of a compiler's symbol in the call for which the graph is made. Reading it adds no guard to the graph."""
+    """Value of a compiler's symbol in the call for which the graph is compiled. Adds no guard to the graph."""
     is_float = isinstance(number, torch.SymFloat)
     value = getattr(getattr(number, "node", None), "_hint", None)  # missing if the graph computes the number
     if not isinstance(value, int | float):
@@ -71,17 +71,17 @@ _rules = torch.library.Library("flexsn_codegen", "IMPL")
 def before_transforms(operator: str, rule: Callable[..., Any]) -> None:
     """Registers a function that is called instead of an operator inside of a transform of `torch.func`.
 
-    It is called before the transform processes the operator. This also applies to graphs that compilers make of
-    transforms.
+    The function is called before the transform processes the operator. This also applies to graphs that compilers
+    record from transforms.
 
     Args:
         operator: name of the operator, without "flexsn_codegen::".
-        rule: the function.
+        rule: the function, which receives the operator's arguments.
     """
     _rules.impl(operator, rule, "FuncTorchDynamicLayerFrontMode")
 
 
 def constant(function: _Function) -> _Function:
-    """Marks a function of constants. A compiler calls it at compilation, and the result becomes a constant."""
+    """Marks a function of constants. The compiler calls it during compilation, and uses its result as a constant."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function

@@ -1,4 +1,4 @@
-"""The class of torch's ops, which is a private name."""
+"""The class of torch's ops, which is a private name of torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One exception class for each kind of mistake. Each is a subclass of a built-in exception."""
+"""Exceptions, one class for each kind of mistake. Each class is derived from a built-in exception."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PrecisionError(ValueError):
 
 
 class GraphError(ValueError):
-    """A graph cannot be turned into source: it has no output, or a node without a dtype."""
+    """A graph cannot be turned into source: it has no output, or one of its nodes has no dtype."""
 
 
 class KernelNameError(ValueError):
@@ -66,7 +66,7 @@ class DeviceError(RuntimeError):
 
 
 class AutogradError(RuntimeError):
-    """A gradient is required, but the pointwise kernel was made without a backward."""
+    """A gradient is required, but the pointwise kernel was created without a backward."""
 
 
 class KernelGoneError(RuntimeError):
@@ -74,18 +74,18 @@ class KernelGoneError(RuntimeError):
 
 
 class TransformError(NotImplementedError):
-    """A kernel was called inside of a function transform (`torch.func`), forward-mode differentiation or a tracer."""
+    """A kernel was called in a transform of `torch.func`, in forward-mode differentiation or in a tracer."""
 
 
 class WriteError(RuntimeError):
-    """A kernel cannot write to a tensor whose memory overlaps with itself or with another argument."""
+    """A kernel cannot write to a tensor whose elements share memory, or that shares memory with another argument."""
 
 
 class OfflineCompileError(RuntimeError):
-    """A kernel could not be compiled for a target."""
+    """`compile_offline` cannot compile a kernel for a GPU."""
 
 
-# Errors about a call. They do not depend on the function.
+# Errors about one call. Another call of the same function may succeed.
 OF_A_CALL = (
     *(AutogradError, DeviceError, SignatureError, TransformError, WriteError),
     *(CompilationError, CompilerMissingError),

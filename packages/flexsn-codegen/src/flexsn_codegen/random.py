@@ -1,6 +1,6 @@
-"""Random numbers inside of kernels: functions of a seed and an element's position, with the same bits as in PyTorch.
+"""Random numbers inside of kernels: functions of a seed and an element's position, with the same bits as in eager mode.
 
-Nothing is stored. The backward recomputes the results and gets the same numbers. A number depends on the seed, the call
+Nothing is stored. The backward recomputes the same numbers. A number depends on the seed, the call
 (`Numbers.at`), the draw within the function, and the element's row and column. It does not depend on the device or on
 the order in which a kernel computes elements.
 
@@ -31,15 +31,15 @@ from flexsn_graph import ELEMENT_WORD, NORMAL_NUMBER, UNIFORM_NUMBER
 
 __all__ = ["Numbers", "normal", "numbers", "uniform"]
 
-_MOST = 2**31
+_LIMIT = 2**31
 
 
 class Numbers(NamedTuple):
-    """The seed and the positions of random numbers. `numbers` creates this argument of a function.
+    """The seed and the positions of random numbers, as an argument of a function. `numbers` creates it.
 
     Attributes:
         low, high: the seed's halves, int32, without dimensions.
-        row, column: row and column of each element, int32. They broadcast to the shape of the elements.
+        row, column: row and column of each element, int32. `row` and `column` broadcast to the shape of the elements.
         call: the number of the function's call, int32, without dimensions.
     """
 
@@ -50,18 +50,18 @@ class Numbers(NamedTuple):
     call: Tensor
 
     def at(self, call: int) -> Numbers:
-        """The numbers of call `call`, a number from 0 to 2^31 - 1."""
-        if not 0 <= call < _MOST:
+        """The numbers of call `call`, an integer from 0 to 2^31 - 1."""
+        if not 0 <= call < _LIMIT:
             raise ArgumentError(f"call is {call}; it must be from 0 to 2**31 - 1.")
         return self._replace(call=torch.full_like(self.call, call))
 
 
 def numbers(shape: Sequence[int], *, seed: int, device: torch.device | str | None = None) -> Numbers:
-    """Random numbers for elements of a shape, for call 0.
+    """The argument `Numbers` for elements of a shape, and for call 0.
 
     Args:
         shape: shape of the elements. All dimensions except for the last one form the rows. There must be fewer than
-            2^31 rows.
+            2^31 rows, and fewer than 2^31 columns.
         seed: an integer of 64 bits.
         device: device of the elements.
 
@@ -70,7 +70,7 @@ def numbers(shape: Sequence[int], *, seed: int, device: torch.device | str | Non
     """
     *leading, columns = (1, *shape)
     rows = torch.Size(leading).numel()
-    if max(rows, columns) >= _MOST:
+    if max(rows, columns) >= _LIMIT:
         raise ArgumentError(f"{list(shape)} has {rows} rows of {columns} elements: both numbers must be below 2**31.")
     low, high = (((seed >> shift & 0xFFFFFFFF) ^ 2**31) - 2**31 for shift in (0, 32))
     halves = [torch.tensor(half, dtype=torch.int32, device=device) for half in (low, high)]
@@ -81,22 +81,22 @@ def numbers(shape: Sequence[int], *, seed: int, device: torch.device | str | Non
 
 
 def uniform(numbers: Numbers, *, draw: int = 0) -> Tensor:
-    """Multiples of 2^-24 in [0, 1), float32, for each element.
+    """Random multiples of 2^-24 in [0, 1), uniformly distributed, as a float32 tensor with one number per element.
 
     Args:
         numbers: seed and positions of the elements.
-        draw: the number of the draw. Different draws are independent.
+        draw: index of the draw. Different draws are independent of each other.
     """
-    result: Tensor = UNIFORM_NUMBER(*_words(numbers), numbers.call, stream=draw, bits=24)
+    result: Tensor = UNIFORM_NUMBER(*_element_words(numbers), numbers.call, stream=draw, bits=24)
     return result
 
 
 def normal(numbers: Numbers, *, draw: int = 0) -> Tensor:
-    """Numbers of mean 0 and variance 1 between -6.6 and 6.6, float32. The arguments are those of `uniform`."""
-    result: Tensor = NORMAL_NUMBER(*_words(numbers), numbers.call, stream=draw)
+    """Normally distributed numbers of mean 0 and variance 1, float32, between -6.6 and 6.6. See `uniform`."""
+    result: Tensor = NORMAL_NUMBER(*_element_words(numbers), numbers.call, stream=draw)
     return result
 
 
-def _words(numbers: Numbers) -> list[Tensor]:
+def _element_words(numbers: Numbers) -> list[Tensor]:
     low, high, row, column, _ = numbers
     return [ELEMENT_WORD(low, high, row, column, index=index) for index in range(3)]

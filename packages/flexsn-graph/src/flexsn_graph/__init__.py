@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flexsn_graph._location import SourceLocation, location_of
+from flexsn_graph._run_graph import run_graph
 from flexsn_graph._trace_lock import TRACE_LOCK
 from flexsn_graph.cells import Axis, CellResult, Cells, Part, Pieces, StepPieces
 from flexsn_graph.compat._generate import generate_forward_and_backward_graph, generate_inference_graph
@@ -147,6 +148,7 @@ __all__ = [
     "ports",
     "register_facts",
     "resized",
+    "run_graph",
     "staged_ends_early",
     "trace_cells",
     "trace_core",

@@ -8,6 +8,7 @@ import linecache
 import os
 import re
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import FrameType, TracebackType
@@ -16,10 +17,10 @@ import torch
 from torch import fx
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_HERE = os.path.dirname(__file__) + os.sep
-# contextlib is included because an error that leaves a `with` block of torch passes through it.
-_NOT_THE_USERS = (_TORCH, _HERE, "<frozen", contextlib.__file__)
-_TRACER = os.path.join(_HERE, "tracing", "_tracer.py")  # calls the core
+_PACKAGE = os.path.dirname(__file__) + os.sep
+# contextlib is included because an error that leaves a `with` block of torch passes through contextlib.
+_LIBRARY_PATHS = (_TORCH, _PACKAGE, "<frozen", contextlib.__file__)
+_TRACER = os.path.join(_PACKAGE, "tracing", "_tracer.py")  # calls the core
 _OP_LINE = re.compile(r"^    called as (\S+)$", re.MULTILINE)
 _TRACE_LINE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)(?:\n    (?P<text>.*))?')
 
@@ -40,55 +41,77 @@ class SourceLocation:
 
     @classmethod
     def of(cls, frame: FrameType) -> SourceLocation:
-        """The line that a frame is running."""
+        """The line that a frame currently runs."""
         return cls(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}, in {self.function}: {self.code or '(no source)'}"
 
 
-def user_location() -> SourceLocation | None:
-    """The innermost frame of user code between the running op and the tracer that called the core.
+class _Running(threading.local):
+    """The location of the node that `run_graph` runs in a thread."""
 
-    `None` if there is no such frame. For example, autograd runs the formulas of built-in ops without user code.
+    location: SourceLocation | None = None
+
+
+_running = _Running()
+
+
+@contextlib.contextmanager
+def located(location: SourceLocation | None) -> Iterator[None]:
+    """Sets the location of the ops that run inside; `None` for the location of the Python code that calls them."""
+    previous, _running.location = _running.location, location
+    try:
+        yield
+    finally:
+        _running.location = previous
+
+
+def user_location() -> SourceLocation | None:
+    """The location that `located` has set, or else the innermost line of user code between the op and the tracer.
+
+    `None` if there is no such location. For example, autograd runs the formulas of built-in ops without user
+    code.
     """
+    if _running.location is not None:
+        return _running.location
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename != _TRACER:
         file = frame.f_code.co_filename
-        if not file.startswith(_NOT_THE_USERS):
+        if not file.startswith(_LIBRARY_PATHS):
             return SourceLocation.of(frame)
         frame = frame.f_back
     return None
 
 
 def raised_at(error: BaseException) -> SourceLocation | None:
-    """The innermost frame of user code that an error passed through."""
-    frames = [(entry.tb_frame, entry.tb_lineno) for entry in _entries(error.__traceback__)]
+    """The innermost line of user code that an error passed through."""
+    frames = [(entry.tb_frame, entry.tb_lineno) for entry in _iterate_entries(error.__traceback__)]
     for frame, line in reversed(frames):
-        if not frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+        if not frame.f_code.co_filename.startswith(_LIBRARY_PATHS):
             return SourceLocation(frame.f_code.co_filename, line, frame.f_code.co_name)
     return None
 
 
-def _entries(entry: TracebackType | None) -> Iterator[TracebackType]:
+def _iterate_entries(entry: TracebackType | None) -> Iterator[TracebackType]:
     while entry is not None:
         yield entry
         entry = entry.tb_next
 
 
-def told_by_torch(error: BaseException) -> bool:
+def is_raised_by_torch(error: BaseException) -> bool:
     """True if torch itself raised `error`, and not a `raise` statement in the user's code."""
     if isinstance(error, AttributeError | NameError):
         return False  # the user's object lacks an attribute, for which `nn.Module` raises the error
-    *_, last = _entries(error.__traceback__)
+    *_, last = _iterate_entries(error.__traceback__)
     code = last.tb_frame.f_code
-    if code.co_filename.startswith((_TORCH, _HERE)):
+    if code.co_filename.startswith((_TORCH, _PACKAGE)):
         return True
     return isinstance(error, RuntimeError) and code.co_code[last.tb_lasti] != dis.opmap["RAISE_VARARGS"]
 
 
 def stack_trace(location: SourceLocation | None, op: str) -> str:
-    """The text with which FX stores a location on a node, followed by the name of the op that was called."""
+    """The text by which FX stores a location on a node. The last line names the op that was called."""
     trace = ""
     if location is not None:
         trace = f'  File "{location.file}", line {location.line}, in {location.function}\n'
@@ -97,7 +120,7 @@ def stack_trace(location: SourceLocation | None, op: str) -> str:
 
 
 def called_op(node: fx.Node) -> str:
-    """The op in the user's code from which `node` was decomposed."""
+    """Name of the op in the user's code from which `node` was decomposed."""
     match = _OP_LINE.search(node.stack_trace or "")
     return match[1] if match else str(node.target)
 

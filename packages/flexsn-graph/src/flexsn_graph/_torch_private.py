@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from flexsn_graph._torch_private_ops import OpOverload
 from flexsn_graph._trace_lock import TRACE_LOCK
-from flexsn_graph.versions import expect, needed, private, say_if_newer
+from flexsn_graph.versions import expect, needed, private, warn_if_newer
 
 __all__ = [
     "DataDependentOutputException",
@@ -33,10 +33,10 @@ __all__ = [
     "gradients",
     "is_stand_in",
     "min_cut_partitioner",
-    "nodes_behind",
-    "noting_nodes",
     "op_location_key",
+    "reachable_nodes",
     "record",
+    "recording_nodes",
     "rounded",
     "set_stack_trace",
     "trace_again",
@@ -45,7 +45,7 @@ __all__ = [
     "without_hooks",
 ]
 
-say_if_newer("torch")
+warn_if_newer("torch")
 
 _NO_TRACE = "step functions cannot be traced, and nothing can be compiled"
 _NO_VJP = "gradients cannot be traced: kernels infer, but do not train"
@@ -69,7 +69,7 @@ _next_sequence_nr = private("torch._C", "_autograd._get_sequence_nr", _NO_TRACE)
 _preserve_node_meta = private("torch.fx.traceback", "preserve_node_meta", _NO_TRACE)
 _fx_set_stack_trace = private("torch.fx.traceback", "set_stack_trace", _NO_TRACE)
 decomposition_table = private("torch._decomp", "decomposition_table", _NO_TRACE, default={})
-# A lazy graph module generates its Python source on demand. Torch never frees a source that it has generated.
+# A lazy graph module generates its Python source on demand. Torch never frees generated source code.
 _lazy_graph_module = private(
     "torch.fx._lazy_graph_module",
     "_use_lazy_graph_module",
@@ -118,8 +118,8 @@ Table = Mapping[Any, Callable[..., Any]]
 
 _MOST_FAKE_RESULTS = 10_000
 _AUTOCAST_DEVICES = ("cpu", "cuda")
-# Autograd nodes whose backward formulas have started a trace. The innermost node is the last one.
-_around: list[Any] = []
+# For each running trace, the autograd node whose backward formula started it, or `None`. The innermost trace is last.
+_enclosing_nodes: list[Any] = []
 
 
 def forget_fake_results() -> None:
@@ -143,10 +143,10 @@ def fake_like(mode: FakeTensorMode, tensor: Tensor) -> FakeTensor:
     For a device that torch was not built for, autograd aborts the process, even if the tensor is fake.
     """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
-    here = {"cpu", accelerator.type if accelerator is not None else "cpu"}
-    device = tensor.device if tensor.device.type in here else torch.device("cpu")
+    available = {"cpu", accelerator.type if accelerator is not None else "cpu"}
+    device = tensor.device if tensor.device.type in available else torch.device("cpu")
     with _disable_current_modes(), mode, torch.no_grad():
-        # `mode.from_tensor` would keep `requires_grad`, and rejects a fake tensor of another mode.
+        # `mode.from_tensor` would keep `requires_grad`, and raises an error for a fake tensor of another mode.
         return cast(
             FakeTensor,
             torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device),
@@ -154,8 +154,8 @@ def fake_like(mode: FakeTensorMode, tensor: Tensor) -> FakeTensor:
 
 
 def constant_value(tensor: Tensor) -> str:
-    """Reads the number in a tensor that was just created. This also works during a trace."""
-    # FlexSN itself reads this value. Reads of values by the core are rejected.
+    """The values of a tensor that was just created, as text. This also works during a trace."""
+    # This read is allowed because FlexSN itself makes it. If the core reads a value, the core is refused.
     with _disable_current_modes(), _without_torch_functions():
         return repr(tensor.tolist())
 
@@ -171,7 +171,7 @@ def op_location_key() -> tuple[bool, int]:
     An op and the backward formula that autograd runs for it have the same sequence number.
     """
     node = _current_autograd_node()
-    if node is not None and node is not _around[-1]:
+    if node is not None and node is not _enclosing_nodes[-1]:
         return True, node._sequence_nr()
     # The op's own autograd node already exists, so its number is one less than the next number.
     return False, cast(int, _next_sequence_nr()) - 1
@@ -192,10 +192,10 @@ def _uncompiled() -> AbstractContextManager[object]:
 
     In recent versions of torch, the context affects the current thread only.
     """
-    in_this_thread = getattr(torch._dynamo.eval_frame, "_use_eager_on_nested_compile", None)
-    if in_this_thread is None:  # an older torch: compiled functions run uncompiled in other threads, too
-        in_this_thread = functools.partial(torch.compiler.set_stance, "force_eager")
-    result: AbstractContextManager[object] = in_this_thread()
+    make_context = getattr(torch._dynamo.eval_frame, "_use_eager_on_nested_compile", None)
+    if make_context is None:  # an older torch: compiled functions run uncompiled in other threads, too
+        make_context = functools.partial(torch.compiler.set_stance, "force_eager")
+    result: AbstractContextManager[object] = make_context()
     return result
 
 
@@ -218,7 +218,7 @@ def undisturbed() -> Iterator[None]:
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         stack.enter_context(torch.autograd.set_detect_anomaly(False))
         stack.enter_context(_unoptimized(False))
-        stack.enter_context(_silent("torch._subclasses.fake_tensor"))  # it logs the errors that it raises
+        stack.enter_context(_silent("torch._subclasses.fake_tensor"))  # this module logs the errors that it raises
         for device in _AUTOCAST_DEVICES:
             # The cache is off, too: it would retain conversions of the fake tensors for the user's parameters.
             stack.enter_context(torch.autocast(device, enabled=False, cache_enabled=False))
@@ -227,11 +227,11 @@ def undisturbed() -> Iterator[None]:
             config = torch._dynamo.config
             if hasattr(config, "error_on_nested_fx_trace"):
                 stack.enter_context(config.patch(error_on_nested_fx_trace=False))
-        _around.append(_current_autograd_node())
+        _enclosing_nodes.append(_current_autograd_node())
         try:
             yield
         finally:
-            _around.pop()
+            _enclosing_nodes.pop()
 
 
 @contextmanager
@@ -248,7 +248,7 @@ def _outside_transforms() -> Iterator[None]:
 
 @contextmanager
 def _unsaved() -> Iterator[None]:
-    """Keeps the caller's saved-tensor hooks (checkpointing) from seeing tensors that a backward in a trace saves."""
+    """Disables the caller's saved-tensor hooks, as used by checkpointing, for tensors that a traced backward saves."""
     before = _set_hooks_tracing(True)
     try:
         yield
@@ -259,20 +259,20 @@ def _unsaved() -> Iterator[None]:
 @contextmanager
 def _silent(name: str) -> Iterator[None]:
     logger = logging.getLogger(name)
-    was, logger.disabled = logger.disabled, True
+    was_disabled, logger.disabled = logger.disabled, True
     try:
         yield
     finally:
-        logger.disabled = was
+        logger.disabled = was_disabled
 
 
 def gradients(
     roots: Sequence[Tensor], inputs: Sequence[Tensor], cotangents: Sequence[Tensor]
 ) -> tuple[Tensor | None, ...]:
-    """Calls autograd as `torch.autograd.grad` does, but is visible to function modes and retains the graph.
+    """Computes gradients like `torch.autograd.grad`, but the call is visible to function modes and retains the graph.
 
-    The backward runs in the current thread, where the modes observe its reads. `torch.autograd.grad` would use another
-    thread for a GPU.
+    The backward runs in the current thread, where the modes observe its reads. `torch.autograd.grad` would run it in
+    another thread for a GPU.
     """
     with torch.autograd.set_multithreading_enabled(False):
         result: tuple[Tensor | None, ...] = _engine_run_backward(
@@ -281,42 +281,47 @@ def gradients(
     return result
 
 
-def nodes_behind(starts: Iterable[Any], stop: Container[Any] = ()) -> Iterator[tuple[Any, Any]]:
-    """Yields the autograd nodes that a gradient reaches from `starts`, each with the node before it.
+def reachable_nodes(starts: Iterable[Any], stop: Container[Any] = ()) -> Iterator[tuple[Any, Any]]:
+    """Yields the autograd nodes that a gradient reaches from `starts`, each with the node from which it is reached.
+
+    For a node in `starts`, the other node is `None`.
 
     Args:
-        stop: nodes that are yielded, but whose predecessors are not.
+        stop: nodes at which a gradient ends. These nodes are yielded, but the gradient does not pass through them.
     """
     waiting: list[tuple[Any, Any]] = [(node, None) for node in starts]
-    seen = {None}
+    visited = {None}
     while waiting:
-        node, before = waiting.pop()
-        if node in seen:
+        node, previous = waiting.pop()
+        if node in visited:
             continue
-        seen.add(node)
-        yield node, before
+        visited.add(node)
+        yield node, previous
         if node not in stop:
             waiting += [(following, node) for following, _ in node.next_functions]
 
 
 @contextmanager
-def noting_nodes(starts: Iterable[Any], stop: Container[Any]) -> Iterator[list[Any]]:
-    """Yields a list to which autograd's nodes are appended as they run. After an error, the last node raised it."""
-    ran: list[Any] = []
+def recording_nodes(starts: Iterable[Any], stop: Container[Any]) -> Iterator[list[Any]]:
+    """Yields a list to which autograd's nodes are appended when they run.
+
+    After an error, the last entry is the node that raised the error.
+    """
+    executed: list[Any] = []
     hooks = [
-        node.register_prehook(functools.partial(_note, ran, node))
-        for node, _ in nodes_behind(starts, stop)
+        node.register_prehook(functools.partial(_append_node, executed, node))
+        for node, _ in reachable_nodes(starts, stop)
         if node not in stop and not hasattr(node, "variable")
     ]
     try:
-        yield ran
+        yield executed
     finally:
         for hook in hooks:
             hook.remove()
 
 
-def _note(ran: list[Any], node: Any, gradients: Any) -> None:
-    ran.append(node)
+def _append_node(executed: list[Any], node: Any, gradients: Any) -> None:
+    executed.append(node)
 
 
 @contextmanager
@@ -328,8 +333,8 @@ def without_hooks(tensors: Sequence[Tensor]) -> Iterator[None]:
             live.clear()
         yield
     finally:
-        for live, kept in hooks:
-            live.update(kept)
+        for live, saved in hooks:
+            live.update(saved)
 
 
 def custom_op_body(op: OpOverload) -> Callable[..., Any] | None:
@@ -379,7 +384,7 @@ def trace_again(module: fx.GraphModule, mode: FakeTensorMode, table: Table) -> f
 
 
 def rounded(value: float, dtype: torch.dtype) -> float:
-    """A Python number rounded to `dtype`. This also works during a trace."""
+    """A Python number, rounded to `dtype`. This also works during a trace."""
     with _disable_current_modes():
         number: float = torch.tensor(value, dtype=dtype, device="cpu").item()
     return number

@@ -13,7 +13,7 @@ from torch.utils import _device
 
 from flexsn_graph.versions import lacking, private
 
-_WITHOUT = "reads of step functions are not followed in full: a changed value may go unnoticed"
+_WITHOUT = "reads of step functions are recorded incompletely: a changed value may not be detected"
 
 # The dictionaries of a module that `__getattr__` searches, in this order.
 REGISTRIES = ("_parameters", "_buffers", "_modules")
@@ -35,7 +35,7 @@ DEFAULTS: dict[str, Callable[[], Any]] = {
 
 
 def without_fx_wrapper(entry: Any) -> Any:
-    """The attribute of a class without the wrapper that torch.fx adds to methods of `nn.Module` while it traces."""
+    """An attribute of a class, without the wrapper that torch.fx adds to methods of `nn.Module` during a trace."""
     while isinstance(entry, FunctionType) and entry.__globals__.get("__name__", "").startswith("torch.fx."):
         wrapped = getattr(entry, "__wrapped__", None)
         if wrapped is None:
@@ -45,6 +45,6 @@ def without_fx_wrapper(entry: Any) -> Any:
 
 
 def hooks_of_all_modules() -> dict[str, dict[Any, Any]]:
-    """Returns the global hooks by name. `nn.Module.__call__` runs them in addition to the module's own hooks."""
-    result = vars(torch.nn.modules.module).items()
-    return {name: value for name, value in result if name.startswith("_global_") and isinstance(value, dict)}
+    """The global hooks by name. `nn.Module.__call__` runs them in addition to the module's own hooks."""
+    variables = vars(torch.nn.modules.module).items()
+    return {name: value for name, value in variables if name.startswith("_global_") and isinstance(value, dict)}

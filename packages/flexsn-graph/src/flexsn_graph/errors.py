@@ -10,7 +10,7 @@ class TraceError(ValueError):
 
 
 class NothingCutError(TraceError):
-    """The traced function cuts no dimension, although the trace is only for functions that do."""
+    """The traced function cuts no dimension, although this trace is only for functions that cut dimensions."""
 
 
 class TorchError(TraceError, RuntimeError):
@@ -34,7 +34,7 @@ class StateMismatchError(TraceError):
 
 
 class RequiresGradError(TraceError):
-    """`requires_grad` does not fit the arguments, or nothing is differentiable."""
+    """`requires_grad` does not fit the arguments, or no result is differentiable."""
 
 
 class GraphArityError(ValueError):
@@ -46,7 +46,7 @@ class UnsupportedOpError(NotImplementedError):
 
     Attributes:
         op: the operator's name, e.g. ``"aten.bernoulli.p"``.
-        location: the user's line that calls it, or `None` if the line is unknown.
+        location: the user's line that calls the op, or `None` if the line is unknown.
     """
 
     def __init__(self, message: str, op: str, location: SourceLocation | None = None) -> None:
@@ -90,7 +90,7 @@ class ComplexDtypeError(UnsupportedCoreError):
 
 
 class CaptureError(UnsupportedCoreError):
-    """A captured tensor is used in a way that the kernel cannot load."""
+    """A captured tensor is used in a way that kernels do not support."""
 
 
 class TwoLayoutsError(CaptureError):

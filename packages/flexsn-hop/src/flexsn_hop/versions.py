@@ -1,8 +1,8 @@
-"""Reports names that a version of torch or Triton lacks when FlexSN is imported.
+"""Looks up private names of torch and Triton, and warns at the import of FlexSN if a name is missing.
 
 Only the files `_torch_private*` and `_triton_private*` look up private names. They use the functions of this module.
 flexsn-graph and flexsn-hop each have a copy of this file, because neither depends on the other. A test checks that the
-copies are equal. The packages that depend on these two have no copy.
+copies are equal. Other packages import the module from one of these two.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TESTED = {
     "torch": ("2.11", "2.12", "2.13", "2.14", "2.15"),
     "triton": ("3.6", "3.7", "3.8", "3.9"),
 }
-"""The versions whose tests have passed. They are listed in `benchmarks/results/torch_versions.md`."""
+"""The versions with which all tests have passed. See `benchmarks/results/torch_versions.md`."""
 
 
 class UnsupportedVersionWarning(UserWarning):
@@ -50,31 +50,31 @@ def private(
     takes: Collection[str] = (),
     default: Any = inspect.Parameter.empty,
 ) -> Any:
-    """Looks up one private name, ``module.name``. Returns a stand-in if this version lacks the name.
+    """Looks up one private name, ``module.name``. If this version lacks the name, warns and returns a stand-in.
 
-    A stand-in is reported once by an `UnsupportedVersionWarning`. Calling the stand-in or reading its attributes raises
-    an `UnsupportedVersionError` with the message of the warning.
+    The warning is an `UnsupportedVersionWarning`. Calling the stand-in or reading its attributes raises an
+    `UnsupportedVersionError` with the message of the warning.
 
     Args:
         module: name of a module. This function imports it.
         name: the name to look up. Attributes may follow (``"_autograd._get_sequence_nr"``).
-        without: the consequence if the name is missing, as a sentence: ``"step functions cannot be traced"``.
+        without: the consequence of a missing name, as a sentence: ``"step functions cannot be traced"``.
         takes: for a function, the parameters that callers pass by keyword.
-        default: the value to return if the name is missing, instead of a stand-in that raises errors.
+        default: the value to return if the name is missing, instead of a stand-in.
     """
     try:
         return needed(module, name, without, takes=takes)
     except UnsupportedVersionError as error:
         message = str(error)
-    _say(message)
-    return default if default is not inspect.Parameter.empty else _stand_in(name, message)
+    _warn(message)
+    return default if default is not inspect.Parameter.empty else _make_stand_in(name, message)
 
 
 def needed(module: str, name: str, without: str, *, takes: Collection[str] = ()) -> Any:
-    """Looks up a name as `private` does, but raises an error if it is missing.
+    """Looks up a name like `private`, but raises an error if the name is missing.
 
-    Call this function for modules that are slow to import. `expect` checks such modules when FlexSN is imported, and
-    this function imports them when they are used.
+    Call this function for modules that are slow to import: `expect` checks such a module when FlexSN is imported, and
+    `needed` imports it when it is used.
 
     Raises:
         UnsupportedVersionError: this version lacks the name.
@@ -82,21 +82,21 @@ def needed(module: str, name: str, without: str, *, takes: Collection[str] = ())
     try:
         result: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module))
     except (ImportError, AttributeError) as error:
-        raise UnsupportedVersionError(lack(module, name, without)) from error
+        raise UnsupportedVersionError(describe_missing(module, name, without)) from error
     if missing := [parameter for parameter in takes if not _takes(result, parameter)]:
-        raise UnsupportedVersionError(lack(module, f"{name}({', '.join(missing)}=...)", without))
+        raise UnsupportedVersionError(describe_missing(module, f"{name}({', '.join(missing)}=...)", without))
     return result
 
 
 def lacking(module: str, names: Iterable[str]) -> list[str]:
-    """Lists the `names` that `module` does not define. The module is not imported, because this may take seconds.
+    """Lists the `names` that `module` does not define. The module is not imported, because an import may take seconds.
 
-    An attribute of a class or a parameter of a function may follow a name (``"CustomOpDef._init_fn"``).
+    A name may be followed by an attribute of the class or by a parameter of the function (``"CustomOpDef._init_fn"``).
     """
     loaded = sys.modules.get(module)
-    text = _source_of(module)
+    text = _read_source(module)
 
-    def is_there(name: str) -> bool:
+    def is_defined(name: str) -> bool:
         name, _, attribute = name.partition(".")
         if loaded is not None and not hasattr(loaded, name):
             return False
@@ -104,34 +104,34 @@ def lacking(module: str, names: Iterable[str]) -> list[str]:
             return True
         return _defines(text, attribute or name)
 
-    return [name for name in names if not is_there(name)]
+    return [name for name in names if not is_defined(name)]
 
 
 def expect(module: str, names: Iterable[str], without: str) -> None:
-    """Checks names that are imported later, when they are used. Reports the names that `module` lacks."""
+    """Warns about each of the `names` that `module` does not define. The names themselves are imported later."""
     for name in lacking(module, names):
-        _say(lack(module, name, without))
+        _warn(describe_missing(module, name, without))
 
 
-def lack(module: str, name: str, without: str) -> str:
-    """Returns the message about a missing name."""
+def describe_missing(module: str, name: str, without: str) -> str:
+    """The message about a missing name."""
     library = module.partition(".")[0]
-    known = TESTED[library]
-    return f"{installed(library)} has no {module}.{name}: {without}. Tested are {known[0]} to {known[-1]}."
+    tested = TESTED[library]
+    return f"{installed(library)} has no {module}.{name}: {without}. Tested are {tested[0]} to {tested[-1]}."
 
 
-def say_if_newer(library: str) -> None:
-    """Warns once per process if a library is newer than the tested versions. The library is used nevertheless."""
-    known = TESTED[library]
+def warn_if_newer(library: str) -> None:
+    """Warns once per process if a library is newer than the tested versions. FlexSN uses the library nevertheless."""
+    tested = TESTED[library]
     name, version = installed(library).split()
-    if _number(version) > _number(known[-1]):
-        message = f"FlexSN was tested with {name} {known[0]} to {known[-1]}; this is {version}."
-        # Python shows a warning once per registry. All packages use the library's registry, so it is shown only once.
+    if _parse_version(version) > _parse_version(tested[-1]):
+        message = f"FlexSN was tested with {name} {tested[0]} to {tested[-1]}; this is {version}."
+        # Python shows a warning once per registry. All packages use the library's registry, so they warn only once.
         registry = sys.modules[library].__dict__.setdefault("__warningregistry__", {})
         warnings.warn_explicit(message, UserWarning, filename=library, lineno=1, module=library, registry=registry)
 
 
-def _number(version: str) -> tuple[int, ...]:
+def _parse_version(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
 
@@ -151,7 +151,7 @@ _DEFINITION = (
 
 
 def _defines(text: str, name: str) -> bool:
-    # Checks only the lines in which the name occurs. This search is ten times as fast as one search of the whole text.
+    # Matches only the lines in which the name occurs, which is ten times as fast as a search of the whole text.
     definition = re.compile(_DEFINITION.format(re.escape(name)))
     at = text.find(name)
     while at >= 0:
@@ -163,7 +163,7 @@ def _defines(text: str, name: str) -> bool:
 
 
 @functools.cache
-def _source_of(module: str) -> str:
+def _read_source(module: str) -> str:
     package, *path = module.split(".")
     file = sys.modules[package].__file__
     assert file is not None
@@ -174,13 +174,13 @@ def _source_of(module: str) -> str:
     return ""
 
 
-def _say(message: str) -> None:
+def _warn(message: str) -> None:
     warnings.warn(message, UnsupportedVersionWarning, stacklevel=3)
 
 
-def _stand_in(name: str, message: str) -> Any:
+def _make_stand_in(name: str, message: str) -> Any:
     class Missing(type):
-        """Metaclass of a stand-in, which can be subclassed and used in `isinstance`. Creating an instance raises."""
+        """Metaclass of a stand-in, which allows subclasses and `isinstance`. Creating an instance raises an error."""
 
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
             raise UnsupportedVersionError(message)

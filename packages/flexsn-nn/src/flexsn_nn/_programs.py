@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from flexsn_nn.transforms._compose import Counts, StandIns, composed, key_of
+from flexsn_nn.transforms._compose import Counts, StandIns, compose, key_of
 from flexsn_nn.transforms._transform import Transform
 from flexsn_runtime import Completion, Late, ScanProgram, TargetName
 
@@ -146,7 +146,7 @@ class Programs:
             if not any(more):
                 allowed = requires_grad  # this list itself, since its identity is compared
         scan = ScanProgram(
-            composed(core, self._counts, transforms, tensors),
+            compose(core, self._counts, transforms, tensors),
             *counts,
             allowed,
             residuals=self._residuals,

@@ -1,3 +1,3 @@
-"""Names that other projects use. FlexSN itself does not use them."""
+"""Names that other projects use, and FlexSN itself does not."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Makes kernels directly from the source of a step and a `FlexSNInfo`. Operands are dense, and all are arguments."""
+"""Compiles kernels from the source of a step and a `FlexSNInfo`. All operands are dense arguments of the kernel."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ def get_flexsn_inference_kernel(core_str: str, core_name: str, info: StepInfo, v
         verbose: prints the kernel's source.
 
     Returns:
-        A `triton.JITFunction`. Sequences have shape `[T, *step]` and states have shape `[*step]`. All are contiguous.
-        Launch it with `cdiv(NCL, BLOCK)` programs.
+        A `triton.JITFunction`. Launch it with `cdiv(NCL, BLOCK)` programs. Sequences have shape `[T, *step]`, states
+        have shape `[*step]`, and all of these tensors are contiguous.
     """
-    return _forward("inference", core_str, core_name, info, verbose, state_seqs=True)
+    return _compile_forward("inference", core_str, core_name, info, verbose, state_seqs=True)
 
 
 def get_flexsn_inference_final_state_kernel(
     core_str: str, core_name: str, info: StepInfo, verbose: bool = False
 ) -> Any:
     """Like `get_flexsn_inference_kernel`, with final states `[*step]` instead of state sequences."""
-    return _forward("inference_final_state", core_str, core_name, info, verbose, state_seqs=False)
+    return _compile_forward("inference_final_state", core_str, core_name, info, verbose, state_seqs=False)
 
 
 def get_flexsn_forward_kernel(core_str: str, core_name: str, info: StepInfo, verbose: bool = False) -> Any:
@@ -58,10 +58,10 @@ def get_flexsn_forward_kernel(core_str: str, core_name: str, info: StepInfo, ver
 
     Args:
         core_str, core_name: the source of a graph `[*inputs, *states] -> [*outputs, *new_states, *intermediates]`.
-        info: names and counts of that graph. Every intermediate is written, including duplicates.
+        info: names and counts of that graph. The kernel writes all intermediates, including duplicates.
     """
     saved = len(info.fwd_core_returns) - info.num_outputs - info.num_states
-    return _forward("forward", core_str, core_name, info, verbose, state_seqs=True, saved=saved)
+    return _compile_forward("forward", core_str, core_name, info, verbose, state_seqs=True, saved=saved)
 
 
 def get_flexsn_backward_kernel(core_str: str, core_name: str, info: StepInfo, verbose: bool = False) -> Any:
@@ -72,7 +72,7 @@ def get_flexsn_backward_kernel(core_str: str, core_name: str, info: StepInfo, ve
 
     Args:
         core_str, core_name: the source of a graph `[*intermediates, *grad_outputs, *grad_new_states] ->
-            [*grad_inputs, *grad_states]` with all of these gradients.
+            [*grad_inputs, *grad_states]`. No gradient may be missing.
         info: names and counts of the forward graph.
     """
     num_results = info.num_outputs + info.num_states
@@ -104,7 +104,7 @@ def get_flexsn_backward_kernel(core_str: str, core_name: str, info: StepInfo, ve
     return _compile(backward_source("backward", None, core, spec), verbose)
 
 
-def _forward(
+def _compile_forward(
     name: str,
     core_str: str,
     core_name: str,

@@ -1,3 +1,3 @@
-"""Turns a graph into a function that computes one step, in the language of a target."""
+"""Turns a graph into the source of a function that computes one step, in the language of a target."""
 
 from __future__ import annotations

@@ -38,22 +38,24 @@ def generate_triton_code_str(
     """Writes a graph as a `@triton.jit` function on blocks of values.
 
     Args:
-        graph: a graph of pointwise ops in the closed op set, with a fake tensor on each node
-            (`node.meta["val"]`), as `flexsn_graph` makes it.
-        fn_name: any text. Characters that are not allowed in an identifier become `_`.
+        graph: a graph of pointwise ops from the closed set that kernels are generated from, such as a graph that
+            `flexsn_graph` has traced. Each node has a fake tensor in `node.meta["val"]`.
+        fn_name: start of the function's name. Any text is accepted: characters that are not allowed in an identifier
+            become `_`.
         verbose: prints the source.
         precision: ``"eager"`` rounds float16 and bfloat16 values after each op, as eager mode does;
             ``"float32"`` rounds only the function's results.
-        fast_math: True to call approximate functions. Compile the source with `compile_options(..., fast_math=True)`.
+        fast_math: True to use approximate functions and divisions. Compile the source with
+            `compile_options(..., fast_math=True)`.
 
     Returns:
-        The source of a module, and the function's name, which is `fn_name` and a hash of the body. The function
-        takes a block for each placeholder and returns a block for each of the graph's results. In these blocks, half
-        values are float32.
+        The source of a module, and the name of its function, which is `fn_name` followed by a hash of the body. The
+        function takes a block for each placeholder and returns a block for each of the graph's results. In these
+        blocks, float16 and bfloat16 values are float32.
 
     Raises:
         UnsupportedOpError: an op has no rule. The message names the op and the user's line.
-        GraphError: a node has no dtype, or the graph returns anything but nodes.
+        GraphError: a node has no dtype, or the graph returns no result, or a result is not a node.
         PrecisionError: `precision` is unknown.
     """
     core = emit_core(graph, fn_name, prune=False, precision=precision, fast_math=fast_math)
@@ -75,18 +77,19 @@ def emit_core(
     once: bool = False,
     target: Target = TRITON,
 ) -> CoreSource:
-    """Like `generate_triton_code_str`, but the source has no imports.
+    """Writes a graph as a function in the language of a target. The source has no imports.
 
     Args:
-        graph: a step graph or a plain FX graph. All arguments of a plain graph are inputs, and all its results are
+        graph: a step graph or a plain FX graph. All arguments of a plain graph are inputs, and all of its results are
             outputs.
+        fn_name: see `generate_triton_code_str`.
         prune: True to leave out unused arguments.
         precision, fast_math: see `generate_triton_code_str`.
         fast_division: True to divide with an error of up to 2 ulp if the quotient reaches the results only through
             continuous ops. The exact division has a branch to a rare slow path, and no instruction can be scheduled
             across this branch.
-        numbers: start of the names of the function's arguments that replace the graph's numbers. Graphs that only
-            differ in numbers then have equal sources. Numbers that determine how an op is written, such as an exponent
+        numbers: prefix of the names of arguments that replace the graph's numbers. With such arguments, graphs that
+            only differ in numbers have equal sources. Numbers that determine how an op is written, such as an exponent
             of 2 or the degree of a polynomial, stay in the source. If `None`, all numbers stay in the source.
         once: True to make a separate function for values that are slow to compute and equal in all steps
             (`CoreSource.once`).
@@ -95,43 +98,45 @@ def emit_core(
     numerics = Numerics(precision, fast_math)
     step = graph if isinstance(graph, StepGraph) else _as_step(graph)
     placeholders = step.placeholders
-    taken = {port: n for port, n in placeholders.items() if n.users or not prune}
-    if not taken:
-        # If a result is constant, one block is needed to determine its shape.
-        taken = {port: placeholders[port] for port in step.arguments[:1]}
+    used = {port: n for port, n in placeholders.items() if n.users or not prune}
+    if not used:
+        # Keeps one argument, because the shape of its block is the shape of constant results.
+        used = {port: placeholders[port] for port in step.arguments[:1]}
     writer = _StepWriter(target, numerics, continuous_nodes(step.graph) if fast_division else frozenset(), numbers)
-    arguments = [writer.name(node) for node in taken.values()]
-    given = computed_once(step) if once else ()
+    arguments = [writer.name(node) for node in used.values()]
+    hoisted = computed_once(step) if once else ()
     nodes = [n for n in step.graph.nodes if n.op == "call_function" and not _is_inlined(n)]
     statements = {node: writer.statement(node) for node in nodes}
     results = writer.results(step.graph, arguments)
-    of_numbers = [number.name for number in writer.numbers]
-    # The hash excludes citations, so that moving the user's code in its file does not make another kernel.
+    number_names = [number.name for number in writer.numbers]
+    # The hash excludes citations. Otherwise, the kernel would be compiled again if the user's code moved in its file.
     code = "\n".join([*(f"{s.name} = {s.text}" for s in statements.values()), f"return {', '.join(results)}"])
-    digest = hashlib.sha256(f"{(*arguments, *of_numbers)}\n{code}".encode()).hexdigest()[:12]
+    digest = hashlib.sha256(f"{(*arguments, *number_names)}\n{code}".encode()).hexdigest()[:12]
     name = f"{identifier(fn_name, reserved=target.reserved)}_{digest}"
-    before = None
-    if given:
-        lifted = {port: node for port, node in taken.items() if port.role is Role.LIFTED}
-        earlier = ancestors(given)
-        taking = [*map(writer.name, lifted.values()), *of_numbers]
-        returned = {writer.name(node): node.meta["val"].dtype for node in given}
-        before = _once(target, taking, tuple(lifted), [statements[n] for n in nodes if n in earlier], returned)
-        later = needed_for(step, set(given))
-        nodes = [node for node in nodes if node in later and node not in given]
-        of_numbers += returned
-    source = target.function(name, [*arguments, *of_numbers], [statements[node] for node in nodes], results)
-    return CoreSource(name, source, tuple(taken), step.results, target, tuple(writer.numbers), before)
+    once_function = None
+    if hoisted:
+        lifted = {port: node for port, node in used.items() if port.role is Role.LIFTED}
+        earlier = ancestors(hoisted)
+        once_arguments = [*map(writer.name, lifted.values()), *number_names]
+        returned = {writer.name(node): node.meta["val"].dtype for node in hoisted}
+        once_function = _write_once(
+            target, once_arguments, tuple(lifted), [statements[n] for n in nodes if n in earlier], returned
+        )
+        needed = needed_for(step, set(hoisted))
+        nodes = [node for node in nodes if node in needed and node not in hoisted]
+        number_names += returned
+    source = target.function(name, [*arguments, *number_names], [statements[node] for node in nodes], results)
+    return CoreSource(name, source, tuple(used), step.results, target, tuple(writer.numbers), once_function)
 
 
-def _once(
+def _write_once(
     target: Target,
     arguments: Sequence[str],
     lifted: tuple[Port, ...],
     statements: Sequence[Statement],
     results: dict[str, torch.dtype],
 ) -> Once:
-    """A function that computes the values that are equal in all steps. A step and its VJP often share this function."""
+    """Writes the function of the values that are equal in all steps. A step and its VJP often share this function."""
     code = "\n".join(f"{s.name} = {s.text}" for s in statements)
     digest = hashlib.sha256(f"{tuple(arguments)}\n{code}\n{list(results)}".encode()).hexdigest()[:12]
     name = f"once_{digest}"
@@ -140,12 +145,12 @@ def _once(
 
 
 def _as_step(graph: fx.Graph) -> StepGraph:
-    """Turns a plain graph into a step from inputs to outputs."""
+    """Makes a step of a plain graph: its arguments become inputs, and its results become outputs."""
     inputs = ports(Role.INPUT, len(graph.find_nodes(op="placeholder")))
-    return StepGraph(graph, inputs, ports(Role.OUTPUT, len(_entries(graph))), {})
+    return StepGraph(graph, inputs, ports(Role.OUTPUT, len(_list_entries(graph))), {})
 
 
-def _entries(graph: fx.Graph) -> list[Any]:
+def _list_entries(graph: fx.Graph) -> list[Any]:
     """The results of the graph that are not `None`."""
     results: Any = next(n for n in reversed(graph.nodes) if n.op == "output").args[0]
     entries = results if isinstance(results, list | tuple) else (results,)
@@ -153,27 +158,30 @@ def _entries(graph: fx.Graph) -> list[Any]:
 
 
 def location_text(node: fx.Node) -> str:
-    """The user's line, for the end of an error message. Empty if the line is unknown."""
+    """The user's line as text for the end of an error message. Empty if the line is unknown."""
     where = location_of(node)
     return "" if where is None else f"\n  at {where.file}:{where.line}: {where.code}"
 
 
-def _citation(node: fx.Node) -> str:
-    """`file.py:12: code`, for a comment. The file's folder is left out, so that the text is equal on every machine."""
+def _cite(node: fx.Node) -> str:
+    """The text `file.py:12: code` for a comment. The folder is omitted, so that the text is equal on every machine."""
     where = location_of(node)
     if where is None:
         return ""
-    # The citation is a comment, so it has to be on one line even if a name contains a line break.
+    # The citation is a comment, so it has to be a single line, even if the file's name contains a line break.
     return " ".join(f"{os.path.basename(where.file)}:{where.line}: {where.code}".split())
 
 
 def _is_inlined(node: fx.Node) -> bool:
-    """True for numbers, which are written where they are used, and for ops with several results (see `getitem`)."""
+    """True for nodes without a statement: numbers, which are written where they are used, and ops with several results.
+
+    Each result of an op with several results has a `getitem` node, whose statement computes the result.
+    """
     return node.target in LITERAL_OPS or isinstance(node.meta.get("val"), list | tuple)
 
 
 class _StepWriter:
-    """Writes nodes for a target.
+    """Writes the nodes of a graph in the language of a target.
 
     Attributes:
         numbers: the numbers that have become arguments so far.
@@ -184,17 +192,17 @@ class _StepWriter:
     ) -> None:
         self._target = target
         self._numerics = numerics
-        self._loose = loose  # division nodes that may be approximate
+        self._loose = loose  # nodes whose division may be approximate
         self._prefix = prefix
         self._literals: dict[fx.Node, str] = {}
         self.numbers: list[Number] = []
 
     def name(self, node: fx.Node) -> str:
-        # The length is not limited, because two names could become equal if they were cut off.
+        # The length is not limited, because two names that were cut off could become equal.
         return identifier(node.name, limit=None, reserved=self._target.reserved)
 
     def statement(self, node: fx.Node) -> Statement:
-        call = self._call(node)
+        call = self._make_call(node)
         loose = Approximate.DIVISION if node in self._loose else Approximate.NOTHING
         approximate = Approximate.EVERYTHING if self._numerics.fast_math else loose
         try:
@@ -204,16 +212,16 @@ class _StepWriter:
             text = self._target.expression(call, rounded=rounded, approximate=approximate)
         except UnsupportedOpError as error:
             raise UnsupportedOpError(f"{error}{location_text(node)}", error.op) from None
-        return Statement(self.name(node), text, _citation(node))
+        return Statement(self.name(node), text, _cite(node))
 
     def results(self, graph: fx.Graph, arguments: Sequence[str]) -> list[str]:
-        texts = [self._result(entry, arguments) for entry in _entries(graph)]
+        texts = [self._write_result(entry, arguments) for entry in _list_entries(graph)]
         if not texts:
-            raise GraphError("the graph returns nothing: there is no kernel to make of it.")
+            raise GraphError("the graph returns nothing, so there is nothing to compute.")
         return texts
 
-    def _call(self, node: fx.Node) -> OpCall:
-        result = self._dtype(node)
+    def _make_call(self, node: fx.Node) -> OpCall:
+        result = self._get_dtype(node)
         index = 0
         if node.target is operator.getitem:
             node, index = node.args  # type: ignore[assignment]
@@ -224,18 +232,18 @@ class _StepWriter:
         if any(isinstance(a, fx.Node) for a in node.kwargs.values()):
             raise UnsupportedOpError(f"{op} takes a tensor by keyword{location_text(node)}", str(op))
         schema = op._schema.arguments
-        others = {schema[i].name: a for i, a in enumerate(node.args) if not isinstance(a, fx.Node | _Number)}
-        # Only the condition of `where` has another dtype than the other operands. The op has the branches' dtype.
+        keywords = {schema[i].name: a for i, a in enumerate(node.args) if not isinstance(a, fx.Node | _Number)}
+        # All operands have the dtype of the op, except for the condition of `where`.
         typed = values[1:] if op is torch.ops.prims.where.default else values
-        dtype = next((self._dtype(v) for v in typed if isinstance(v, fx.Node)), result)
+        dtype = next((self._get_dtype(v) for v in typed if isinstance(v, fx.Node)), result)
         constants = [None if isinstance(v, fx.Node) else v for v in values]
-        operands = [self._node(v) if isinstance(v, fx.Node) else self._target.literal(v, dtype) for v in values]
+        operands = [self._write_node(v) if isinstance(v, fx.Node) else self._target.literal(v, dtype) for v in values]
         computed: dict[int, Callable[[Callable[[float], float]], str]] = {}
         if self._prefix is not None:
             for i, value in enumerate(constants):
                 if value is not None and may_be_argument(op, i, value, dtype):
-                    operands[i], constants[i] = self._argument(value, dtype), None
-                    computed[i] = partial(self._computed, value, dtype)
+                    operands[i], constants[i] = self._add_argument(value, dtype), None
+                    computed[i] = partial(self._add_computed, value, dtype)
         return OpCall(
             op=op,
             operands=tuple(operands),
@@ -244,24 +252,24 @@ class _StepWriter:
             result=result,
             target=self._target,
             index=index,
-            keywords={**others, **node.kwargs},
+            keywords={**keywords, **node.kwargs},
             computed=computed,
         )
 
-    def _argument(self, value: bool | int | float, dtype: torch.dtype) -> str:
+    def _add_argument(self, value: bool | int | float, dtype: torch.dtype) -> str:
         """Turns a number into an argument of the function, and returns its name."""
         number = Number(f"{self._prefix}_number_{len(self.numbers)}", register_dtype(dtype), value)
         self.numbers.append(number)
         return number.name
 
-    def _computed(self, value: float, dtype: torch.dtype, function: Callable[[float], float]) -> str:
-        return self._argument(function(value), dtype)
+    def _add_computed(self, value: float, dtype: torch.dtype, function: Callable[[float], float]) -> str:
+        return self._add_argument(function(value), dtype)
 
-    def _dtype(self, node: fx.Node) -> torch.dtype:
+    def _get_dtype(self, node: fx.Node) -> torch.dtype:
         value = node.meta.get("val")
         if not isinstance(value, Tensor):
             raise GraphError(
-                f"node {node.name} ({node.target}) has no fake tensor in meta['val']: its dtype is unknown. "
+                f"node {node.name} ({node.target}) has no fake tensor in meta['val'], so its dtype is unknown. "
                 "Trace with flexsn_graph, or with make_fx on fake tensors."
             )
         if not self._target.supports(value.dtype):
@@ -271,24 +279,24 @@ class _StepWriter:
             )
         return value.dtype
 
-    def _node(self, node: fx.Node) -> str:
-        return self._literal(node) if node.target in LITERAL_OPS else self.name(node)
+    def _write_node(self, node: fx.Node) -> str:
+        return self._write_literal(node) if node.target in LITERAL_OPS else self.name(node)
 
-    def _literal(self, node: fx.Node) -> str:
+    def _write_literal(self, node: fx.Node) -> str:
         if node not in self._literals:
             value: Any = node.args[0]
-            dtype = self._dtype(node)
-            text = self._target.literal(value, dtype) if self._prefix is None else self._argument(value, dtype)
+            dtype = self._get_dtype(node)
+            text = self._target.literal(value, dtype) if self._prefix is None else self._add_argument(value, dtype)
             self._literals[node] = self._target.rounded(text, dtype)
         return self._literals[node]
 
-    def _result(self, entry: Any, arguments: Sequence[str]) -> str:
+    def _write_result(self, entry: Any, arguments: Sequence[str]) -> str:
         if not isinstance(entry, fx.Node):
-            raise GraphError(f"the graph returns {entry!r}; only results of nodes become tensors.")
+            raise GraphError(f"the graph returns {entry!r}, but its results have to be nodes.")
         if entry.target not in LITERAL_OPS:
-            # Arguments are values of their dtype. So are all results, if each op was rounded.
+            # Arguments need no rounding. Results of ops need rounding if the ops themselves have not rounded them.
             computed = self._numerics.precision == "float32" and entry.op != "placeholder"
-            return self._target.rounded(self.name(entry), self._dtype(entry)) if computed else self.name(entry)
+            return self._target.rounded(self.name(entry), self._get_dtype(entry)) if computed else self.name(entry)
         if not arguments:
-            raise GraphError("the graph takes no tensor and returns a constant: its shape is unknown.")
-        return self._target.filled(self._literal(entry), arguments[0])
+            raise GraphError("the graph takes no tensor and returns a constant, whose shape is unknown.")
+        return self._target.filled(self._write_literal(entry), arguments[0])

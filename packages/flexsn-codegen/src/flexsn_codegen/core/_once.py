@@ -1,6 +1,6 @@
 """Selects values that are equal in all steps and worth computing before the loop over time.
 
-This is for targets whose compiler does not move these values out of the loop.
+Only targets whose compilers do not move such values out of the loop need this selection.
 """
 
 from __future__ import annotations
@@ -12,41 +12,42 @@ from flexsn_graph import ELEMENT_WORD, Role, StepGraph, facts_of
 
 _prims = torch.ops.prims
 
-# These ops are as fast as a load of the result. So are ops whose result is a value of an operand (`OpFacts.exact`).
+# Computing these ops takes as long as loading their results. Ops whose result is a value of an operand
+# (`OpFacts.exact`) are equally fast.
 _QUICK = frozenset(getattr(_prims, name).default for name in ("add", "convert_element_type", "mul", "sub"))
 
 
 def computed_once(step: StepGraph) -> tuple[fx.Node, ...]:
-    """The results of slow ops, functions and divisions, that are computed from lifted tensors alone.
+    """The nodes of slow ops, such as functions and divisions, that only depend on lifted tensors.
 
-    A result that is only needed to compute other results of this kind is not included. All results have floating-point
-    dtypes, except for the words from which an element's random numbers are computed.
+    A node that is only needed to compute other such nodes is not included. The values of the nodes are floating-point
+    numbers, except for the integers from which an element's random numbers are computed.
     """
-    alike = {node for port, node in step.placeholders.items() if port.role is Role.LIFTED}
+    constant = {node for port, node in step.placeholders.items() if port.role is Role.LIFTED}
     for node in step.graph.nodes:
-        if node.op == "call_function" and node.all_input_nodes and alike.issuperset(node.all_input_nodes):
-            alike.add(node)
-    slow = {node for node in alike if node.op == "call_function" and is_slow(node)}
+        if node.op == "call_function" and node.all_input_nodes and constant.issuperset(node.all_input_nodes):
+            constant.add(node)
+    slow = {node for node in constant if node.op == "call_function" and is_slow(node)}
     if not slow:
         return ()
     needed = needed_for(step, slow)
     return tuple(node for node in step.graph.nodes if node in slow and node in needed)
 
 
-def needed_for(step: StepGraph, given: set[fx.Node]) -> set[fx.Node]:
-    """The nodes from which the results are computed. The search stops at the nodes in `given`, which are included."""
+def needed_for(step: StepGraph, boundary: set[fx.Node]) -> set[fx.Node]:
+    """The nodes from which a step's results are computed. Nodes in `boundary` are included, and end the search."""
     results: set[fx.Node] = set()
-    sought = [entry for entry in step.entries if isinstance(entry, fx.Node)]
-    while sought:
-        node = sought.pop()
+    pending = [entry for entry in step.entries if isinstance(entry, fx.Node)]
+    while pending:
+        node = pending.pop()
         if node not in results:
             results.add(node)
-            sought += [] if node in given else node.all_input_nodes
+            pending += [] if node in boundary else node.all_input_nodes
     return results
 
 
 def is_slow(node: fx.Node) -> bool:
-    """True if loading a floating-point value is faster than computing it from its operands."""
+    """True if loading a node's value is faster than computing it from its operands."""
     if node.target is ELEMENT_WORD:
         return True
     facts, value = facts_of(node.target), node.meta.get("val")

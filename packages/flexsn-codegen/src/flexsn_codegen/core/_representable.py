@@ -1,4 +1,4 @@
-"""Values that need no rounding to a half dtype, because they are already numbers of this dtype."""
+"""Finds values that need no rounding to float16 or bfloat16, because the dtype can represent them exactly."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flexsn_codegen.source._dtypes import HALF_DTYPES
 from flexsn_codegen.source._numbers import LITERAL_OPS
 
 _prims = torch.ops.prims
-# Ops whose result is an operand's value, the negative of this value, or a whole number near it.
+# Ops whose result is an operand's value, possibly negated or rounded to an integer, or the sign of an operand.
 _SELECTS = frozenset(
     getattr(_prims, name).default
     for name in ["abs", "ceil", "floor", "fmax", "fmin", "maximum", "minimum", "neg", "round", "sign", "trunc", "where"]
@@ -17,10 +17,10 @@ _SELECTS = frozenset(
 
 
 def needs_rounding(node: fx.Node, *, number_arguments: bool) -> bool:
-    """False for a conversion to a half dtype whose operand has only numbers of this dtype.
+    """False if a node converts to float16 or bfloat16, and this dtype can represent all values of the operand exactly.
 
     Args:
-        node: a node of a graph where values are rounded to their dtypes.
+        node: a node of a graph in which the result of each op is rounded to its dtype.
         number_arguments: True if the graph's numbers are arguments, so that their values are unknown.
     """
     dtype = node.meta["val"].dtype
@@ -33,17 +33,17 @@ def needs_rounding(node: fx.Node, *, number_arguments: bool) -> bool:
 def _is_representable(value: object, dtype: torch.dtype, number_arguments: bool) -> bool:
     if not isinstance(value, fx.Node):
         return isinstance(value, int | float) and not number_arguments and _is_number_of(value, dtype)
-    own = value.meta["val"]
-    if not isinstance(own, Tensor):
+    fake = value.meta["val"]
+    if not isinstance(fake, Tensor):
         return False
-    if own.dtype in (dtype, torch.bool):
+    if fake.dtype in (dtype, torch.bool):
         return True
     if value.target in LITERAL_OPS:
         return _is_representable(value.args[0], dtype, number_arguments)
     if value.target is _prims.convert_element_type.default:
-        # Values of a float32 operand may differ from those of a float16 result.
+        # `dtype` can represent the results of a floating-point conversion if it can represent the operand's values.
         (operand,) = value.all_input_nodes
-        return own.dtype.is_floating_point and _is_representable(operand, dtype, number_arguments)
+        return fake.dtype.is_floating_point and _is_representable(operand, dtype, number_arguments)
     operands = value.args[1:] if value.target is _prims.where.default else value.args
     return value.target in _SELECTS and all(_is_representable(a, dtype, number_arguments) for a in operands)
 

@@ -1,3 +1,3 @@
-"""`pointwise`: functions without a time dimension, with their traces, launches, derivatives, and compiler operators."""
+"""`pointwise`: the traces, launches, derivatives and compiler operators of functions without a time dimension."""
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ _operators: list[Operator] = []
 
 
 def by_operator_with(operator: Operator) -> None:
-    """Registers the operator that launches a kernel while a compiler, a transform or a mode is active."""
+    """Registers the operator that is called instead of a kernel while a compiler, a transform or a mode is active."""
     _operators[:] = [operator]
 
 
@@ -37,12 +37,14 @@ class Differentiated(torch.autograd.Function):
         if not is_plain(list(tensors)):
             return tuple(_operators[0](list(tensors), list(numbers), list(scalars), kernel.key))
         # The trace that the gradient needs is valid for this call, too.
-        return tuple(kernel.run(tensors, numbers, _wanted(tensors, [t.requires_grad for t in tensors]), (), scalars)[0])
+        return tuple(
+            kernel.run(tensors, numbers, _list_requested(tensors, [t.requires_grad for t in tensors]), (), scalars)[0]
+        )
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         kernel, numbers, scalars, *tensors = inputs
-        setup(ctx, kernel, numbers, scalars, tensors, output, _wanted(tensors, ctx.needs_input_grad[3:]))
+        setup(ctx, kernel, numbers, scalars, tensors, output, _list_requested(tensors, ctx.needs_input_grad[3:]))
         ctx.results = [(r.shape, r.dtype) for r in output]
         ctx.set_materialize_grads(False)
         ctx.save_for_forward(*tensors)
@@ -67,7 +69,7 @@ class Differentiated(torch.autograd.Function):
         info: Any, in_dims: tuple[Any, ...], kernel: Kernel, numbers: Any, scalars: Any, *tensors: Tensor
     ) -> tuple[Any, Any]:
         if kernel.cuts:
-            kernel, batch = kernel.batched(), _all_batched(info.batch_size, tensors, in_dims[3:])
+            kernel, batch = kernel.batched(), _expand_batch(info.batch_size, tensors, in_dims[3:])
         else:
             batch = batch_first(tensors, in_dims[3:])
         results = Differentiated.apply(kernel, numbers, scalars, *batch)
@@ -76,9 +78,10 @@ class Differentiated(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True)
 class TrainedCall:
-    """A call that autograd follows, stored so that the call can be repeated.
+    """A call that autograd follows, with the data to repeat it.
 
     Attributes:
+        requested: for each tensor, True if it required a gradient.
         differentiable: for each result, True if a gradient can flow through it.
         backwards: the gradient's trace and plan, by kind of cotangents.
     """
@@ -87,13 +90,13 @@ class TrainedCall:
     trace: Trace
     plan: Plan
     scalars: tuple[bool, ...]
-    wanted: tuple[bool, ...]
+    requested: tuple[bool, ...]
     differentiable: tuple[bool, ...]
     backwards: dict[tuple[Any, ...], tuple[Trace, Plan]] = field(default_factory=dict)
 
 
 class Repeated(torch.autograd.Function):
-    """Like `Differentiated`, for a call like an earlier one, outside of transforms and forward mode."""
+    """Like `Differentiated`, for a call that repeats an earlier call outside of transforms and forward mode."""
 
     @staticmethod
     def forward(ctx: Any, trained: TrainedCall, numbers: Sequence[Any], *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -110,19 +113,21 @@ class Repeated(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
         trained: TrainedCall = ctx.trained
         tensors, requested = ctx.saved_tensors, ctx.needs_input_grad[2:]
-        given = [c for c, flows in zip(cotangents, trained.differentiable, strict=True) if flows and c is not None]
-        every = [*tensors, *given]
-        check_batched(given)
-        is_plain_call = given and not torch.is_grad_enabled() and is_plain(every)
-        is_plain_call = is_plain_call and not any(c._is_zerotensor() or c.is_neg() for c in given)
+        present = [c for c, flows in zip(cotangents, trained.differentiable, strict=True) if flows and c is not None]
+        inputs = [*tensors, *present]
+        check_batched(present)
+        is_plain_call = present and not torch.is_grad_enabled() and is_plain(inputs)
+        is_plain_call = is_plain_call and not any(c._is_zerotensor() or c.is_neg() for c in present)
         key = (requested, *(None if c is None else (c.shape, c.stride(), c.dtype, c.device) for c in cotangents))
         result = trained.backwards.get(key) if is_plain_call else None
         if result is not None and result[0].fits(ctx.numbers):
             trace, plan = result
-            results = iter(plan.run(every, trace.words(ctx.numbers)))
-            own = [_summed(next(results), t) if w else None for t, w in zip(tensors, requested, strict=True)]
-            return None, None, *own
-        ctx.kernel, ctx.scalars, ctx.wanted = trained.kernel, list(trained.scalars), list(trained.wanted)
+            results = iter(plan.run(inputs, trace.words(ctx.numbers)))
+            tensor_gradients = [
+                _sum_to(next(results), t) if w else None for t, w in zip(tensors, requested, strict=True)
+            ]
+            return None, None, *tensor_gradients
+        ctx.kernel, ctx.scalars, ctx.requested = trained.kernel, list(trained.scalars), list(trained.requested)
         ctx.differentiable = trained.differentiable
 
         def apply(kernel: Kernel, tensors: Sequence[Tensor], scalars: Sequence[bool]) -> Sequence[Tensor]:
@@ -165,58 +170,61 @@ def setup(
     scalars: Sequence[bool],
     tensors: Sequence[Tensor],
     results: Sequence[Tensor],
-    wanted: Sequence[bool],
+    requested: Sequence[bool],
 ) -> None:
     """Saves the tensors that the gradient needs, and marks results that have no gradient."""
-    traced = kernel.variant(tensors, like(numbers), wanted, target_of(tensors[0].device), scalars).graph
-    ctx.kernel, ctx.numbers, ctx.scalars, ctx.wanted = kernel, numbers, list(scalars), list(wanted)
+    traced = kernel.variant(tensors, like(numbers), requested, target_of(tensors[0].device), scalars).graph
+    ctx.kernel, ctx.numbers, ctx.scalars, ctx.requested = kernel, numbers, list(scalars), list(requested)
     ctx.differentiable = traced.differentiable
     ctx.mark_non_differentiable(*(r for r, flows in zip(results, traced.differentiable, strict=True) if not flows))
     ctx.save_for_backward(*tensors)
 
 
 def gradients(
-    ctx: Any, tensors: Sequence[Tensor], cotangents: Sequence[Tensor | None], wanted: Sequence[bool], apply: Apply
+    ctx: Any, tensors: Sequence[Tensor], cotangents: Sequence[Tensor | None], requested: Sequence[bool], apply: Apply
 ) -> Sequence[Tensor | None]:
     """The gradients of a call's tensors.
 
     Args:
         ctx: the context that `setup` has filled.
-        tensors: the tensors that the context has saved. (Checkpointing unpacks them only once.)
+        tensors: the tensors that the context has saved. The caller unpacks them, because checkpointing only allows this
+            once.
         apply: calls the kernel of the gradient.
     """
     differentiable = ctx.differentiable
     check_batched(cotangents)
-    if any(wanted) and list(wanted) != ctx.wanted:
+    if any(requested) and list(requested) != ctx.requested:
         target = target_of(tensors[0].device)
-        traced = ctx.kernel.variant(tensors, like(ctx.numbers), wanted, target, ctx.scalars).graph
+        traced = ctx.kernel.variant(tensors, like(ctx.numbers), requested, target, ctx.scalars).graph
         differentiable = traced.differentiable
     present = [flows and c is not None for c, flows in zip(cotangents, differentiable, strict=True)]
-    given = [c for c, flows in zip(cotangents, present, strict=True) if c is not None and flows]
-    if not given or not any(wanted):
+    present_cotangents = [c for c, flows in zip(cotangents, present, strict=True) if c is not None and flows]
+    if not present_cotangents or not any(requested):
         return [None] * len(tensors)
-    gradient = ctx.kernel.gradient(tuple(wanted), present)
-    results = iter(apply(gradient, [*tensors, *given], [*ctx.scalars, *[False] * len(given)]))
-    return [_summed(next(results), t) if want else None for t, want in zip(tensors, wanted, strict=True)]
+    gradient = ctx.kernel.gradient(tuple(requested), present)
+    results = iter(apply(gradient, [*tensors, *present_cotangents], [*ctx.scalars, *[False] * len(present_cotangents)]))
+    return [
+        _sum_to(next(results), t) if is_requested else None for t, is_requested in zip(tensors, requested, strict=True)
+    ]
 
 
-def _summed(gradient: Tensor, like: Tensor) -> Tensor:
-    """The gradient in the shape of its tensor. A gradient that already has this shape is returned, not a view of it."""
+def _sum_to(gradient: Tensor, like: Tensor) -> Tensor:
+    """Sums a gradient to the shape of its tensor. A gradient of this shape is returned itself, not as a view."""
     result = gradient if gradient.shape == like.shape else gradient.sum_to_size(like.shape)
     return result.to(like.dtype)
 
 
-def _wanted(tensors: Sequence[Tensor], needed: Sequence[bool]) -> list[bool]:
+def _list_requested(tensors: Sequence[Tensor], needed: Sequence[bool]) -> list[bool]:
     """True for each tensor with respect to which the call is differentiated.
 
     In forward mode, these are all floating-point tensors, because torch does not report which ones are needed.
     """
     if is_forward_mode() or not any(needed):
-        return [need or t.is_floating_point() for t, need in zip(tensors, needed, strict=True)]
+        return [is_needed or t.is_floating_point() for t, is_needed in zip(tensors, needed, strict=True)]
     return list(needed)
 
 
-def _all_batched(size: int, tensors: Sequence[Tensor], dims: Sequence[int | None]) -> list[Tensor]:
+def _expand_batch(size: int, tensors: Sequence[Tensor], dims: Sequence[int | None]) -> list[Tensor]:
     """Views `[batch, ...]` of all tensors."""
     pairs = zip(tensors, dims, strict=True)
     return [t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0) for t, dim in pairs]
@@ -225,12 +233,14 @@ def _all_batched(size: int, tensors: Sequence[Tensor], dims: Sequence[int | None
 def batch_first(tensors: Sequence[Tensor], dims: Sequence[int | None]) -> list[Tensor]:
     """Views that broadcast to `[batch, *shape]`."""
     ranks = [t.dim() - (dim is not None) for t, dim in zip(tensors, dims, strict=True)]
-    most = max(ranks)
+    max_rank = max(ranks)
     moved = []
     for tensor, dim, rank in zip(tensors, dims, ranks, strict=True):
         if dim is None:
             moved.append(tensor)
             continue
         first = tensor.movedim(dim, 0)
-        moved.append(first.reshape(first.shape[0], *(1,) * (most - rank), *first.shape[1:]) if most > rank else first)
+        moved.append(
+            first.reshape(first.shape[0], *(1,) * (max_rank - rank), *first.shape[1:]) if max_rank > rank else first
+        )
     return moved

@@ -1,7 +1,7 @@
-"""Pointwise kernels with numbers that a compiled graph computes: an operator that takes the numbers as tensors.
+"""An operator for pointwise kernels whose numbers are computed by a compiled graph. It takes floats as tensors.
 
 A compiler turns a number that changes, such as a learning rate, into a symbol. Floats that are symbols have to be
-passed in tensors, because otherwise the graph is valid for one value only. When the kernel runs, its own arguments are
+passed in tensors, because otherwise the graph is valid for one value only. When the kernel runs, its arguments are
 computed from these numbers, as in eager mode.
 """
 
@@ -26,7 +26,7 @@ def has_symbols(numbers: Sequence[Any]) -> bool:
 
 
 def like(numbers: Sequence[Any]) -> list[int | float]:
-    """The numbers, with each symbol replaced by its value in the call for which the graph is made."""
+    """The numbers, with each symbol replaced by its value in the call that is compiled."""
     return [hint_of(number) if type(number) in (torch.SymInt, torch.SymFloat) else number for number in numbers]
 
 
@@ -49,7 +49,7 @@ def pointwise_by_values_op(
 
     Args:
         read: the tensors that the kernel only reads.
-        changed: the tensors to which it writes, followed by its results.
+        changed: the tensors to which the kernel writes, followed by its results.
         floats: the floating-point numbers in order, as float64 tensors `[]` on the CPU.
         ints: the other numbers.
         is_float: for each number, True if it is in `floats`.
@@ -59,7 +59,7 @@ def pointwise_by_values_op(
     result = kernel_of(kernel)
     count = len(result.written)
     tensors, outs = result.merged(read, changed[:count]), changed[count:]
-    numbers = together_by_type(floats, ints, is_float)
+    numbers = merge_by_type(floats, ints, is_float)
     requested = [False] * len(tensors)
     target = target_on(tensors[0].device, result.name)
     dtypes = list(result.variant(tensors, numbers, requested, target, scalars or None).dtypes)
@@ -73,7 +73,7 @@ def pointwise_by_values_op(
 
 
 def returns_nothing(*arguments: object) -> None:
-    """The fake implementation of an operator that only writes to existing tensors."""
+    """Fake implementation of an operator that only writes to existing tensors."""
 
 
 pointwise_by_values_op.register_fake(returns_nothing)
@@ -86,26 +86,30 @@ def by_values(
     scalars: Sequence[bool] | None,
     target: Target,
 ) -> list[Tensor]:
-    """Calls the operator."""
+    """Calls `pointwise_by_values_op` with new memory for the results, and returns the results."""
     results = kernel.empty_results(tensors, like(numbers), target, scalars)
     read = [t for i, t in enumerate(tensors) if i not in kernel.written]
     changed = [*(tensors[i] for i in kernel.written), *results]
-    floats, ints, is_float = apart_by_type(numbers)
+    floats, ints, is_float = split_by_type(numbers)
     pointwise_by_values_op(read, changed, floats, ints, is_float, list(scalars or ()), kernel.key)
     return results
 
 
-def apart_by_type(numbers: Sequence[Any]) -> tuple[list[Tensor], list[Any], list[bool]]:
-    """Floating-point numbers as tensors, all other numbers, and for each number, True if it is a floating-point one."""
+def split_by_type(numbers: Sequence[Any]) -> tuple[list[Tensor], list[Any], list[bool]]:
+    """Returns the floats as tensors, the other numbers, and for each number, True if it is a float."""
     is_float = [isinstance(number, float | torch.SymFloat) for number in numbers]
     pairs = list(zip(numbers, is_float, strict=True))
-    one = torch.ones((), dtype=torch.float64, device="cpu")
+    unit = torch.ones((), dtype=torch.float64, device="cpu")
     # Each number is multiplied by a tensor, because compilers can compute this product from the tensors in which the
     # numbers were passed.
-    return [one * number for number, yes in pairs if yes], [number for number, yes in pairs if not yes], is_float
+    return (
+        [unit * number for number, is_float_number in pairs if is_float_number],
+        [number for number, is_float_number in pairs if not is_float_number],
+        is_float,
+    )
 
 
-def together_by_type(floats: Sequence[Tensor], ints: Sequence[int], is_float: Sequence[bool]) -> list[int | float]:
-    """The numbers that `apart_by_type` has separated."""
-    of_floats, of_ints = iter(floats), iter(ints)
-    return [next(of_floats).item() if yes else next(of_ints) for yes in is_float]
+def merge_by_type(floats: Sequence[Tensor], ints: Sequence[int], is_float: Sequence[bool]) -> list[int | float]:
+    """The numbers in their original order, after `split_by_type` has separated them."""
+    float_values, int_values = iter(floats), iter(ints)
+    return [next(float_values).item() if is_float_number else next(int_values) for is_float_number in is_float]

@@ -16,16 +16,17 @@ from flexsn_graph.reads import Reads
 class Captured:
     """All values that a function reads in addition to its arguments.
 
-    All traces of the function share this object. Traces for other numbers and traces of its gradients may read more.
+    All traces of the function share this object. Traces for other numbers, and traces of gradients, may read more
+    values.
 
     Args:
         fn: the function.
         name: name of the function, for messages.
 
     Attributes:
-        reads: the places that are read.
+        reads: the values that the function reads, and the attributes, globals and closures that contain them.
         tensors: the captured tensors that the next trace uses.
-        where: the file and the first line of the function, if it is written in Python.
+        where: the file and the first line of the function, or `None` if the function is not written in Python.
     """
 
     def __init__(self, fn: Callable[..., Any], name: str) -> None:
@@ -36,10 +37,10 @@ class Captured:
         self.where: tuple[str, int] | None = (code.co_filename, code.co_firstlineno) if code is not None else None
 
     def keep(self, tensors: Sequence[Tensor]) -> None:
-        """Starts to compare all values that are read.
+        """Stores the values that the function has read, so that `fetch` can compare later values with them.
 
         Args:
-            tensors: the tensors that the function's operations used.
+            tensors: the tensors that the function's operations have used.
         """
         self.tensors[:] = tensors
         self.reads.settle()
@@ -54,7 +55,7 @@ class Captured:
 
     @contextmanager
     def traced(self) -> Iterator[Reads]:
-        """Context of a trace that records its reads.
+        """Context manager for a trace, which records the values that the function reads.
 
         Raises:
             AutogradError: a value has changed since the forward to which the trace belongs.
@@ -63,9 +64,9 @@ class Captured:
             if self.fetch() is None:
                 names = ", ".join(sorted({place.name for place in self.reads.changed()}))
                 raise AutogradError(
-                    f"{self._name} reads {names}, which has changed between a forward and its backward, or while it "
-                    "was traced. The kernel of the gradient does not exist yet, and would belong to another "
-                    "function. Change the value after the backward, or pass it as an argument."
+                    f"{self._name} reads {names}, which has changed between a forward and its backward, or while "
+                    "the function was traced. The kernel of the gradient does not exist yet, and would belong to "
+                    "another function. Change the value after the backward, or pass it as an argument."
                 )
             yield self.reads
             self.reads.keep_more()

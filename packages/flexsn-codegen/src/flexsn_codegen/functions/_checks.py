@@ -13,29 +13,35 @@ from flexsn_codegen._torch_private_modes import is_batched_by_autograd, is_forwa
 from flexsn_codegen.errors import ArgumentError, AutogradError, DeviceError, TransformError
 from flexsn_codegen.functions._kernel import Kernel
 from flexsn_codegen.functions._layout import plan_layout
-from flexsn_codegen.functions._writes import check_apart, check_outs, check_written, overlap_in_graph, shared_memory
+from flexsn_codegen.functions._writes import (
+    check_apart,
+    check_outs,
+    check_written,
+    make_shared_memory_error,
+    overlap_in_graph,
+)
 from flexsn_codegen.targets.triton import TRITON
 
 
 def check_tensors(name: str, tensors: Sequence[Tensor]) -> None:
-    """Raises `ArgumentError` for tensors that kernels cannot read, `DeviceError` for tensors on several devices."""
+    """Raises `ArgumentError` for tensors that kernels cannot read, and `DeviceError` for tensors on several devices."""
     device = tensors[0].device if tensors else None
     for i, value in enumerate(tensors):
-        remedy = _remedy(value)
+        remedy = _find_remedy(value)
         if remedy is not None:
             kind = "a nested tensor of " if value.is_nested else ""
             layout = "" if value.layout is torch.strided else f" of layout {value.layout}"
-            what = f"{kind}{value.dtype}{layout}"
-            raise ArgumentError(f"tensor {i} of {name} is {what}, which kernels cannot read. {remedy}")
+            description = f"{kind}{value.dtype}{layout}"
+            raise ArgumentError(f"tensor {i} of {name} is {description}, which kernels cannot read. {remedy}")
         if value.device != device:
             devices = sorted({str(t.device) for t in tensors})
             raise DeviceError(f"the arguments of {name} are on {devices}: move them to one device.")
 
 
-def _remedy(tensor: Tensor) -> str | None:
+def _find_remedy(tensor: Tensor) -> str | None:
     """Advice for a tensor that kernels cannot read, or `None` for other tensors."""
     if tensor.is_nested:
-        return "Call it on its parts, or on the .values() of a jagged one."
+        return "Pass its parts one by one, or the .values() of a jagged tensor."
     if tensor.is_quantized:
         return "Pass its .dequantize(), or its .int_repr()."
     if tensor.layout is not torch.strided:
@@ -47,27 +53,29 @@ def _remedy(tensor: Tensor) -> str | None:
     return None
 
 
-def without_tensors(name: str) -> ArgumentError:
+def make_no_tensors_error(name: str) -> ArgumentError:
     """The error for a call without tensors."""
-    return ArgumentError(f"{name} was called without tensors; a kernel needs one to take the shape from.")
+    return ArgumentError(
+        f"{name} was called without tensors, but a kernel needs a tensor, whose shape its results have."
+    )
 
 
 def check_writes(kernel: Kernel, tensors: Sequence[Tensor]) -> None:
-    """Raises `WriteError` if the kernel may not write to its tensors."""
+    """Raises `WriteError` if the kernel must not write to its tensors."""
     for i in kernel.written:
-        what = f"tensor {i}"
-        check_written(kernel.name, what, tensors[i])
+        written_name = f"tensor {i}"
+        check_written(kernel.name, written_name, tensors[i])
         for j, other in enumerate(tensors):
             if j != i:
-                check_apart(kernel.name, what, tensors[i], f"tensor {j}", other, may_be_same=False)
+                check_apart(kernel.name, written_name, tensors[i], f"tensor {j}", other, may_be_same=False)
 
 
 def check_writes_in_graph(kernel: Any, tensors: Sequence[Tensor]) -> None:
-    """Performs the checks of `check_writes` on a compiler's tensors, if their sizes are known."""
+    """Raises `WriteError` if a written tensor shares memory with another tensor, in the graph of a compiler."""
     for i in kernel.written:
         for j, other in enumerate(tensors):
             if j != i and overlap_in_graph(tensors[i], other):
-                raise shared_memory(kernel.name, f"tensor {i}", f"tensor {j}")
+                raise make_shared_memory_error(kernel.name, f"tensor {i}", f"tensor {j}")
 
 
 def check_into(
@@ -75,16 +83,16 @@ def check_into(
 ) -> None:
     """Raises `ArgumentError` or `WriteError` if the kernel's results cannot be written to `outs`."""
     if kernel.written:
-        raise into_what_writes(kernel.name)
+        raise make_into_error(kernel.name)
     check_outs(kernel.name, outs, dtypes, plan_layout(tensors)[0], tensors[0].device)
     for i, out in enumerate(outs):
-        what = f"tensor {i} of out="
-        check_written(kernel.name, what, out)
+        out_name = f"tensor {i} of out="
+        check_written(kernel.name, out_name, out)
         for j, other in enumerate(tensors):
-            check_apart(kernel.name, what, out, f"tensor {j}", other, may_be_same=True)
+            check_apart(kernel.name, out_name, out, f"tensor {j}", other, may_be_same=True)
         for j, other in enumerate(outs):
             if j != i:
-                check_apart(kernel.name, what, out, f"tensor {j} of out=", other, may_be_same=False)
+                check_apart(kernel.name, out_name, out, f"tensor {j} of out=", other, may_be_same=False)
 
 
 def outs_of(name: str, out: Any) -> list[Tensor]:
@@ -92,34 +100,34 @@ def outs_of(name: str, out: Any) -> list[Tensor]:
     if isinstance(out, Tensor):
         return [out]
     outs = list(out) if isinstance(out, list | tuple) else [out]
-    for i, one in enumerate(outs):
-        if not isinstance(one, Tensor):
+    for i, value in enumerate(outs):
+        if not isinstance(value, Tensor):
             raise ArgumentError(
-                f"place {i} of the first argument of {name}.into is a {type(one).__name__}: pass a tensor for each "
+                f"entry {i} of the first argument of {name}.into is a {type(value).__name__}: pass a tensor for each "
                 "result, with its shape and dtype, such as one made by torch.empty."
             )
     return outs
 
 
-def into_what_writes(name: str) -> ArgumentError:
+def make_into_error(name: str) -> ArgumentError:
     """The error for a call of `into` if the function writes in place."""
-    return ArgumentError(f"{name} writes to its arguments already: call it without `into`.")
+    return ArgumentError(f"{name} already writes to its arguments: call it without `into`.")
 
 
-def list_of_numbers(name: str, structure: tuple[Any, ...], error: Exception) -> ArgumentError | None:
-    """The error for a call over lists that failed because of objects other than tensors in a list. Otherwise `None`."""
+def make_list_error(name: str, structure: tuple[Any, ...], error: Exception) -> ArgumentError | None:
+    """The error for a call over lists with objects other than tensors in a list, or `None` if there is no such list."""
     _, positional, named = structure
-    for where, part in [*enumerate(positional), *named]:
+    for position, part in [*enumerate(positional), *named]:
         if part[0] == "list":
             return ArgumentError(
-                f"argument {where!r} of {name}.foreach is a list with other objects than tensors, so each place is "
-                "called with the whole list, and the function cannot compute with it. To pass a number for each place, "
-                f"pass a list of tensors without dimensions: [torch.tensor(number), ...]. ({error})"
+                f"argument {position!r} of {name}.foreach is a list that contains objects other than tensors, so each "
+                "call receives the whole list, with which the function cannot compute. To pass a different number to "
+                f"each call, pass a list of tensors without dimensions: [torch.tensor(number), ...]. ({error})"
             )
     return None
 
 
-def wants_gradients(tensors: Sequence[Tensor]) -> bool:
+def needs_gradients(tensors: Sequence[Tensor]) -> bool:
     """True if autograd has to follow computations on the tensors."""
     if torch.is_grad_enabled():
         for tensor in tensors:  # a plain loop is the fastest, and compilers can follow it
@@ -130,20 +138,21 @@ def wants_gradients(tensors: Sequence[Tensor]) -> bool:
 
 def is_followed(tensors: Sequence[Tensor]) -> bool:
     """True if derivatives of computations on the tensors are needed, in reverse or forward mode."""
-    return wants_gradients(tensors) or has_tangents(tensors)
+    return needs_gradients(tensors) or has_tangents(tensors)
 
 
 def check_gradients(name: str, *, writes: bool, autograd: bool) -> None:
     """Raises `AutogradError` if gradients are required from a kernel that has none."""
     if writes:
         raise AutogradError(
-            f"{name} writes to tensors in place, but a tensor that it reads or writes requires a gradient, which "
-            "cannot flow through. Call it under torch.no_grad(), like an optimizer's step, or return the new values."
+            f"{name} writes to tensors in place, but a tensor that it reads or writes requires a gradient. "
+            f"Gradients cannot flow through such a call. Call {name} under torch.no_grad(), like an optimizer's step, "
+            "or return the new values."
         )
     if not autograd:
         raise AutogradError(
-            f"a tensor that {name} reads requires a gradient, but it was made with autograd=False. Make it with "
-            "pointwise(..., autograd=True), or call it under torch.no_grad()."
+            f"a tensor that {name} reads requires a gradient, but {name} was made with autograd=False. Make {name} "
+            "with pointwise(..., autograd=True), or call it under torch.no_grad()."
         )
 
 
@@ -162,7 +171,7 @@ def has_tangents(tensors: Sequence[Tensor]) -> bool:
     return is_forward_mode() and any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
 
 
-def written_forward(name: str) -> TransformError:
+def make_forward_mode_error(name: str) -> TransformError:
     """The error for a call that writes in place while forward-mode derivatives are computed."""
     return TransformError(
         f"{name} writes to tensors in place, which has no forward-mode derivative (torch.func.jvp, jacfwd, "
@@ -170,6 +179,6 @@ def written_forward(name: str) -> TransformError:
     )
 
 
-def tell_written(tensors: Sequence[Tensor]) -> None:
+def mark_written(tensors: Sequence[Tensor]) -> None:
     """Marks tensors as written, so that autograd detects changes of values that it has saved."""
     torch.autograd.graph.increment_version(tensors)  # skips inference tensors

@@ -1,7 +1,7 @@
 """Functions that cut dimensions of their arguments. Their kernels depend on the arguments' shapes.
 
-They cut a dimension into pieces and join pieces (halves of a gate, rotary embeddings, channels, cells), or align a
-tensor with a dimension in the middle, such as a weight for each channel. The kernel of such a function works on the
+Such a function cuts a dimension into pieces and joins pieces (halves of a gate, rotary embeddings, channels, cells), or
+aligns a tensor with a dimension other than the last one, such as a weight for each channel. Its kernel works on the
 elements of one piece. Each piece of an argument or a result is an operand with its own strides. Nothing is copied, and
 nothing is read twice. See `flexsn_graph.cells`.
 """
@@ -50,7 +50,7 @@ def cut_of(
     captured = Captured(fn, name)
 
     def run(*values: Tensor) -> Any:
-        return _called(fn, structure, values, Notes(numbers))
+        return _call(fn, structure, values, Notes(numbers))
 
     tensors: tuple[Tensor, ...] = ()
     with in_words_of(name), captured.reads.restored():
@@ -61,9 +61,9 @@ def cut_of(
         except StatefulCoreError:
             raise
         except Exception:
-            pass  # its trace raises the error
+            pass  # the trace of the function will raise the error
         captured.keep(tensors)
-    return _cut_function(fn, name, numerics, structure, captured, must_cut=must_cut)
+    return _make_cut_kernel(fn, name, numerics, structure, captured, must_cut=must_cut)
 
 
 def cut_for_graphs(
@@ -73,25 +73,25 @@ def cut_for_graphs(
     structure: Structure,
     kinds: Sequence[tuple[torch.dtype, int]],
     numbers: Sequence[Any],
-    known: Kernel | None,
+    eager_kernel: Kernel | None,
     otherwise: Exception,
 ) -> Kernel:
     """The kernel of a function that cuts arguments of unknown sizes, for calls with this structure.
 
     Args:
-        known: the kernel of eager mode, if the function was called there.
+        eager_kernel: the kernel of eager mode, or `None` if the function was not called in eager mode.
         otherwise: the error to raise if the function does not cut anything.
     """
-    if known is not None and known.captured.fetch() is not None:
-        captured = known.captured
+    if eager_kernel is not None and eager_kernel.captured.fetch() is not None:
+        captured = eager_kernel.captured
     else:
         captured = Captured(fn, name)
-        captured.keep(_captured_at_some_size(fn, structure, kinds, numbers, captured.reads))
+        captured.keep(_find_captured(fn, structure, kinds, numbers, captured.reads))
     must_cut = not isinstance(otherwise, TorchError)
-    return _cut_function(fn, name, numerics, structure, captured, must_cut=must_cut, otherwise=otherwise)
+    return _make_cut_kernel(fn, name, numerics, structure, captured, must_cut=must_cut, otherwise=otherwise)
 
 
-def _cut_function(
+def _make_cut_kernel(
     fn: Callable[..., Any],
     name: str,
     numerics: Numerics,
@@ -101,17 +101,17 @@ def _cut_function(
     must_cut: bool,
     otherwise: Exception | None = None,
 ) -> Kernel:
-    now = captured.tensors
-    has_captured = bool(now)
+    captured_tensors = captured.tensors
+    has_captured = bool(captured_tensors)
 
     def bind(notes: Notes) -> Callable[..., Any]:
         def function(*values: Tensor) -> Any:
-            count = len(values) - len(now)
-            stand_ins = dict(zip(map(id, now), values[count:], strict=True))
+            count = len(values) - len(captured_tensors)
+            stand_ins = dict(zip(map(id, captured_tensors), values[count:], strict=True))
             with captured.reads.preserved(), Substituted(stand_ins) if stand_ins else ExitStack():
-                return _called(fn, structure, values[:count], notes)
+                return _call(fn, structure, values[:count], notes)
 
-        # A function that is called without changes keeps its name and lines.
+        # If the user's function needs no adapter, error messages name this function and its lines.
         plain_call = not notes.numbers and structure == ("call", (("tensor",),) * len(structure[1]), ())
         if not plain_call or has_captured:
             return function
@@ -126,7 +126,7 @@ def _cut_function(
     return Kernel(name, numerics, bind, captured=captured, cuts=True, must_cut=must_cut, otherwise=otherwise)
 
 
-def _captured_at_some_size(
+def _find_captured(
     fn: Callable[..., Any],
     structure: Structure,
     kinds: Sequence[tuple[torch.dtype, int]],
@@ -136,27 +136,29 @@ def _captured_at_some_size(
     """The tensors that a function captures, found by runs of the function at sizes that it may be able to cut.
 
     Args:
-        reads: records the values that the function reads in these runs. The function's trace records the other values.
+        reads: records the values that the function reads in these runs. The function's trace records other values.
     """
     results: dict[int, Tensor] = {}
 
     def run(*values: Tensor) -> Any:
-        return _called(fn, structure, values, Notes(numbers))
+        return _call(fn, structure, values, Notes(numbers))
 
     sizes = [1, *_CUT_SIZES]
     for size in sizes:
         examples = [torch.empty((size,) * dims, dtype=dtype, device="meta") for dtype, dims in kinds]
-        before = len(results)
+        num_captured = len(results)
         with contextlib.suppress(Exception):
             return cells_effects(run, examples, reads, results).captured
-        if len(results) > before:
-            # Sizes that may fit the captured tensors, whole or cut into a few pieces.
-            own = sorted({n for tensor in results.values() for n in tensor.shape})
-            sizes += [many * n for n in own for many in (1, 2, 3, 4) if many * n not in sizes][:64]
+        if len(results) > num_captured:
+            # Sizes of dimensions that may match the captured tensors, either whole or after a cut into a few pieces.
+            captured_sizes = sorted({n for tensor in results.values() for n in tensor.shape})
+            sizes += [multiple * n for n in captured_sizes for multiple in (1, 2, 3, 4) if multiple * n not in sizes][
+                :64
+            ]
     return tuple(results.values())
 
 
-def _called(fn: Callable[..., Any], structure: Structure, values: Sequence[Tensor], notes: Notes) -> Any:
+def _call(fn: Callable[..., Any], structure: Structure, values: Sequence[Tensor], notes: Notes) -> Any:
     args, kwargs = put_together(structure, values, notes.arguments())
     with noting() if notes.numbers else ExitStack():
         return fn(*args, **kwargs)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from flexsn_codegen.targets import Summed, Target
 
-# With fewer columns, most of a program has no work.
+# With fewer columns, most elements of a program's block would be unused.
 _LEAST_COLUMNS = 16
 
 
@@ -25,10 +25,10 @@ class Division:
     sums: tuple[Summed, ...]
 
 
-def divided(
+def divide(
     target: Target, sizes: Sequence[int], strides: Sequence[Sequence[int]], summed: Sequence[frozenset[int]]
 ) -> Division | None:
-    """The division of a step, or `None` to walk its elements one after the other.
+    """The division of a step, or `None` if its elements are to be walked one after the other.
 
     Args:
         sizes: sizes of the walked dimensions, outermost first. All are larger than one.
@@ -38,21 +38,21 @@ def divided(
     if not target.reduces_rows or any(type(size) is not int for size in sizes) or 0 in sizes:
         return None
     best: Division | None = None
-    most = 0
+    most_handled = 0
     for split in range(1, len(sizes)):
         width = math.prod(sizes[split:])
         if width < _LEAST_COLUMNS or (target.columns_in_runs and not _is_run(sizes[split:], strides, split)):
             continue
-        sums = tuple(_kind(own, split, len(sizes), width, target.most_columns) for own in summed)
+        sums = tuple(_choose_sum(axes, split, len(sizes), width, target.most_columns) for axes in summed)
         handled = sum(kind is not Summed.NOT for kind in sums)
-        if handled > most:
-            best, most = Division(split, sums), handled
-    if best is None and not any(summed) and not target.columns_in_runs and _turned(sizes, strides):
+        if handled > most_handled:
+            best, most_handled = Division(split, sums), handled
+    if best is None and not any(summed) and not target.columns_in_runs and _has_turned_operand(sizes, strides):
         return Division(len(sizes) - 1, (Summed.NOT,) * len(summed))
     return best
 
 
-def _kind(summed: frozenset[int], split: int, dimensions: int, width: int, most: int) -> Summed:
+def _choose_sum(summed: frozenset[int], split: int, dimensions: int, width: int, most: int) -> Summed:
     if summed == frozenset(range(split)):
         return Summed.OVER_ROWS
     if summed >= frozenset(range(split, dimensions)) and width <= most:
@@ -62,15 +62,22 @@ def _kind(summed: frozenset[int], split: int, dimensions: int, width: int, most:
 
 def _is_run(sizes: Sequence[int], strides: Sequence[Sequence[int]], split: int) -> bool:
     """True if the columns are evenly spaced in each operand."""
-    return all(own[split + d] == own[split + d + 1] * sizes[d + 1] for own in strides for d in range(len(sizes) - 1))
+    return all(
+        operand_strides[split + d] == operand_strides[split + d + 1] * sizes[d + 1]
+        for operand_strides in strides
+        for d in range(len(sizes) - 1)
+    )
 
 
-def _turned(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> bool:
+def _has_turned_operand(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> bool:
     """True if an operand's elements are adjacent in memory along a dimension other than the walk's innermost one."""
     if not sizes or sizes[-1] < _LEAST_COLUMNS:
         return False
     return any(
-        own[-1] not in (0, 1)
-        and any(stride == 1 and size >= _LEAST_COLUMNS for stride, size in zip(own[:-1], sizes[:-1], strict=True))
-        for own in strides
+        operand_strides[-1] not in (0, 1)
+        and any(
+            stride == 1 and size >= _LEAST_COLUMNS
+            for stride, size in zip(operand_strides[:-1], sizes[:-1], strict=True)
+        )
+        for operand_strides in strides
     )

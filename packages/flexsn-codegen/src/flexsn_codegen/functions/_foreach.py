@@ -2,8 +2,8 @@
 
 The launches of a call are prepared once and reused by later calls on tensors of equal kinds. Such a call compares all
 properties for which the launches were prepared (shapes, strides, dtypes, devices, addresses) in a few passes over the
-tensors, with functions that Python implements in C. If addresses have changed, the call updates them. Then the call
-launches the kernels.
+tensors, with functions that Python implements in C. If addresses have changed, the call updates the tables of
+addresses. Then the call launches the kernels.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from flexsn_codegen.functions._checks import (
     check_gradients,
     check_tensors,
     check_writes,
-    list_of_numbers,
-    tell_written,
-    wants_gradients,
+    make_list_error,
+    mark_written,
+    needs_gradients,
 )
 from flexsn_codegen.functions._in_turn import InTurn, Placed
 from flexsn_codegen.functions._kernel import Kernel
@@ -36,16 +36,16 @@ from flexsn_codegen.functions._together import Group, Member, TableKernels
 from flexsn_graph import TorchError
 
 _MAX_STEPS = 16
-_kind = attrgetter("shape", "dtype", "device", "requires_grad")
+_get_properties = attrgetter("shape", "dtype", "device", "requires_grad")
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The call for one place of the lists.
+    """The call of the function for one index of the lists.
 
     Attributes:
-        positions: positions of the call's tensors among all tensors.
-        results: position of the call's first result. Results follow all tensors.
+        positions: the positions of the call's tensors among all tensors.
+        results: the position of the call's first result. Results follow all tensors.
     """
 
     kernel: Kernel
@@ -56,7 +56,7 @@ class Call:
 
     @property
     def cells(self) -> list[int]:
-        """For each tensor of the kernel, its position among all tensors and results."""
+        """The position of each of the kernel's tensors among all tensors and results."""
         count = len(self.positions)
         return [
             self.positions[operand.tensor] if operand.tensor < count else self.results + operand.tensor - count
@@ -69,15 +69,16 @@ class Step:
     """A prepared call over lists, for tensors of equal kinds. It refers to addresses, not to tensors.
 
     Attributes:
-        key: other values that have to be equal in a later call.
+        key: values, other than properties of tensors, that have to be equal in a later call.
         kinds: kinds of all tensors, followed by the kinds of the captured tensors.
         fetches: functions that fetch captured tensors, or return `None` if the user's function now reads other values.
         variants: traces of the calls, without duplicates.
-        returns: True if calls have results, or return arguments.
-        in_turn: kernels that one call launches one after the other, or `None` if there are no such kernels.
+        returns: True if any call returns a value other than `None`.
+        in_turn: C++ kernels that one call from Python launches one after the other, or `None` if no kernel is in C++.
         singles: calls that are launched separately.
         written: positions of the tensors to which the calls write.
         ends: for each tensor, the number of bytes from its address to its end.
+        is_written: for each tensor, True if a call writes to it.
         addresses: addresses of all tensors in the last call.
     """
 
@@ -119,32 +120,33 @@ class Step:
             The return values of the calls. `None` if the prepared launches are invalid for these tensors. In that case,
             nothing was launched.
         """
-        moved = addresses != self.addresses
+        has_moved = addresses != self.addresses
         device = tensors[0].device
         results: list[Tensor] = []
-        if moved or self.returns:
+        if has_moved or self.returns:
             results = self._new_results(device)
-            every = torch.tensor([*addresses, *map(Tensor.data_ptr, results)], dtype=torch.int64, device="cpu")
-            given = every[: len(addresses)]
-            if moved and not (
-                are_apart(given, self.ends, self.is_written) and all(group.fits(every) for group in self.groups)
+            all_addresses = torch.tensor([*addresses, *map(Tensor.data_ptr, results)], dtype=torch.int64, device="cpu")
+            tensor_addresses = all_addresses[: len(addresses)]
+            if has_moved and not (
+                are_apart(tensor_addresses, self.ends, self.is_written)
+                and all(group.fits(all_addresses) for group in self.groups)
             ):
                 return None
-            self._place(every, device)
+            self._place(all_addresses, device)
             self.addresses = addresses
         words: dict[int, list[int]] = {}
         for group in self.groups:
-            group.launch(_words(words, group.variant, numbers))
+            group.launch(_encode_numbers(words, group.variant, numbers))
         if self.in_turn is not None:
-            self.in_turn.run([_words(words, variant, numbers) for variant in self.in_turn.variants])
+            self.in_turn.run([_encode_numbers(words, variant, numbers) for variant in self.in_turn.variants])
         if self.singles:
             operands = [*tensors, *results]
             for call in self.singles:
                 cells = (*call.positions, *range(call.results, call.results + len(call.plan.new)))
-                call.plan.launches[0].run([operands[i] for i in cells], _words(words, call.variant, numbers))
+                call.plan.launches[0].run([operands[i] for i in cells], _encode_numbers(words, call.variant, numbers))
         if self.written:
-            tell_written([tensors[i] for i in self.written])
-        return self._returned(tensors, results)
+            mark_written([tensors[i] for i in self.written])
+        return self._rebuild_returned(tensors, results)
 
     def _new_results(self, device: torch.device) -> list[Tensor]:
         return [
@@ -163,14 +165,14 @@ class Step:
         for group in self.groups:
             group.place(addresses)
 
-    def _returned(self, tensors: list[Tensor], results: list[Tensor]) -> list[Any]:
+    def _rebuild_returned(self, tensors: list[Tensor], results: list[Tensor]) -> list[Any]:
         if not self.returns:
             return [None] * len(self.calls)
         result, start = [], 0
         for call in self.calls:
             count = len(call.plan.new)
-            own = [tensors[i] for i in call.positions]
-            result.append(results_together(call.kernel.result, results[start : start + count], own))
+            call_tensors = [tensors[i] for i in call.positions]
+            result.append(results_together(call.kernel.result, results[start : start + count], call_tensors))
             start += count
         return result
 
@@ -190,7 +192,7 @@ class OverLists:
         self._one_call = threading.RLock()
 
     def __call__(self, lists: Lists) -> list[Any]:
-        """The results of the function for each place."""
+        """Calls the function for each index of the lists, and returns its return values."""
         with self._one_call:
             return self._call(lists)
 
@@ -199,7 +201,7 @@ class OverLists:
         device = tensors[0].device
         stream = 0
         if device.type == "cuda":
-            # A recorded graph would read a table that no longer exists when the graph runs.
+            # A captured CUDA graph would read a table that no longer exists when the graph is replayed.
             if torch.cuda.is_current_stream_capturing():
                 self._check_gradients(tensors)
                 return self._one_by_one(lists)
@@ -207,18 +209,19 @@ class OverLists:
             stream = torch.cuda.current_stream(device).cuda_stream
         key = (lists.structure, lists.count, lists.common, torch.is_grad_enabled(), stream)
         try:
-            kinds, addresses = _kinds(tensors), addresses_of(tensors)
+            kinds, addresses = _describe_tensors(tensors), addresses_of(tensors)
         except RuntimeError:
-            check_tensors(self._kernels.name, tensors)  # the error names tensors without strides, such as sparse ones
+            # Raises a clearer error for tensors without strides, such as sparse tensors.
+            check_tensors(self._kernels.name, tensors)
             raise
         for i, step in enumerate(self._steps):
-            if step.key != key or not _begins(step.kinds, kinds, len(tensors)):
+            if step.key != key or not _starts_with(step.kinds, kinds, len(tensors)):
                 continue
             captured = step.captured()
             if captured is None or not step.fits(lists.numbers):
                 continue
             if captured:
-                if step.kinds != _kinds([*tensors, *captured]):
+                if step.kinds != _describe_tensors([*tensors, *captured]):
                     continue
                 tensors, addresses = [*tensors, *captured], [*addresses, *addresses_of(captured)]
             if i:
@@ -228,16 +231,16 @@ class OverLists:
                 return result
             del self._steps[0]
             break
-        return self._first(lists, key)
+        return self._prepare_and_call(lists, key)
 
     def _one_by_one(self, lists: Lists) -> list[Any]:
         return [run(self._kernels, lists.structure, lists.parts(i), None) for i in range(lists.count)]
 
     def _check_gradients(self, tensors: Sequence[Tensor]) -> None:
-        if wants_gradients(tensors):
+        if needs_gradients(tensors):
             check_gradients(f"{self._kernels.name}.foreach", writes=True, autograd=False)
 
-    def _first(self, lists: Lists, key: tuple[Any, ...]) -> list[Any]:
+    def _prepare_and_call(self, lists: Lists, key: tuple[Any, ...]) -> list[Any]:
         name, numbers = self._kernels.name, lists.numbers
         tensors = lists.tensors
         check_tensors(name, tensors)
@@ -245,42 +248,42 @@ class OverLists:
         if any(map(Tensor.is_neg, tensors)):
             return self._one_by_one(lists)
         results: list[tuple[Kernel, list[int]]] = []
-        where: dict[str, list[int]] = {}  # for each kernel, the positions of its captured tensors
+        captured_positions: dict[str, list[int]] = {}  # for each kernel, the positions of its captured tensors
         fetches = []
         for i in range(lists.count):
             positions = lists.positions(i)
-            own = [tensors[p] for p in positions]
+            call_tensors = [tensors[p] for p in positions]
             try:
-                kernel, captured = self._kernels.find(lists.structure, own, numbers)
+                kernel, captured = self._kernels.find(lists.structure, call_tensors, numbers)
             except TorchError as error:
-                raise list_of_numbers(name, lists.structure, error) or error from error
-            if kernel.key not in where:
-                check_tensors(name, [*own, *captured])
-                where[kernel.key] = list(range(len(tensors), len(tensors) + len(captured)))
+                raise make_list_error(name, lists.structure, error) or error from error
+            if kernel.key not in captured_positions:
+                check_tensors(name, [*call_tensors, *captured])
+                captured_positions[kernel.key] = list(range(len(tensors), len(tensors) + len(captured)))
                 tensors = [*tensors, *captured]
                 fetches.append(kernel.captured.fetch)
-            results.append((kernel, [*positions, *where[kernel.key]]))
+            results.append((kernel, [*positions, *captured_positions[kernel.key]]))
         calls = []
         target = target_on(tensors[0].device, name)
         start = len(tensors)
         for kernel, positions in results:
-            own = [tensors[p] for p in positions]
-            self._check_gradients(own)
-            check_writes(kernel, own)
-            variant = kernel.variant(own, numbers, [False] * len(own), target)
-            plan = variant.plan(own)
+            call_tensors = [tensors[p] for p in positions]
+            self._check_gradients(call_tensors)
+            check_writes(kernel, call_tensors)
+            variant = kernel.variant(call_tensors, numbers, [False] * len(call_tensors), target)
+            plan = variant.plan(call_tensors)
             calls.append(Call(kernel, variant, plan, positions, start))
             start += len(plan.new)
-        step = self._step(key, tensors, fetches, calls)
+        step = self._prepare_step(key, tensors, fetches, calls)
         addresses = addresses_of(tensors)
         returned = step.run(tensors, numbers, addresses)
-        if returned is None:  # one place writes to memory of another place
+        if returned is None:  # one call writes to memory that another call uses
             return self._one_by_one(lists)
         self._steps.insert(0, step)
         del self._steps[_MAX_STEPS:]
         return returned
 
-    def _step(
+    def _prepare_step(
         self,
         key: tuple[Any, ...],
         tensors: list[Tensor],
@@ -289,7 +292,7 @@ class OverLists:
     ) -> Step:
         addresses = [*map(Tensor.data_ptr, tensors), *[0] * sum(len(call.plan.new) for call in calls)]
         dtypes = [*(t.dtype for t in tensors), *(memory.dtype for call in calls for memory in call.plan.new)]
-        alike: dict[tuple[Any, ...], list[Member]] = {}
+        members_by_key: dict[tuple[Any, ...], list[Member]] = {}
         singles = []
         placed = []
         for call in calls:
@@ -297,23 +300,23 @@ class OverLists:
             if launch.numel == 0:
                 continue
             member = Member(call.variant, launch, cells, tuple(dtypes[cell] for cell in cells))
-            one = Placed(call.variant, launch, cells, member.dtypes)
+            placed_launch = Placed(call.variant, launch, cells, member.dtypes)
             if member.can_join:
-                alike.setdefault(member.key(addresses), []).append(member)
-            elif one.is_in_cpp:
-                placed.append(one)
+                members_by_key.setdefault(member.key(addresses), []).append(member)
+            elif placed_launch.is_in_cpp:
+                placed.append(placed_launch)
             else:
                 singles.append(call)
         groups = [
             self._tables.group(members, aligned=alignment, device=tensors[0].device)
-            for (_, _, alignment, _), members in alike.items()
+            for (_, _, alignment, _), members in members_by_key.items()
         ]
         written = sorted({call.positions[i] for call in calls for i in call.kernel.written})
         is_written = torch.zeros(len(tensors), dtype=torch.bool, device="cpu")
         is_written[written] = True
         return Step(
             key=key,
-            kinds=_kinds(tensors),
+            kinds=_describe_tensors(tensors),
             fetches=fetches,
             calls=calls,
             variants=list({id(call.variant): call.variant for call in calls}.values()),
@@ -322,7 +325,7 @@ class OverLists:
             in_turn=InTurn(placed) if placed else None,
             singles=singles,
             written=written,
-            ends=torch.tensor([_extent(t) for t in tensors], dtype=torch.int64, device="cpu"),
+            ends=torch.tensor([_measure_extent(t) for t in tensors], dtype=torch.int64, device="cpu"),
             is_written=is_written,
             addresses=[],
         )
@@ -344,28 +347,28 @@ def are_apart(addresses: Tensor, extents: Tensor, is_written: Tensor) -> bool:
     return not bool(conflict.any())
 
 
-def _kinds(tensors: Sequence[Tensor]) -> list[Any]:
-    """All properties for which a launch is made, except for numbers and addresses, in three lists."""
-    return [list(map(_kind, tensors)), list(map(Tensor.stride, tensors)), list(map(Tensor.is_neg, tensors))]
+def _describe_tensors(tensors: Sequence[Tensor]) -> list[Any]:
+    """The properties of tensors for which launches are prepared, except for addresses, in three lists."""
+    return [list(map(_get_properties, tensors)), list(map(Tensor.stride, tensors)), list(map(Tensor.is_neg, tensors))]
 
 
-def _begins(every: list[Any], kinds: list[Any], count: int) -> bool:
-    """True if the kinds of tensors equal the first kinds in `every`."""
-    if len(every[0]) == count:
-        return every == kinds
-    return all(many[:count] == few for many, few in zip(every, kinds, strict=True))
+def _starts_with(all_kinds: list[Any], kinds: list[Any], count: int) -> bool:
+    """True if the kinds of tensors equal the first kinds in `all_kinds`."""
+    if len(all_kinds[0]) == count:
+        return all_kinds == kinds
+    return all(all_values[:count] == values for all_values, values in zip(all_kinds, kinds, strict=True))
 
 
-def _words(known: dict[int, list[int]], variant: Trace, numbers: Sequence[Any]) -> list[int]:
-    entry = known.get(id(variant))
+def _encode_numbers(words_by_variant: dict[int, list[int]], variant: Trace, numbers: Sequence[Any]) -> list[int]:
+    entry = words_by_variant.get(id(variant))
     if entry is None:
         (entry,) = variant.words(numbers)
-        known[id(variant)] = entry
+        words_by_variant[id(variant)] = entry
     return entry
 
 
-def _extent(tensor: Tensor) -> int:
-    """Number of bytes from the first element to the end of the last one."""
+def _measure_extent(tensor: Tensor) -> int:
+    """The number of bytes from the first element to the end of the last element."""
     if tensor.numel() == 0:
         return 0
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

@@ -1,8 +1,8 @@
 """Forward-mode derivatives of pointwise kernels.
 
-The arguments' gradients are a linear function of the results' gradients. The gradient of this function, with the
-arguments' tangents as cotangents, equals the results' tangents. A kernel computes this gradient from the arguments and
-their tangents alone.
+The gradients of the arguments are a linear function of the gradients of the results. If this linear function is
+differentiated in reverse mode with the arguments' tangents as cotangents, the gradients are the results' tangents. A
+kernel computes these gradients from the arguments and their tangents alone.
 """
 
 from __future__ import annotations
@@ -32,14 +32,13 @@ def tangents_of(
     """The tangents of a kernel's results.
 
     Args:
-        tensors: all tensors, followed by the captured tensors.
+        tensors: all tensors, with the captured tensors last.
         scalars: for each tensor, True if it promotes as a tensor without dimensions.
         tangents: for each tensor, its tangent, or `None`.
         results: shape and dtype of each result.
-        differentiable: for each result, True if autograd needs its tangent. If no argument contributes to this tangent,
-            it consists of zeros.
-        apply: calls another kernel with some tensors and their `scalars`, so that the call itself can be
-            differentiated.
+        differentiable: for each result, True if autograd needs its tangent. A tangent to which no argument contributes
+            consists of zeros.
+        apply: calls another kernel with some tensors and their `scalars`, so that this call can be differentiated.
 
     Returns:
         For each result, its tangent, or `None` if it is not differentiable.
@@ -48,12 +47,14 @@ def tangents_of(
     flows = kernel.variant(tensors, values, requested, target_of(tensors[0].device), scalars).graph.differentiable
     zeros = [tensors[0].new_zeros((), dtype=dtype).expand(tuple(shape)) for shape, dtype in results]
     roots = [zero for zero, is_present in zip(zeros, flows, strict=True) if is_present]
-    result = iter(_flowing(kernel, tensors, values, scalars, tangents, flows, roots, apply)) if roots else iter(())
+    result = (
+        iter(_compute_tangents(kernel, tensors, values, scalars, tangents, flows, roots, apply)) if roots else iter(())
+    )
     derivatives = [next(result).to(z.dtype) if is_present else z for z, is_present in zip(zeros, flows, strict=True)]
-    return [d if yes else None for d, yes in zip(derivatives, differentiable, strict=True)]
+    return [d if is_differentiable else None for d, is_differentiable in zip(derivatives, differentiable, strict=True)]
 
 
-def _flowing(
+def _compute_tangents(
     kernel: Kernel,
     tensors: Sequence[Tensor],
     numbers: Sequence[Any],
@@ -71,10 +72,10 @@ def _flowing(
     """
     target = target_of(tensors[0].device)
     gradient = kernel.gradient([tangent is not None for tangent in tangents], flows)
-    every, kinds = [*tensors, *roots], [*scalars, *[False] * len(roots)]
+    inputs, input_scalars = [*tensors, *roots], [*scalars, *[False] * len(roots)]
     by_roots = [False] * len(tensors) + [True] * len(roots)
-    linear = gradient.variant(every, numbers, by_roots, target, kinds).graph
-    given = [
+    linear = gradient.variant(inputs, numbers, by_roots, target, input_scalars).graph
+    present_tangents = [
         # A kernel on whole tensors returns the terms of all gradients in one shape.
         (tangent if kernel.cuts else tangent.expand(roots[0].shape)).to(dtype)
         for tangent, dtype, is_present in zip(
@@ -82,7 +83,7 @@ def _flowing(
         )
         if is_present
     ]
-    if not given:  # the derivative is zero for all arguments
+    if not present_tangents:  # the derivative is zero for all arguments
         return roots
-    second = gradient.gradient(by_roots, linear.differentiable)
-    return apply(second, [*every, *given], [*kinds, *[False] * len(given)])
+    linear_map = gradient.gradient(by_roots, linear.differentiable)
+    return apply(linear_map, [*inputs, *present_tangents], [*input_scalars, *[False] * len(present_tangents)])

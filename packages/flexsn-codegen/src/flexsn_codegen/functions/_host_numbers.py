@@ -1,8 +1,8 @@
 """Python numbers among the arguments of a function. Computations with these numbers run on the host at every call.
 
 While the function is traced, each number is a `HostFloat` or a `HostInt`, which records the expressions that Python
-computes from it. Torch's operators receive a plain number instead. The function is traced twice, the second time with
-different numbers. If a constant of the graph differs between the two traces, the constant is the value of an
+computes from the number. Torch's operators receive a plain number instead. The function is traced twice, the second
+time with different numbers. If a constant of the graph differs between the two traces, it has to be the value of an
 expression. If no recorded expression has this value, the trace is valid for the current numbers only. A kernel takes
 the values of the expressions as arguments. Python computes these values in float64, as the function itself does.
 """
@@ -64,7 +64,7 @@ def evaluate(expression: Expression, numbers: Sequence[Number]) -> Any:
         return expression[1]
     if kind == "rounded":
         value = evaluate(expression[1], numbers)
-        return _rounded(value, expression[2])
+        return _round(value, expression[2])
     return _FUNCTIONS[kind](*[evaluate(part, numbers) for part in expression[1:]])
 
 
@@ -94,26 +94,26 @@ class Notes:
     conditions: dict[Expression, Any] = field(default_factory=dict)
 
     def arguments(self) -> list[Any]:
-        """The numbers, for one run of the function."""
+        """The numbers as recording objects, for one run of the function."""
         return [self.note(("argument", i), number) for i, number in enumerate(self.numbers)]
 
     def note(self, expression: Expression, value: Any) -> Any:
-        """Records a value that the function has computed."""
+        """Records a value that the function has computed. Returns it as a recording object if it is a number."""
         if type(value) not in (int, float):
             return value
         self.expressions[expression] = value
         return (HostInt if type(value) is int else HostFloat)(self, expression, value)
 
     def apply(self, name: str, *operands: Any) -> Any:
-        """Computes a function of numbers and records it."""
+        """Computes a function of numbers and records the result, as a condition if the result may decide a branch."""
         if not all(isinstance(o, HostInt | HostFloat | int | float) for o in operands):
             return NotImplemented
-        expressions = tuple(_expression(o) for o in operands)
+        expressions = tuple(_get_expression(o) for o in operands)
         values = [plain(o) for o in operands]
         expression = (name, *expressions)
         if name in _DECIDING:
-            known = None if self.decided is None else self.decided.get(expression)
-            outcome = _FUNCTIONS[name](*values) if known is None else known
+            decided_outcome = None if self.decided is None else self.decided.get(expression)
+            outcome = _FUNCTIONS[name](*values) if decided_outcome is None else decided_outcome
             self.conditions[expression] = outcome
             return outcome
         return self.note(expression, _FUNCTIONS[name](*values))
@@ -124,7 +124,7 @@ def plain(value: Any) -> Any:
     return value.value if isinstance(value, HostInt | HostFloat) else value
 
 
-def _expression(value: Any) -> Expression:
+def _get_expression(value: Any) -> Expression:
     return value.expression if isinstance(value, HostInt | HostFloat) else ("constant", value)
 
 
@@ -207,9 +207,9 @@ _patched = threading.RLock()
 
 @contextlib.contextmanager
 def noting() -> Iterator[None]:
-    """Context in which functions of `math` record their results, and torch's operators receive plain numbers."""
+    """Context in which the functions of `math` record their results, and torch's operators receive plain numbers."""
 
-    def noted(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def record(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def function(*operands: Any) -> Any:
             for operand in operands:
                 if isinstance(operand, _Noted):
@@ -220,7 +220,7 @@ def noting() -> Iterator[None]:
 
     with _patched:
         for name in _MATH:
-            setattr(math, name, noted(f"math.{name}", _MATH_FUNCTIONS[f"math.{name}"]))
+            setattr(math, name, record(f"math.{name}", _MATH_FUNCTIONS[f"math.{name}"]))
         try:
             with Converted(plain):
                 yield
@@ -229,8 +229,8 @@ def noting() -> Iterator[None]:
                 setattr(math, name, _MATH_FUNCTIONS[f"math.{name}"])
 
 
-def others(numbers: Sequence[Number], changed: Sequence[int]) -> list[Number]:
-    """Numbers for a second trace. The numbers at the positions `changed` differ, but all keep their signs."""
+def change_numbers(numbers: Sequence[Number], changed: Sequence[int]) -> list[Number]:
+    """Numbers for a second trace. The numbers at the positions `changed` have other values, but the same signs."""
     results = list(numbers)
     for count, i in enumerate(changed):
         number = numbers[i]
@@ -238,7 +238,7 @@ def others(numbers: Sequence[Number], changed: Sequence[int]) -> list[Number]:
             results[i] = number + (3 + 2 * count) * (-1 if number < 0 else 1)
         elif number == 0.0 or not math.isfinite(number):
             results[i] = math.copysign(0.37109375 + count / 7, number)
-        elif abs(number) < 1:  # the other number is also below 1, because it may be a probability
+        elif abs(number) < 1:  # the new number is also below 1, because the number may be a probability
             distance = (1 - abs(number)) * (0.37109375 + 0.5 * count / len(numbers))
             results[i] = math.copysign(abs(number) + distance, number)
         else:
@@ -247,7 +247,7 @@ def others(numbers: Sequence[Number], changed: Sequence[int]) -> list[Number]:
 
 
 class Unmatched(Exception):
-    """Raised if a constant of a graph changes with the numbers in an unknown way."""
+    """Raised if it is unknown how a constant of a graph depends on the numbers."""
 
 
 def match(
@@ -261,59 +261,59 @@ def match(
         changed: positions of the numbers that differ in the second trace.
 
     Raises:
-        Unmatched: a constant changes but is not the value of an expression, or it is unclear if a number is a constant
-            or the value of an expression.
+        Unmatched: a constant changes but is not the value of an expression, or does not change but may be the value of
+            an expression.
     """
     by_values: dict[tuple[Any, Any], Expression] = {}
     for expression, value in first.expressions.items():
         counterpart = second.expressions.get(expression)
-        if counterpart is None or _arguments(expression).isdisjoint(changed):
+        if counterpart is None or _list_arguments(expression).isdisjoint(changed):
             continue
-        for made, a, b in _near(expression, value, counterpart):
-            by_values.setdefault((_bits(a), _bits(b)), made)
-    matched = []
+        for variant, a, b in _list_variants(expression, value, counterpart):
+            by_values.setdefault((_make_key(a), _make_key(b)), variant)
+    matches = []
     for a, b in zip(values, other, strict=True):
-        entry = by_values.get((_bits(a), _bits(b)))
-        # A number that is equal in both traces may be a constant, or the value of an expression that is equal in both.
+        entry = by_values.get((_make_key(a), _make_key(b)))
+        # A number that is equal in both traces may be a constant, or the value of an expression with equal values.
         if same(a, b) == (entry is not None):
             raise Unmatched
-        matched.append(("constant", a) if entry is None else entry)
-    return matched
+        matches.append(("constant", a) if entry is None else entry)
+    return matches
 
 
-def _arguments(expression: Expression) -> set[int]:
+def _list_arguments(expression: Expression) -> set[int]:
     if expression[0] == "argument":
         return {expression[1]}
-    return set[int]().union(*(_arguments(part) for part in expression[1:] if isinstance(part, tuple)))
+    return set[int]().union(*(_list_arguments(part) for part in expression[1:] if isinstance(part, tuple)))
 
 
-def _near(expression: Expression, a: Number, b: Number) -> Iterator[tuple[Expression, Any, Any]]:
+def _list_variants(expression: Expression, a: Number, b: Number) -> Iterator[tuple[Expression, Any, Any]]:
     """The expression, and the values that operators may compute from the expression before a kernel receives them."""
     for name in (None, "neg", "reciprocal"):
-        made: Expression = expression if name is None else (name, expression)
+        variant: Expression = expression if name is None else (name, expression)
         try:
             x, y = (v if name is None else _FUNCTIONS[name](v) for v in (a, b))
         except ArithmeticError:
             continue
-        yield made, x, y
+        yield variant, x, y
         if not isinstance(x, float):
-            yield ("float", made), _as_float(x), _as_float(y)
+            yield ("float", variant), _convert_to_float(x), _convert_to_float(y)
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
-            yield ("rounded", made, dtype), _rounded(x, dtype), _rounded(y, dtype)
+            yield ("rounded", variant, dtype), _round(x, dtype), _round(y, dtype)
 
 
-def _as_float(value: Number) -> float:
+def _convert_to_float(value: Number) -> float:
     try:
         return float(value)
     except OverflowError:
         return math.inf
 
 
-def _rounded(value: Number, dtype: torch.dtype) -> float:
-    """Rounds a number as torch does: first to float32."""
-    number = _through("f", _as_float(value))
+def _round(value: Number, dtype: torch.dtype) -> float:
+    """Rounds a number to a dtype as torch does: first to float32, and then to the dtype."""
+    number = _convert_through("f", _convert_to_float(value))
     if dtype == torch.float16:
-        return _through("e", number)
+        return _convert_through("e", number)
     if dtype == torch.bfloat16 and math.isfinite(number):
         (bits,) = struct.unpack("<I", struct.pack("<f", number))
         bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
@@ -321,7 +321,7 @@ def _rounded(value: Number, dtype: torch.dtype) -> float:
     return number
 
 
-def _through(layout: str, value: float) -> float:
+def _convert_through(layout: str, value: float) -> float:
     try:
         number: float = struct.unpack(f"<{layout}", struct.pack(f"<{layout}", value))[0]
     except OverflowError:
@@ -329,5 +329,5 @@ def _through(layout: str, value: float) -> float:
     return number
 
 
-def _bits(value: Number) -> tuple[type, Any]:
+def _make_key(value: Number) -> tuple[type, Any]:
     return (float, struct.pack("<d", value)) if isinstance(value, float) else (type(value), value)

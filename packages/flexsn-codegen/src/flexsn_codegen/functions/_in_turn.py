@@ -1,4 +1,4 @@
-"""Launches of C++ kernels, one after the other, by one call from Python.
+"""Launches C++ kernels one after the other in one call from Python.
 
 The arguments of all launches are in one block of memory. Before a call, addresses and numbers in this block are
 replaced.
@@ -47,36 +47,40 @@ class Placed:
 
 
 class InTurn:
-    """Launches on the CPU that are repeated."""
+    """Prepared launches of C++ kernels, which can be repeated."""
 
     def __init__(self, placed: Sequence[Placed]) -> None:
         self._all = program(_ALL)
-        self._programs: list[Any] = []  # they stay loaded as long as this object exists
+        self._programs: list[Any] = []  # programs stay loaded as long as this object exists
         values: list[int] = []
         starts: list[int] = []
         places: list[int] = []
         cells: list[int] = []
         numbers: dict[int, tuple[Trace, list[list[int]]]] = {}
-        for one in placed:
-            kernel = one.launch.built.compiled()
-            self._programs.append(kernel.compiled(one.dtypes, CPP_BLOCK, fast_math=one.launch.fast_math))
+        for placed_launch in placed:
+            kernel = placed_launch.launch.built.compiled()
+            self._programs.append(
+                kernel.compiled(placed_launch.dtypes, CPP_BLOCK, fast_math=placed_launch.launch.fast_math)
+            )
             starts.append(len(values))
-            places += range(len(values), len(values) + len(one.cells))
-            cells += one.cells
-            values += [*[0] * len(one.cells), *one.launch.integers]
+            places += range(len(values), len(values) + len(placed_launch.cells))
+            cells += placed_launch.cells
+            values += [*[0] * len(placed_launch.cells), *placed_launch.launch.integers]
             # One additional value for the number of threads.
-            count = sum(len(number.arguments) for number in one.variant.steps[0].source.numbers) + 1
-            own = numbers.setdefault(id(one.variant), (one.variant, []))
-            own[1].append(list(range(len(values), len(values) + count)))
+            count = sum(len(number.arguments) for number in placed_launch.variant.steps[0].source.numbers) + 1
+            variant_numbers = numbers.setdefault(id(placed_launch.variant), (placed_launch.variant, []))
+            variant_numbers[1].append(list(range(len(values), len(values) + count)))
             values += [0] * count
         self._values = torch.tensor(values, dtype=torch.int64, device="cpu")
         self._places = torch.tensor(places, dtype=torch.int64, device="cpu")
         self._cells = torch.tensor(cells, dtype=torch.int64, device="cpu")
-        self._numbers = [(trace, torch.tensor(at, dtype=torch.int64, device="cpu")) for trace, at in numbers.values()]
+        self._numbers = [
+            (trace, torch.tensor(positions, dtype=torch.int64, device="cpu")) for trace, positions in numbers.values()
+        ]
         begin = self._values.data_ptr()
         table = [len(placed)]
-        for one, start in zip(self._programs, starts, strict=True):
-            table += [one.address, begin + 8 * start]
+        for compiled, start in zip(self._programs, starts, strict=True):
+            table += [compiled.address, begin + 8 * start]
         self._table = torch.tensor(table, dtype=torch.int64, device="cpu")
         self._words: list[list[int]] = []
 
@@ -91,10 +95,10 @@ class InTurn:
             words: for each of `variants`, the integer arguments that represent its numbers.
         """
         threads = torch.get_num_threads()
-        results = [[*own, threads] for own in words]
+        results = [[*variant_words, threads] for variant_words in words]
         if results != self._words:
-            for own, (_, places) in zip(results, self._numbers, strict=True):
-                self._values[places] = torch.tensor(own, dtype=torch.int64, device="cpu")
+            for variant_words, (_, places) in zip(results, self._numbers, strict=True):
+                self._values[places] = torch.tensor(variant_words, dtype=torch.int64, device="cpu")
             self._words = results
         self._all([self._table.data_ptr()])
 

@@ -21,7 +21,7 @@ from flexsn_codegen.functions._captured import Captured
 from flexsn_codegen.functions._follow import follow
 from flexsn_codegen.functions._host_numbers import Notes, noting
 from flexsn_codegen.functions._launch import target_on
-from flexsn_codegen.functions._plan import Plan, Source, Trace, TracedStep, computed_once
+from flexsn_codegen.functions._plan import Plan, Source, Trace, TracedStep, remove_duplicates
 from flexsn_codegen.functions._words import in_words_of
 from flexsn_codegen.source._numerics import Numerics
 from flexsn_codegen.source._source import CoreSource, KernelSource
@@ -53,7 +53,7 @@ _MAX_CUT = 64
 PREFIX = "host"
 
 Bound = Callable[..., Any]
-"""Maps all tensors, with the captured tensors last, to the results and the written arguments."""
+"""A function that maps all tensors, with the captured tensors last, to the results and the written arguments."""
 
 
 class Kernel:
@@ -64,17 +64,18 @@ class Kernel:
     and its trace is valid for all shapes that broadcast.
 
     Args:
-        bind: makes a function of the tensors alone, for the numbers of one trace.
-        captured: everything that the function reads in addition to its arguments.
+        bind: returns a function of the tensors alone, for the numbers of one trace.
+        captured: all values that the function reads in addition to its arguments.
         cuts: True if the function cuts its arguments.
         written: positions of the tensors that the function changes.
         result: the structure of the return value.
         gradient: True if the function is the gradient of another function.
         must_cut: see `flexsn_graph.trace_cells`.
         otherwise: the error to raise if the function does not cut anything. By default, the tracer's own error.
-        batched: creates a function that works on a batch. By default, `torch.func.vmap` creates it.
-        like: for a gradient, the number of the tensor to which each result belongs.
-        cotangents: for a gradient, the number of the first tensor that is not an argument of the function.
+        batched: creates the kernel of the function over a batch. By default, `torch.func.vmap` batches the
+            function.
+        like: for a gradient, the index of the tensor to which each result belongs.
+        cotangents: for a gradient, the index of the first tensor that is not an argument of the function.
 
     Attributes:
         key: the name of the kernel in graphs.
@@ -101,7 +102,7 @@ class Kernel:
         self.name, self.numerics, self.captured, self.cuts = name, numerics, captured, cuts
         self.written, self.result = written, result
         self.must_cut, self.single = must_cut, True
-        self.key = named(name, self)
+        self.key = register_kernel(name, self)
         self._bind = bind
         self._gradient = gradient
         self._like, self._cotangents = like, cotangents
@@ -109,7 +110,7 @@ class Kernel:
         self._variants: dict[tuple[Any, ...], list[Trace]] = {}
         self._gradients: dict[tuple[Any, ...], Kernel] = {}
         self._batched: Kernel | None = None
-        self._batched_by = batched or self._over_a_batch
+        self._batched_by = batched or self._make_batched
 
     @staticmethod
     def of(
@@ -120,7 +121,7 @@ class Kernel:
         examples: Sequence[Tensor],
         numbers: Sequence[Any],
     ) -> Kernel:
-        """A kernel of a user's function that does not cut anything.
+        """Makes the kernel of a user's function that does not cut anything.
 
         Args:
             examples: the tensors of a call, of which only shape, dtype and device are used.
@@ -135,25 +136,24 @@ class Kernel:
         def unbound(*tensors: Tensor) -> Any:
             return call(tensors, Notes(numbers))
 
-        types, dimensions = _types(examples), _dimensions(examples)
+        types, dimensions = _list_types(examples), _count_dimensions(examples)
         device = examples[0].device if examples else torch.device("cpu")
         captured = Captured(fn, name)
-        met: dict[int, Tensor] = {}
+        captured_so_far: dict[int, Tensor] = {}
         try:
             with in_words_of(name), captured.reads.restored():
-                effects = pointwise_effects(unbound, types, dimensions, device, name, captured.reads, met)
+                effects = pointwise_effects(unbound, types, dimensions, device, name, captured.reads, captured_so_far)
                 with captured.reads.preserved():
                     pointwise_effects(unbound, types, dimensions, device, name)
                 captured.keep(effects.captured)
         except TorchError:
-            if not met:
-                # This trace may find a more precise error. It also reports a write as an error, but a write is allowed
-                # here.
+            if not captured_so_far:
+                # A trace may raise a more precise error. Errors for writes are ignored, because the function may write.
                 with contextlib.suppress(MutationError), in_words_of(name), captured.reads.preserved():
                     trace_pointwise(unbound, types, dimensions, device, name)
             raise
         results: list[Tensor] = []
-        result = results_apart(effects.returned, _known(effects.written, effects.arguments), results)
+        result = results_apart(effects.returned, _make_argument_finder(effects.written, effects.arguments), results)
         _check_result(name, result, effects)
         count = len(examples)
 
@@ -166,7 +166,7 @@ class Kernel:
                 with captured.reads.preserved(), Substituted(stand_ins) if stand_ins else ExitStack():
                     returned = call(passed, notes)
                 matches: list[Tensor] = []
-                if results_apart(returned, _known(effects.written, passed), matches) != result:
+                if results_apart(returned, _make_argument_finder(effects.written, passed), matches) != result:
                     raise TraceError(
                         f"{name} returns another structure for other numbers or other gradients: return the same "
                         "number of tensors, nested in the same way, in each call."
@@ -183,7 +183,7 @@ class Kernel:
         self,
         tensors: Sequence[Tensor],
         numbers: Sequence[Any],
-        wanted: Sequence[bool],
+        requested: Sequence[bool],
         target: Target,
         scalars: Sequence[bool] | None = None,
         *,
@@ -193,7 +193,7 @@ class Kernel:
 
         Args:
             tensors: all tensors, with the captured tensors last. Their sizes may be symbols.
-            wanted: for each tensor, True if autograd follows computations on it.
+            requested: for each tensor, True if autograd follows computations on it.
             scalars: for each tensor, True if it promotes as a tensor without dimensions. By default, True if it has no
                 dimensions.
             summed: True if the results of a gradient have the shapes of the arguments.
@@ -201,27 +201,27 @@ class Kernel:
         Raises:
             UnsupportedOpError, TraceError: no kernel can compute the function.
         """
-        dimensions = _dimensions(tensors)
+        dimensions = _count_dimensions(tensors)
         if dimensions > MAX_DIMENSIONS and not self.cuts:
             raise ArgumentError(f"{self.name} takes tensors of at most {MAX_DIMENSIONS} dimensions.")
         flags = [t.dim() == 0 for t in tensors] if scalars is None or self.cuts else scalars
         types = tuple(
-            ArgumentType(t.dtype, scalar and dimensions > 0, want)
-            for t, scalar, want in zip(tensors, flags, wanted, strict=True)
+            ArgumentType(t.dtype, scalar and dimensions > 0, is_requested)
+            for t, scalar, is_requested in zip(tensors, flags, requested, strict=True)
         )
-        kinds = tuple(t.dim() for t in tensors) if self.cuts else dimensions
-        variants = self._variants.setdefault((target.name, kinds, tensors[0].device.type, types, summed), [])
-        result = _serving(variants, tensors, numbers)
+        dimensions_key = tuple(t.dim() for t in tensors) if self.cuts else dimensions
+        variants = self._variants.setdefault((target.name, dimensions_key, tensors[0].device.type, types, summed), [])
+        result = _find_valid(variants, tensors, numbers)
         if result is None:
             with TRACE_LOCK:
                 # Another thread may have made the trace in the meantime.
-                result = _serving(variants, tensors, numbers)
+                result = _find_valid(variants, tensors, numbers)
                 if result is None:
-                    result = self._new_variant(variants, types, tensors, list(numbers), target, summed)
+                    result = self._add_variant(variants, types, tensors, list(numbers), target, summed)
         self.single = result.graph.single
         return result
 
-    def _new_variant(
+    def _add_variant(
         self,
         variants: list[Trace],
         types: Sequence[ArgumentType],
@@ -241,11 +241,11 @@ class Kernel:
                 otherwise=self.captured.where,
             )
             variants.clear()
-        trace = self._traced(types, tensors, numbers, target, summed)
+        trace = self._make_trace(types, tensors, numbers, target, summed)
         variants.insert(0, trace)
         return trace
 
-    def _traced(
+    def _make_trace(
         self,
         types: Sequence[ArgumentType],
         tensors: Sequence[Tensor],
@@ -253,36 +253,36 @@ class Kernel:
         target: Target,
         summed: bool,
     ) -> Trace:
-        shapes = tuple(tuple(_size(size) for size in t.shape) for t in tensors) if self.cuts else None
+        shapes = tuple(tuple(_convert_size(size) for size in t.shape) for t in tensors) if self.cuts else None
 
-        own: tuple[Source, ...] | None = None
+        result_sources: tuple[Source, ...] | None = None
 
         def trace(notes: Notes) -> tuple[PointwiseGraph | CellGraph, list[CoreSource], object]:
-            nonlocal own
-            graph, steps, structure = self._graph(self._bind(notes), types, tensors, shapes)
+            nonlocal result_sources
+            graph, steps, structure = self._trace_graph(self._bind(notes), types, tensors, shapes)
             if summed and isinstance(graph, PointwiseGraph):
-                graph, own = computed_once(graph, self._cotangents)
-                steps, structure = [graph.step] if graph.dtypes else [], (structure, own)
+                graph, result_sources = remove_duplicates(graph, self._cotangents)
+                steps, structure = [graph.step] if graph.dtypes else [], (structure, result_sources)
             numbers = PREFIX if notes.numbers else None
             cells = graph.steps if isinstance(graph, CellGraph) else (None,) * len(steps)
-            sources = [self._source(*pair, target, numbers) for pair in zip(steps, cells, strict=True)]
+            sources = [self._emit(*pair, target, numbers) for pair in zip(steps, cells, strict=True)]
             return graph, sources, structure
 
         try:
-            # An integer may decide which dimensions are cut. Two integers may cut these sizes in the same way, but
-            # other sizes differently.
-            whole = [i for i, number in enumerate(numbers) if self.cuts and not isinstance(number, float)]
+            # An integer may determine how dimensions are cut. Two integers may cut the sizes of this trace in the same
+            # way, but other sizes differently.
+            fixed = [i for i, number in enumerate(numbers) if self.cuts and not isinstance(number, float)]
             with in_words_of(self.name), self.captured.traced():
-                graph, sources, conditions, slots = follow(trace, numbers, whole)
+                graph, sources, conditions, slots = follow(trace, numbers, fixed)
         except NothingCutError:
             if self._otherwise is None:
                 raise
             raise self._otherwise from None
         cells = graph.steps if isinstance(graph, CellGraph) else (None,) * len(sources)
         steps = [TracedStep(*step) for step in zip(sources, slots, cells, strict=True)]
-        return Trace(self.name, graph, steps, conditions, self.numerics.fast_math, self.written, shapes, own)
+        return Trace(self.name, graph, steps, conditions, self.numerics.fast_math, self.written, shapes, result_sources)
 
-    def _source(self, step: StepGraph, cells: CellStep | None, target: Target, numbers: str | None) -> CoreSource:
+    def _emit(self, step: StepGraph, cells: CellStep | None, target: Target, numbers: str | None) -> CoreSource:
         if cells is not None and cells.rows:
             return emit_rows(step, self.name, cells.whole, numerics=self.numerics, target=target, numbers=numbers)
         return emit_core(
@@ -295,7 +295,7 @@ class Kernel:
             numbers=numbers,
         )
 
-    def _graph(
+    def _trace_graph(
         self,
         bound: Bound,
         types: Sequence[ArgumentType],
@@ -305,9 +305,11 @@ class Kernel:
         """The graph, the graph of each step, and the properties that have to be equal for other numbers."""
         gradient, reads = self._gradient, self.captured.reads
         if shapes is None:
-            dimensions, device = _dimensions(tensors), tensors[0].device
-            whole = trace_pointwise(bound, types, dimensions, device, self.name, gradient=gradient, reads=reads)
-            return whole, [whole.step], None
+            dimensions, device = _count_dimensions(tensors), tensors[0].device
+            pointwise_graph = trace_pointwise(
+                bound, types, dimensions, device, self.name, gradient=gradient, reads=reads
+            )
+            return pointwise_graph, [pointwise_graph.step], None
         if any(type(size) is not int for t in tensors for size in t.shape):
             pairs = zip(shapes, tensors, strict=True)
             tensors = [torch.empty(shape, dtype=t.dtype, device=t.device) for shape, t in pairs]
@@ -321,8 +323,8 @@ class Kernel:
 
     def merged(self, read: Sequence[Tensor], written: Sequence[Tensor]) -> list[Tensor]:
         """All tensors of the kernel, merged from the tensors that it only reads and those that it writes, in order."""
-        of_read, of_written = iter(read), iter(written)
-        return [next(of_written if i in self.written else of_read) for i in range(len(read) + len(written))]
+        next_read, next_written = iter(read), iter(written)
+        return [next(next_written if i in self.written else next_read) for i in range(len(read) + len(written))]
 
     # -- calls ---------------------------------------------------------------------------------------------
 
@@ -330,31 +332,32 @@ class Kernel:
         self,
         tensors: Sequence[Tensor],
         numbers: Sequence[Any],
-        wanted: Sequence[bool],
+        requested: Sequence[bool],
         outs: Sequence[Tensor] = (),
         scalars: Sequence[bool] | None = None,
         *,
         summed: bool = False,
     ) -> tuple[list[Tensor], Trace]:
-        """Launches the kernel and returns the results without the written arguments.
+        """Launches the kernel. Returns the results without the written arguments, and the trace of the kernel.
 
         Args:
-            summed: True if the results of a gradient have the shapes of the arguments. They may be argument tensors.
+            summed: True if the results of a gradient have the shapes of the arguments. Results may then be arguments
+                themselves.
         """
         target = target_on(tensors[0].device, self.name)
-        trace = self.variant(tensors, numbers, wanted, target, scalars, summed=summed)
-        given = [t.detach().resolve_neg() for t in tensors]
+        trace = self.variant(tensors, numbers, requested, target, scalars, summed=summed)
+        detached = [t.detach().resolve_neg() for t in tensors]
         for i in self.written:
-            given[i] = tensors[i].detach()
+            detached[i] = tensors[i].detach()
         if trace.sources is not None:
             for number in {number for is_argument, number in trace.sources if is_argument}:
-                # Passes the tensor itself, because autograd counts the references to a gradient before it adds to the
-                # gradient.
-                given[number] = tensors[number].resolve_neg()
-            return self.plan(trace, given).run(given, trace.words(numbers)), trace
+                # Passes the tensor itself, because autograd counts the references to a gradient to decide whether the
+                # gradient may be changed in place.
+                detached[number] = tensors[number].resolve_neg()
+            return self.plan(trace, detached).run(detached, trace.words(numbers)), trace
         if not self.cuts:
-            return self.plan(trace, given, outs).run(given, trace.words(numbers), outs), trace
-        results = self.plan(trace, given).run(given, trace.words(numbers))
+            return self.plan(trace, detached, outs).run(detached, trace.words(numbers), outs), trace
+        results = self.plan(trace, detached).run(detached, trace.words(numbers))
         for out, result in zip(outs, results, strict=bool(outs)):
             if out.shape != result.shape:
                 raise TraceError(
@@ -383,46 +386,46 @@ class Kernel:
     def empty_results(
         self, tensors: Sequence[Tensor], numbers: Sequence[Any], target: Target, scalars: Sequence[bool] | None
     ) -> list[Tensor]:
-        """Memory for the results, without the written arguments."""
+        """Allocates memory for the results, except for written arguments."""
         trace = self.variant(tensors, numbers, [False] * len(tensors), target, scalars)
         return trace.plan(tensors).results(tensors[0])
 
     # -- gradients and batches -----------------------------------------------------------------------------
 
-    def gradient(self, wanted: Sequence[bool], differentiable: Sequence[bool]) -> Kernel:
+    def gradient(self, requested: Sequence[bool], differentiable: Sequence[bool]) -> Kernel:
         """The kernel `(*tensors, *gradients of the differentiable results) -> (*requested gradients)`.
 
         If nothing is cut, each gradient has the shape to which all arguments broadcast. The gradient of an argument
-        without dimensions may have a wider dtype. The sum is then computed in this dtype.
+        without dimensions may have a wider dtype, in which it is then summed.
         """
-        key = (tuple(wanted), tuple(differentiable))
-        entry = self._gradients.get(key)
-        if entry is None:
+        key = (tuple(requested), tuple(differentiable))
+        kernel = self._gradients.get(key)
+        if kernel is None:
             gradient_by = cells_gradient_of if self.cuts else gradient_of
 
             def bind(notes: Notes) -> Bound:
-                return gradient_by(self._bind(notes), len(wanted), differentiable, wanted)
+                return gradient_by(self._bind(notes), len(requested), differentiable, requested)
 
-            entry = self._gradients[key] = Kernel(
+            kernel = self._gradients[key] = Kernel(
                 f"{self.name}_backward",
                 self.numerics,
                 bind,
                 captured=self.captured,
                 cuts=self.cuts,
                 gradient=True,
-                like=tuple(i for i, want in enumerate(wanted) if want),
-                cotangents=len(wanted),
-                batched=lambda: self.batched().gradient(wanted, differentiable),
+                like=tuple(i for i, is_requested in enumerate(requested) if is_requested),
+                cotangents=len(requested),
+                batched=lambda: self.batched().gradient(requested, differentiable),
             )
-        return entry
+        return kernel
 
     def batched(self) -> Kernel:
-        """A function that cuts, applied to a batch. The batch is the first dimension of all arguments and results."""
+        """The kernel of a function that cuts, over a batch. All arguments and results have the batch as dimension 0."""
         if self._batched is None:
             self._batched = self._batched_by()
         return self._batched
 
-    def _over_a_batch(self) -> Kernel:
+    def _make_batched(self) -> Kernel:
         def bind(notes: Notes) -> Bound:
             return torch.func.vmap(self._bind(notes))
 
@@ -430,30 +433,30 @@ class Kernel:
         return Kernel(name, self.numerics, bind, captured=self.captured, cuts=True, must_cut=False)
 
 
-def _serving(traces: Sequence[Trace], tensors: Sequence[Tensor], numbers: Sequence[Any]) -> Trace | None:
+def _find_valid(traces: Sequence[Trace], tensors: Sequence[Tensor], numbers: Sequence[Any]) -> Trace | None:
     for trace in traces:
         if trace.fits(numbers) and trace.serves(tensors):
             return trace
     return None
 
 
-def _size(size: int | torch.SymInt) -> int:
-    """A size as a plain number. If it is a symbol, this is its value in the call for which a graph is made."""
+def _convert_size(size: int | torch.SymInt) -> int:
+    """A size as a plain integer. A symbol is replaced by its value in the call that is compiled."""
     return int(hint_of(size)) if isinstance(size, torch.SymInt) else size
 
 
 _kernels: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
 
-def named(name: str, kernel: object) -> str:
-    """A key for a kernel of this name. Graphs find the kernel by the key as long as the kernel exists."""
+def register_kernel(name: str, kernel: object) -> str:
+    """Registers a kernel. Returns a key by which graphs find the kernel as long as it exists."""
     key = f"{name}-{uuid.uuid4().hex}"
     _kernels[key] = kernel
     return key
 
 
 def kernel_of(key: str) -> Any:
-    """The kernel to which a graph refers: a `Kernel`, or a call over lists.
+    """The kernel to which a graph refers: a `Kernel`, or a `ListsCall`.
 
     Raises:
         KernelGoneError: this process does not have the kernel, or has deleted it.
@@ -468,34 +471,34 @@ def kernel_of(key: str) -> Any:
     return kernel
 
 
-def _types(tensors: Sequence[Tensor]) -> list[ArgumentType]:
-    dimensions = _dimensions(tensors)
+def _list_types(tensors: Sequence[Tensor]) -> list[ArgumentType]:
+    dimensions = _count_dimensions(tensors)
     return [ArgumentType(t.dtype, t.dim() == 0 and dimensions > 0) for t in tensors]
 
 
-def _dimensions(tensors: Sequence[Tensor]) -> int:
+def _count_dimensions(tensors: Sequence[Tensor]) -> int:
     return max((t.dim() for t in tensors), default=0)
 
 
-def _known(written: Sequence[int], passed: Sequence[Tensor]) -> Callable[[Tensor], int | None]:
+def _make_argument_finder(written: Sequence[int], passed: Sequence[Tensor]) -> Callable[[Tensor], int | None]:
     places = {id(passed[i]): i for i in written}
     return lambda tensor: places.get(id(tensor))
 
 
 def _check_result(name: str, result: Structure, effects: Effects) -> None:
-    kinds = _kinds(result)
-    wrong = next((part[1] for part in kinds if part[0] == "other"), None)
-    if wrong is not None:
+    kinds = _flatten(result)
+    unsupported = next((part[1] for part in kinds if part[0] == "other"), None)
+    if unsupported is not None:
         raise TraceError(
-            f"{name} returned {wrong!r}: a kernel's results are tensors, or tuples, lists and dicts of tensors."
+            f"{name} returned {unsupported!r}: a kernel's results are tensors, or tuples, lists and dicts of tensors."
         )
     if not effects.written and not any(part[0] == "tensor" for part in kinds):
         raise TraceError(f"{name} returned no tensor and changed none: there is nothing to compute.")
 
 
-def _kinds(result: Structure) -> list[Structure]:
+def _flatten(result: Structure) -> list[Structure]:
     if result[0] in ("tuple", "list", "named"):
-        return [kind for part in result[1] for kind in _kinds(part)]
+        return [kind for part in result[1] for kind in _flatten(part)]
     if result[0] == "dict":
-        return [kind for _, part in result[1] for kind in _kinds(part)]
+        return [kind for _, part in result[1] for kind in _flatten(part)]
     return [result]

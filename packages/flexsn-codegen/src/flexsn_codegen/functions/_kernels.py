@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flexsn_codegen.errors import ArgumentError, TraceError
 from flexsn_codegen.functions._calls import Structure, check_signature
-from flexsn_codegen.functions._checks import check_tensors, without_tensors
+from flexsn_codegen.functions._checks import check_tensors, make_no_tensors_error
 from flexsn_codegen.functions._cutting import cut_for_graphs, cut_of
 from flexsn_codegen.functions._kernel import Kernel
 from flexsn_codegen.functions._launch import target_on
@@ -33,7 +33,8 @@ class Kernels:
     Attributes:
         handle: text by which `kernels_of` finds this object.
         cuts: kernels that cut, for the structures and kinds of arguments in graphs.
-        captured: captured tensors by the kernel's key. Graphs read the tensors here at each call.
+        captured: the captured tensors of each kernel, by the kernel's key. At each call, graphs read the tensors from
+            here.
         list_calls: calls over lists to which graphs refer.
     """
 
@@ -43,45 +44,45 @@ class Kernels:
         self.cuts: dict[tuple[Any, ...], Kernel] = {}
         self.list_calls: dict[tuple[Any, ...], Any] = {}
         self.handle = str(next(_handles))  # a text, because compilers may turn integers into symbols
-        self._known: dict[tuple[Any, ...], Kernel] = {}
-        self._cut: dict[tuple[Any, ...], Kernel] = {}
+        self._kernels: dict[tuple[Any, ...], Kernel] = {}
+        self._cut_kernels: dict[tuple[Any, ...], Kernel] = {}
         self._last_cut: dict[Structure, Kernel] = {}
         _functions[self.handle] = self
 
     def find(
         self, structure: Structure, tensors: Sequence[Tensor], numbers: Sequence[Any]
     ) -> tuple[Kernel, tuple[Tensor, ...]]:
-        """The kernel on whole tensors for a call like this, and the current captured tensors."""
-        key = _key(structure, tensors)
-        result = self._fetched(key)
+        """The kernel on whole tensors for a call, and the current captured tensors."""
+        key = _make_key(structure, tensors)
+        result = self._fetch(key)
         if result is None:
             with TRACE_LOCK:
                 # Another thread may have made the kernel in the meantime.
-                result = self._fetched(key) or self._made(key, structure, tensors, numbers)
+                result = self._fetch(key) or self._make(key, structure, tensors, numbers)
         return result
 
-    def _fetched(self, key: tuple[Any, ...]) -> tuple[Kernel, tuple[Tensor, ...]] | None:
-        kernel = self._known.get(key)
+    def _fetch(self, key: tuple[Any, ...]) -> tuple[Kernel, tuple[Tensor, ...]] | None:
+        kernel = self._kernels.get(key)
         captured = None if kernel is None else kernel.captured.fetch()
         return None if kernel is None or captured is None else (kernel, captured)
 
-    def _made(
+    def _make(
         self, key: tuple[Any, ...], structure: Structure, tensors: Sequence[Tensor], numbers: Sequence[Any]
     ) -> tuple[Kernel, tuple[Tensor, ...]]:
         check_signature(self.fn, self.name, structure)
-        plan_layout(tensors)  # raises an error if they do not broadcast
+        plan_layout(tensors)  # raises an error if the tensors do not broadcast
         try:
             kernel = Kernel.of(self.fn, self.name, self.numerics, structure, tensors, numbers)
         except (TypeError, TorchError):
             if tensors or isinstance(self.fn, torch.nn.Module):
                 raise
-            raise without_tensors(self.name) from None
-        self._known[key] = kernel
+            raise make_no_tensors_error(self.name) from None
+        self._kernels[key] = kernel
         return kernel, tuple(kernel.captured.tensors)
 
-    def known_cut(self, structure: Structure, tensors: Sequence[Tensor]) -> tuple[Kernel, tuple[Tensor, ...]] | None:
-        """The kernel that cuts for a call like this, if there is one already, and the current captured tensors."""
-        result = self._cut.get(_key(structure, tensors)) if self._cut else None
+    def find_cut(self, structure: Structure, tensors: Sequence[Tensor]) -> tuple[Kernel, tuple[Tensor, ...]] | None:
+        """The kernel of a call that cuts, and the current captured tensors. `None` if this kernel is not made yet."""
+        result = self._cut_kernels.get(_make_key(structure, tensors)) if self._cut_kernels else None
         captured = None if result is None else result.captured.fetch()
         return None if result is None or captured is None else (result, captured)
 
@@ -93,14 +94,15 @@ class Kernels:
         numbers: Sequence[Any],
         target: Target | None = None,
     ) -> tuple[Kernel, tuple[Tensor, ...]]:
-        """The kernel that cuts for a call like this, and the captured tensors.
+        """Makes the kernel of a call that cuts. Returns the kernel and the captured tensors.
 
         Args:
-            error: the reason why no kernel works on whole tensors.
-            target: language of the kernel. By default, the language that the tensors' device needs.
+            error: the error that the kernel on whole tensors has raised.
+            target: language of the kernel. By default, the language for the tensors' device.
 
         Raises:
-            The reason why no kernel of either kind is possible.
+            `error`, if the function cuts nothing, or if the kernel that cuts fails for the same reason. Otherwise, the
+            error of the kernel that cuts.
         """
         grad = torch.is_grad_enabled()
         try:
@@ -108,23 +110,24 @@ class Kernels:
             must_cut = not isinstance(error, TorchError)
             cut = cut_of(self.fn, self.name, self.numerics, structure, tensors, numbers, must_cut=must_cut)
             captured = tuple(cut.captured.tensors)
-            every = [*tensors, *captured]
-            check_tensors(self.name, every)
-            requested = [grad and t.requires_grad for t in every]
-            cut.variant(every, numbers, requested, target or target_on(every[0].device, self.name))
+            all_tensors = [*tensors, *captured]
+            check_tensors(self.name, all_tensors)
+            requested = [grad and t.requires_grad for t in all_tensors]
+            cut.variant(all_tensors, numbers, requested, target or target_on(all_tensors[0].device, self.name))
         except NothingCutError:
             raise error from None
         except (TorchError, MutationError) as second:
             if isinstance(error, ArgumentError) or isinstance(second, MutationError):
                 raise error from second
-            raise second from None  # its message names the arguments' own shapes
+            raise second from None  # the message of `second` names the arguments' own shapes
         except TraceError:
-            if isinstance(error, DataDependentError):  # about a captured tensor, which is not a constant here either
+            # A decision depends on a captured tensor, which is not a constant in kernels that cut, either.
+            if isinstance(error, DataDependentError):
                 raise error from None
             raise
-        if len(self._cut) >= _MAX_CUTS:
-            self._cut.clear()
-        self._cut[_key(structure, tensors)] = cut
+        if len(self._cut_kernels) >= _MAX_CUTS:
+            self._cut_kernels.clear()
+        self._cut_kernels[_make_key(structure, tensors)] = cut
         self._last_cut[structure] = cut
         return cut, captured
 
@@ -135,18 +138,18 @@ class Kernels:
         numbers: Sequence[Any],
         otherwise: Exception,
     ) -> Kernel:
-        """The kernel that cuts, for a graph, whose sizes are unknown. See `_cutting.cut_for_graphs`."""
-        known = self._last_cut.get(structure)
-        made = cut_for_graphs(self.fn, self.name, self.numerics, structure, kinds, numbers, known, otherwise)
-        self.cuts[structure, kinds] = made
-        return made
+        """The kernel that cuts arguments of unknown sizes, for a graph. See `_cutting.cut_for_graphs`."""
+        eager_kernel = self._last_cut.get(structure)
+        kernel = cut_for_graphs(self.fn, self.name, self.numerics, structure, kinds, numbers, eager_kernel, otherwise)
+        self.cuts[structure, kinds] = kernel
+        return kernel
 
     def all(self) -> list[Kernel]:
         """All kernels on whole tensors that exist."""
-        return list(self._known.values())
+        return list(self._kernels.values())
 
 
-def _key(structure: Structure, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+def _make_key(structure: Structure, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
     return (structure, *[(t.dtype, t.dim(), t.device.type) for t in tensors])
 
 

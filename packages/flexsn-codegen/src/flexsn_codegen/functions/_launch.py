@@ -20,7 +20,7 @@ from flexsn_codegen.targets.triton import TRITON, entry, interpreting, launcher
 BLOCK = 1024
 # The interpreter's run time is proportional to the number of programs, because numpy computes within a program.
 _MAX_INTERPRETED_BLOCK = 1 << 16
-# Elements per C++ program, which loops over them. With this number, the values stay in the L1 cache.
+# The number of elements over which a C++ program loops. With this number, the values stay in the L1 cache.
 CPP_BLOCK = 4096
 
 
@@ -49,16 +49,16 @@ def target_on(device: torch.device, name: str) -> Target:
     if device.type == "cpu":
         if interpreted():
             return TRITON
-        why = why_no_compiler()
-        if why is None:
+        reason = why_no_compiler()
+        if reason is None:
             return CPP
         raise DeviceError(
-            f"the arguments of {name} are on the CPU, where its kernel is compiled from C++, but {why} Or move them to "
-            "a GPU, or set TRITON_INTERPRET=1 before triton is imported, to run slowly without a compiler."
+            f"the arguments of {name} are on the CPU, where its kernel is compiled from C++, but {reason} Or move them "
+            "to a GPU, or set TRITON_INTERPRET=1 before triton is imported, to run slowly without a compiler."
         )
     raise DeviceError(
         f"the arguments of {name} are on {device}: kernels are compiled for CUDA and ROCm GPUs and for the CPU. Move "
-        "them there."
+        "them to one of these devices."
     )
 
 
@@ -88,8 +88,8 @@ def addresses_of(tensors: Sequence[Tensor]) -> list[int]:
 class Launcher:
     """Launches of one kernel over `numel` elements of tensors of the same dtypes, on one device.
 
-    The common part of these launches is prepared once. In C++, the common part is the compiled function. On a GPU, it
-    is the binary that Triton compiles for the numbers and alignments of a call.
+    The common part of these launches is prepared once. In C++, it is the compiled function. On a GPU, it is the binary
+    that Triton compiles for the numbers and alignments of a call.
 
     Args:
         kernel: result of `Target.compile`.
@@ -97,8 +97,8 @@ class Launcher:
         numel: the number of elements.
         block: the number of elements of a program in Triton.
         warps: the number of warps of a program on a GPU.
-        fixed: True if the memory depends on the number of programs, so that Triton's interpreter must not use larger
-            programs.
+        fixed: True if the size of the memory depends on the number of programs, so that Triton's interpreter must not
+            use larger programs.
     """
 
     def __init__(
@@ -116,11 +116,11 @@ class Launcher:
         self._block, self._warps, self._fixed = block, warps, fixed
         self._device = like[0].device
         _check_float8(like)
-        self._in_cpp: Program | None = None
+        self._program: Program | None = None
         if isinstance(kernel, CppKernel):
-            self._in_cpp = kernel.compiled(tuple(t.dtype for t in like), CPP_BLOCK, fast_math=fast_math)
-        # Keyed by numbers and alignments, because Triton compiles a binary for each combination.
-        self._again: dict[tuple[int, ...], tuple[Callable[[Sequence[Tensor]], None], Any]] = {}
+            self._program = kernel.compiled(tuple(t.dtype for t in like), CPP_BLOCK, fast_math=fast_math)
+        # The keys are numbers and alignments, because Triton compiles a binary for each combination.
+        self._binaries: dict[tuple[int, ...], tuple[Callable[[Sequence[Tensor]], None], Any]] = {}
 
     def serves(self, device: torch.device) -> bool:
         """True if this object launches kernels on the device."""
@@ -135,9 +135,9 @@ class Launcher:
         Raises:
             ArgumentError: see `addresses_of`.
         """
-        places = addresses_of(tensors)
-        if self._in_cpp is not None:
-            self._in_cpp([*places, *numbers, torch.get_num_threads()])
+        addresses = addresses_of(tensors)
+        if self._program is not None:
+            self._program([*addresses, *numbers, torch.get_num_threads()])
         elif interpreted():
             block = min(1 << (self._numel - 1).bit_length(), _MAX_INTERPRETED_BLOCK)
             if self._block > BLOCK:
@@ -147,37 +147,37 @@ class Launcher:
             with interpreting():
                 self._kernel[(-(-self._numel // block),)](*tensors, *numbers, BLOCK=block)
         else:
-            self._on_gpu(tensors, numbers, (*numbers, *[place % 16 for place in places]))
+            self._launch_on_gpu(tensors, numbers, (*numbers, *[address % 16 for address in addresses]))
         if watching.by is not None:
-            watching.by(self, (tensors, numbers), self._entry(places, numbers))
+            watching.by(self, (tensors, numbers), self._make_entry(addresses, numbers))
 
-    def _entry(self, places: Sequence[int], numbers: Sequence[int]) -> Entry | None:
+    def _make_entry(self, addresses: Sequence[int], numbers: Sequence[int]) -> Entry | None:
         """The data for a direct launch with these numbers, on tensors at these addresses."""
-        if self._in_cpp is not None:
-            return Entry(self._in_cpp.address, tuple(numbers), 1, 1, 0, self._in_cpp, unwatched)
-        known = self._again.get((*numbers, *[place % 16 for place in places]))
-        return None if known is None else entry(known[1], self._grid, (*numbers, self._block))
+        if self._program is not None:
+            return Entry(self._program.address, tuple(numbers), 1, 1, 0, self._program, unwatched)
+        binary = self._binaries.get((*numbers, *[address % 16 for address in addresses]))
+        return None if binary is None else entry(binary[1], self._grid, (*numbers, self._block))
 
     @property
     def _grid(self) -> tuple[int, int, int]:
         return -(-self._numel // self._block), 1, 1
 
-    def _on_gpu(self, tensors: Sequence[Tensor], numbers: Sequence[int], kind: tuple[int, ...]) -> None:
-        again = self._again.get(kind)
-        if again is not None and _single_device():
-            again[0](tensors)
+    def _launch_on_gpu(self, tensors: Sequence[Tensor], numbers: Sequence[int], kind: tuple[int, ...]) -> None:
+        repeat = self._binaries.get(kind)
+        if repeat is not None and _single_device():
+            repeat[0](tensors)
             return
         with torch.cuda.device(self._device):
-            if again is not None:
-                again[0](tensors)
+            if repeat is not None:
+                repeat[0](tensors)
                 return
             options = compile_options("hip" if torch.version.hip else "cuda", fast_math=self._fast_math)
             compiled = self._kernel[self._grid[:1]](
                 *tensors, *numbers, BLOCK=self._block, num_warps=self._warps, **options
             )
-        if len(self._again) >= _MAX_BINARIES:
-            self._again.clear()
-        self._again[kind] = launcher(compiled, self._grid, (*numbers, self._block), self._device), compiled
+        if len(self._binaries) >= _MAX_BINARIES:
+            self._binaries.clear()
+        self._binaries[kind] = launcher(compiled, self._grid, (*numbers, self._block), self._device), compiled
 
 
 def _check_float8(tensors: Sequence[Tensor]) -> None:

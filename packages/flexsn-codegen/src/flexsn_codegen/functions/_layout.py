@@ -27,13 +27,12 @@ def plan_layout(tensors: Sequence[Tensor]) -> tuple[tuple[int, ...], tuple[int, 
 
 
 def _result_strides(tensors: Sequence[Tensor], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a result.
+    """The strides of a result: those of `torch.empty_like` for the first argument with the result's shape.
 
-    They are the strides of the first argument with this shape, or contiguous strides if no argument has this shape. If
-    the argument's memory has holes, the result has the strides of `torch.empty_like`.
+    If no argument has this shape, the strides are contiguous.
     """
     for tensor in tensors:
         if tuple(tensor.shape) == shape:
-            # On the meta device, because only the strides are needed.
+            # The tensor is on the meta device, because only its strides are needed.
             return tuple(torch.empty_like(tensor, device="meta").stride())
     return tuple(torch.empty(shape, device="meta").stride())

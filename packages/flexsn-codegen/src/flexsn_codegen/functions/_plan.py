@@ -1,7 +1,8 @@
-"""A call as data: its new memory, its launches, and the sums that follow them. There is one builder and one executor.
+"""A call as data: its new memory, its launches, and the sums that follow the launches.
 
-A function that cuts nothing works on whole tensors. Its only step walks the shape to which its arguments broadcast, and
-each operand is a whole tensor. A function that cuts has steps of several shapes, whose operands are parts of tensors.
+A function that cuts nothing works on whole tensors. It has one step, which walks the shape to which the arguments
+broadcast, and whose operands are whole tensors. A function that cuts may have steps of several shapes, whose operands
+are parts of tensors.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, fx
 
 from flexsn_codegen.errors import ArgumentError
-from flexsn_codegen.functions._division import Division, divided
+from flexsn_codegen.functions._division import Division, divide
 from flexsn_codegen.functions._follow import Conditions, hold, integers
 from flexsn_codegen.functions._host_numbers import Expression
 from flexsn_codegen.functions._launch import BLOCK, Launcher
@@ -64,7 +65,7 @@ class TracedStep:
 
 @dataclass(slots=True)
 class Trace:
-    """A function, traced for arguments of one kind. One trace is valid for all numbers that meet its conditions.
+    """A function, traced for arguments of one kind. A trace is valid for all numbers for which its conditions hold.
 
     Attributes:
         name: name of its kernels.
@@ -73,7 +74,7 @@ class Trace:
         conditions: decisions that depended on numbers, each with its outcome.
         written: positions of the arguments to which the function writes.
         shapes: shapes of the arguments in the trace. `None` if the trace is valid for all shapes.
-        sources: for a gradient that also sums its results, the source of each result before its sum.
+        sources: for a gradient that also sums its results, the source of each result before the sum.
     """
 
     name: str
@@ -108,8 +109,8 @@ class Trace:
         assert isinstance(self.graph, CellGraph)
         sizes: dict[int, Any] = {}
         for tensor, traced, free in zip(tensors, self.shapes, self.graph.free, strict=True):
-            for size, known, number in zip(tensor.shape, traced, free, strict=True):
-                if size != (known if number is None else sizes.setdefault(number, size)):
+            for size, traced_size, number in zip(tensor.shape, traced, free, strict=True):
+                if size != (traced_size if number is None else sizes.setdefault(number, size)):
                     return False
         return True
 
@@ -125,18 +126,19 @@ class Trace:
         Args:
             tensors: arguments, whose shapes, strides, dtypes and device are used.
             outs: the tensors that receive the results. If empty, the results are new memory.
-            like: for a trace with `sources`, the number of the tensor to whose shape each result is summed.
-            plain: True if each kernel walks elements, and has an operand for each argument and result of its step.
+            like: for a trace with `sources`, the index of the tensor to whose shape each result is summed.
+            plain: True if each kernel walks its elements one after the other, and has a separate operand for each
+                argument and result of its step.
         """
-        every = (*tensors, *outs)
-        if any(type(size) is not int for t in every for size in (*t.shape, *t.stride())):
-            return _built(self, tensors, outs, like, plain)  # the sizes are symbols of a compiler
-        key = (len(outs), tuple(like), plain, *[(t.shape, t.stride()) for t in every])
+        all_tensors = (*tensors, *outs)
+        if any(type(size) is not int for t in all_tensors for size in (*t.shape, *t.stride())):
+            return _build(self, tensors, outs, like, plain)  # the sizes are symbols of a compiler
+        key = (len(outs), tuple(like), plain, *[(t.shape, t.stride()) for t in all_tensors])
         plan = self.plans.get(key)
         if plan is None:
             if len(self.plans) >= MAX_PLANS:
                 self.plans.clear()
-            plan = self.plans[key] = _built(self, tensors, outs, like, plain)
+            plan = self.plans[key] = _build(self, tensors, outs, like, plain)
         return plan
 
 
@@ -155,14 +157,14 @@ class NewMemory:
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A tensor of a launch: its number in `[*tensors of the call, *new tensors]`, and the first element in use."""
+    """A tensor of a launch: its index in `[*tensors of the call, *new tensors]`, and its first element's offset."""
 
     tensor: int
     offset: int = 0
 
-    def of(self, every: Sequence[Tensor]) -> Tensor:
+    def of(self, all_tensors: Sequence[Tensor]) -> Tensor:
         """The tensor whose memory starts at the operand's first element."""
-        tensor = every[self.tensor]
+        tensor = all_tensors[self.tensor]
         return tensor if self.offset == 0 else tensor.as_strided((1,), (1,), tensor.storage_offset() + self.offset)
 
 
@@ -171,7 +173,7 @@ class PlannedLaunch:
     """One launch of a plan.
 
     Attributes:
-        step: the number of the step in the trace.
+        step: the index of the step in the trace.
         integers: the first integer arguments of the kernel. The integers for the call's numbers follow.
         numel: the number of elements, including the padding of rows.
         block, warps: elements and warps of a program on a GPU.
@@ -189,20 +191,20 @@ class PlannedLaunch:
     fixed: bool = False
     _launcher: Launcher | None = None
 
-    def tensors(self, every: Sequence[Tensor]) -> list[Tensor]:
+    def tensors(self, all_tensors: Sequence[Tensor]) -> list[Tensor]:
         """The kernel's tensors, in order."""
-        return [operand.of(every) for operand in self.operands]
+        return [operand.of(all_tensors) for operand in self.operands]
 
-    def run(self, every: Sequence[Tensor], words: Sequence[int]) -> None:
+    def run(self, all_tensors: Sequence[Tensor], words: Sequence[int]) -> None:
         """Launches the kernel, unless the launch has no elements.
 
         Args:
-            every: `[*tensors of the call, *new tensors]`.
+            all_tensors: `[*tensors of the call, *new tensors]`.
             words: the integers for the call's numbers.
         """
         if self.numel == 0:
             return
-        tensors = self.tensors(every)
+        tensors = self.tensors(all_tensors)
         launcher = self._launcher
         if launcher is None or not launcher.serves(tensors[0].device):
             kernel = self.built.compiled()
@@ -220,11 +222,11 @@ class PlannedLaunch:
 
 @dataclass(frozen=True, slots=True)
 class SummedPart:
-    """A part of a result that is the sum of terms. A step writes the terms.
+    """A part of a result that is a sum of terms. A step writes the terms.
 
     Attributes:
-        total: computes the sum from the terms.
-        result: the number of the result among the new tensors.
+        total: the sum of the terms.
+        result: the index of the result among the new tensors.
         part: the position of the sum in the result.
         shape: the step's shape, with 1 for each dimension that is summed.
     """
@@ -234,9 +236,9 @@ class SummedPart:
     part: Part
     shape: tuple[int, ...]
 
-    def run(self, every: Sequence[Tensor], new: Sequence[Tensor]) -> None:
+    def run(self, all_tensors: Sequence[Tensor], new: Sequence[Tensor]) -> None:
         """Computes the sum and writes it to its position in the result."""
-        self.total.into(every, self.part.view(new[self.result], self.shape))
+        self.total.into(all_tensors, self.part.view(new[self.result], self.shape))
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +246,7 @@ class Total:
     """The sum of a tensor over some of its dimensions.
 
     Attributes:
-        tensor: the tensor's number in `[*tensors of the call, *new tensors]`.
+        tensor: the tensor's index in `[*tensors of the call, *new tensors]`.
         axes: the dimensions that are summed.
         turned: sizes of the remaining dimensions, and their permutation in the result. `None` if they are in order.
         shape: shape of the result.
@@ -257,9 +259,9 @@ class Total:
     shape: tuple[int, ...]
     dtype: torch.dtype
 
-    def of(self, every: Sequence[Tensor]) -> Tensor:
+    def of(self, all_tensors: Sequence[Tensor]) -> Tensor:
         """Computes the sum. A tensor that needs no change is returned as the same object, not as a view."""
-        result = every[self.tensor]
+        result = all_tensors[self.tensor]
         if self.axes:
             result = result.sum(self.axes, dtype=result.dtype)
         if self.turned is not None:
@@ -268,26 +270,26 @@ class Total:
             result = result.reshape(self.shape)
         return result.to(self.dtype)
 
-    def into(self, every: Sequence[Tensor], out: Tensor) -> None:
+    def into(self, all_tensors: Sequence[Tensor], out: Tensor) -> None:
         """Writes the sum to a tensor of its shape."""
-        terms = every[self.tensor]
+        terms = all_tensors[self.tensor]
         if self.axes and self.turned is None and out.dtype == terms.dtype and out.is_contiguous():
             torch.sum(terms, self.axes, out=out.view([n for d, n in enumerate(terms.shape) if d not in self.axes]))
         else:
-            out.copy_(self.of(every))
+            out.copy_(self.of(all_tensors))
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The steps of one call, and its results.
+    """The operations of a call, and its results.
 
     Attributes:
         new: memory that the call allocates. The results come first.
-        dtypes: dtypes of the results. Sums in wider dtypes are converted to them.
+        dtypes: dtypes of the results. Sums in wider dtypes are converted to these dtypes.
         launches: the launches, in order.
         sums: parts of results that are summed after the launches.
-        constants: `(number of a result, the number that fills it)`.
-        totals: the results of a gradient that also sums them. `None` if the results are the new memory.
+        constants: `(index of a result, the number that fills this result)`.
+        totals: the sums that are the results of a gradient. `None` if the results are the new memory.
     """
 
     new: tuple[NewMemory, ...]
@@ -297,7 +299,7 @@ class Plan:
     constants: tuple[tuple[int, Any], ...] = ()
     totals: tuple[Total, ...] | None = None
 
-    def allocated(self, like: Tensor) -> list[Tensor]:
+    def allocate(self, like: Tensor) -> list[Tensor]:
         """Allocates the new memory."""
         return [memory.on(like) for memory in self.new]
 
@@ -315,43 +317,46 @@ class Plan:
             words: result of `Trace.words`.
             outs: the tensors that receive the results, if the plan was made with them.
         """
-        new = list(outs) or self.allocated(tensors[0])
-        every = [*tensors, *new]
+        new = list(outs) or self.allocate(tensors[0])
+        all_tensors = [*tensors, *new]
         for launch in self.launches:
-            launch.run(every, words[launch.step])
+            launch.run(all_tensors, words[launch.step])
         if self.totals is not None:
-            return [total.of(every) for total in self.totals]
+            return [total.of(all_tensors) for total in self.totals]
         if not self.sums and not self.constants:
             return new
         for summed in self.sums:
-            summed.run(every, new)
+            summed.run(all_tensors, new)
         for result, constant in self.constants:
             new[result].fill_(constant)
         return [result.to(dtype) for result, dtype in zip(new, self.dtypes, strict=False)]
 
 
-def computed_once(graph: PointwiseGraph, cotangents: int) -> tuple[PointwiseGraph, tuple[Source, ...]]:
-    """The graph of a gradient without duplicate results or results that are arguments, and each result's source.
+def remove_duplicates(graph: PointwiseGraph, cotangents: int) -> tuple[PointwiseGraph, tuple[Source, ...]]:
+    """Removes duplicate results, and results that are arguments, from the graph of a gradient.
 
     Args:
-        cotangents: the number of the first argument that may itself be a result.
+        cotangents: the index of the first argument that may itself be a result.
+
+    Returns:
+        The graph without these results, and the source of each of the original results.
     """
     step = graph.step
-    given = {node: i for i, node in enumerate(step.placeholders.values()) if i >= cotangents}
-    made: dict[Any, int] = {}
+    argument_indices = {node: i for i, node in enumerate(step.placeholders.values()) if i >= cotangents}
+    result_indices: dict[Any, int] = {}
     sources: list[Source] = []
     for node in step.entries:
-        if node in given:
-            sources.append((True, given[node]))
+        if node in argument_indices:
+            sources.append((True, argument_indices[node]))
         else:
-            sources.append((False, made.setdefault(node, len(made))))
+            sources.append((False, result_indices.setdefault(node, len(result_indices))))
     copied = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     copied.graph_copy(step.graph, copies)
-    copied.output(tuple(copies[node] for node in made))
-    dtypes = tuple(node.meta["val"].dtype for node in made)
-    own = replace(step, graph=copied, results=step.results[: len(made)])
-    return replace(graph, step=own, dtypes=dtypes), tuple(sources)
+    copied.output(tuple(copies[node] for node in result_indices))
+    dtypes = tuple(node.meta["val"].dtype for node in result_indices)
+    new_step = replace(step, graph=copied, results=step.results[: len(result_indices)])
+    return replace(graph, step=new_step, dtypes=dtypes), tuple(sources)
 
 
 # -- the builder ---------------------------------------------------------------------------------------------
@@ -365,13 +370,13 @@ class _View:
     strides: tuple[int, ...]
 
 
-def _built(trace: Trace, tensors: Sequence[Tensor], outs: Sequence[Tensor], like: Sequence[int], plain: bool) -> Plan:
+def _build(trace: Trace, tensors: Sequence[Tensor], outs: Sequence[Tensor], like: Sequence[int], plain: bool) -> Plan:
     if isinstance(trace.graph, CellGraph):
-        return _of_parts(trace, tensors, plain)
-    return _of_sums(trace, tensors, like) if trace.sources is not None else _of_whole(trace, tensors, outs, plain)
+        return _build_parts(trace, tensors, plain)
+    return _build_sums(trace, tensors, like) if trace.sources is not None else _build_whole(trace, tensors, outs, plain)
 
 
-def _of_whole(trace: Trace, tensors: Sequence[Tensor], outs: Sequence[Tensor], plain: bool) -> Plan:
+def _build_whole(trace: Trace, tensors: Sequence[Tensor], outs: Sequence[Tensor], plain: bool) -> Plan:
     shape, strides = plan_layout([*tensors, *outs])
     for i in trace.written:
         if tuple(tensors[i].shape) != shape:
@@ -391,32 +396,33 @@ def _of_whole(trace: Trace, tensors: Sequence[Tensor], outs: Sequence[Tensor], p
     return Plan(new, trace.dtypes, (walk.launch(outputs, may_overlap=bool(trace.written or outs)),))
 
 
-def _of_sums(trace: Trace, tensors: Sequence[Tensor], like: Sequence[int]) -> Plan:
+def _build_sums(trace: Trace, tensors: Sequence[Tensor], like: Sequence[int]) -> Plan:
     """The plan of a gradient whose results have the shapes of the tensors `like`."""
     assert trace.sources is not None
     assert isinstance(trace.graph, PointwiseGraph)
     shape, strides = plan_layout(tensors)
     count, dtypes = len(tensors), trace.graph.dtypes
     inputs = [_View(Operand(i), tuple(t.expand(shape).stride())) for i, t in enumerate(tensors)]
-    summed = [_broadcast(tensors[i].shape, shape) for i in like]
-    # Several results may be sums of one output over different dimensions. If the kernel can compute all of these sums
-    # except for the first one, it writes the output once for each sum. Otherwise, it writes the whole output once.
-    ways: dict[tuple[int, frozenset[int]], int] = {}
+    summed = [_find_broadcast_axes(tensors[i].shape, shape) for i in like]
+    # Several results may be sums of one output over different dimensions. If the kernel can compute all of these sums,
+    # possibly except for the first one, it writes the output once for each sum. Otherwise, it writes the output once,
+    # without a sum.
+    output_by_sum: dict[tuple[int, frozenset[int]], int] = {}
     for i in range(len(dtypes)):
         sets = {axes for axes, source in zip(summed, trace.sources, strict=True) if source == (False, i)}
-        ways[i, min(sets, key=len)] = i
-    again = []
+        output_by_sum[i, min(sets, key=len)] = i
+    repeated = []
     for axes, (is_argument, i) in zip(summed, trace.sources, strict=True):
-        if not is_argument and (i, axes) not in ways:
-            ways[i, axes] = len(ways)
-            again.append(i)
-    walk = _StepWalk(trace, 0, shape, strides, inputs, [axes for _, axes in ways], again=again)
-    if again and not walk.sums_each(again):
-        whole = [frozenset() if i in again else axes for i, axes in list(ways)[: len(dtypes)]]
-        again = []
-        walk = _StepWalk(trace, 0, shape, strides, inputs, whole)
-    of_results = [*range(len(dtypes)), *again]
-    memory = [walk.memory(place, dtypes[i]) for place, i in enumerate(of_results)]
+        if not is_argument and (i, axes) not in output_by_sum:
+            output_by_sum[i, axes] = len(output_by_sum)
+            repeated.append(i)
+    walk = _StepWalk(trace, 0, shape, strides, inputs, [axes for _, axes in output_by_sum], again=repeated)
+    if repeated and not walk.sums_each(repeated):
+        kernel_sums = [frozenset() if i in repeated else axes for i, axes in list(output_by_sum)[: len(dtypes)]]
+        repeated = []
+        walk = _StepWalk(trace, 0, shape, strides, inputs, kernel_sums)
+    written_results = [*range(len(dtypes)), *repeated]
+    memory = [walk.memory(place, dtypes[i]) for place, i in enumerate(written_results)]
     launches = []
     if dtypes:
         outputs = [_View(Operand(count + i), view) for i, (_, view) in enumerate(memory)]
@@ -425,19 +431,19 @@ def _of_sums(trace: Trace, tensors: Sequence[Tensor], like: Sequence[int]) -> Pl
     for axes, (is_argument, number), i in zip(summed, trace.sources, like, strict=True):
         total = Total(number, tuple(sorted(axes)), None, tuple(tensors[i].shape), tensors[i].dtype)
         if not is_argument:
-            place = ways[number, axes] if again else number
+            place = output_by_sum[number, axes] if repeated else number
             total = walk.total(place, replace(total, tensor=count + place))
         totals.append(total)
     return Plan(tuple(new for new, _ in memory), dtypes, tuple(launches), totals=tuple(totals))
 
 
-def _broadcast(own: Sequence[int], shape: Sequence[int]) -> frozenset[int]:
-    """The dimensions of `shape` along which a tensor of shape `own` is broadcast."""
-    missing = len(shape) - len(own)
-    return frozenset(d for d, n in enumerate(shape) if n != 1 and (d < missing or own[d - missing] == 1))
+def _find_broadcast_axes(tensor_shape: Sequence[int], shape: Sequence[int]) -> frozenset[int]:
+    """The dimensions of `shape` along which a tensor of shape `tensor_shape` is broadcast."""
+    missing = len(shape) - len(tensor_shape)
+    return frozenset(d for d, n in enumerate(shape) if n != 1 and (d < missing or tensor_shape[d - missing] == 1))
 
 
-def _of_parts(trace: Trace, tensors: Sequence[Tensor], plain: bool) -> Plan:
+def _build_parts(trace: Trace, tensors: Sequence[Tensor], plain: bool) -> Plan:
     graph = trace.graph
     assert isinstance(graph, CellGraph)
     shapes = [step.shape(tensors) for step in graph.steps]
@@ -450,16 +456,18 @@ def _of_parts(trace: Trace, tensors: Sequence[Tensor], plain: bool) -> Plan:
         elif result.summed:
             step = graph.steps[result.step]
             dtype = next(d for part, d in zip(step.outputs, step.dtypes, strict=True) if part.tensor == i)
-        new.append(_dense(shape, dtype))
+        new.append(_make_dense(shape, dtype))
     launches, sums = [], []
     for number, (step, shape) in enumerate(zip(graph.steps, shapes, strict=True)):
-        inputs = [_part(part.tensor, part, tensors[part.tensor], shape) for part in step.inputs]
+        inputs = [_make_view(part.tensor, part, tensors[part.tensor], shape) for part in step.inputs]
         summed = [frozenset(graph.results[part.tensor].summed) for part in step.outputs]
-        places = [_part(len(tensors) + part.tensor, part, _like(new[part.tensor]), shape) for part in step.outputs]
-        strides = _dense(shape, torch.float32).strides if summed[0] else places[0].strides
+        places = [
+            _make_view(len(tensors) + part.tensor, part, _make_meta(new[part.tensor]), shape) for part in step.outputs
+        ]
+        strides = _make_dense(shape, torch.float32).strides if summed[0] else places[0].strides
         order = torch.empty_like(torch.empty((), device="meta").as_strided(shape, strides), device="meta").stride()
-        whole = [step.is_whole(part) for part in step.outputs]
-        walk = _StepWalk(trace, number, shape, order, inputs, summed, whole, plain=plain)
+        is_whole = [step.is_whole(part) for part in step.outputs]
+        walk = _StepWalk(trace, number, shape, order, inputs, summed, is_whole, plain=plain)
         outputs = []
         for i, (part, dtype, axes) in enumerate(zip(step.outputs, step.dtypes, summed, strict=True)):
             if not axes:
@@ -468,24 +476,24 @@ def _of_parts(trace: Trace, tensors: Sequence[Tensor], plain: bool) -> Plan:
             memory, strides = walk.memory(i, dtype)
             tensor = len(tensors) + len(new)
             written = shape if step.is_whole(part) else (*shape[:-1], 1)
-            once = tuple(1 if d in axes else n for d, n in enumerate(written))
-            total = Total(tensor, tuple(sorted(axes)), None, once, memory.dtype)
-            sums.append(SummedPart(walk.total(i, total), part.tensor, part, once))
+            summed_shape = tuple(1 if d in axes else n for d, n in enumerate(written))
+            total = Total(tensor, tuple(sorted(axes)), None, summed_shape, memory.dtype)
+            sums.append(SummedPart(walk.total(i, total), part.tensor, part, summed_shape))
             outputs.append(_View(Operand(tensor), strides))
             new.append(memory)
         launches.append(walk.launch(outputs, may_overlap=False))
     return Plan(tuple(new), graph.dtypes, tuple(launches), tuple(sums), tuple(constants))
 
 
-def _dense(shape: tuple[int, ...], dtype: torch.dtype) -> NewMemory:
+def _make_dense(shape: tuple[int, ...], dtype: torch.dtype) -> NewMemory:
     return NewMemory(shape, tuple(torch.empty(shape, device="meta").stride()), dtype)
 
 
-def _like(memory: NewMemory) -> Tensor:
+def _make_meta(memory: NewMemory) -> Tensor:
     return torch.empty_strided(memory.shape, memory.strides, device="meta")
 
 
-def _part(number: int, part: Part, tensor: Tensor, shape: Sequence[int]) -> _View:
+def _make_view(number: int, part: Part, tensor: Tensor, shape: Sequence[int]) -> _View:
     view = part.view(tensor, shape)
     return _View(Operand(number, int(view.storage_offset() - tensor.storage_offset())), tuple(view.stride()))
 
@@ -499,7 +507,7 @@ class _StepWalk:
         inputs: all inputs of the step, including unused ones.
         summed: for each output, the dimensions over which it is summed.
         whole: in a step that reduces rows, for each output, True if it has all elements of a row, False if it has one.
-        again: the numbers of results that are written as two outputs. The second outputs come last.
+        again: the indices of results that are written as two outputs. The second outputs come last.
         plain: see `Trace.plan`.
     """
 
@@ -521,35 +529,36 @@ class _StepWalk:
         self._whole = whole or [True] * len(summed)
         core = trace.steps[number].source if trace.steps else None
         if core is not None and again:
-            more = (Port(Role.OUTPUT, len(core.results) + n) for n in range(len(again)))
-            core = replace(core, results=(*core.results, *more))
+            extra_ports = (Port(Role.OUTPUT, len(core.results) + n) for n in range(len(again)))
+            core = replace(core, results=(*core.results, *extra_ports))
         self._core = core
         self._walked: list[int] = []
         self._division: Division | None = None
         self._plain = plain
         if core is None:
             return
-        # Outermost first. Dimensions of one element are omitted, except for the last dimension of a step with rows.
+        # The outermost dimension comes first. Dimensions of one element are omitted, except for the last dimension of a
+        # step that reduces rows.
         rows = bool(core.stages)
         self._walked = [d for d in sorted(range(len(shape) - rows), key=lambda d: -order[d]) if shape[d] != 1]
         leading = frozenset(self._walked)
         self._walked += [len(shape) - 1] if rows else []
         if rows:
-            kinds = [
+            over_rows = [
                 axes and leading <= axes and is_present for axes, is_present in zip(summed, self._whole, strict=True)
             ]
-            kinds = [kind and all(type(n) is int and n > 0 for n in shape) for kind in kinds]
-            sums = tuple(Summed.OVER_ROWS if kind else Summed.NOT for kind in kinds)
+            over_rows = [is_over_rows and all(type(n) is int and n > 0 for n in shape) for is_over_rows in over_rows]
+            sums = tuple(Summed.OVER_ROWS if is_over_rows else Summed.NOT for is_over_rows in over_rows)
             self._division = Division(len(self._walked) - 1, sums)
         elif not plain:
             strides = [inputs[port.index].strides for port in core.arguments]
             places = {d: i for i, d in enumerate(self._walked)}
-            walked = [[own[d] for d in self._walked] for own in strides]
+            walked = [[operand_strides[d] for d in self._walked] for operand_strides in strides]
             sets = [frozenset(places[d] for d in axes if d in places) for axes in summed]
-            self._division = divided(core.target, [shape[d] for d in self._walked], walked, sets)
-        self._rows = self._launched_in_rows() if self._division is not None else None
+            self._division = divide(core.target, [shape[d] for d in self._walked], walked, sets)
+        self._rows = self._plan_rows() if self._division is not None else None
 
-    def _launched_in_rows(self) -> RowLaunch:
+    def _plan_rows(self) -> RowLaunch:
         assert self._division is not None
         assert self._core is not None
         split, sums = self._division.split, self._division.sums
@@ -561,43 +570,43 @@ class _StepWalk:
 
     def sums_each(self, again: Sequence[int]) -> bool:
         """True if the kernel sums the second output of each result that has two outputs."""
-        return all(self._kind(len(self._whole) - 1 - n) is not Summed.NOT for n in range(len(again)))
+        return all(self._get_sum(len(self._whole) - 1 - n) is not Summed.NOT for n in range(len(again)))
 
-    def _kind(self, i: int) -> Summed:
+    def _get_sum(self, i: int) -> Summed:
         return Summed.NOT if self._division is None else self._division.sums[i]
 
     def memory(self, i: int, dtype: torch.dtype) -> tuple[NewMemory, tuple[int, ...]]:
         """New memory for an output, and its strides over the step's shape. A summed output needs less memory."""
-        kind = self._kind(i)
+        kind = self._get_sum(i)
         if kind is Summed.OVER_ROWS:
             assert self._rows is not None
-            width = math.prod(self._shape[d] for d in self._columns())
-            return _dense((self._rows.programs, width), register_dtype(dtype)), (0,) * len(self._shape)
+            width = math.prod(self._shape[d] for d in self._list_columns())
+            return _make_dense((self._rows.programs, width), register_dtype(dtype)), (0,) * len(self._shape)
         if kind is Summed.OVER_COLUMNS:
-            gone = self._columns()
+            removed = self._list_columns()
             dtype = register_dtype(dtype)
         elif not self._whole[i]:
-            gone = [len(self._shape) - 1]
+            removed = [len(self._shape) - 1]
         else:
             return NewMemory(self._shape, tuple(self._order), dtype), tuple(self._order)
-        result = _dense(tuple(1 if d in gone else n for d, n in enumerate(self._shape)), dtype)
-        return result, tuple(0 if d in gone else stride for d, stride in enumerate(result.strides))
+        result = _make_dense(tuple(1 if d in removed else n for d, n in enumerate(self._shape)), dtype)
+        return result, tuple(0 if d in removed else stride for d, stride in enumerate(result.strides))
 
     def total(self, i: int, whole: Total) -> Total:
-        """The sum of an output that remains after the kernel. `whole` is the sum of an output with the step's shape."""
-        kind = self._kind(i)
+        """The sum that remains to be computed after the kernel. `whole` is the sum if the kernel computes no sums."""
+        kind = self._get_sum(i)
         if kind is Summed.OVER_COLUMNS:
-            columns = self._columns()
+            columns = self._list_columns()
             return replace(whole, axes=tuple(d for d in whole.axes if d not in columns))
         if kind is Summed.OVER_ROWS:
-            columns = self._columns()
+            columns = self._list_columns()
             order = tuple(sorted(range(len(columns)), key=columns.__getitem__))
             is_in_order = order == tuple(range(len(columns)))
             turned = None if is_in_order else (tuple(self._shape[d] for d in columns), order)
             return replace(whole, axes=(0,), turned=turned)
         return whole
 
-    def _columns(self) -> list[int]:
+    def _list_columns(self) -> list[int]:
         assert self._division is not None
         return self._walked[self._division.split :]
 
@@ -616,7 +625,7 @@ class _StepWalk:
         strides = [[v.strides[d] for d in self._walked] for v in views]
         target, name = core.target, f"{trace.name}_kernel"
         if division is None or rows is None:
-            woven = self._woven(outputs) if target.weaves and not (may_overlap or self._plain) else 1
+            woven = self._count_woven(outputs) if target.weaves and not (may_overlap or self._plain) else 1
             if woven > 1:
                 return self._launch_woven(views, woven)
             walk = target.plain_walk if self._plain else target.walk
@@ -631,13 +640,13 @@ class _StepWalk:
         sums = [Summed.NOT] * len(core.arguments) + list(division.sums)
         if target.columns_in_runs and len(sizes) - split > 1:
             sizes = [*sizes[:split], math.prod(sizes[split:])]
-            strides = [[*own[:split], own[-1]] for own in strides]
-        after = _after(views, strides, sums, len(core.arguments))
-        layouts, numbers = target.walk_rows(sizes, strides, split, rows, sums, after)
+            strides = [[*operand_strides[:split], operand_strides[-1]] for operand_strides in strides]
+        preceding = _find_preceding(views, strides, sums, len(core.arguments))
+        layouts, numbers = target.walk_rows(sizes, strides, split, rows, sums, preceding)
         key = (layouts, may_overlap)
         built = step.built.get(key)
         if built is None:
-            in_rows = core if core.stages else _as_one_stage(core, trace.graphs[self._number], self._again)
+            in_rows = core if core.stages else _make_single_stage(core, trace.graphs[self._number], self._again)
             built = step.built[key] = Built(target.row_kernel(name, in_rows, layouts, may_overlap=may_overlap))
         numel = rows.programs * rows.beside * rows.block
         fixed = rows.beside > 1 or Summed.OVER_ROWS in sums
@@ -646,7 +655,7 @@ class _StepWalk:
             self._number, built, operands, [count, *numbers], numel, trace.fast_math, rows.block, rows.warps, fixed
         )
 
-    def _woven(self, outputs: Sequence[_View]) -> int:
+    def _count_woven(self, outputs: Sequence[_View]) -> int:
         """The number of outputs that are interleaved element by element in memory. 1 if they are not interleaved."""
         first = outputs[0]
         count = sum(view.operand.tensor == first.operand.tensor for view in outputs)
@@ -663,13 +672,16 @@ class _StepWalk:
         trace, core = self._trace, self._core
         assert core is not None
         inputs = len(core.arguments)
-        kept = [*views[:inputs], *views[inputs::count]]
+        passed_views = [*views[:inputs], *views[inputs::count]]
         sizes = [self._shape[d] for d in self._walked]
-        strides = [[v.strides[d] for d in self._walked] for v in kept]
-        # Interleaved results that fill one contiguous range of memory get dense strides, which are not passed.
-        whole = [count * math.prod(sizes[d + 1 :]) for d in range(len(sizes))]
+        strides = [[v.strides[d] for d in self._walked] for v in passed_views]
+        # Interleaved results that fill one contiguous range of memory count as dense, so that no strides are passed.
+        interleaved = [count * math.prod(sizes[d + 1 :]) for d in range(len(sizes))]
         dense = [math.prod(sizes[d + 1 :]) for d in range(len(sizes))]
-        strides = [dense if i >= inputs and own == whole else own for i, own in enumerate(strides)]
+        strides = [
+            dense if i >= inputs and operand_strides == interleaved else operand_strides
+            for i, operand_strides in enumerate(strides)
+        ]
         layouts, numbers = core.target.walk(sizes, strides)
         step = trace.steps[self._number]
         key = ("woven", count, layouts)
@@ -678,20 +690,20 @@ class _StepWalk:
             source = core.target.woven_kernel(f"{trace.name}_kernel", core, layouts, count)
             built = step.built[key] = Built(source)
         numel = math.prod(self._shape) * count
-        operands = tuple(view.operand for view in kept)
+        operands = tuple(view.operand for view in passed_views)
         return PlannedLaunch(self._number, built, operands, [numel, *numbers], numel, trace.fast_math)
 
 
-def _after(
+def _find_preceding(
     views: Sequence[_View], strides: Sequence[Sequence[int]], sums: Sequence[Summed], inputs: int
 ) -> list[int | None]:
-    """For each operand of a kernel on rows and columns, the operand whose elements are just before its own elements."""
+    """For each operand of a kernel on rows and columns, the operand whose elements directly precede its elements."""
     result: list[int | None] = [None] * len(views)
     firsts: dict[tuple[Any, ...], int] = {}
-    for i, (view, own, summed) in enumerate(zip(views, strides, sums, strict=True)):
-        if summed is not Summed.NOT or own[-1] != 2:
+    for i, (view, operand_strides, summed) in enumerate(zip(views, strides, sums, strict=True)):
+        if summed is not Summed.NOT or operand_strides[-1] != 2:
             continue
-        tensor, offset, rest = view.operand.tensor, view.operand.offset, (i < inputs, *own)
+        tensor, offset, rest = view.operand.tensor, view.operand.offset, (i < inputs, *operand_strides)
         result[i] = firsts.pop((tensor, offset - 1, rest), None)
         if result[i] is None:
             firsts[tensor, offset, rest] = i
@@ -702,9 +714,9 @@ def _after(
 _MOST_WOVEN = 4
 
 
-def _as_one_stage(core: CoreSource, step: StepGraph, again: tuple[int, ...]) -> CoreSource:
-    """A function of one element, for a kernel on rows and columns. Its last results repeat the results in `again`."""
+def _make_single_stage(core: CoreSource, step: StepGraph, again: tuple[int, ...]) -> CoreSource:
+    """A function of one element, as the only stage of a kernel on rows and columns. Results in `again` come twice."""
     dtypes = tuple(node.meta["val"].dtype for node in step.entries)
-    once = replace(core, results=core.results[: len(dtypes)])
+    single_core = replace(core, results=core.results[: len(dtypes)])
     written = (*dtypes, *(dtypes[i] for i in again))
-    return replace(core, stages=(RowStage(once, (), core.results, True, written, again),))
+    return replace(core, stages=(RowStage(single_core, (), core.results, True, written, again),))

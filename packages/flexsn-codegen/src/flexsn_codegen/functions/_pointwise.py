@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from flexsn_codegen._torch_private_modes import is_forward_mode, is_plain
 from flexsn_codegen.errors import OF_A_CALL, AutogradError, SignatureError, TransformError
 from flexsn_codegen.functions._calls import take_apart, take_lists_apart
-from flexsn_codegen.functions._checks import check_tensors, outs_of, without_tensors
+from flexsn_codegen.functions._checks import check_tensors, make_no_tensors_error, outs_of
 from flexsn_codegen.functions._foreach import OverLists
 from flexsn_codegen.functions._foreach_op import lists_by_operator
 from flexsn_codegen.functions._kernel import Kernel
@@ -81,28 +81,28 @@ def pointwise(
             written for tensors of one common shape, may use any torch op that works element by element, and returns a
             tensor, or tuples, lists and dicts of tensors. Tensors without dimensions promote as in eager mode. If the
             function writes to an argument in place, the same kernel writes to the caller's tensor. Such a function
-            may return nothing. Captured tensors (a module's parameters, a closure's) are read again at each call, with
-            gradients.
+            may return nothing. Captured tensors, such as a module's parameters or the tensors of a closure, are read
+            again at each call, and receive gradients.
         autograd: True to compute gradients if an argument requires one, including gradients of gradients. Each backward
-            is one more kernel, which recomputes the values that it needs from the arguments. If False, a call with an
+            has one kernel, which recomputes the values that it needs from the arguments. If False, a call with an
             argument that requires a gradient raises an error outside of `torch.no_grad()`.
         name: the kernel's name. By default, the function's name.
         precision: ``"eager"`` rounds float16 and bfloat16 values after each op, as eager mode does;
             ``"float32"`` computes in float32 and rounds only results and gradients.
-        fast_math: uses approximate division, `sqrt`, `exp`, `exp2`, `tanh` and `pow` in float32, and fused
+        fast_math: True to use approximate division, `sqrt`, `exp`, `exp2`, `tanh` and `pow` in float32, and fused
             multiply-add. Denormals may be treated as zero.
 
     Returns:
-        A `Pointwise`, which is called like `fn`: on tensors of any broadcasting shapes and any strides on one device,
-        and on Python numbers, which the kernel takes at run time. Each result has the shape to which all arguments
-        broadcast.
+        A `Pointwise`, which is called like `fn`: on tensors on one device, with any strides and any shapes that
+        broadcast, and on Python numbers, which are arguments of the kernel. Each result has the shape to which all
+        arguments broadcast.
 
     Raises:
         PrecisionError: `precision` is unknown.
         UnsupportedOpError: on the first call: an op is not pointwise or has no rule. The message names the op and the
             line.
         TraceError: on the first call: `fn` computes with shapes, or returns something other than tensors.
-        ArgumentError, DeviceError, AutogradError, WriteError: on any call. See these classes.
+        ArgumentError, DeviceError, AutogradError, WriteError: on any call. See the descriptions of these classes.
 
     Example:
         >>> swiglu = pointwise(lambda x, gate, limit: (x * torch.nn.functional.silu(gate)).clamp(max=limit))
@@ -122,8 +122,8 @@ class Pointwise(Generic[P, R]):
 
     One trace is valid for one kind of arguments (dtypes, number of dimensions), for all sizes and numbers. The object
     has the function's `__name__`, `__qualname__`, `__module__`, `__doc__` and `__wrapped__`. In a class, the object
-    acts as a method. Each instance has a separate kernel, which reads attributes of the instance as the kernel of a
-    module reads attributes of the module.
+    acts as a method. Each instance has a separate kernel, which reads the attributes of the instance in the same way as
+    the kernel of a module reads the module's attributes.
     """
 
     __name__: str
@@ -150,9 +150,9 @@ class Pointwise(Generic[P, R]):
         return cast(R, by_operator(self._kernels, structure, parts))
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """Pickles a function by name if its module defines it under this name, and a method together with its instance.
+        """Pickles a method as an attribute of its instance, and a function by the name that its module gives it.
 
-        Any other function is pickled itself and compiled again.
+        If the module defines no such name, the function itself is pickled. It is compiled again after it is loaded.
         """
         if self._instance is not None:
             return getattr, self._instance
@@ -160,7 +160,7 @@ class Pointwise(Generic[P, R]):
         entry: Any = sys.modules.get(self.__module__)
         for part in qualname.split("."):
             entry = getattr(entry, part, None)
-        return qualname if entry is self else (_remade, (self._fn, self._autograd, self._name, self._numerics))
+        return qualname if entry is self else (_rebuild, (self._fn, self._autograd, self._name, self._numerics))
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._attribute = name
@@ -172,11 +172,11 @@ class Pointwise(Generic[P, R]):
     def __get__(self, instance: object, owner: type) -> Pointwise[..., R]: ...
 
     def __get__(self, instance: object | None, owner: type) -> Pointwise[..., R]:
-        """Binds a method: makes the function of one instance, which the instance stores."""
+        """Binds a method: makes the `Pointwise` of one instance, and stores it in the instance."""
         if instance is None or not hasattr(self, "_attribute") or not hasattr(self._fn, "__get__"):
             return self
-        kept = getattr(instance, "__dict__", None)
-        if kept is None:
+        attributes = getattr(instance, "__dict__", None)
+        if attributes is None:
             raise SignatureError(
                 f"{owner.__qualname__} has __slots__ but no __dict__, in which {self._name} could store the kernels of "
                 "an instance. Add a slot '__dict__', or write a function that takes the tensors."
@@ -185,7 +185,7 @@ class Pointwise(Generic[P, R]):
             self._fn.__get__(instance, owner), autograd=self._autograd, name=self._name, numerics=self._numerics
         )
         bound._instance = (instance, self._attribute)
-        kept[self._attribute] = bound  # Python finds this entry first, and does not call `__get__` again
+        attributes[self._attribute] = bound  # Python finds this entry first, and does not call `__get__` again
         return bound
 
     def into(self, out: Tensor | Sequence[Tensor], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -194,12 +194,13 @@ class Pointwise(Generic[P, R]):
         In compiled code, the results are copied to these tensors.
 
         Args:
-            out: a tensor for each result, of the result's shape and dtype and with any strides. It may also be an
-                argument.
+            out: a tensor for each result, with the result's shape and dtype, and with any strides. These tensors may
+                also be arguments.
 
         Raises:
-            ArgumentError: `out` contains objects that are not tensors, or tensors unlike the results.
-            WriteError: a tensor of `out` overlaps with itself, or with an argument that is another tensor.
+            ArgumentError: `out` contains objects that are not tensors, or a tensor with a shape, dtype or device other
+                than that of its result.
+            WriteError: a tensor of `out` has several elements at one address, or overlaps with a different argument.
             AutogradError: a tensor of `out`, or an argument, requires a gradient outside of `torch.no_grad()`.
         """
         outs = outs_of(self._name, out)
@@ -215,8 +216,9 @@ class Pointwise(Generic[P, R]):
         are not read again.
 
         Returns:
-            A function `(out, args)` of tensors with the same shapes, strides, dtypes and device, for use without
-            gradients, transforms, modes and compilers.
+            A function of `(out, args)`. The tensors must have the same shapes, strides, dtypes and device as those of
+            this call. The function must not be called if gradients are required, or inside of transforms, modes or
+            compilers.
 
         Raises:
             The errors of `into`.
@@ -232,23 +234,23 @@ class Pointwise(Generic[P, R]):
         return self._prepared.repeated(structure, parts.tensors, list(out)) or by_into
 
     def foreach(self, *args: Any, **kwargs: Any) -> list[R]:
-        """Calls the function for each place of some lists, as an optimizer's step does for each parameter.
+        """Calls the function once for each index of some lists, as an optimizer's step does for each parameter.
 
-        On a GPU, one launch computes all places that have dense tensors of the same dtypes. Each place with strided
+        On a GPU, one launch computes all calls that have dense tensors of the same dtypes. Each call with strided
         tensors has a separate launch. On the CPU, launches run one after the other.
 
         Args:
             args, kwargs: the arguments of the function. A list or a tuple of tensors may replace a tensor. All lists
-                have the same length. An argument that is not a list (a number, a flag, one tensor for all) is the same
-                for each place.
+                have the same length. An argument that is not a list (a number, a flag, a single tensor) is the same in
+                each call.
 
         Returns:
-            The function's return value for each place.
+            The function's return value for each index.
 
         Raises:
             ArgumentError: the lists have different lengths, or no argument is a list.
-            AutogradError: a tensor requires a gradient. Call it under `torch.no_grad()`.
-            Others: the errors of a call.
+            AutogradError: a tensor requires a gradient. Call `foreach` under `torch.no_grad()`.
+            Other errors: as in a call of the function.
         """
         lists = take_lists_apart(self._name, args, kwargs)
         compiling = torch.compiler.is_dynamo_compiling()
@@ -265,10 +267,10 @@ class Pointwise(Generic[P, R]):
         """The kernel for arguments like these: its name, source and parameters. Meta tensors are accepted.
 
         Args:
-            target: language of the kernel, `TRITON` or `targets.cpp.CPP`. It does not depend on the tensors' device.
+            target: language of the kernel: `TRITON` or `targets.cpp.CPP`, regardless of the tensors' device.
         """
         try:
-            kernel, tensors, numbers = self._known(args, kwargs)
+            kernel, tensors, numbers = self._find_kernel(args, kwargs)
             return kernel.sources(tensors, numbers, target)[0]
         except OF_A_CALL:
             raise
@@ -281,9 +283,9 @@ class Pointwise(Generic[P, R]):
 
     def traced(self, *args: Any, **kwargs: Any) -> PointwiseGraph:
         """The graph for arguments like these."""
-        kernel, tensors, numbers = self._known(args, kwargs)
+        kernel, tensors, numbers = self._find_kernel(args, kwargs)
         requested = [self._autograd and t.requires_grad for t in tensors]
-        return _whole(kernel.variant(tensors, numbers, requested, TRITON))
+        return _get_graph(kernel.variant(tensors, numbers, requested, TRITON))
 
     def gradient(self, inputs: Sequence[Tensor], wanted: Sequence[bool]) -> Gradient:
         """The kernel `(*arguments, *gradients of the differentiable results) -> (*requested gradients)`.
@@ -292,11 +294,11 @@ class Pointwise(Generic[P, R]):
             inputs: the arguments of a call, for a function of tensors only.
             wanted: for each argument, True if its gradient is requested.
         """
-        kernel, tensors, numbers = self._known(tuple(inputs), {})
+        kernel, tensors, numbers = self._find_kernel(tuple(inputs), {})
         flags = [*wanted, *(t.requires_grad for t in kernel.captured.tensors)]
         traced = kernel.variant(tensors, numbers, flags, TRITON).graph
         if not any(traced.differentiable):
-            raise AutogradError(f"no result of {self._name} is differentiable by the requested arguments.")
+            raise AutogradError(f"no result of {self._name} is differentiable with respect to the requested arguments.")
         return Gradient(kernel.gradient(flags, traced.differentiable))
 
     # -- calls -----------------------------------------------------------------------------------------------
@@ -322,20 +324,20 @@ class Pointwise(Generic[P, R]):
         addresses_of([*parts.tensors, *(outs or ())])  # raises an error for tensors without memory before they are used
         return run(self._kernels, structure, parts, outs, self._prepared)
 
-    def _known(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Kernel, list[Tensor], list[Any]]:
+    def _find_kernel(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Kernel, list[Tensor], list[Any]]:
         structure, parts = take_apart(self._name, args, kwargs)
         kernel, captured = self._kernels.find(structure, parts.tensors, parts.numbers)
         tensors = [*parts.tensors, *captured]
         if not tensors:
-            raise without_tensors(self._name)
+            raise make_no_tensors_error(self._name)
         return kernel, tensors, parts.numbers
 
 
-def _remade(fn: Callable[..., Any], autograd: bool, name: str, numerics: Numerics) -> Pointwise[..., Any]:
+def _rebuild(fn: Callable[..., Any], autograd: bool, name: str, numerics: Numerics) -> Pointwise[..., Any]:
     return Pointwise(fn, autograd=autograd, name=name, numerics=numerics)
 
 
-def _whole(trace: Trace) -> PointwiseGraph:
+def _get_graph(trace: Trace) -> PointwiseGraph:
     assert isinstance(trace.graph, PointwiseGraph)
     return trace.graph
 
@@ -352,4 +354,4 @@ class Gradient:
 
     def traced(self, *inputs: Tensor) -> PointwiseGraph:
         """The graph for arguments and gradients of results like these."""
-        return _whole(self._kernel.variant(inputs, [], [False] * len(inputs), TRITON))
+        return _get_graph(self._kernel.variant(inputs, [], [False] * len(inputs), TRITON))

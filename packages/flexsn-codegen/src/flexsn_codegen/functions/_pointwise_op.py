@@ -24,7 +24,7 @@ from flexsn_codegen.functions._launch import CPP_BLOCK, addresses_of, interprete
 from flexsn_codegen.functions._plan import PlannedLaunch
 from flexsn_codegen.targets.cpp import CppKernel, program
 
-# Graphs contain only the source. The most recently used libraries stay loaded in this cache.
+# Graphs only contain the source of a program. The most recently used programs stay loaded in this cache.
 _program = functools.lru_cache(256)(program)
 
 
@@ -108,7 +108,7 @@ def _(read: Sequence[Tensor], written: Sequence[Tensor], numbers: Sequence[Any],
     return results
 
 
-def _plain(numbers: Sequence[Any]) -> list[int | float]:
+def _convert_to_plain(numbers: Sequence[Any]) -> list[int | float]:
     """The current values of numbers that are symbols. The graph is valid for these values only."""
     return [int(n) if isinstance(n, int | torch.SymInt) else float(n) for n in numbers]
 
@@ -126,7 +126,7 @@ def _backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
         result: Sequence[Tensor] = pointwise_op(tensors, ctx.numbers, scalars, kernel.key)
         return result
 
-    # The result has the structure of the arguments. In this structure, an empty list counts as a list of tensors.
+    # The gradients have the structure of the arguments, in which an empty list counts as a list of tensors.
     rest: tuple[Any, ...] = (None if ctx.numbers else [], None, None)
     return list(gradients(ctx, ctx.saved_tensors, grads, ctx.needs_input_grad[0], apply)), *rest
 
@@ -135,12 +135,14 @@ pointwise_op.register_autograd(_backward, setup_context=_setup)
 by_operator_with(pointwise_op)
 
 
-def _transformed(tensors: Sequence[Tensor], numbers: Sequence[Any], scalars: Sequence[bool], key: str) -> list[Tensor]:
+def _call_transformed(
+    tensors: Sequence[Tensor], numbers: Sequence[Any], scalars: Sequence[bool], key: str
+) -> list[Tensor]:
     results: tuple[Tensor, ...] = Differentiated.apply(kernel_of(key), tuple(numbers), tuple(scalars), *tensors)
     return list(results)
 
 
-before_transforms("pointwise", _transformed)
+before_transforms("pointwise", _call_transformed)
 
 
 # -- vmap of kernels that write ----------------------------------------------------------------------------
@@ -149,14 +151,14 @@ before_transforms("pointwise", _transformed)
 @pointwise_in_place_op.register_vmap
 def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
     read, written, numbers, kernel = args
-    of_read = in_dims[0] or [None] * len(read)
-    of_written = in_dims[1] or [None] * len(written)
-    if any(dim is None for dim in of_written):
+    read_dims = in_dims[0] or [None] * len(read)
+    written_dims = in_dims[1] or [None] * len(written)
+    if any(dim is None for dim in written_dims):
         raise ArgumentError(
             f"{kernel_of(kernel).name} writes to a tensor without a batch dimension, once for each element of "
             "vmap's batch. Give this tensor a batch dimension."
         )
-    first = batch_first([*read, *written], [*of_read, *of_written])
+    first = batch_first([*read, *written], [*read_dims, *written_dims])
     results = pointwise_in_place_op(first[: len(read)], first[len(read) :], numbers, kernel)
     return results, [0] * len(results)
 
@@ -174,19 +176,19 @@ def _is_direct(device: torch.device) -> bool:
     return device.type == "cuda" and not is_exporting()
 
 
-def _lowered(kernel: Kernel, tensors: Sequence[Tensor], numbers: Sequence[Any], scalars: Any) -> list[Tensor]:
+def _lower(kernel: Kernel, tensors: Sequence[Tensor], numbers: Sequence[Any], scalars: Any) -> list[Tensor]:
     target = target_on(tensors[0].device, kernel.name)
-    constants = _plain(numbers)
+    constants = _convert_to_plain(numbers)
     trace = kernel.variant(tensors, constants, [False] * len(tensors), target, scalars)
     plan, words = trace.plan(tensors), trace.words(constants)
-    new = plan.allocated(tensors[0])
+    new = plan.allocate(tensors[0])
     for launch in plan.launches:
         _record(launch, [*tensors, *new], words[launch.step])
     return new
 
 
-def _record(launch: PlannedLaunch, every: Sequence[Tensor], words: Sequence[int]) -> None:
-    kernel, tensors, numbers = launch.built.compiled(), launch.tensors(every), [*launch.integers, *words]
+def _record(launch: PlannedLaunch, all_tensors: Sequence[Tensor], words: Sequence[int]) -> None:
+    kernel, tensors, numbers = launch.built.compiled(), launch.tensors(all_tensors), [*launch.integers, *words]
     if isinstance(kernel, CppKernel):
         text = kernel.text(tuple(t.dtype for t in tensors), CPP_BLOCK, fast_math=launch.fast_math)
         first = kernel.first_written
@@ -208,7 +210,7 @@ def _(mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
     if kernel.cuts or not _is_direct(tensors[0].device):
         return mode.__torch_dispatch__(op, types, args, kwargs)
     with mode:
-        return _lowered(kernel, tensors, numbers, scalars)
+        return _lower(kernel, tensors, numbers, scalars)
 
 
 @pointwise_in_place_op.register_torch_dispatch(FunctionalTensorMode)
@@ -218,8 +220,9 @@ def _(mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
     tensors = kernel.merged(read, written)
     check_writes_in_graph(kernel, tensors)
     if has_symbols(numbers) or not _is_direct(tensors[0].device):
-        # Constants take this path, too: compilers cannot handle operators that both write and return lists.
+        # This is also the path for constant numbers, because compilers cannot handle operators that both write to lists
+        # and return lists.
         with mode:
             return by_values(kernel, tensors, numbers, None, target_of(tensors[0].device))
     with mode:
-        return _lowered(kernel, tensors, numbers, None)
+        return _lower(kernel, tensors, numbers, None)

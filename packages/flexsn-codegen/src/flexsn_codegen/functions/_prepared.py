@@ -1,8 +1,9 @@
-"""Repeated calls on the fastest path, without another analysis.
+"""Repeats earlier calls on the fastest path, without another analysis.
 
-The next call is compared with the prepared call: the structure and its constants, each tensor's dtype, shape, strides
-and device, whether autograd follows the tensor, the captured values, and the decisions that depend on numbers. If
-memory is written, the tensors that share it are compared, too.
+Before a prepared call is repeated, it is compared with the new call. The comparison includes the structure and its
+constants, each tensor's dtype, shape, strides and device, whether autograd follows the tensor, the captured values, and
+the decisions that depend on numbers. If the call writes to existing memory, it also includes the tensors that share
+memory.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 from flexsn_codegen._torch_private_modes import is_forward_mode
 from flexsn_codegen.functions._autograd import Repeated, TrainedCall
 from flexsn_codegen.functions._calls import Parts, Structure, results_together
-from flexsn_codegen.functions._checks import tell_written
+from flexsn_codegen.functions._checks import mark_written
 from flexsn_codegen.functions._kernel import Kernel
 from flexsn_codegen.functions._launch import interpreted
 from flexsn_codegen.functions._plan import MAX_PLANS, Plan, Trace
@@ -35,7 +36,7 @@ class _Call:
 
     Attributes:
         captured: the kinds of the captured tensors.
-        sharing: the tensors that share memory, if any memory is written.
+        sharing: result of `_find_sharing`. Empty if the call only writes to new memory.
         single: the kernel's `single` at this call.
         interpreted: True if the call was prepared for Triton's interpreter.
         trained: the data for a call that autograd follows, otherwise `None`.
@@ -55,7 +56,7 @@ class PreparedCalls:
     """The prepared calls of one function."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Any, ...], _Call] = {}
+        self._calls: dict[tuple[Any, ...], _Call] = {}
 
     def call(self, structure: Structure, parts: Parts, outs: list[Tensor] | None = None) -> Any:
         """Launches a prepared call and returns the function's result, or `NOT_PREPARED` if nothing was launched.
@@ -64,7 +65,7 @@ class PreparedCalls:
             outs: the tensors that receive the results. `None` if the results are new memory.
         """
         tensors = parts.tensors
-        result = self._known.get(_key(structure, tensors, outs, torch.is_grad_enabled())) if self._known else None
+        result = self._calls.get(_make_key(structure, tensors, outs, torch.is_grad_enabled())) if self._calls else None
         if result is None or is_forward_mode() or result.interpreted != interpreted():
             return NOT_PREPARED
         kernel, trace = result.kernel, result.trace
@@ -72,40 +73,40 @@ class PreparedCalls:
         if captured is None:
             return NOT_PREPARED
         if captured:
-            if _kinds(captured, torch.is_grad_enabled()) != result.captured:
+            if _describe_tensors(captured, torch.is_grad_enabled()) != result.captured:
                 return NOT_PREPARED
             tensors = [*tensors, *captured]
-        given = outs or []
+        out_tensors = outs or []
         if not trace.fits(parts.numbers):
             return NOT_PREPARED
         if result.trained is not None:
-            of_call: list[Tensor] = list(Repeated.apply(result.trained, tuple(parts.numbers), *tensors))
+            call_results: list[Tensor] = list(Repeated.apply(result.trained, tuple(parts.numbers), *tensors))
             if kernel.cuts:
-                return of_call[0] if result.single else tuple(of_call)
-            return results_together(kernel.result, of_call, tensors)
-        if (kernel.written or given) and _sharing([*tensors, *given]) != result.sharing:
+                return call_results[0] if result.single else tuple(call_results)
+            return results_together(kernel.result, call_results, tensors)
+        if (kernel.written or out_tensors) and _find_sharing([*tensors, *out_tensors]) != result.sharing:
             return NOT_PREPARED
-        results = result.plan.run(tensors, trace.words(parts.numbers), given)
-        if given:
-            tell_written(given)
+        results = result.plan.run(tensors, trace.words(parts.numbers), out_tensors)
+        if out_tensors:
+            mark_written(out_tensors)
         elif kernel.written:
-            tell_written([tensors[i] for i in kernel.written])
+            mark_written([tensors[i] for i in kernel.written])
         elif kernel.cuts:
             return results[0] if result.single else tuple(results)
         return results_together(kernel.result, results, tensors)
 
     def repeated(self, structure: Structure, tensors: list[Tensor], outs: list[Tensor]) -> Launches | None:
-        """A function that repeats an earlier call. `None` if the call is unknown or depends on more than tensors."""
-        entry = self._known.get(_key(structure, tensors, outs, torch.is_grad_enabled()))
+        """A function that repeats a prepared call. `None` if no call is prepared, or it depends on other values."""
+        entry = self._calls.get(_make_key(structure, tensors, outs, torch.is_grad_enabled()))
         if entry is None or entry.trained is not None or entry.captured or any(entry.trace.words([])):
             return None
         plan, words = entry.plan, entry.trace.words([])
 
-        def again(outs: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+        def repeat(outs: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
             plan.run(tensors, words, outs)
-            tell_written(outs)
+            mark_written(outs)
 
-        return again
+        return repeat
 
     def add(
         self,
@@ -122,41 +123,50 @@ class PreparedCalls:
         Args:
             scalars: for a call that autograd follows, see `Kernel.variant`. Empty for other calls.
         """
-        every = [*tensors, *captured]
-        followed = torch.is_grad_enabled()
-        if any(t.is_neg() for t in every):
+        all_tensors = [*tensors, *captured]
+        has_grad_mode = torch.is_grad_enabled()
+        if any(t.is_neg() for t in all_tensors):
             return
-        if len(self._known) >= MAX_PLANS:
-            self._known.clear()
-        given = outs or []
-        sharing = _sharing([*every, *given]) if given or kernel.written else []
-        plan = trace.plan(every, given)
+        if len(self._calls) >= MAX_PLANS:
+            self._calls.clear()
+        out_tensors = outs or []
+        sharing = _find_sharing([*all_tensors, *out_tensors]) if out_tensors or kernel.written else []
+        plan = trace.plan(all_tensors, out_tensors)
         trained = None
         if scalars:
-            requested = tuple(t.requires_grad for t in every)
+            requested = tuple(t.requires_grad for t in all_tensors)
             trained = TrainedCall(kernel, trace, plan, tuple(scalars), requested, trace.graph.differentiable)
-        self._known[_key(structure, tensors, outs, followed)] = _Call(
-            kernel, _kinds(captured, followed), trace, plan, sharing, trace.graph.single, interpreted(), trained
+        self._calls[_make_key(structure, tensors, outs, has_grad_mode)] = _Call(
+            kernel,
+            _describe_tensors(captured, has_grad_mode),
+            trace,
+            plan,
+            sharing,
+            trace.graph.single,
+            interpreted(),
+            trained,
         )
 
 
-def _key(structure: Structure, tensors: Sequence[Tensor], outs: list[Tensor] | None, followed: bool) -> tuple[Any, ...]:
+def _make_key(
+    structure: Structure, tensors: Sequence[Tensor], outs: list[Tensor] | None, has_grad_mode: bool
+) -> tuple[Any, ...]:
     if outs is None:
-        return structure, *_kinds(tensors, followed)
-    return structure, len(outs), *_kinds([*tensors, *outs], followed)
+        return structure, *_describe_tensors(tensors, has_grad_mode)
+    return structure, len(outs), *_describe_tensors([*tensors, *outs], has_grad_mode)
 
 
-def _sharing(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
+def _find_sharing(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
     """For each tensor, the first tensor in the same memory, and its own offset from the start of this memory."""
     memory = [t.untyped_storage().data_ptr() for t in tensors]
     return [(memory.index(place), int(t.storage_offset())) for place, t in zip(memory, tensors, strict=True)]
 
 
-def _kinds(tensors: Sequence[Tensor], followed: bool) -> list[Any]:
-    """Properties of the tensors on which a call depends, except for addresses. `followed`: True if autograd is on."""
+def _describe_tensors(tensors: Sequence[Tensor], has_grad_mode: bool) -> list[Any]:
+    """The properties of tensors on which a call depends, except for addresses. `has_grad_mode` is True in grad mode."""
     # A sparse tensor has no strides.
     return [
-        (t.dtype, t.shape, t.stride(), t.device, t.is_neg(), followed and t.requires_grad)
+        (t.dtype, t.shape, t.stride(), t.device, t.is_neg(), has_grad_mode and t.requires_grad)
         if t.layout is torch.strided
         else t.layout
         for t in tensors

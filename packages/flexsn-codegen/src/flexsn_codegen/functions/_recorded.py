@@ -15,10 +15,10 @@ from flexsn_codegen.functions._autograd import Differentiated
 from flexsn_codegen.functions._calls import Parts, Structure, results_together
 from flexsn_codegen.functions._checks import (
     check_gradients,
-    into_what_writes,
-    wants_gradients,
-    without_tensors,
-    written_forward,
+    make_forward_mode_error,
+    make_into_error,
+    make_no_tensors_error,
+    needs_gradients,
 )
 from flexsn_codegen.functions._kernel import Kernel, kernel_of
 from flexsn_codegen.functions._kernels import Kernels, kernels_of
@@ -39,15 +39,15 @@ def by_operator(kernels: Kernels, structure: Structure, parts: Parts, outs: list
         dims = max(dims, tensor.dim())
     kinds = tuple([(t.dtype, t.dim()) for t in tensors])
     device = tensors[0].device.type if tensors else "cpu"
-    key, num_captured, written, result, cuts = _prepared(kernels.handle, structure, kinds, dims, device)
+    key, num_captured, written, result, cuts = _prepare(kernels.handle, structure, kinds, dims, device)
     if num_captured:
         tensors = [*tensors, *kernels.captured[key]]
     if not tensors:
-        raise without_tensors(kernels.name)
-    if wants_gradients(tensors if outs is None else [*tensors, *outs]):
+        raise make_no_tensors_error(kernels.name)
+    if needs_gradients(tensors if outs is None else [*tensors, *outs]):
         check_gradients(kernels.name, writes=bool(written) or outs is not None, autograd=kernels.autograd)
     if outs is not None and written:
-        raise into_what_writes(kernels.name)
+        raise make_into_error(kernels.name)
     if not written:
         scalars = [t.dim() == 0 for t in tensors]
         if not torch.compiler.is_dynamo_compiling() and is_forward_mode():
@@ -57,19 +57,19 @@ def by_operator(kernels: Kernels, structure: Structure, parts: Parts, outs: list
         if outs is not None:
             if cuts:
                 raise ArgumentError(
-                    f"{kernels.name} cuts its arguments into pieces: its results are new memory. Call it without "
-                    "`into`."
+                    f"{kernels.name} cuts its arguments into pieces, so its results are new memory. Call it "
+                    "without `into`."
                 )
             check_outs(kernels.name, outs, [r.dtype for r in results], results[0].shape, results[0].device)
-            for out, one in zip(outs, results, strict=True):
-                out.copy_(one)
+            for out, value in zip(outs, results, strict=True):
+                out.copy_(value)
             return results_together(result, outs, ())
         if cuts:
             # The operator has just traced the function with the arguments' own shapes.
             return results[0] if _is_single(key) else tuple(results)
         return results_together(result, results, ())
     if is_forward_mode():
-        raise written_forward(kernels.name)
+        raise make_forward_mode_error(kernels.name)
     read = [t for i, t in enumerate(tensors) if i not in written]
     changed = [tensors[i] for i in written]
     results = pointwise_in_place_op(read, changed, parts.numbers, key)
@@ -77,21 +77,22 @@ def by_operator(kernels: Kernels, structure: Structure, parts: Parts, outs: list
 
 
 @constant
-def _prepared(
+def _prepare(
     handle: str, structure: Structure, kinds: tuple[tuple[torch.dtype, int], ...], dims: int, device: str
 ) -> tuple[str, int, tuple[int, ...], Structure, bool]:
     """The kernel for a call: its key, number of captured tensors, written tensors and result, and True if it cuts.
 
-    Symbols as shapes are not allowed here. A function that cuts is traced later, by its operator.
+    The function is run with sizes of 1, because sizes in the graph may be symbols. A function that cuts is traced
+    later, by its operator.
     """
     kernels = kernels_of(handle)
-    shapes = [(1,) * (dims if own else 0) for _, own in kinds]
+    shapes = [(1,) * (dims if dim else 0) for _, dim in kinds]
     dtypes = [dtype for dtype, _ in kinds]
     pairs = zip(shapes, dtypes, strict=True)
-    examples = [torch.empty(shape, dtype=dtype, device=here(device)) for shape, dtype in pairs]
+    examples = [torch.empty(shape, dtype=dtype, device=available_device(device)) for shape, dtype in pairs]
     cut = kernels.cuts.get((structure, kinds))
     if cut is None or cut.captured.fetch() is None:
-        numbers = samples(structure)
+        numbers = sample_numbers(structure)
         try:
             kernel, captured = kernels.find(structure, examples, numbers)
             tensors = [*examples, *captured]
@@ -110,9 +111,9 @@ def _prepared(
 
 
 def follow_reads(kernels: Kernels, kernel: Kernel) -> int:
-    """Makes a graph check the captured values of a kernel's function. Returns the number of captured tensors.
+    """Adds a guard on the captured values of a kernel's function to a graph. Returns the number of captured tensors.
 
-    The next call of the graph uses the tensors that are captured at that time. If any other captured value has changed,
+    Each call of the graph uses the tensors that are captured at that time. If any other captured value has changed,
     Dynamo records another graph.
     """
     captured, key = kernel.captured, kernel.key
@@ -133,8 +134,8 @@ def follow_reads(kernels: Kernels, kernel: Kernel) -> int:
     if names:
         leave_graph(
             f"{kernels.name} reads {', '.join(names)}, which compiled code has changed before it calls "
-            f"{kernels.name}, and writes back after its graph. Pass it to {kernels.name} as an argument, or change it "
-            "outside of the compiled function."
+            f"{kernels.name}. The new value is only stored after the graph has run. Pass the value to {kernels.name} "
+            "as an argument, or change it outside of the compiled function."
         )
     recompile_unless(holds, f"captured values of {kernels.name} are unchanged since the graph was made")
     return len(captured.tensors)
@@ -146,22 +147,24 @@ def _is_single(key: str) -> bool:
     return bool(kernel_of(key).single)
 
 
-def here(device: str) -> str:
-    """A device of this kind on which tensors can be created. "meta" if the GPU is unavailable."""
+def available_device(device: str) -> str:
+    """A device of this type on which tensors can be created: "meta" if the GPU is unavailable."""
     return device if device == "cpu" or (device == "cuda" and torch.cuda.is_available()) else "meta"
 
 
-def samples(structure: Structure) -> list[int | float]:
-    """Numbers for a first run. The kernel's traces use the numbers of the call instead."""
+def sample_numbers(structure: Structure) -> list[int | float]:
+    """Numbers for a first run of the function. The kernel's traces use the numbers of a call instead."""
     kind = structure[0]
     if kind == "float":
         return [0.5]
     if kind == "int":
         return [3]
     if kind == "call":
-        return [n for part in structure[1] for n in samples(part)] + [n for _, p in structure[2] for n in samples(p)]
+        return [n for part in structure[1] for n in sample_numbers(part)] + [
+            n for _, p in structure[2] for n in sample_numbers(p)
+        ]
     if kind in ("tuple", "list"):
-        return [n for part in structure[1] for n in samples(part)]
+        return [n for part in structure[1] for n in sample_numbers(part)]
     if kind == "dict":
-        return [n for _, part in structure[1] for n in samples(part)]
+        return [n for _, part in structure[1] for n in sample_numbers(part)]
     return []

@@ -18,10 +18,10 @@ from flexsn_codegen.functions._checks import (
     check_tensors,
     check_writes,
     has_tangents,
-    tell_written,
-    wants_gradients,
-    without_tensors,
-    written_forward,
+    make_forward_mode_error,
+    make_no_tensors_error,
+    mark_written,
+    needs_gradients,
 )
 from flexsn_codegen.functions._kernel import Kernel
 from flexsn_codegen.functions._kernels import Kernels
@@ -44,7 +44,7 @@ def run(
         prepared: records the call so that it can be repeated later.
     """
     tensors, numbers = parts.tensors, parts.numbers
-    cut = kernels.known_cut(structure, tensors) if outs is None else None
+    cut = kernels.find_cut(structure, tensors) if outs is None else None
     if cut is not None:
         # If the numbers differ from those of the earlier call, the function may not cut anything.
         with contextlib.suppress(NothingCutError):
@@ -74,19 +74,19 @@ def _run(
     if captured or not tensors:
         tensors = [*tensors, *captured]
         if not tensors:
-            raise without_tensors(kernels.name)
+            raise make_no_tensors_error(kernels.name)
         check_tensors(kernels.name, tensors)
     if kernel.written:
         check_writes(kernel, tensors)
     writes = bool(kernel.written) or outs is not None
-    wants = wants_gradients([*tensors, *(outs or ())])
-    if wants:
+    has_gradients = needs_gradients([*tensors, *(outs or ())])
+    if has_gradients:
         check_gradients(kernels.name, writes=writes, autograd=kernels.autograd)
     elif has_tangents(tensors):
-        wants = True
+        has_gradients = True
         if writes:
-            raise written_forward(kernels.name)
-    if wants:
+            raise make_forward_mode_error(kernels.name)
+    if has_gradients:
         scalars = tuple([t.dim() == 0 for t in tensors])
         results = Differentiated.apply(kernel, tuple(numbers), scalars, *tensors)
         if prepared is not None and not is_forward_mode():
@@ -102,5 +102,5 @@ def _run(
         if prepared is not None:
             prepared.add(structure, parts.tensors, captured, kernel, trace, outs)
     if writes:
-        tell_written([*[tensors[i] for i in kernel.written], *(outs or ())])
+        mark_written([*[tensors[i] for i in kernel.written], *(outs or ())])
     return kernel.returned(results, tensors)

@@ -26,10 +26,10 @@ class Group:
         variant: the trace that encodes the function's numbers as integers.
         kernel: a kernel that reads addresses from a table.
         first: `[programs, 2]`, int64, on the tensors' device: each program's first element, and the number of elements
-            of its tensor.
-        cells: `[programs, tensors]`, int64, on the tensors' device: for each of a program's addresses, its position
-            among all addresses.
-        aligned: `[places, tensors]`, int64, on the CPU: positions of the addresses that have to be multiples of
+            of the program's tensors.
+        cells: `[programs, tensors]`, int64, on the tensors' device: the positions of each program's addresses among all
+            addresses.
+        aligned: `[launches, tensors]`, int64, on the CPU: positions of the addresses that have to be multiples of
             `ALIGNMENT`.
         table: `[programs, 2 + tensors]`: `first`, and the addresses.
     """
@@ -43,7 +43,7 @@ class Group:
     table: Tensor
 
     def fits(self, addresses: Tensor) -> bool:
-        """True if the kernel may be used for tensors at these addresses. `addresses` is on the CPU."""
+        """True if the kernel is valid for tensors at these addresses. `addresses` is on the CPU."""
         return self.aligned is None or not bool((addresses[self.aligned] % ALIGNMENT).any())
 
     def place(self, addresses: Tensor) -> None:
@@ -51,7 +51,7 @@ class Group:
         self.table = torch.cat([self.first, addresses[self.cells]], dim=1)
 
     def launch(self, words: Sequence[int]) -> None:
-        """Launches the kernel with these numbers."""
+        """Launches the kernel with the integers of the function's numbers."""
         grid = (self.table.shape[0],)
         if interpreted():
             with interpreting():
@@ -67,7 +67,7 @@ class Member:
     """A launch that may become part of a group.
 
     Attributes:
-        cells: for each of the kernel's tensors, its position among all tensors.
+        cells: the position of each of the kernel's tensors among all tensors and results.
     """
 
     variant: Trace
@@ -92,28 +92,40 @@ class TableKernels:
     """Kernels of one function that read addresses from a table."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Any, ...], Any] = {}
+        self._kernels: dict[tuple[Any, ...], Any] = {}
 
     def group(self, members: Sequence[Member], *, aligned: bool, device: torch.device) -> Group:
         """Merges launches with equal keys. `Group.place` creates the table later."""
         member = members[0]
         source = member.launch.built.source
         key = (source.name, member.dtypes, aligned)
-        kernel = self._known.get(key)
+        kernel = self._kernels.get(key)
         if kernel is None:
-            kernel = TRITON.compile(over_table(source, member.dtypes, _words(source), aligned=aligned))
-            self._known[key] = kernel
+            kernel = TRITON.compile(over_table(source, member.dtypes, _list_number_names(source), aligned=aligned))
+            self._kernels[key] = kernel
         first, cells = [], []
-        for one in members:
-            start = torch.arange(0, one.launch.numel, BLOCK, dtype=torch.int64, device="cpu")
-            numel = torch.full_like(start, one.launch.numel)
+        for group_member in members:
+            start = torch.arange(0, group_member.launch.numel, BLOCK, dtype=torch.int64, device="cpu")
+            numel = torch.full_like(start, group_member.launch.numel)
             first.append(torch.stack([start, numel], dim=1))
-            cells.append(torch.tensor([one.cells] * len(start), dtype=torch.int64, device="cpu"))
-        must = torch.tensor([one.cells for one in members], dtype=torch.int64, device="cpu") if aligned else None
-        heads = torch.cat(first).to(device)
-        return Group(member.variant, kernel, member.launch.fast_math, heads, torch.cat(cells).to(device), must, heads)
+            cells.append(torch.tensor([group_member.cells] * len(start), dtype=torch.int64, device="cpu"))
+        aligned_cells = (
+            torch.tensor([group_member.cells for group_member in members], dtype=torch.int64, device="cpu")
+            if aligned
+            else None
+        )
+        first_and_numel = torch.cat(first).to(device)
+        return Group(
+            member.variant,
+            kernel,
+            member.launch.fast_math,
+            first_and_numel,
+            torch.cat(cells).to(device),
+            aligned_cells,
+            first_and_numel,
+        )
 
 
-def _words(source: KernelSource) -> list[str]:
-    """The integer arguments of a dense kernel that contain the function's numbers."""
+def _list_number_names(source: KernelSource) -> list[str]:
+    """The names of the integer arguments of a dense kernel that contain the function's numbers."""
     return [name for name in source.sizes if name.startswith(f"{PREFIX}_number_")]

@@ -1,4 +1,4 @@
-"""Rewords messages of traces for functions, because `pointwise` has no core, step or state."""
+"""Rewords the messages of errors in traces for `pointwise`, which has no core, step or state."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# Longer phrases come first. The text after the first line break is a location in the caller's own code.
+# Longer phrases come first. Text after the first line break of a message is a location in the caller's code, and stays.
 _PHRASES = (
     (r"Return it as a state instead", "Return it, and pass it to the next call"),
     (r"where the next step would find it", "where the next call would find it"),
@@ -49,7 +49,7 @@ _PHRASES = (
 
 @contextmanager
 def in_words_of(name: str) -> Iterator[None]:
-    """Rewords the messages of trace errors for a function.
+    """Context manager that rewords the messages of errors in the trace of a function.
 
     Args:
         name: the function's name.
@@ -58,12 +58,12 @@ def in_words_of(name: str) -> Iterator[None]:
         yield
     except Exception as error:
         if error.args and isinstance(error.args[0], str) and type(error).__module__.startswith("flexsn_graph"):
-            error.args = (_reworded(error.args[0], name), *error.args[1:])
+            error.args = (_reword(error.args[0], name), *error.args[1:])
         raise
 
 
-def _reworded(message: str, name: str) -> str:
-    head, line_break, place = message.partition("\n")
-    for phrase, other in _PHRASES:
-        head = re.sub(phrase, lambda _, other=other: other.format(name=name), head)  # type: ignore[misc]
-    return head + line_break + place
+def _reword(message: str, name: str) -> str:
+    head, line_break, location = message.partition("\n")
+    for phrase, replacement in _PHRASES:
+        head = re.sub(phrase, lambda _, replacement=replacement: replacement.format(name=name), head)  # type: ignore[misc]
+    return head + line_break + location

@@ -1,7 +1,8 @@
-"""Replaces a selection among many earlier steps by one load. The selecting number is the same in all steps.
+"""Replaces a selection among many earlier steps by one load.
 
-A delayed value is a sum over past steps. Each summand counts for the elements whose number selects its step. The loads
-of all summands are replaced by one load, at an address that the number determines.
+A value with delays is a sum over earlier steps. Each element has a number that selects one of these steps. The number
+is the same in all steps of the sequence. A summand is zero at elements that select another step. The loads of all
+summands are replaced by one load at an address that depends on the number.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from flexsn_graph import Port, Role, Stage, StepGraph, View
 
 _prims = torch.ops.prims
 _FEWEST = 4  # the smallest number of loads that one load may replace
-_MOST_SUMS = 2  # the order of two numbers in a sum does not matter
+_MOST_SUMS = 2  # the largest number of gathered values in a sum: a sum of two values does not depend on their order
 
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """A load of a value at one of several steps.
+    """A load that reads each element of a value at one of several steps.
 
     Attributes:
         view: the value at the first of these steps.
-        number: port of role `AHEAD`: for each element, the number of a step, an integer in floating point.
+        number: port of role `AHEAD`, with the number of a step for each element, as an integer in floating point.
         first: the number of the step of `view`.
-        count: number of steps. Elements with other numbers are not loaded.
+        count: number of steps. Elements with other step numbers are not loaded.
         back: True if larger numbers mean earlier steps.
     """
 
@@ -41,28 +42,32 @@ class Gather:
 
 @dataclass(frozen=True, slots=True)
 class _Term:
-    """A summand: a value computed from a load, selected where a number equals `which`."""
+    """A summand: a value that is computed from one load, and selected where a number equals `step`.
+
+    Attributes:
+        kind: a key that is equal for equal computations with a load.
+    """
 
     number: fx.Node
-    which: int
+    step: int
     load: fx.Node
     value: fx.Node
     kind: object
 
 
-def gathered(
+def split_gathers(
     stage: Stage, steps: Mapping[Port, tuple[Port, int]], *, back: Callable[[Port], bool], first: int
 ) -> tuple[Stage, Stage, list[Gather]] | None:
-    """Splits a stage that reads earlier steps. The first part computes the numbers of the steps, which no step changes.
+    """Splits a stage that selects among earlier steps. The first part computes the step numbers, once for all steps.
 
     Args:
-        steps: for each value that the stage reads, the original value and the distance from it in steps.
+        steps: for each value that is another step of a value in memory, this value, and the distance in steps.
         back: returns True if a greater distance from a value means an earlier step.
-        first: number of the first value, of role `AHEAD`, that passes from the first part to the second.
+        first: index of the first value that the first part passes to the second. These values have the role `AHEAD`.
 
     Returns:
-        The two parts, and the loads of the second part. The second part reads the numbers and then the loaded values.
-        `None` if the stage selects differently, or also reads other values.
+        The two parts, and the loads of the second part. The second part reads the step numbers, and then the loaded
+        values. `None` if the stage is not a selection of this form, or also reads other values.
     """
     return _Gathering(stage, steps, back, first).run()
 
@@ -75,154 +80,157 @@ class _Gathering:
         placeholders = stage.graph.placeholders
         self._loads = {n: stage.reads[p.index] for p, n in placeholders.items() if p.role is Role.INPUT}
         self._lifted = {n: p for p, n in placeholders.items() if p.role is Role.LIFTED}
-        self._of: dict[fx.Node, frozenset[fx.Node]] = {}
+        self._loads_of: dict[fx.Node, frozenset[fx.Node]] = {}
         for node in stage.graph.graph.nodes:
-            own = frozenset([node]) if node in self._loads else frozenset[fx.Node]()
-            self._of[node] = own.union(*(self._of[one] for one in node.all_input_nodes))
+            direct = frozenset([node]) if node in self._loads else frozenset[fx.Node]()
+            self._loads_of[node] = direct.union(*(self._loads_of[operand] for operand in node.all_input_nodes))
 
     def run(self) -> tuple[Stage, Stage, list[Gather]] | None:
         groups: dict[fx.Node, list[list[_Term]]] = {}
         for entry in self._stage.graph.entries:
             if not isinstance(entry, fx.Node):
                 return None
-            result = self._grouped(entry)
+            result = self._group_terms(entry)
             if result is None:
                 return None
             groups[entry] = result
-        return self._made(groups) if len(groups) == len(self._stage.writes) else None
+        return self._build(groups) if len(groups) == len(self._stage.writes) else None
 
-    def _grouped(self, entry: fx.Node) -> list[list[_Term]] | None:
-        """The summands of a result, grouped by number and by the computation with a load."""
+    def _group_terms(self, entry: fx.Node) -> list[list[_Term]] | None:
+        """The summands of a result, grouped by the node of their number and by their computation."""
         results: dict[tuple[object, ...], list[_Term]] = {}
-        waiting: list[Any] = [entry]
-        while waiting:
-            node = waiting.pop()
+        pending: list[Any] = [entry]
+        while pending:
+            node = pending.pop()
             if not isinstance(node, fx.Node):
                 return None
             if node.target is _prims.add.default:
-                waiting += node.args
+                pending += node.args
                 continue
-            term = self._term(node)
+            term = self._match_term(node)
             if term is None:
                 return None
-            source, away = self._steps[self._loads[term.load].source]
-            results.setdefault((term.number, term.kind, source, away - term.which), []).append(term)
-        groups = [sorted(group, key=lambda term: term.which) for group in results.values()]
-        whole = all([t.which for t in g] == [*range(g[0].which, g[0].which + len(g))] for g in groups)
-        if not whole or len(groups) > _MOST_SUMS or any(len(group) < _FEWEST for group in groups):
+            source, distance = self._steps[self._loads[term.load].source]
+            results.setdefault((term.number, term.kind, source, distance - term.step), []).append(term)
+        groups = [sorted(group, key=lambda term: term.step) for group in results.values()]
+        is_complete = all([t.step for t in g] == [*range(g[0].step, g[0].step + len(g))] for g in groups)
+        if not is_complete or len(groups) > _MOST_SUMS or any(len(group) < _FEWEST for group in groups):
             return None
         return groups
 
-    def _term(self, node: fx.Node) -> _Term | None:
+    def _match_term(self, node: fx.Node) -> _Term | None:
         if node.target is not _prims.where.default or node.args[2] != 0 or isinstance(node.args[2], fx.Node):
             return None
         condition, value = node.args[:2]
-        if not isinstance(condition, fx.Node) or not isinstance(value, fx.Node) or len(self._of[value]) != 1:
+        if not isinstance(condition, fx.Node) or not isinstance(value, fx.Node) or len(self._loads_of[value]) != 1:
             return None
         if condition.target is not _prims.eq.default:
             return None
-        number, which = condition.args
-        (load,) = self._of[value]
-        if not isinstance(number, fx.Node) or self._of[number] or not isinstance(which, int | float):
+        number, step = condition.args
+        (load,) = self._loads_of[value]
+        if not isinstance(number, fx.Node) or self._loads_of[number] or not isinstance(step, int | float):
             return None
-        if which != int(which) or self._loads[load].source not in self._steps or self._loads[load].calls:
+        if step != int(step) or self._loads[load].source not in self._steps or self._loads[load].calls:
             return None
-        return _Term(number, int(which), load, value, self._kind(value, load))
+        return _Term(number, int(step), load, value, self._make_key(value, load))
 
-    def _kind(self, node: Any, load: fx.Node) -> object:
+    def _make_key(self, node: Any, load: fx.Node) -> object:
         """A key that is equal for equal computations with a load."""
         if node is load:
             return "load"
-        if not isinstance(node, fx.Node) or load not in self._of[node]:
+        if not isinstance(node, fx.Node) or load not in self._loads_of[node]:
             return type(node).__name__, node
-        return node.target, *(self._kind(a, load) for a in node.args), *sorted(node.kwargs.items())
+        return node.target, *(self._make_key(a, load) for a in node.args), *sorted(node.kwargs.items())
 
-    def _made(self, groups: Mapping[fx.Node, list[list[_Term]]]) -> tuple[Stage, Stage, list[Gather]]:
-        stage, terms = self._stage, [group[0] for of_one in groups.values() for group in of_one]
+    def _build(self, groups: Mapping[fx.Node, list[list[_Term]]]) -> tuple[Stage, Stage, list[Gather]]:
+        stage, terms = self._stage, [group[0] for result_groups in groups.values() for group in result_groups]
         numbers = list(dict.fromkeys(term.number for term in terms))
         ports = {node: Port(Role.AHEAD, self._first + i) for i, node in enumerate(numbers)}
         views = {n: View(port, (), stage.shape, n.meta["val"].dtype) for n, port in ports.items()}
-        before = self._part(numbers, {}, tuple(views.values()))
-        graph, new = fx.Graph(), dict[fx.Node, fx.Node]()
+        before = self._extract_part(numbers, {}, tuple(views.values()))
+        graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
         arguments: list[Port] = []
-        seen_as: list[View] = []
+        read_views: list[View] = []
 
         def read(view: View, like: fx.Node) -> fx.Node:
-            node = graph.placeholder(f"read_{len(seen_as)}")
+            node = graph.placeholder(f"read_{len(read_views)}")
             node.meta["val"] = like.meta["val"]
-            arguments.append(Port(Role.INPUT, len(seen_as)))
-            seen_as.append(view)
+            arguments.append(Port(Role.INPUT, len(read_views)))
+            read_views.append(view)
             return node
 
         for node in numbers:
-            new[node] = read(views[node], node)
+            copies[node] = read(views[node], node)
         gathers: dict[tuple[fx.Node, Port, int, int], tuple[Gather, fx.Node]] = {}
-        for of_one in groups.values():
-            for group in of_one:
-                one = group[0]
-                view = self._loads[one.load]
-                key = (one.number, view.source, one.which, len(group))
+        for result_groups in groups.values():
+            for group in result_groups:
+                term = group[0]
+                view = self._loads[term.load]
+                key = (term.number, view.source, term.step, len(group))
                 if key not in gathers:
                     source, _ = self._steps[view.source]
-                    gather = Gather(view, ports[one.number], one.which, len(group), self._back(source))
-                    gathers[key] = gather, read(view, one.load)
+                    gather = Gather(view, ports[term.number], term.step, len(group), self._back(source))
+                    gathers[key] = gather, read(view, term.load)
         for node, port in self._lifted.items():
-            new[node] = graph.node_copy(node)
+            copies[node] = graph.node_copy(node)
             arguments.append(port)
         results = []
-        for of_one in groups.values():
+        for result_groups in groups.values():
             sums = []
-            for group in of_one:
-                one = group[0]
-                known = {**new, one.load: gathers[one.number, self._loads[one.load].source, one.which, len(group)][1]}
-                inside = self._inside(graph, new[one.number], one, len(group))
-                value = self._copied(graph, one.value, known)
-                sums.append(_called(graph, _prims.where.default, (inside, value, 0.0), one.value))
+            for group in result_groups:
+                term = group[0]
+                group_copies = {
+                    **copies,
+                    term.load: gathers[term.number, self._loads[term.load].source, term.step, len(group)][1],
+                }
+                inside = self._test_inside(graph, copies[term.number], term, len(group))
+                value = self._copy(graph, term.value, group_copies)
+                sums.append(_call(graph, _prims.where.default, (inside, value, 0.0), term.value))
             total = sums[0]
             for other in sums[1:]:
-                total = _called(graph, _prims.add.default, (total, other), other)
+                total = _call(graph, _prims.add.default, (total, other), other)
             results.append(total)
         graph.output(tuple(results))
-        behind = self._stage_of(graph, arguments, seen_as, stage.writes)
-        return before, behind, [gather for gather, _ in gathers.values()]
+        after = self._make_stage(graph, arguments, read_views, stage.writes)
+        return before, after, [gather for gather, _ in gathers.values()]
 
-    def _inside(self, graph: fx.Graph, number: fx.Node, term: _Term, count: int) -> fx.Node:
-        """For each element, True if one of the `count` steps of the group has the element's number."""
-        low = _called(graph, _prims.ge.default, (number, float(term.which)), term.number, torch.bool)
-        high = _called(graph, _prims.le.default, (number, float(term.which + count - 1)), term.number, torch.bool)
-        floor = _called(graph, _prims.floor.default, (number,), term.number)
-        whole = _called(graph, _prims.eq.default, (floor, number), term.number, torch.bool)
-        within = _called(graph, _prims.bitwise_and.default, (low, high), term.number, torch.bool)
-        return _called(graph, _prims.bitwise_and.default, (within, whole), term.number, torch.bool)
+    def _test_inside(self, graph: fx.Graph, number: fx.Node, term: _Term, count: int) -> fx.Node:
+        """A node that is True at elements whose number is that of one of the group's `count` steps."""
+        low = _call(graph, _prims.ge.default, (number, float(term.step)), term.number, torch.bool)
+        high = _call(graph, _prims.le.default, (number, float(term.step + count - 1)), term.number, torch.bool)
+        floor = _call(graph, _prims.floor.default, (number,), term.number)
+        is_integer = _call(graph, _prims.eq.default, (floor, number), term.number, torch.bool)
+        within = _call(graph, _prims.bitwise_and.default, (low, high), term.number, torch.bool)
+        return _call(graph, _prims.bitwise_and.default, (within, is_integer), term.number, torch.bool)
 
-    def _copied(self, graph: fx.Graph, node: fx.Node, known: dict[fx.Node, fx.Node]) -> fx.Node:
-        needed, waiting = set[fx.Node](), [node]
-        while waiting:
-            one = waiting.pop()
-            if one not in needed and one not in known:
-                needed.add(one)
-                waiting += one.all_input_nodes
-        for one in self._stage.graph.graph.nodes:
-            if one in needed:
-                known[one] = graph.node_copy(one, known.__getitem__)
-        return known[node]
+    def _copy(self, graph: fx.Graph, node: fx.Node, copies: dict[fx.Node, fx.Node]) -> fx.Node:
+        needed, pending = set[fx.Node](), [node]
+        while pending:
+            other = pending.pop()
+            if other not in needed and other not in copies:
+                needed.add(other)
+                pending += other.all_input_nodes
+        for other in self._stage.graph.graph.nodes:
+            if other in needed:
+                copies[other] = graph.node_copy(other, copies.__getitem__)
+        return copies[node]
 
-    def _part(self, results: list[fx.Node], known: dict[fx.Node, fx.Node], writes: tuple[View, ...]) -> Stage:
-        """The stage that computes these nodes from lifted tensors."""
+    def _extract_part(self, results: list[fx.Node], copies: dict[fx.Node, fx.Node], writes: tuple[View, ...]) -> Stage:
+        """The stage that computes some nodes from lifted tensors."""
         graph, arguments = fx.Graph(), []
         for node, port in self._lifted.items():
-            known[node] = graph.node_copy(node)
+            copies[node] = graph.node_copy(node)
             arguments.append(port)
-        graph.output(tuple(self._copied(graph, node, known) for node in results))
-        return self._stage_of(graph, arguments, [], writes)
+        graph.output(tuple(self._copy(graph, node, copies) for node in results))
+        return self._make_stage(graph, arguments, [], writes)
 
-    def _stage_of(self, graph: fx.Graph, arguments: list[Port], reads: list[View], writes: tuple[View, ...]) -> Stage:
+    def _make_stage(self, graph: fx.Graph, arguments: list[Port], reads: list[View], writes: tuple[View, ...]) -> Stage:
         outputs = tuple(Port(Role.OUTPUT, i) for i in range(len(writes)))
-        made = StepGraph(graph, tuple(arguments), outputs, self._stage.graph.layouts)
-        return replace(self._stage, graph=made, reads=tuple(reads), writes=writes)
+        step = StepGraph(graph, tuple(arguments), outputs, self._stage.graph.layouts)
+        return replace(self._stage, graph=step, reads=tuple(reads), writes=writes)
 
 
-def _called(
+def _call(
     graph: fx.Graph, target: Any, args: tuple[Any, ...], like: fx.Node, dtype: torch.dtype | None = None
 ) -> fx.Node:
     node = graph.call_function(target, args)

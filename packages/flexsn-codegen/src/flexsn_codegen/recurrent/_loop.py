@@ -11,22 +11,23 @@ import torch
 from torch import fx
 
 from flexsn_codegen.recurrent._early import split_early
-from flexsn_codegen.recurrent._gather import Gather, gathered
+from flexsn_codegen.recurrent._gather import Gather, split_gathers
 from flexsn_codegen.source._dtypes import HALF_DTYPES
 from flexsn_graph import Phase, Port, Product, Role, Stage, StagedStep, View
 
 _aten = torch.ops.aten
 _prims = torch.ops.prims
-# The products with a matrix on the right, each with the position of the addend.
+# Products whose right factor is a matrix, each with the position of the addend among the arguments, or `None`.
 _OPS: dict[Any, int | None] = {_aten.mm.default: None, _aten.addmm.default: 0}
 _DTYPES = HALF_DTYPES | {torch.float32}
 # With more values, registers are spilled. 32 values would spill some kilobytes per thread.
 _MOST_CARRIED = 16
-# If there are more values, all but this number of the values that no product reads pass from step to step in memory.
+# If more values are carried, registers only keep this number of the values that no product reads. The rest of these
+# values pass from step to step in memory.
 _MOST_BESIDE_RING = 4
 # Each value is loaded and written out in the source. With more values, compilation takes minutes.
 _MOST_IN_RING = 128
-# Reductions that one program can compute. Reductions that return one of the values also accept half dtypes.
+# Reductions that return one of the reduced values, and the dtypes that these and other reductions accept.
 EXACT_REDUCTIONS = frozenset({_prims.amax.default, _prims.amin.default})
 REDUCED = frozenset({torch.float32, torch.float64, torch.int64})
 REDUCED_EXACTLY = HALF_DTYPES | {torch.float32, torch.float64}
@@ -57,13 +58,13 @@ class StageCall:
     """A pointwise stage.
 
     Attributes:
-        reads: for each input, columns that the program has, a view of a value in memory, or one of several views.
+        reads: for each input, columns that the program has computed or received, a view of a value in memory, or a load
+            of one of several steps.
         writes: for each output, the columns that it becomes, or `None` if the program does not need it later.
-        stored: for each output, its destination in memory at every step.
-        early: `0` or `1` for a stage that only reads values of earlier steps and is computed while the program waits
-            for a product. `0` means that the stage is computed for this step, and `1` for the next step. `-1` for a
-            stage that reads no values and is computed before all steps. `None` for a stage that is computed at its
-            regular position.
+        stored: for each output, its destination in memory at every step, or `None`.
+        early: `None` if the stage is computed at its regular position. `0` or `1` if the stage only reads values of
+            earlier steps, and is computed while the program waits for a product: `0` for this step, `1` for the next
+            step. `-1` if the stage reads no values of steps, and is computed before all steps.
     """
 
     stage: Stage
@@ -80,9 +81,9 @@ class Multiply:
 
     Attributes:
         operand: the left factor.
-        matrix: number of the right factor.
-        added: number of a row that is added, or `None`.
-        alpha, beta: the factors of the product and of the row.
+        matrix: index of the captured matrix that is the right factor.
+        added: index of the captured row that is added, or `None`.
+        alpha, beta: the factors of the product and of the added row.
         pieces: the computed columns of the result, as pairs of first column and width.
         stored: the destination of the result in memory at every step, or `None`.
         port: the result.
@@ -101,7 +102,7 @@ class Multiply:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """A reduction of rows. A program has whole rows.
+    """A reduction of each row to one number.
 
     Attributes:
         operand: the reduced value.
@@ -137,9 +138,10 @@ class Exchange:
     exact: bool
 
     def parts(self, *, from_zero: bool) -> int:
-        """The number of 16-bit numbers into which a product splits a value. It is three for float32.
+        """The number of 16-bit numbers into which a product splits each element of the value: one or three.
 
-        The sum of the three numbers is the float32 value.
+        Any float32 number is the sum of three such numbers. For other dtypes, and for float32 values that bfloat16 can
+        represent exactly, one number is enough.
 
         Args:
             from_zero: True if carried values are zero before the first step.
@@ -149,21 +151,21 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """The parts of a step in the loop.
+    """The loop of a kernel over time: the parts of a step, and the values that pass between parts and steps.
 
     Attributes:
-        width: the step's columns.
-        num_rows: the product of its other sizes.
+        width: the number of columns of a step.
+        num_rows: the number of rows of a step, which is the product of all sizes except for the last one.
         parts: the parts, in order.
         carried: the values that pass from step to step, with their width and dtype.
-        ring: the carried values that pass in memory, not in registers. Each program has its own elements of these
-            values.
+        ring: the carried values that pass in memory, not in registers. Each program only accesses its own elements of
+            these values.
         exchanges: operands of products, in the order of the products.
         reduced: operands of reductions, with their width and dtype.
         lasting: the values that are read after the loop, with the rows of all steps.
-        absent: carried values that start with zeros.
-        shifted: states that are in the memory of another state, and products of later steps. A step loads them at the
-            point where it reads them.
+        absent: carried values that are zero before the first step.
+        shifted: values that are another step of a value in memory: states that are earlier values of another state, and
+            products of later steps. Stages load these values when they read them.
     """
 
     width: int
@@ -189,7 +191,7 @@ class Loop:
 
 
 def loop_of(staged: StagedStep, lasting: Collection[Port]) -> Loop:
-    """The loop of a step.
+    """The loop that computes all steps in one launch.
 
     Args:
         lasting: the values that are read after the loop, with the rows of all steps. They include outputs and gradients
@@ -212,7 +214,7 @@ class _Analysis:
             raise NotOneLaunchError("convolutions are computed by a library")
         self._rows: int | None = None
         self._operands: set[Columns] = set()  # columns that stages and products have written so far
-        self._of_rows: set[Port] = {part.result.source for part in products if part.is_reduction}
+        self._reduced_rows: set[Port] = {part.result.source for part in products if part.is_reduction}
         writes = [v for p in self._parts for v in (p.writes if isinstance(p, Stage) else (p.result,))]
         self._written = {view.source for view in writes}
         roles = {port.role for port in self._written}
@@ -224,11 +226,11 @@ class _Analysis:
         parts: list[StageCall | Multiply | Reduce] = []
         for part in self._parts:
             if isinstance(part, Stage):
-                parts.append(self._call(part))
+                parts.append(self._convert_stage(part))
             else:
-                parts.append(self._reduce(part) if part.is_reduction else self._multiply(part))
-        carried = {port: self._whole_value(port) for port in sorted(self._carried, key=lambda p: p.index)}
-        ring = self._ring(parts) if len(carried) > _MOST_CARRIED else frozenset()
+                parts.append(self._convert_reduction(part) if part.is_reduction else self._convert_product(part))
+        carried = {port: self._describe_columns(port) for port in sorted(self._carried, key=lambda p: p.index)}
+        ring = self._select_ring(parts) if len(carried) > _MOST_CARRIED else frozenset()
         if len(ring) > _MOST_IN_RING:
             raise NotOneLaunchError(
                 f"{len(ring)} values go from step to step in memory, but a kernel can have at most {_MOST_IN_RING} of "
@@ -244,16 +246,18 @@ class _Analysis:
                 for view in part.writes if isinstance(part, Stage) else (part.result,):
                     if view.source in self._carried:
                         raise NotOneLaunchError(f"{view.source.name} is written in the loop and after it")
-        exchanges = self._exchanges(parts)
+        exchanges = self._list_exchanges(parts)
         assert self._rows is not None
-        reduced = {part.operand.port: self._value(part.operand.port)[1:] for part in parts if isinstance(part, Reduce)}
+        reduced = {
+            part.operand.port: self._describe(part.operand.port)[1:] for part in parts if isinstance(part, Reduce)
+        }
         widths = [w for w, _ in carried.values()] or [exchange.width for exchange in exchanges]
         width = max(widths or [part.width for part in parts if isinstance(part, StageCall)])
         shifted = frozenset((*self._staged.shifts, *self._staged.later))
         return Loop(
             width,
             self._rows,
-            tuple(_side_by_side(self._with_early(parts, exchanges, shifted), frozenset(carried))),
+            tuple(_group_products(self._split_early_stages(parts, exchanges, shifted), frozenset(carried))),
             carried,
             exchanges,
             self._lasting,
@@ -263,53 +267,53 @@ class _Analysis:
             reduced,
         )
 
-    def _with_early(
+    def _split_early_stages(
         self,
         parts: Sequence[StageCall | Multiply | Reduce],
         exchanges: Sequence[Exchange],
         shifted: frozenset[Port],
     ) -> list[StageCall | Multiply | Reduce]:
-        """The parts. A stage that reads many values of earlier steps is split, and one part is computed during a wait.
+        """Splits the stages that read many values of earlier steps, and returns all parts in their new order.
 
-        Stages before the first product compute this part one step earlier, when memory has all values except for the
-        newest one.
+        The first half of a split stage is computed while the program waits for a product. If the stage precedes the
+        first product, this half is computed one step earlier, when all values except for the newest one are in memory.
         """
         first = next((i for i, part in enumerate(parts) if isinstance(part, Multiply)), None)
         if first is None or any(isinstance(part, Reduce) for part in parts) or any(e.carried for e in exchanges):
             return [*parts]
-        found: list[StageCall | Multiply | Reduce] = []
+        remaining: list[StageCall | Multiply | Reduce] = []
         early: list[StageCall | Multiply | Reduce] = []
         steps = {**self._staged.shifts, **self._staged.later}
         count = 0
         for i, part in enumerate(parts):
             pieces = split_early(part.stage, shifted, count) if isinstance(part, StageCall) else None
             if pieces is None or not isinstance(part, StageCall):
-                found.append(part)
+                remaining.append(part)
                 continue
-            before, behind = pieces
-            columns = _columns_of(before, part.width)
+            before, after = pieces
+            columns = _list_columns(before, part.width)
             count += len(columns)
-            seen_as = {id(view): read for view, read in zip(part.stage.reads, part.reads, strict=True)}
-            reads = tuple(columns[v.source] if v.source in columns else seen_as[id(v)] for v in behind.reads)
-            found.append(replace(part, stage=behind, reads=reads))
-            of_past: list[Columns | View | Gather] = [*before.reads]
-            picked = gathered(before, steps, back=lambda port: port.role is Role.STATE, first=count)
-            if picked is not None:
-                numbers, before, gathers = picked
-                of_numbers = _columns_of(numbers, part.width)
+            read_by_view = {id(view): read for view, read in zip(part.stage.reads, part.reads, strict=True)}
+            reads = tuple(columns[v.source] if v.source in columns else read_by_view[id(v)] for v in after.reads)
+            remaining.append(replace(part, stage=after, reads=reads))
+            early_reads: list[Columns | View | Gather] = [*before.reads]
+            gathering = split_gathers(before, steps, back=lambda port: port.role is Role.STATE, first=count)
+            if gathering is not None:
+                numbers, before, gathers = gathering
+                of_numbers = _list_columns(numbers, part.width)
                 count += len(of_numbers)
-                of_past = [*of_numbers.values(), *gathers]
-                no = (None,) * len(of_numbers)
-                early.append(StageCall(numbers, part.width, (), tuple(of_numbers.values()), no, -1))
-            when, no = 1 if i < first else 0, (None,) * len(columns)
-            early.append(StageCall(before, part.width, tuple(of_past), tuple(columns.values()), no, when))
-        place = next(i for i, part in enumerate(found) if isinstance(part, Multiply))
-        return [*found[:place], *early, *found[place:]]
+                early_reads = [*of_numbers.values(), *gathers]
+                not_stored = (None,) * len(of_numbers)
+                early.append(StageCall(numbers, part.width, (), tuple(of_numbers.values()), not_stored, -1))
+            time, not_stored = 1 if i < first else 0, (None,) * len(columns)
+            early.append(StageCall(before, part.width, tuple(early_reads), tuple(columns.values()), not_stored, time))
+        position = next(i for i, part in enumerate(remaining) if isinstance(part, Multiply))
+        return [*remaining[:position], *early, *remaining[position:]]
 
-    def _ring(self, parts: Sequence[StageCall | Multiply | Reduce]) -> frozenset[Port]:
-        """Values that pass from step to step in memory: those that only stages read, except for the first few."""
-        combined = {part.operand.port for part in parts if not isinstance(part, StageCall)}
-        first = {port: len(parts) for port in self._carried - combined}
+    def _select_ring(self, parts: Sequence[StageCall | Multiply | Reduce]) -> frozenset[Port]:
+        """Carried values that pass in memory: those that only stages read, except for the few that are read first."""
+        operands = {part.operand.port for part in parts if not isinstance(part, StageCall)}
+        first = {port: len(parts) for port in self._carried - operands}
         for i, part in reversed(list(enumerate(parts))):
             if isinstance(part, StageCall):
                 first |= {read.port: i for read in part.reads if isinstance(read, Columns) and read.port in first}
@@ -318,55 +322,55 @@ class _Analysis:
 
     # -- values --------------------------------------------------------------------------------------------
 
-    def _value(self, port: Port) -> tuple[int, int, torch.dtype]:
+    def _describe(self, port: Port) -> tuple[int, int, torch.dtype]:
         """Rows, columns and dtype of a value."""
         shape, dtype = self._staged.values[port]
         return math.prod(shape[:-1]), shape[-1] if shape else 1, dtype
 
-    def _whole_value(self, port: Port) -> tuple[int, torch.dtype]:
-        rows, width, dtype = self._value(port)
-        self._same_rows(rows, port.name)
+    def _describe_columns(self, port: Port) -> tuple[int, torch.dtype]:
+        rows, width, dtype = self._describe(port)
+        self._check_rows(rows, port.name)
         return width, dtype
 
-    def _same_rows(self, rows: int, what: str) -> None:
+    def _check_rows(self, rows: int, name: str) -> None:
         if self._rows is None:
             self._rows = rows
         if rows != self._rows:
-            raise NotOneLaunchError(f"{what} has {rows} rows, others have {self._rows}")
+            raise NotOneLaunchError(f"{name} has {rows} rows, others have {self._rows}")
 
-    def _columns(self, view: View) -> Columns:
+    def _find_columns(self, view: View) -> Columns:
         """The columns of a view that has all rows and a range of adjacent columns of a value."""
-        rows, width, _ = self._value(view.source)
-        self._same_rows(rows, view.source.name)
+        rows, width, _ = self._describe(view.source)
+        self._check_rows(rows, view.source.name)
         if not view.calls:
             return Columns(view.source, 0, width)
         shape = self._staged.values[view.source][0]
         numbers = torch.arange(rows * width).reshape(shape)
-        seen = view(numbers)
-        count = seen.shape[-1] if seen.dim() else 1
+        viewed = view(numbers)
+        count = viewed.shape[-1] if viewed.dim() else 1
         flat = numbers.reshape(rows, width)
-        if seen.numel() == rows * count:
-            first = int(seen.reshape(-1)[0])
-            if first + count <= width and torch.equal(seen.reshape(rows, count), flat[:, first : first + count]):
+        if viewed.numel() == rows * count:
+            first = int(viewed.reshape(-1)[0])
+            if first + count <= width and torch.equal(viewed.reshape(rows, count), flat[:, first : first + count]):
                 return Columns(view.source, first, count)
         raise NotOneLaunchError(f"a view of {view.source.name} is not a range of its columns")
 
     # -- parts -----------------------------------------------------------------------------------------------
 
-    def _call(self, stage: Stage) -> StageCall:
+    def _convert_stage(self, stage: Stage) -> StageCall:
         width = stage.shape[-1] if stage.shape else 1
-        self._same_rows(math.prod(stage.shape[:-1]), "a stage")
+        self._check_rows(math.prod(stage.shape[:-1]), "a stage")
         reads: list[Columns | View] = []
         for view in stage.reads:
             port = view.source
-            if port in self._of_rows:
-                self._check_of_rows(view, stage.shape)
+            if port in self._reduced_rows:
+                self._check_row_values(view, stage.shape)
                 reads.append(Columns(port, 0, 1))
                 continue
             if port in self._carried or (port.role in (Role.OPERAND, Role.PRODUCT) and port in self._written):
-                columns = self._columns(view)
-                whole = port.role is Role.PRODUCT or (columns.first, columns.width) == (0, self._value(port)[1])
-                if columns.width != width or not whole:
+                columns = self._find_columns(view)
+                is_whole = port.role is Role.PRODUCT or (columns.first, columns.width) == (0, self._describe(port)[1])
+                if columns.width != width or not is_whole:
                     raise NotOneLaunchError(f"a stage of {width} columns reads a part of {port.name}")
                 if port.role is Role.OPERAND and columns not in self._operands:
                     raise NotOneLaunchError(f"a stage reads {port.name}, which other parts write in pieces")
@@ -378,8 +382,8 @@ class _Analysis:
         for view in stage.writes:
             port = view.source
             if port in self._carried or port.role is Role.OPERAND:
-                columns = self._columns(view)
-                if columns.width != width or (port in self._carried and columns.width != self._value(port)[1]):
+                columns = self._find_columns(view)
+                if columns.width != width or (port in self._carried and columns.width != self._describe(port)[1]):
                     raise NotOneLaunchError(f"a stage writes a part of {port.name}")
                 self._operands.add(columns)
                 writes.append(columns)
@@ -389,37 +393,37 @@ class _Analysis:
                 stored.append(view)
         return StageCall(stage, width, tuple(reads), tuple(writes), tuple(stored))
 
-    def _check_of_rows(self, view: View, shape: tuple[int, ...]) -> None:
+    def _check_row_values(self, view: View, shape: tuple[int, ...]) -> None:
         """Rejects a view of a reduction unless all columns of each row contain the number of this row."""
-        of_each, _ = self._staged.values[view.source]
-        numbers = torch.arange(math.prod(of_each))
-        seen = view(numbers.reshape(of_each)).expand(shape).reshape(math.prod(shape[:-1]), -1)
-        if not torch.equal(seen, numbers[:, None].expand_as(seen)):
+        reduced_shape, _ = self._staged.values[view.source]
+        numbers = torch.arange(math.prod(reduced_shape))
+        viewed = view(numbers.reshape(reduced_shape)).expand(shape).reshape(math.prod(shape[:-1]), -1)
+        if not torch.equal(viewed, numbers[:, None].expand_as(viewed)):
             raise NotOneLaunchError(f"{view.source.name} does not have one number per row in a stage of {list(shape)}")
 
-    def _reduce(self, product: Product) -> Reduce:
+    def _convert_reduction(self, product: Product) -> Reduce:
         value, dims, *_ = product.args
         port, name = product.result.source, product.name
         if dims != [-1] or port.role is not Role.PRODUCT:
             raise NotOneLaunchError(f"{name} does not reduce rows to one number that only the step uses")
         if value.dtype not in (REDUCED_EXACTLY if product.op in EXACT_REDUCTIONS else REDUCED):
             raise NotOneLaunchError(f"{name} has the dtype {value.dtype}")
-        if value.source not in self._written or value.source in self._of_rows:
+        if value.source not in self._written or value.source in self._reduced_rows:
             raise NotOneLaunchError(f"{name} reduces {value.source.name}, which is not computed in the loop")
-        operand = self._columns(value)
-        whole = Columns(value.source, 0, self._value(value.source)[1])
-        if operand not in self._operands and (operand != whole or value.source not in self._carried):
+        operand = self._find_columns(value)
+        all_columns = Columns(value.source, 0, self._describe(value.source)[1])
+        if operand not in self._operands and (operand != all_columns or value.source not in self._carried):
             raise NotOneLaunchError(f"{name} reduces {value.source.name}, which other parts write in pieces")
         shape = self._staged.values[port][0]
         last = View(port, ((_aten.unsqueeze.default, (-1,), {}),), (*shape, 1), product.dtype)
         return Reduce(product, operand, port, last if port in self._lasting else None)
 
-    def _multiply(self, product: Product) -> Multiply:
+    def _convert_product(self, product: Product) -> Multiply:
         if product.op not in _OPS:
             raise NotOneLaunchError(f"{product.name} is not a product of rows with one matrix")
-        place = _OPS[product.op]
+        addend_position = _OPS[product.op]
         arguments = list(product.args)
-        added = None if place is None else arguments.pop(place)
+        added = None if addend_position is None else arguments.pop(addend_position)
         left, right = arguments[:2]
         if not isinstance(left, View) or left.source.role is Role.MATRIX:
             raise NotOneLaunchError(f"{product.name} has its matrix on the left")
@@ -433,12 +437,12 @@ class _Analysis:
             isinstance(added, View) and added.source.role is Role.MATRIX and not added.calls and len(added.shape) == 1
         ):
             raise NotOneLaunchError(f"{product.name} adds a value that is not a row of captured numbers")
-        operand = self._columns(left)
+        operand = self._find_columns(left)
         port, width = product.result.source, product.shape[-1]
-        whole = self._columns(product.result)
-        if (whole.first, whole.width) != (0, width):
+        all_columns = self._find_columns(product.result)
+        if (all_columns.first, all_columns.width) != (0, width):
             raise NotOneLaunchError(f"{product.name} writes a part of {port.name}")
-        pieces = self._pieces(port, width, all_of_it=port.role is not Role.PRODUCT or port in self._lasting)
+        pieces = self._find_pieces(port, width, needs_all=port.role is not Role.PRODUCT or port in self._lasting)
         self._operands |= {Columns(port, first, count) for first, count in pieces}
         stored = product.result
         in_memory = port in self._lasting or (port.role is not Role.PRODUCT and port not in self._carried)
@@ -454,61 +458,61 @@ class _Analysis:
             port,
         )
 
-    def _pieces(self, port: Port, width: int, *, all_of_it: bool) -> tuple[tuple[int, int], ...]:
-        found: set[tuple[int, int]] = set()
+    def _find_pieces(self, port: Port, width: int, *, needs_all: bool) -> tuple[tuple[int, int], ...]:
+        pieces: set[tuple[int, int]] = set()
         for part in self._parts:
             if isinstance(part, Product):
-                all_of_it |= any(view.source == port for view in part.reads)
+                needs_all |= any(view.source == port for view in part.reads)
             elif port not in self._carried:
-                seen = [self._columns(view) for view in part.reads if view.source == port]
-                found |= {(columns.first, columns.width) for columns in seen}
+                read_columns = [self._find_columns(view) for view in part.reads if view.source == port]
+                pieces |= {(columns.first, columns.width) for columns in read_columns}
         if port in self._carried:
             return ((0, width),)
-        if all_of_it:
+        if needs_all:
             end = 0
-            for first, count in sorted(found):
+            for first, count in sorted(pieces):
                 if first > end:
-                    found.add((end, first - end))
+                    pieces.add((end, first - end))
                 end = max(end, first + count)
             if end < width:
-                found.add((end, width - end))
-        return tuple(sorted(found))
+                pieces.add((end, width - end))
+        return tuple(sorted(pieces))
 
     # -- exchanges -------------------------------------------------------------------------------------------
 
-    def _exchanges(self, parts: Sequence[StageCall | Multiply | Reduce]) -> tuple[Exchange, ...]:
-        found: dict[Port, Exchange] = {}
+    def _list_exchanges(self, parts: Sequence[StageCall | Multiply | Reduce]) -> tuple[Exchange, ...]:
+        exchanges: dict[Port, Exchange] = {}
         exact = exact_values(self._staged)
         for part in parts:
-            if isinstance(part, Multiply) and part.operand.port not in found:
+            if isinstance(part, Multiply) and part.operand.port not in exchanges:
                 port = part.operand.port
-                _, width, dtype = self._value(port)
+                _, width, dtype = self._describe(port)
                 if port.role is Role.OPERAND and port in self._staged.assembled:
                     pieces = [w for p in parts if isinstance(p, StageCall) for w in p.writes if w and w.port == port]
                     if sum(piece.width for piece in pieces) != width:
                         raise NotOneLaunchError(f"{port.name} has columns that no stage writes")
-                found[port] = Exchange(port, width, dtype, port in self._carried, port in exact)
-        return tuple(found.values())
+                exchanges[port] = Exchange(port, width, dtype, port in self._carried, port in exact)
+        return tuple(exchanges.values())
 
 
-def _columns_of(stage: Stage, width: int) -> dict[Port, Columns]:
+def _list_columns(stage: Stage, width: int) -> dict[Port, Columns]:
     """The values that a stage passes to other stages of its program."""
     return {view.source: Columns(view.source, 0, width) for view in stage.writes}
 
 
-def _side_by_side(
+def _group_products(
     parts: Sequence[StageCall | Multiply | Reduce], carried: frozenset[Port]
 ) -> list[StageCall | Multiply | Reduce]:
-    """The parts, with products of one operand next to each other, unless a product reads the result of another one."""
+    """Reorders parts so that products with the same operand are adjacent, unless one needs another one's result."""
     ordered: list[StageCall | Multiply | Reduce] = []
     used = {part.operand.port for part in parts if not isinstance(part, StageCall)}
     for part in parts:
-        place = len(ordered)
+        position = len(ordered)
         if isinstance(part, Multiply) and part.port not in used | carried:
             for i, other in enumerate(ordered):
                 if isinstance(other, Multiply) and other.operand == part.operand and other.port not in used:
-                    place = i + 1
-        ordered.insert(place, part)
+                    position = i + 1
+        ordered.insert(position, part)
     return ordered
 
 
@@ -516,55 +520,55 @@ def exact_values(staged: StagedStep) -> frozenset[Port]:
     """Values for which a step only writes whole numbers of a few bits, which bfloat16 can represent exactly.
 
     A step may write the value of the previous step again, for example after the end of a sequence. The value before the
-    first step counts as 0. Other initial numbers are not necessarily exact.
+    first step is assumed to be 0. Other initial values are not necessarily exact.
     """
-    first = _bounds(staged, {})
-    again = _bounds(staged, first)
-    return frozenset(port for port, bound in first.items() if bound <= _MOST_EXACT and again.get(port) == bound)
+    first = _bound_values(staged, {})
+    repeated = _bound_values(staged, first)
+    return frozenset(port for port, bound in first.items() if bound <= _MOST_EXACT and repeated.get(port) == bound)
 
 
-def _bounds(staged: StagedStep, before: Mapping[Port, float]) -> dict[Port, float]:
-    """For each value that contains only integers, the largest absolute value.
+def _bound_values(staged: StagedStep, before: Mapping[Port, float]) -> dict[Port, float]:
+    """The largest absolute value of each value that contains only integers.
 
     Args:
-        before: the results for the previous step. An absent value is 0.
+        before: the largest absolute values at the previous step. A value that is missing here is 0.
     """
-    found: dict[Port, float | None] = {}
+    bounds: dict[Port, float | None] = {}
     for part in staged.parts:
         if not isinstance(part, Stage):
-            found[part.result.source] = None
+            bounds[part.result.source] = None
             continue
         for node, view in zip(part.graph.entries, part.writes, strict=True):
             inputs = [port for port in part.graph.arguments if port.role is Role.INPUT]
-            own = [port for port in inputs if part.reads[port.index].source == view.source]
-            known = {part.graph.placeholders[port]: before.get(view.source, 0.0) for port in own}
-            bound, other = _integer_bound(node, known), found.get(view.source, 0.0)
-            found[view.source] = None if bound is None or other is None else max(bound, other)
-    return {port: bound for port, bound in found.items() if bound is not None}
+            repeated = [port for port in inputs if part.reads[port.index].source == view.source]
+            input_bounds = {part.graph.placeholders[port]: before.get(view.source, 0.0) for port in repeated}
+            bound, earlier_bound = _bound_node(node, input_bounds), bounds.get(view.source, 0.0)
+            bounds[view.source] = None if bound is None or earlier_bound is None else max(bound, earlier_bound)
+    return {port: bound for port, bound in bounds.items() if bound is not None}
 
 
-def _integer_bound(node: Any, known: Mapping[fx.Node, float]) -> float | None:
+def _bound_node(node: Any, bounds: Mapping[fx.Node, float]) -> float | None:
     """The largest absolute value of a node that contains only integers. `None` if it may contain other numbers.
 
     Args:
-        known: largest absolute values of some arguments.
+        bounds: the largest absolute values of some arguments.
     """
     if isinstance(node, bool | int | float):
         return abs(node) if float(node).is_integer() else None
     if not isinstance(node, fx.Node) or node.op != "call_function":
-        return known.get(node)
+        return bounds.get(node)
     value = node.meta.get("val")
     if getattr(value, "dtype", None) == torch.bool:
         return 1
     target = node.target
     if target is _prims.convert_element_type.default or target is _prims.neg.default:
-        return _integer_bound(node.args[0], known)
+        return _bound_node(node.args[0], bounds)
     if target in (_prims.add.default, _prims.sub.default, _prims.mul.default):
-        left, right = (_integer_bound(a, known) for a in node.args[:2])
+        left, right = (_bound_node(a, bounds) for a in node.args[:2])
         if left is None or right is None:
             return None
         return left * right if target is _prims.mul.default else left + right
     if target is _prims.where.default:
-        left, right = (_integer_bound(a, known) for a in node.args[1:3])
+        left, right = (_bound_node(a, bounds) for a in node.args[1:3])
         return None if left is None or right is None else max(left, right)
     return None

@@ -1,4 +1,4 @@
-"""The specification of the kernel of a loop, independent of its language: parts, memory, matrices."""
+"""The specification of a loop's kernel in any language: the parts of a step, memory, and matrices."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from flexsn_graph import Port, Role, View
 
 @dataclass(frozen=True, slots=True)
 class ValueLayout:
-    """The layout in memory of the steps of a value.
+    """The memory layout of a value with all of its steps.
 
     Attributes:
-        row: the distance between two rows if columns and steps are adjacent in memory. `None` if the three distances
-            are arguments, ``"<operand>_time"``, ``"<operand>_row"`` and ``"<operand>_column"``.
+        row: the distance between two rows, if the columns of a row are adjacent and the rows of all steps are evenly
+            spaced. `None` if the distances between steps, rows and columns are the arguments ``"<operand>_time"``,
+            ``"<operand>_row"`` and ``"<operand>_column"``.
     """
 
     row: int | None
 
 
 class Load(NamedTuple):
-    """A view of a value, for a stage. The value broadcasts to the shape of the stage."""
+    """A view that a stage reads from memory, and the shape of the stage, to which the view broadcasts."""
 
     view: View
     shape: tuple[int, ...]
@@ -33,21 +34,20 @@ class Load(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LoopSpec:
-    """Specification of the kernel of a loop.
+    """The specification of a loop's kernel.
 
     Attributes:
-        cores: for each part of the loop, the source of a stage.
+        cores: for each part of the loop, the source of the stage, or `None` if the part is not a stage.
         loads, stores: loads and stores in the order of `memory_of`, with their layouts.
-        matrix_strides: strides of the matrices, by number.
+        matrix_strides: strides of each matrix, by the index of the matrix.
         backwards: True if the loop runs from the last step to the first.
         from_zero: True if carried values that products read are zero before the first step.
-        ends: True if each row has a number of steps, after which outputs are zeros, states stay the same and no
-            gradient flows. The kernel receives these numbers. A program computes steps up to the largest number among
-            its rows.
-        counts: the input with each row's number of remaining steps, which decreases by 1 in each step. `None` if there
-            is no such input. A kernel may load the input once.
-        parts: the number of 16-bit numbers into which products split a float32 number. Three represent the whole
-            number, two its first 16 bits, and one its first 8 bits.
+        counts: the input with each row's number of remaining steps, which decreases by 1 in each step. After a row's
+            last step, its outputs are zeros, its states stay the same and no gradient flows. The kernel receives the
+            numbers before the first step, and loads each of them once. A program computes steps up to the largest
+            number among its rows. `None` if there is no such input.
+        parts: the number of 16-bit numbers into which products split a float32 number. Three of them represent the
+            number exactly, two its first 16 significant bits, and one its first 8 significant bits.
     """
 
     loop: Loop
@@ -57,20 +57,19 @@ class LoopSpec:
     matrix_strides: Mapping[int, tuple[int, ...]]
     backwards: bool
     from_zero: bool
-    ends: bool = False
-    parts: int = 3
     counts: Port | None = None
+    parts: int = 3
 
 
 def memory_of(loop: Loop) -> tuple[tuple[Load, ...], tuple[View, ...]]:
-    """Views that are loaded and stored at each step."""
+    """The views that a loop loads at each step, and the views that it stores."""
     loads: list[Load] = []
     stores: list[View] = []
     for part in loop.parts:
         if isinstance(part, StageCall):
             used = {port.index for port in part.stage.graph.used if port.role is Role.INPUT}
-            seen = (read.view if isinstance(read, Gather) else read for read in part.reads)
-            views = (v for i, v in enumerate(seen) if isinstance(v, View) and i in used)
+            read_views = (read.view if isinstance(read, Gather) else read for read in part.reads)
+            views = (v for i, v in enumerate(read_views) if isinstance(v, View) and i in used)
             results = (Load(v, part.stage.shape) for v in views if v.source.role is not Role.CAME_STATE)
             loads += [load for load in results if load not in loads]
             stores += [view for view in part.stored if view is not None]

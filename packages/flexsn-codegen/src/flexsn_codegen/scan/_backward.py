@@ -1,14 +1,16 @@
 """The backward scan: from the last step to the first, with the gradients of states in registers.
 
-Recomputing (the default): for each chunk of `K` steps, from the last to the first, the kernel loads the state before
-the chunk and the chunk's inputs, recomputes the chunk's states, and then walks back through the step's VJP. The rest of
-`T` is a chunk whose last steps are masked: gradients pass through masked steps unchanged. Saving: the VJP takes the
-saved intermediates instead.
+By default, states are recomputed. For each chunk of `K` steps, from the last chunk to the first, the kernel loads the
+states before the chunk and the chunk's inputs, recomputes the chunk's states, and then computes the VJP of each step,
+from the last step to the first. The steps after the last complete chunk are a chunk whose last steps are masked.
+Gradients pass through masked steps unchanged. If the forward has written residuals, the VJP takes them instead of the
+states, and nothing is recomputed.
 
-The gradient of an input with delays is written to the steps from which its values come. The last steps of this input,
-which no step reads, have zero gradients.
+The gradient of an input with delays is written to the steps from which the forward has loaded the input. The last steps
+of this input, which no step reads, have zero gradients.
 
-If inputs count down, a program starts at the step at which the last of its elements ends. The forward stops there.
+If steps have ends, a program starts at the step at which the last of its elements ends, because the forward stops at
+this step.
 """
 
 from __future__ import annotations
@@ -18,12 +20,20 @@ from types import MappingProxyType
 
 import torch
 
-from flexsn_codegen.scan._forward import both, count, counting, late_alone, load_counts, load_delays, rows_before
+from flexsn_codegen.scan._forward import (
+    assign_count,
+    conjoin,
+    count_added_rows,
+    find_declared_inputs,
+    find_only_late,
+    load_counts,
+    load_delays,
+)
 from flexsn_codegen.scan._spec import BackwardSpec
 from flexsn_codegen.source._source import CoreSource, KernelSource
 from flexsn_graph import Port, Role
 
-_NOTHING: Mapping[Port, str] = MappingProxyType({})
+_NO_REPLACEMENTS: Mapping[Port, str] = MappingProxyType({})
 
 
 def backward_source(name: str, core: CoreSource | None, vjp: CoreSource, spec: BackwardSpec) -> KernelSource:
@@ -31,16 +41,16 @@ def backward_source(name: str, core: CoreSource | None, vjp: CoreSource, spec: B
 
     Args:
         name: start of the kernel's name.
-        core: the step of the forward. It recomputes states if the VJP takes states. `None` if intermediates were saved.
+        core: the step, which recomputes states if the VJP takes states. `None` if the forward has written residuals.
         vjp: `[inputs, states, lifted, *saved, *cotangents] -> [*gradients]`.
         spec: the tensors that are read and written, and their layouts.
     """
-    template = SkewedBackward if late_alone(spec.inputs) is not None else BackwardTemplate
+    template = SkewedBackward if find_only_late(spec.inputs) is not None else BackwardTemplate
     return template(core, vjp, spec).write(name)
 
 
 class BackwardTemplate:
-    """Writes the lines of a backward kernel. Subclasses for segments of time write some lines differently."""
+    """Writes the lines of a backward kernel. Subclasses write some of the lines differently."""
 
     def __init__(self, core: CoreSource | None, vjp: CoreSource, spec: BackwardSpec) -> None:
         self._vjp = vjp
@@ -66,28 +76,32 @@ class BackwardTemplate:
             with w.rows():
                 self._declare_inputs()
                 self._declare_others()
-                self._whole()
+                self._write_walk()
         else:
             self._declare_inputs()
             self._declare_lifted()
             self._declare_others()
             self._declare_grad_lifted()
-            self._whole()
+            self._write_walk()
         for i, param in self._grad_lifted.items():
             w.store(param, f"grad_lifted_{i}")
         elements = "BLOCK elements of each row" if spec.rows else "BLOCK elements"
         doc = f"Backward scan, {spec.chunk} steps a chunk. One program: {elements}, all T."
         return w.finish(name, self._cores, doc)
 
-    # The last chunk of the walk is the chunk before number `_behind`. The walk covers `_count` chunks.
-    _behind = "chunks"
+    # The walk covers `_count` chunks, and starts with the chunk before chunk `_end`. Both are scalar expressions.
+    _end = "chunks"
     _count = "chunks"
 
-    def _where_rest(self, condition: str) -> str:
-        """The condition under which the rest of T is walked. `condition` is a condition on the length of the rest."""
+    def _limit_rest(self, condition: str) -> str:
+        """The condition under which the steps after the last complete chunk are walked.
+
+        Args:
+            condition: the part of the condition that depends on the number of these steps.
+        """
         return condition
 
-    def _whole(self) -> None:
+    def _write_walk(self) -> None:
         """Writes the walk from the last step to the first."""
         w = self._writer
         if self._counting:
@@ -105,32 +119,35 @@ class BackwardTemplate:
     def _walk(self) -> None:
         """Writes the walk over all chunks, from the last step to the first."""
         w, chunk = self._writer, self._spec.chunk
-        for param in self._moving():
-            w.point(param, self._behind, chunk)
+        for param in self._list_moving():
+            w.point(param, self._end, chunk)
         if self._spec.rest and chunk > 1:
             w.integer("left", f"T % {chunk}")
             if w.branches:
-                for left in range(1, chunk):
-                    with w.when(self._where_rest(f"left == {left}")):
-                        self._chunk("chunks", left)
+                for num_steps in range(1, chunk):
+                    with w.when(self._limit_rest(f"left == {num_steps}")):
+                        self._write_chunk("chunks", num_steps)
             else:
-                with w.when(self._where_rest("left > 0")):
-                    self._chunk("chunks", chunk, partial=True)
+                with w.when(self._limit_rest("left > 0")):
+                    self._write_chunk("chunks", chunk, partial=True)
         self._load_early(f"0 < {self._count}")
         with w.loop("i", "0", self._count, self._spec.stages):
-            for param in self._moving():
+            for param in self._list_moving():
                 w.move(param, -chunk)
-            w.integer("c", f"{self._behind} - 1 - i")
-            self._chunk("c", chunk, early=f"i + 1 < {self._count}")
+            w.integer("c", f"{self._end} - 1 - i")
+            self._write_chunk("c", chunk, early=f"i + 1 < {self._count}")
 
     def _walk_once(self) -> None:
-        """Writes all steps if they are one chunk. Gradients at the last step and zero states are constants."""
-        for param in self._moving():
+        """Writes all steps of a sequence that is one chunk.
+
+        Without a loop, absent gradients of final states and absent initial states are constants for the compiler.
+        """
+        for param in self._list_moving():
             self._writer.point(param)
-        self._chunk(None, self._spec.chunk)
+        self._write_chunk(None, self._spec.chunk)
 
     def _walk_lengths(self) -> None:
-        """Writes all steps if inputs count down."""
+        """Writes all steps if the step function has inputs that count down."""
         w, chunk, ends = self._writer, self._spec.chunk, self._spec.ends
         w.bounds("least", "largest", list(self._counting.values()))
         w.integer("whole", f"least // {chunk}")
@@ -138,64 +155,73 @@ class BackwardTemplate:
         if ends:
             self._skip(f"behind * {chunk}", "T")
         self._shift_gradients("largest" if ends else "T")
-        self._counted_chunks("behind", "whole")
+        self._write_counted_chunks("behind", "whole")
 
-    def _counted_chunks(self, behind: str, count: str) -> None:
-        """Writes the chunks from `behind` down to `whole`, where elements may have ended, and `count` more chunks."""
+    def _write_counted_chunks(self, end: str, num_chunks: str) -> None:
+        """Writes the chunks before chunk `end` down to chunk `whole`, and then the `num_chunks` chunks before `whole`.
+
+        Elements may have ended in the first chunks of this walk, but not in the last `num_chunks` chunks.
+        """
         w, chunk = self._writer, self._spec.chunk
-        for param in self._moving():
-            w.point(param, behind, chunk)
-        with w.loop("j", "whole", behind):
-            for param in self._moving():
+        for param in self._list_moving():
+            w.point(param, end, chunk)
+        with w.loop("j", "whole", end):
+            for param in self._list_moving():
                 w.move(param, -chunk)
-            w.integer("c", f"{behind} - 1 - (j - whole)")
+            w.integer("c", f"{end} - 1 - (j - whole)")
             w.integer("left", f"T - c * {chunk}")
-            self._chunk("c", chunk, partial=True)
-        self._load_early(f"0 < {count}")
-        with w.loop("i", "0", count, self._spec.stages):
-            for param in self._moving():
+            self._write_chunk("c", chunk, partial=True)
+        self._load_early(f"0 < {num_chunks}")
+        with w.loop("i", "0", num_chunks, self._spec.stages):
+            for param in self._list_moving():
                 w.move(param, -chunk)
             w.integer("c", "whole - 1 - i")
-            self._chunk("c", chunk, early=f"i + 1 < {count}")
+            self._write_chunk("c", chunk, early=f"i + 1 < {num_chunks}")
 
-    def _skip(self, first: str, behind: str) -> None:
-        """Writes the steps after the end of all elements. States' gradients stay the same, inputs' are zeros."""
+    def _skip(self, first: str, end: str) -> None:
+        """Writes the steps after all elements have ended.
+
+        Gradients of state sequences are added to the gradients of states. Gradients of inputs are zeros.
+        """
         w = self._writer
         if self._grad_state_seqs:
-            with w.loop("n", first, behind):
-                w.integer("t", f"{behind} - 1 - (n - {first})")
+            with w.loop("n", first, end):
+                w.integer("t", f"{end} - 1 - (n - {first})")
                 for i, param in self._grad_state_seqs.items():
                     w.load(f"arriving_{i}", param, w.row(param, "t"))
                     w.accumulate(f"grad_state_{i}", f"arriving_{i}")
         if self._grad_inputs:
-            with w.loop("t", first, behind):
+            with w.loop("t", first, end):
                 w.assign("ended", w.zeros(torch.float32))
                 for i, param in self._grad_inputs.items():
                     if i not in self._late:
                         w.store(param, "ended", w.row(param, "t"))
 
-    def _shift_gradients(self, behind: str) -> None:
-        """Writes zeros to late inputs' last steps, which no step before `behind` reads, and shifts the other steps."""
+    def _shift_gradients(self, end: str) -> None:
+        """Writes the gradients of late inputs at steps that no step before `end` reads, which are zeros.
+
+        The gradients at other steps are shifted by the delays.
+        """
         w = self._writer
         for i, late in self._late.items():
             if i not in self._grad_inputs:
                 continue
             param, delays = self._grad_inputs[i], self._spec.inputs[i].late
             assert delays is not None
-            with w.loop("n", "0", f"T - {behind} + {delays.most}"):
+            with w.loop("n", "0", f"T - {end} + {delays.most}"):
                 w.integer("t", "T - 1 - n")
                 w.assign("ended", w.zeros(torch.float32))
-                w.store(param, "ended", w.row(param, "t"), f"(n < T) & (t + {late} >= {behind})")
+                w.store(param, "ended", w.row(param, "t"), f"(n < T) & (t + {late} >= {end})")
             w.shift(param, late)
 
     def _declare_inputs(self) -> None:
         layouts = self._spec.inputs
-        self._inputs = self._writer.add_inputs(layouts, self._used | counting(layouts))
+        self._inputs = self._writer.add_inputs(layouts, self._used | find_declared_inputs(layouts))
         self._counting = load_counts(self._writer, layouts, self._inputs)
         self._late = load_delays(self._writer, layouts, self._inputs)
 
     def _declare_lifted(self) -> None:
-        """Declares lifted tensors, and the values that are the same in each step."""
+        """Declares lifted tensors, and computes the values that are equal in all steps."""
         w, spec = self._writer, self._spec
         lifted = w.add_lifted(spec.lifted, self._used, spec.lifted_like)
         for i, param in lifted.items():
@@ -217,9 +243,9 @@ class BackwardTemplate:
         self._grad_states = w.add_present(Role.GRAD_STATE, spec.grad_states)
 
     def _declare_read(self) -> None:
-        """Declares the operands of the steps, except for inputs and captured tensors."""
+        """Declares the tensors that the kernel reads in each step or chunk, except for inputs and lifted tensors."""
         w, spec = self._writer, self._spec
-        # The states before a segment, if anything in the segment is computed from them.
+        # The indices of the states from which values of a chunk are computed.
         self._needed_states = [i for i in range(self._num_states) if Port(Role.STATE, i) in self._used]
         self._states = {
             i: w.add(Role.STATE, i, layout)
@@ -229,14 +255,14 @@ class BackwardTemplate:
         for i, param in self._states.items():
             w.load(f"initial_{i}", param)
         self._reloaded = dict(spec.follows)
-        kept = [] if spec.single else [i for i in self._needed_states if i not in self._reloaded]
-        self._checkpoints = {i: w.add(Role.CHECKPOINT, i) for i in kept}
+        stored = [] if spec.single else [i for i in self._needed_states if i not in self._reloaded]
+        self._checkpoints = {i: w.add(Role.CHECKPOINT, i) for i in stored}
         self._saved = {i: w.add(Role.SAVED, i) for i in range(spec.saved) if Port(Role.SAVED, i) in self._used}
         self._grad_outputs = w.add_present(Role.GRAD_OUTPUT, spec.grad_outputs)
         self._grad_state_seqs = w.add_present(Role.GRAD_STATE_SEQ, spec.grad_state_seqs)
 
     def _declare_carried(self) -> None:
-        """Declares values that pass from step to step, with the values that the last step receives."""
+        """Assigns the values that pass from step to step, as the last step receives them: state gradients and flags."""
         w, spec = self._writer, self._spec
         grad_finals = w.add_present(Role.GRAD_FINAL_STATE, spec.grad_final_states)
         for i, dtype in enumerate(spec.state_dtypes):
@@ -247,7 +273,7 @@ class BackwardTemplate:
         for flag in spec.flags:
             w.assign(f"came_state_{flag.state}", w.flag(flag.given), flag=True)
 
-    def _moving(self) -> list[Port]:
+    def _list_moving(self) -> list[Port]:
         return [
             *(param for i, param in self._inputs.items() if i not in self._counting and not self._spec.inputs[i].once),
             *self._saved.values(),
@@ -257,29 +283,31 @@ class BackwardTemplate:
         ]
 
     def _load_early(self, exists: str) -> None:
-        """Loads some inputs of the preceding chunk: those that are loaded one chunk before they are used."""
+        """Loads the `early` inputs of the preceding chunk, if `exists` holds."""
         w, layouts, chunk = self._writer, self._spec.inputs, self._spec.chunk
         for k in range(chunk):
             for i, param in self._inputs.items():
                 if layouts[i].early:
                     w.load(f"early_{i}_{k}", param, w.at(param, k - chunk), exists)
 
-    def _chunk(self, number: str | None, steps: int, *, partial: bool = False, early: str | None = None) -> None:
+    def _write_chunk(self, number: str | None, steps: int, *, partial: bool = False, early: str | None = None) -> None:
         """Walks back through `steps` steps from the position of the pointers.
 
         Args:
             number: number of the chunk. `None` if it is the only one.
             partial: True to walk only the first `left` steps.
-            early: the condition under which a chunk precedes this one. Some inputs of the preceding chunk are loaded
-                here, and the same inputs of this chunk were loaded one chunk earlier. `None` if all inputs of this
-                chunk are loaded now.
+            early: the condition under which a chunk precedes this chunk. The `early` inputs of this chunk have then
+                already been loaded, and those of the preceding chunk are loaded. `None` if all inputs of this chunk are
+                loaded now.
         """
         self._early = early is not None
         self._first = "0" if number is None else f"{number} * {self._spec.chunk}"
         self._load_states(number)
         for k in range(steps):
             for i, name in self._counting.items():
-                count(self._writer, f"input_{i}_{k}", name, f"{number} * {self._spec.chunk} + {k}" if partial else None)
+                assign_count(
+                    self._writer, f"input_{i}_{k}", name, f"{number} * {self._spec.chunk} + {k}" if partial else None
+                )
             self._load_step(k, self._exists(k, partial))
         if early is not None:
             self._load_early(early)
@@ -295,7 +323,7 @@ class BackwardTemplate:
     def _load_states(self, number: str | None) -> None:
         """Loads the states before the chunk, which are a checkpoint or the initial states.
 
-        The code has no branch, because a branch would delay the loads after it.
+        The generated code has no branch, because a branch would delay the loads that follow it.
         """
         w = self._writer
         for i in self._needed_states:
@@ -328,36 +356,36 @@ class BackwardTemplate:
 
     def _input_exists(self, i: int, k: int, exists: str | None) -> str | None:
         """The condition under which an input has a value at step `k` of the chunk. `None` if it always has one."""
-        return both(self._has_begun(i, k), exists)
+        return conjoin(self._has_begun(i, k), exists)
 
     def _has_begun(self, i: int, k: int) -> str | None:
-        """The condition under which an input with delays has started at step `k` of the chunk. `None` if always."""
+        """The condition under which a late input has begun at step `k` of the chunk. `None` for other inputs."""
         return f"{self._first} + {k} >= {self._late[i]}" if i in self._late else None
 
     def _recompute(self, k: int) -> None:
         """Computes the states before step `k + 1`."""
         assert self._core is not None
-        new = [f"state_{i}_{k + 1}" for i in range(self._num_states)]
-        results = [f"unused_{i}" for i in range(self._spec.num_outputs)] + new
+        new_states = [f"state_{i}_{k + 1}" for i in range(self._num_states)]
+        results = [f"unused_{i}" for i in range(self._spec.num_outputs)] + new_states
         self._call(results, self._core, k)
 
     def _walk_back(self, k: int, partial: bool) -> None:
         w, spec, exists = self._writer, self._spec, self._exists(k, partial)
         for i in self._grad_state_seqs:
             w.accumulate(f"grad_state_{i}", f"grad_state_seq_{i}_{k}")
-        count = sum(position is not None for position in spec.gradients)
-        if count:
-            self._call([f"result_{i}" for i in range(count)], self._vjp, k)
+        num_results = sum(position is not None for position in spec.gradients)
+        if num_results:
+            self._call([f"result_{i}" for i in range(num_results)], self._vjp, k)
         for i, param in self._grad_inputs.items():
-            gradient = self._gradient(self._input_gradients[i])
+            gradient = self._name_gradient(self._input_gradients[i])
             self._store_gradient(i, param, gradient, k, exists)
-        # Gradients are selected, not multiplied by zero, because values beyond T may be infinite.
+        # Gradients at steps beyond T may be infinite, so they are replaced by a selection, not multiplied by zero.
         for i, position in enumerate(self._state_gradients):
-            before = self._gradient(position, spec.state_dtypes[i])
+            before = self._name_gradient(position, spec.state_dtypes[i])
             self._update(f"grad_state_{i}", before, exists)
         for flag in spec.flags:
-            came = " | ".join(f"came_state_{i}" for i in flag.states) or w.flag(flag.always)
-            self._update(f"comes_state_{flag.state}", came, exists, f"came_state_{flag.state}", flag=True)
+            presence = " | ".join(f"came_state_{i}" for i in flag.states) or w.flag(flag.always)
+            self._update(f"comes_state_{flag.state}", presence, exists, f"came_state_{flag.state}", flag=True)
         for flag in spec.flags:
             w.assign(f"came_state_{flag.state}", f"comes_state_{flag.state}", flag=True)
         for i in self._grad_lifted:
@@ -377,15 +405,17 @@ class BackwardTemplate:
         else:
             self._writer.select(name, exists, value, before or name, flag=flag)
 
-    def _gradient(self, position: int | None, dtype: torch.dtype = torch.float32) -> str:
+    def _name_gradient(self, position: int | None, dtype: torch.dtype = torch.float32) -> str:
         return self._writer.zeros(dtype) if position is None else f"result_{position}"
 
-    def _call(self, results: Sequence[str], core: CoreSource, k: int, instead: Mapping[Port, str] = _NOTHING) -> None:
-        """Computes a step or its VJP. `instead` replaces the names of some arguments with other expressions."""
-        arguments = [instead.get(port) or self._argument(port, k) for port in core.arguments]
+    def _call(
+        self, results: Sequence[str], core: CoreSource, k: int, replacements: Mapping[Port, str] = _NO_REPLACEMENTS
+    ) -> None:
+        """Computes a step or its VJP. `replacements` replaces the names of some arguments with other expressions."""
+        arguments = [replacements.get(port) or self._name_argument(port, k) for port in core.arguments]
         self._writer.call(results, core, [*arguments, *self._numbers[core.name]])
 
-    def _argument(self, port: Port, k: int) -> str:
+    def _name_argument(self, port: Port, k: int) -> str:
         """The name of an argument of the step or its VJP at step `k` of the chunk."""
         moving = port.role in (Role.INPUT, Role.STATE, Role.SAVED) or port in self._grad_outputs.values()
         return f"{port.name}_{k}" if moving else port.name
@@ -394,30 +424,31 @@ class BackwardTemplate:
 class SkewedBackward(BackwardTemplate):
     """The backward of a step with one late input. Each element's walk is delayed by the integer part of its delay.
 
-    Therefore, a program reads this input and writes its gradient row by row. For other operands that have steps, it
-    reads from the row of each element. Scattered stores take several times as long as scattered loads.
+    Therefore, all elements of a program load this input from one row, and store its gradient to one row. From other
+    sequences, each element loads its own row. Loads from different rows are several times as fast as stores to
+    different rows.
     """
 
     def _declare_inputs(self) -> None:
         w, layouts = self._writer, self._spec.inputs
-        self._inputs = w.add_inputs(layouts, self._used | counting(layouts))
+        self._inputs = w.add_inputs(layouts, self._used | find_declared_inputs(layouts))
         self._counting = {}
-        found = late_alone(layouts)
-        assert found is not None
-        self._number, delays = found
-        self._rows, self._most = rows_before(delays, self._spec.chunk), delays.most
+        late_input = find_only_late(layouts)
+        assert late_input is not None
+        self._late_index, delays = late_input
+        self._rows, self._most = count_added_rows(delays, self._spec.chunk), delays.most
         w.load("delay", self._inputs[delays.by])
         w.whole_steps("late", "delay", delays.most)
         w.assign("early", "0 - late")
-        self._late = {self._number: "late"}
+        self._late = {self._late_index: "late"}
         for i, param in self._inputs.items():
-            if i != self._number and not layouts[i].once:
+            if i != self._late_index and not layouts[i].once:
                 w.shift(param, "early")
 
     def _declare_others(self) -> None:
         super()._declare_others()
         w = self._writer
-        others = (param for i, param in self._grad_inputs.items() if i != self._number)
+        others = (param for i, param in self._grad_inputs.items() if i != self._late_index)
         read = (*self._saved.values(), *self._grad_outputs.values(), *self._grad_state_seqs.values())
         for param in (*read, *others):
             w.shift(param, "early")
@@ -429,40 +460,40 @@ class SkewedBackward(BackwardTemplate):
             compared = "==" if flag.given else "!="
             w.assign(f"came_state_{flag.state}", f"{w.zeros(torch.float32)} {compared} 0", flag=True)
 
-    def _whole(self) -> None:
-        """Writes a loop over chunks that lack steps of some elements, and one over the `whole` chunks in between."""
+    def _write_walk(self) -> None:
+        """Writes a loop over chunks that lack steps of some elements, and one over the complete chunks between them."""
         w, chunk = self._writer, self._spec.chunk
         w.integer("behind", f"(T + {chunk - 1}) // {chunk}")
         w.integer("last", f"behind - (T + {self._rows * chunk - self._most}) // {chunk} + {self._rows}")
         w.integer("whole", "(behind - last) * (behind > last)")
-        for param in self._moving():
+        for param in self._list_moving():
             w.point(param, "behind", chunk)
         with w.loop("part", "0", "2"):
-            self._chunks("part * (last + whole)", f"last + part * (behind + {self._rows} - last)", partial=True)
-            self._chunks("last", "last + (1 - part) * whole", partial=False)
+            self._write_chunks("part * (last + whole)", f"last + part * (behind + {self._rows} - last)", partial=True)
+            self._write_chunks("last", "last + (1 - part) * whole", partial=False)
         for i, param in self._grad_states.items():
             w.store(param, f"grad_state_{i}")
 
-    def _chunks(self, first: str, behind: str, *, partial: bool) -> None:
+    def _write_chunks(self, first: str, end: str, *, partial: bool) -> None:
         w, chunk = self._writer, self._spec.chunk
-        with w.loop("i", first, behind):
-            for param in self._moving():
+        with w.loop("i", first, end):
+            for param in self._list_moving():
                 w.move(param, -chunk)
             w.integer("c", "behind - 1 - i")
-            self._chunk("c", chunk, partial=partial)
+            self._write_chunk("c", chunk, partial=partial)
 
-    def _chunk(self, number: str | None, steps: int, *, partial: bool = False, early: str | None = None) -> None:
+    def _write_chunk(self, number: str | None, steps: int, *, partial: bool = False, early: str | None = None) -> None:
         self._partial = partial
         for k in range(steps if partial else 0):
             step = f"{number} * {self._spec.chunk} + {k} + late"
             self._writer.assign(f"exists_{k}", f"({step} >= 0) & ({step} < T)", flag=True)
-        super()._chunk(number, steps, partial=partial, early=early)
+        super()._write_chunk(number, steps, partial=partial, early=early)
 
     def _exists(self, k: int, partial: bool) -> str | None:
         return f"exists_{k}" if partial else None
 
     def _input_exists(self, i: int, k: int, exists: str | None) -> str | None:
-        if i != self._number or not self._partial:
+        if i != self._late_index or not self._partial:
             return exists
         return f"({self._first} + {k} >= 0) & ({self._first} + {k} < T)"
 
@@ -471,7 +502,7 @@ class SkewedBackward(BackwardTemplate):
         for i in self._needed_states:
             name = f"state_{i}_0"
             if i in self._reloaded:
-                param = self._inputs[self._number]
+                param = self._inputs[self._late_index]
                 w.load(name, param, w.at(param, -1), f"({first} > 0) & ({first} - 1 < T)")
                 continue
             begun = f"{first} + late > 0"
@@ -489,12 +520,12 @@ class SkewedBackward(BackwardTemplate):
 
     def _walk_back(self, k: int, partial: bool) -> None:
         super()._walk_back(k, partial)
-        for flag in () if partial else self._spec.flags:  # a loop keeps one flag for each element
+        for flag in () if partial else self._spec.flags:  # within a loop, a flag has one value for each element
             name = f"came_state_{flag.state}"
             self._writer.assign(name, f"{name} | ({self._writer.zeros(torch.float32)} != 0)", flag=True)
 
     def _store_gradient(self, i: int, param: Port, gradient: str, k: int, exists: str | None) -> None:
-        if i == self._number and exists is not None:
+        if i == self._late_index and exists is not None:
             self._writer.select("gradient", exists, gradient, self._writer.zeros(torch.float32))
             gradient = "gradient"
         super()._store_gradient(i, param, gradient, k, exists)

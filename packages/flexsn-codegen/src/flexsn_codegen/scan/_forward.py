@@ -1,15 +1,17 @@
 """The forward scan: one program walks `BLOCK` elements through time, with their states in registers.
 
-For each chunk of `K` steps, a program issues the loads of all `K` inputs, then computes and stores step by step. A
-store may alias a later load, so the compiler would not move the loads up by itself. With several stages, the loads of
-later chunks are in flight while one chunk is computed. The rest of `T` is computed step by step.
+For each chunk of `K` steps, a program issues the loads of all `K` steps, and then computes and stores one step after
+the other. The compiler would not move loads before earlier stores, because a store may write to the memory that a load
+reads. With several stages, the loads of later chunks are in flight while one chunk is computed. The steps after the
+last complete chunk are computed one by one.
 
 For an input with delays, the kernel loads the step that is earlier by the integer part of the delay. This step differs
-between the elements of a program, so each element has its own row.
+between the elements of a program, so each element is loaded from its own row.
 
-Inputs that count down (lengths of sequences) are one number for each element, loaded once. In chunks in which all
-numbers are above 0, the numbers are treated as constants, so that code that depends on them is eliminated. A program
-ends when the last of its elements ends. Later outputs are zeros, which are stored and not computed.
+An input that counts down (the lengths of sequences) is one number for each element, which is loaded once. In chunks in
+which all of these numbers are above 0, they are treated as constants, so that the compiler eliminates code that depends
+on them. If steps have ends (`ForwardSpec.ends`), a program computes steps until the last of its elements ends. Later
+outputs are zeros, which are stored and not computed.
 """
 
 from __future__ import annotations
@@ -32,32 +34,32 @@ def forward_source(name: str, core: CoreSource, spec: ForwardSpec) -> KernelSour
         core: the step, `[inputs, states, lifted] -> [*outputs, *new_states, *saved]`. Unused arguments may be missing.
         spec: the tensors that are read and written, and their layouts.
     """
-    template = SkewedForward if late_alone(spec.inputs) is not None and spec.segment else ForwardTemplate
+    template = SkewedForward if find_only_late(spec.inputs) is not None and spec.segment else ForwardTemplate
     return template(core, spec).write(name)
 
 
-def counting(layouts: Sequence[InputLayout]) -> frozenset[Port]:
-    """Inputs that kernels load once, even if the step does not read them: counts that end programs, and delays."""
+def find_declared_inputs(layouts: Sequence[InputLayout]) -> frozenset[Port]:
+    """Inputs that kernels need even if the step does not read them: inputs that count down, delays, delayed inputs."""
     return frozenset(
         Port(Role.INPUT, i) for i, layout in enumerate(layouts) if layout.counts_down or layout.once or layout.late
     )
 
 
-def late_alone(layouts: Sequence[InputLayout]) -> tuple[int, Late] | None:
-    """The only late input and its delays, if no input counts down. Otherwise `None`."""
-    late = [(i, layout.late) for i, layout in enumerate(layouts) if layout.late is not None]
-    if len(late) != 1 or any(layout.counts_down for layout in layouts):
+def find_only_late(layouts: Sequence[InputLayout]) -> tuple[int, Late] | None:
+    """The index and the delays of the only late input. `None` if several inputs are late, or an input counts down."""
+    late_inputs = [(i, layout.late) for i, layout in enumerate(layouts) if layout.late is not None]
+    if len(late_inputs) != 1 or any(layout.counts_down for layout in layouts):
         return None
-    return late[0]
+    return late_inputs[0]
 
 
-def rows_before(delays: Late, segment: int) -> int:
-    """Additional rows of checkpoints, because delays shift the starts of segments. See `SkewedForward`."""
+def count_added_rows(delays: Late, segment: int) -> int:
+    """The number of rows that checkpoints need in addition, because delays shift segments. See `SkewedForward`."""
     return -(-delays.most // segment)
 
 
 def load_counts(w: KernelWriter, layouts: Sequence[InputLayout], inputs: Mapping[int, Port]) -> dict[int, str]:
-    """Loads the inputs that count down, with their values at the first step. Returns their names, by number."""
+    """Loads the inputs that count down, for the first step. Returns the names of the values, by index of the input."""
     names = {i: f"count_{i}" for i in inputs if layouts[i].counts_down}
     for i, name in names.items():
         w.load(name, inputs[i])
@@ -65,7 +67,7 @@ def load_counts(w: KernelWriter, layouts: Sequence[InputLayout], inputs: Mapping
 
 
 def load_delays(w: KernelWriter, layouts: Sequence[InputLayout], inputs: Mapping[int, Port]) -> dict[int, str]:
-    """Shifts the late inputs. Returns the names of the integer parts of their delays, by number."""
+    """Loads delays and shifts late inputs. Returns the names of the delays' integer parts, by index of the input."""
     names = {}
     for i, port in inputs.items():
         late = layouts[i].late
@@ -77,7 +79,7 @@ def load_delays(w: KernelWriter, layouts: Sequence[InputLayout], inputs: Mapping
     return names
 
 
-def both(*conditions: str | None) -> str | None:
+def conjoin(*conditions: str | None) -> str | None:
     """The conjunction of conditions. `None` is a condition that always holds."""
     present = [condition for condition in conditions if condition]
     if len(present) > 1:
@@ -85,12 +87,12 @@ def both(*conditions: str | None) -> str | None:
     return " & ".join(present) or None
 
 
-def count(w: KernelWriter, name: str, first: str, step: str | None) -> None:
-    """Assigns a name to an input that counts down.
+def assign_count(w: KernelWriter, name: str, first: str, step: str | None) -> None:
+    """Assigns the value of an input that counts down, at one step, to a name.
 
     Args:
-        first: value of the input at the first step.
-        step: number of the step, as a scalar. `None` for a step at which the value is above 0 for all elements.
+        first: the value at the first step.
+        step: number of the step, as a scalar. `None` if the value at the step is above 0 for all elements.
     """
     if step is None:
         w.assign(name, f"{w.zeros(torch.int32)} + 1")
@@ -99,21 +101,21 @@ def count(w: KernelWriter, name: str, first: str, step: str | None) -> None:
 
 
 class ForwardTemplate:
-    """Writes the lines of a forward kernel. Subclasses for segments of time write some lines differently."""
+    """Writes the lines of a forward kernel. Subclasses write some of the lines differently."""
 
     def __init__(self, core: CoreSource, spec: ForwardSpec) -> None:
         self._core = core
         self._spec = spec
         self._writer = core.target.writer(spec.strided)
         self._used = frozenset(core.arguments)
-        self._first = "0"  # number of the step at the pointers, as a scalar
-        self._begun = False  # True in steps in which all inputs with delays have begun
+        self._first = "0"  # number of the step to which the operands point, as a scalar
+        self._inputs_have_begun = False  # True in steps in which all inputs with delays have begun
 
     def write(self, name: str) -> KernelSource:
         w, spec, chunk = self._writer, self._spec, self._spec.chunk
         w.begin()
         self._declare()
-        for param in self._moving():
+        for param in self._list_moving():
             w.point(param)
         if self._counting:
             self._walk_lengths(chunk)
@@ -122,66 +124,66 @@ class ForwardTemplate:
         else:
             w.integer("chunks", f"T // {chunk}")
             if self._late:
-                self._late_chunks(chunk)
+                self._write_late_chunks(chunk)
             else:
-                self._whole_chunks(chunk)
+                self._write_whole_chunks(chunk)
             if spec.rest and chunk > 1:
-                self._rest(chunk)
+                self._write_rest(chunk)
         for i, param in self._finals.items():
             w.store(param, f"state_{i}")
         return w.finish(name, [self._core], f"Forward scan, {chunk} steps a chunk. One program: BLOCK elements, all T.")
 
-    def _late_chunks(self, chunk: int) -> None:
-        """Writes the chunks in which inputs with delays may not have begun, then the other chunks."""
-        most = max(layout.late.most for layout in self._spec.inputs if layout.late is not None)
-        lead = -(-most // chunk)
+    def _write_late_chunks(self, chunk: int) -> None:
+        """Writes a loop over the chunks in which late inputs may not have begun, and one over the other chunks."""
+        longest = max(layout.late.most for layout in self._spec.inputs if layout.late is not None)
+        lead = -(-longest // chunk)
         self._writer.integer("lead", f"chunks - (chunks - {lead}) * (chunks > {lead})")
-        self._whole_chunks(chunk, "0", "lead")
-        self._begun = True
-        self._whole_chunks(chunk, "lead", "chunks")
-        self._begun = False
+        self._write_whole_chunks(chunk, "0", "lead")
+        self._inputs_have_begun = True
+        self._write_whole_chunks(chunk, "lead", "chunks")
+        self._inputs_have_begun = False
 
-    def _whole_chunks(self, chunk: int, first: str = "0", behind: str = "chunks") -> None:
+    def _write_whole_chunks(self, chunk: int, first: str = "0", end: str = "chunks") -> None:
         segment = self._spec.segment
-        self._load_early(0, f"{first} < {behind}")
-        with self._writer.loop("c", first, behind, self._spec.stages):
+        self._load_early(0, f"{first} < {end}")
+        with self._writer.loop("c", first, end, self._spec.stages):
             self._first = f"c * {chunk}"
             self._load_inputs(chunk, early=True)
-            self._load_early(chunk, f"c + 1 < {behind}")
+            self._load_early(chunk, f"c + 1 < {end}")
             for k in range(chunk):
                 if self._checkpoints and k % segment == 0:
                     row = f"c * {chunk // segment} + {k // segment - 1}"
                     self._write_checkpoints(row, None if k else "c > 0")
-                self._step(k)
+                self._write_step(k)
             self._move(chunk)
 
     def _walk_once(self, chunk: int) -> None:
-        """Writes all steps if they are one chunk."""
+        """Writes all steps of a sequence that is one chunk."""
         segment = self._spec.segment
         self._load_inputs(chunk)
         for k in range(chunk):
             if self._checkpoints and k and k % segment == 0:
                 self._write_checkpoints(str(k // segment - 1), None)
-            self._step(k)
+            self._write_step(k)
 
     def _walk_lengths(self, chunk: int) -> None:
-        """Writes all steps if inputs count down."""
+        """Writes all steps if the step function has inputs that count down."""
         w = self._writer
         w.bounds("least", "largest", list(self._counting.values()))
         w.integer("chunks", f"least // {chunk}")
-        self._whole_chunks(chunk)
+        self._write_whole_chunks(chunk)
         ends = self._spec.ends
         w.integer("behind", f"(largest + {chunk - 1}) // {chunk}" if ends else f"T // {chunk}")
-        self._counted_chunks(chunk, "chunks", "behind")
+        self._write_counted_chunks(chunk, "chunks", "behind")
         if ends:
-            self._after_all_ends(f"behind * {chunk}", "T")
+            self._write_after_ends(f"behind * {chunk}", "T")
         elif self._spec.rest and chunk > 1:
-            self._rest(chunk, "behind")
+            self._write_rest(chunk, "behind")
 
-    def _counted_chunks(self, chunk: int, first: str, behind: str) -> None:
-        """Writes chunks in which elements may have ended. The last chunk may be beyond T if steps end."""
+    def _write_counted_chunks(self, chunk: int, first: str, end: str) -> None:
+        """Writes chunks in which elements may have ended. If steps have ends, the last chunk may reach beyond T."""
         w, segment, ends = self._writer, self._spec.segment, self._spec.ends
-        with w.loop("c", first, behind):
+        with w.loop("c", first, end):
             w.integer("begun", f"c * {chunk}")
             self._first = "begun"
             exists = [f"begun + {k} < T" if ends else None for k in range(chunk)]
@@ -189,14 +191,14 @@ class ForwardTemplate:
             for k in range(chunk):
                 if self._checkpoints and k % segment == 0:
                     row = f"c * {chunk // segment} + {k // segment - 1}"
-                    self._write_checkpoints(row, both(None if k else "c > 0", exists[k]))
-                self._step(k, exists[k])
+                    self._write_checkpoints(row, conjoin(None if k else "c > 0", exists[k]))
+                self._write_step(k, exists[k])
             self._move(chunk)
 
-    def _after_all_ends(self, first: str, behind: str) -> None:
-        """Writes the steps after the end of all elements. Outputs are zeros, and states stay the same."""
+    def _write_after_ends(self, first: str, end: str) -> None:
+        """Writes the steps after all elements have ended. Outputs are zeros, and states stay the same."""
         w = self._writer
-        with w.loop("t", first, behind):
+        with w.loop("t", first, end):
             w.assign("ended", w.zeros(torch.float32))
             for param in self._outputs.values():
                 w.store(param, "ended", w.at(param))
@@ -207,14 +209,14 @@ class ForwardTemplate:
             for param in (*self._outputs.values(), *self._state_seqs.values(), *self._bits.values()):
                 w.move(param, 1)
 
-    def _rest(self, chunk: int, chunks: str = "chunks") -> None:
+    def _write_rest(self, chunk: int, chunks: str = "chunks") -> None:
         segment = self._spec.segment
         with self._writer.loop("t", f"{chunks} * {chunk}", "T", self._spec.stages):
             self._first = "t"
             self._load_inputs(1, "t")
             if self._checkpoints:
                 self._write_checkpoints(f"t // {segment} - 1", f"(t > 0) & (t % {segment} == 0)")
-            self._step(0)
+            self._write_step(0)
             self._move(1)
 
     def _declare(self) -> None:
@@ -224,7 +226,7 @@ class ForwardTemplate:
     def _declare_read(self) -> None:
         w, spec = self._writer, self._spec
         self._numbers = w.add_numbers(self._core)
-        self._inputs = w.add_inputs(spec.inputs, self._used | counting(spec.inputs))
+        self._inputs = w.add_inputs(spec.inputs, self._used | find_declared_inputs(spec.inputs))
         self._counting = load_counts(w, spec.inputs, self._inputs)
         self._late = load_delays(w, spec.inputs, self._inputs)
         lifted = w.add_lifted(spec.lifted, self._used, spec.lifted_like)
@@ -246,17 +248,17 @@ class ForwardTemplate:
         self._finals = w.add_present(Role.FINAL_STATE, spec.final_states)
         self._bits = w.add_bits(spec.bits)
         reloaded = dict(spec.follows)
-        keeps = spec.segment and not (spec.single and spec.chunk <= spec.segment)
-        kept = [i for i in range(len(spec.states)) if i not in reloaded] if keeps else []
-        self._checkpoints = {i: w.add(Role.CHECKPOINT, i) for i in kept}
+        has_checkpoints = spec.segment and not (spec.single and spec.chunk <= spec.segment)
+        stored = [i for i in range(len(spec.states)) if i not in reloaded] if has_checkpoints else []
+        self._checkpoints = {i: w.add(Role.CHECKPOINT, i) for i in stored}
 
-    def _moving_inputs(self) -> list[Port]:
+    def _list_moving_inputs(self) -> list[Port]:
         layouts = self._spec.inputs
         return [param for i, param in self._inputs.items() if i not in self._counting and not layouts[i].once]
 
-    def _moving(self) -> list[Port]:
+    def _list_moving(self) -> list[Port]:
         return [
-            *self._moving_inputs(),
+            *self._list_moving_inputs(),
             *self._outputs.values(),
             *self._state_seqs.values(),
             *self._saved.values(),
@@ -264,7 +266,7 @@ class ForwardTemplate:
         ]
 
     def _load_early(self, shift: int, exists: str) -> None:
-        """Loads some inputs of the chunk `shift` steps ahead: those that are loaded one chunk before they are used."""
+        """Loads the `early` inputs of the chunk `shift` steps after the operands' current step, if `exists` holds."""
         w, layouts = self._writer, self._spec.inputs
         for k in range(self._spec.chunk):
             for i, param in self._inputs.items():
@@ -279,7 +281,7 @@ class ForwardTemplate:
         Args:
             begun: number of the first step, as a scalar. `None` if all counts are above 0 in these steps.
             exists: for each step, the condition under which it exists. By default, all steps exist.
-            early: True if inputs that are loaded a chunk before their use have already been loaded.
+            early: True if `early` inputs have already been loaded, one chunk earlier.
         """
         w = self._writer
         for k in range(steps):
@@ -287,16 +289,19 @@ class ForwardTemplate:
                 if self._spec.inputs[i].once:
                     continue
                 if i in self._counting:
-                    count(w, f"input_{i}_{k}", self._counting[i], None if begun is None else f"{begun} + {k}")
+                    assign_count(w, f"input_{i}_{k}", self._counting[i], None if begun is None else f"{begun} + {k}")
                 elif early and self._spec.inputs[i].early:
                     w.assign(f"input_{i}_{k}", f"early_{i}_{k}")
                 else:
-                    late = None if self._begun else self._late.get(i)
+                    late = None if self._inputs_have_begun else self._late.get(i)
                     begins = None if late is None else f"{self._first} + {k} >= {late}"
-                    w.load(f"input_{i}_{k}", param, w.at(param, k), both(begins, exists[k] if exists else None))
+                    w.load(f"input_{i}_{k}", param, w.at(param, k), conjoin(begins, exists[k] if exists else None))
 
     def _write_checkpoints(self, row: str, begins: str | None) -> None:
-        """Writes the states before segment `j` to row `j - 1` if a segment starts here. `begins` is this condition."""
+        """Writes the states to a row of the checkpoints if the condition `begins` holds.
+
+        The states before segment `j` belong to row `j - 1`.
+        """
         w = self._writer
         for i, param in self._checkpoints.items():
             w.store(param, f"state_{i}", w.row(param, row), begins)
@@ -307,7 +312,7 @@ class ForwardTemplate:
         arguments = [f"{a.name}_{k}" if a.role is Role.INPUT else a.name for a in self._core.arguments]
         self._writer.call(results, self._core, [*arguments, *self._numbers])
 
-    def _step(self, k: int, exists: str | None = None) -> None:
+    def _write_step(self, k: int, exists: str | None = None) -> None:
         w = self._writer
         self._compute(k)
         for i, param in self._outputs.items():
@@ -320,7 +325,7 @@ class ForwardTemplate:
             w.store_bits(param, f"output_{i}", w.at(param, k), exists)
 
     def _move(self, steps: int) -> None:
-        for param in self._moving():
+        for param in self._list_moving():
             self._writer.move(param, steps)
 
 
@@ -328,25 +333,25 @@ class SkewedForward(ForwardTemplate):
     """The forward for a `SkewedBackward`. Each element's segments start later by the integer part of its delay.
 
     Segment `j` of an element starts at step `j * segment + delay`, where `j` may be negative. Row
-    `j - 1 + rows_before(...)` of the checkpoints has the states before this step. Each of the kernel's own segments
-    contains one such step.
+    `j - 1 + count_added_rows(...)` of the checkpoints contains the states before this step. For each element, every
+    `segment` consecutive steps contain exactly one step at which a segment starts.
     """
 
     def _declare_written(self) -> None:
         super()._declare_written()
         w, segment = self._writer, self._spec.segment
-        found = late_alone(self._spec.inputs)
-        assert found is not None
-        number, delays = found
-        self._rows = rows_before(delays, segment)
+        late_input = find_only_late(self._spec.inputs)
+        assert late_input is not None
+        number, delays = late_input
+        self._rows = count_added_rows(delays, segment)
         w.assign("phase", f"{self._late[number]} % {segment}")
         w.assign("segments_late", f"{self._late[number]} // {segment}")
         for param in self._checkpoints.values():
             w.shift(param, "segments_late")
 
-    def _whole_chunks(self, chunk: int, first: str = "0", behind: str = "chunks") -> None:
+    def _write_whole_chunks(self, chunk: int, first: str = "0", end: str = "chunks") -> None:
         w, segment = self._writer, self._spec.segment
-        with w.loop("c", first, behind):
+        with w.loop("c", first, end):
             self._first = f"c * {chunk}"
             self._load_inputs(chunk)
             for k in range(chunk):
@@ -355,7 +360,7 @@ class SkewedForward(ForwardTemplate):
                         w.select(f"kept_{i}", f"phase == {k % segment}", f"state_{i}", f"kept_{i}")
                     else:
                         w.assign(f"kept_{i}", f"state_{i}")
-                self._step(k)
+                self._write_step(k)
                 if k % segment == segment - 1:
                     number = f"c * {chunk // segment} + {k // segment}"
                     for i, param in self._checkpoints.items():
@@ -363,7 +368,7 @@ class SkewedForward(ForwardTemplate):
                         w.store(param, f"kept_{i}", row, f"({number} > 0) | (phase > 0)")
             self._move(chunk)
 
-    def _rest(self, chunk: int, chunks: str = "chunks") -> None:
+    def _write_rest(self, chunk: int, chunks: str = "chunks") -> None:
         w, segment = self._writer, self._spec.segment
         with w.loop("t", f"{chunks} * {chunk}", "T"):
             self._first = "t"
@@ -371,5 +376,5 @@ class SkewedForward(ForwardTemplate):
             for i, param in self._checkpoints.items():
                 row = w.row(param, f"t // {segment} + {self._rows - 1}")
                 w.store(param, f"state_{i}", row, f"(t > 0) & (t % {segment} == phase)")
-            self._step(0)
+            self._write_step(0)
             self._move(1)

@@ -1,6 +1,6 @@
-"""Generated sources on disk, and the modules that are made from them.
+"""Generated sources on disk, and the modules that are loaded from them.
 
-Triton reads a kernel's source from its file, so each source is written to a per-user folder. The file's name contains
+Triton reads a kernel's source from a file, so each source is written to a folder of the user. The file's name contains
 the hash of the source. Therefore, equal sources share one file, and an existing file never changes.
 """
 
@@ -27,17 +27,18 @@ from flexsn_codegen.source._source import identifier
 
 _VARIABLE = "FLEXSN_CACHE_DIR"
 
-# The largest number of attempts to write a source if it is deleted before it is read.
+# The largest number of attempts to load a source that another program deletes each time before it is read.
 _MOST_TRIES = 100
 
-# Definitions of each source. The most recently used source comes last. Functions in use do not need their module.
+# The definitions of each loaded source. The most recently used source comes last. A source can be unloaded while its
+# functions are in use, because they do not need their module.
 _loaded: dict[Path, dict[str, Any]] = {}
 _MOST_LOADED = 1024
 _lock = threading.Lock()
 
 
 def _unlock_in_child() -> None:
-    """Replaces the lock in a forked child, which lacks the thread that holds the lock."""
+    """Replaces the lock in a forked child process, which does not contain the thread that may hold the lock."""
     global _lock
     _lock = threading.Lock()
 
@@ -51,24 +52,24 @@ def compile_triton_code_str(
     verbose: bool = False,
     name_space: dict[str, Any] | None = None,
 ) -> Any:
-    """Turns the source of a module into the kernel that it defines.
+    """Turns the source of a module into the kernel that the module defines.
 
-    The source is stored in a per-user folder (`FLEXSN_CACHE_DIR`, else `~/.cache/flexsn`, else a folder for
-    this user in the temporary folder). Each source is loaded once per process. The function may be called from several
-    threads and processes.
+    The source is stored in a folder of the user (`FLEXSN_CACHE_DIR`, else `~/.cache/flexsn`, else a folder for
+    this user in the temporary folder). Each source is loaded once per process. Several threads and processes may call
+    `compile_triton_code_str` at the same time.
 
     Args:
         triton_code: source of a module that defines a `@triton.jit` function `kernel_name`.
         verbose: prints the path of the source, and whether it was written or reused.
-        name_space: globals for the module, updated afterwards with the module's definitions. If it is passed, the
+        name_space: globals for the module. The module's definitions are added to this dict. If a dict is passed, the
             module is loaded again on each call.
 
     Returns:
         The `triton.JITFunction` (under Triton's interpreter, its replacement).
 
     Raises:
-        KernelNameError: the source does not define `kernel_name`. A function in `name_space` does not count.
-        CacheFolderError: the folder belongs to others, is writable by others, or cannot be written to.
+        KernelNameError: the source does not define `kernel_name`, even if `name_space` contains this name.
+        CacheFolderError: the folder belongs to another user, other users can write to it, or this user cannot.
         TritonMissingError: Triton is not installed.
     """
     _require_triton()
@@ -80,14 +81,14 @@ def compile_triton_code_str(
         for _ in range(_MOST_TRIES):
             if defined is not None:
                 break
-            # Excludes `kernel_name`, because an older object of this name must not be returned as the kernel.
-            given = {k: v for k, v in (name_space or {}).items() if k != kernel_name}
+            # Excludes `kernel_name`, because an object of this name in `name_space` must not be returned as the kernel.
+            initial_globals = {k: v for k, v in (name_space or {}).items() if k != kernel_name}
             try:
-                defined = _load(path, given)
+                defined = _load(path, initial_globals)
             except OSError:
                 if path.exists():
                     raise
-                path, _ = _write(triton_code, kernel_name)  # another process pruned it before it was read
+                path, _ = _write(triton_code, kernel_name)  # another process deleted the file before it was read
         if defined is None:
             raise CacheFolderError(f"{path} was deleted after each write: another program empties {path.parent}.")
         if name_space is None:
@@ -105,50 +106,50 @@ def cache_folder() -> Path:
     """The folder for generated sources, which is private to this user. It is created if necessary.
 
     Raises:
-        CacheFolderError: the folder, or a folder that contains it, belongs to others or is writable by others, or no
-            folder can be created.
+        CacheFolderError: the folder belongs to another user, other users can write to it or to a folder that contains
+            it, or no folder can be created.
     """
     explicit = os.environ.get(_VARIABLE)
     if explicit:
         try:
-            return _private_folder(Path(explicit).absolute())
+            return _make_private_folder(Path(explicit).absolute())
         except OSError as error:
-            raise _unusable(Path(explicit), error) from error
+            raise _make_error(Path(explicit), error) from error
     try:
-        return _private_folder(Path.home() / ".cache" / "flexsn")
+        return _make_private_folder(Path.home() / ".cache" / "flexsn")
     except (OSError, RuntimeError) as error:
         if isinstance(error, CacheFolderError):
             raise
-        # The home is read-only, full or absent: use this user's own folder in the temporary folder.
-        return _temporary_folder()
+        # The home folder is read-only, full or absent, so this user's folder in the temporary folder is used.
+        return _make_temporary_folder()
 
 
-def _temporary_path() -> Path:
+def _get_temporary_path() -> Path:
     return Path(tempfile.gettempdir()).absolute() / f"flexsn-{os.getuid()}"
 
 
-def _temporary_folder() -> Path:
-    path = _temporary_path()
+def _make_temporary_folder() -> Path:
+    path = _get_temporary_path()
     try:
-        return _private_folder(path)
+        return _make_private_folder(path)
     except OSError as error:
-        raise _unusable(path, error) from error
+        raise _make_error(path, error) from error
 
 
-def _unusable(path: Path, error: OSError) -> CacheFolderError:
+def _make_error(path: Path, error: OSError) -> CacheFolderError:
     return CacheFolderError(
-        f"generated kernels cannot be kept in {path}: {error.strerror or error}. Make room there, make it a folder "
-        f"that you can write to, or name another one in {_VARIABLE}."
+        f"generated kernels cannot be stored in {path}: {error.strerror or error}. Free disk space, make the folder "
+        f"writable for you, or set {_VARIABLE} to another folder."
     )
 
 
 def prune_cache(days: float) -> int:
-    """Deletes the sources that were last written or loaded more than `days` days ago. Returns their number."""
+    """Deletes the files that were last written or loaded more than `days` days ago, and returns their number."""
     limit = time.time() - days * 86400
     deleted = 0
     for path in cache_folder().iterdir():
-        with contextlib.suppress(OSError):  # another process deletes it at the same time
-            # A temporary file belongs to a write in progress. If it is a day old, the process of the write has ended.
+        with contextlib.suppress(OSError):  # another process may delete the file at the same time
+            # A temporary file belongs to a write in progress, unless it is more than a day old.
             latest = min(limit, time.time() - 86400) if path.suffix == ".tmp" else limit
             if path.is_file() and path.stat().st_mtime < latest:
                 path.unlink()
@@ -157,13 +158,13 @@ def prune_cache(days: float) -> int:
 
 
 def kept(name: str) -> Path | None:
-    """A file of this name in the cache folder or, if that was full, in the temporary folder. `None` if there is none.
+    """Returns the file that `keep` has written under this name, or `None` if no such file exists.
 
-    The name contains a hash of everything from which the file was made. `keep` has written its content.
+    The content is not compared, so the name has to contain a hash of everything that determines the content.
     """
     folders = [cache_folder()]
-    if not os.environ.get(_VARIABLE) and _temporary_path().is_dir():
-        folders.append(_temporary_folder())
+    if not os.environ.get(_VARIABLE) and _get_temporary_path().is_dir():
+        folders.append(_make_temporary_folder())
     for folder in folders:
         path = folder / name
         if not path.is_symlink() and path.is_file():
@@ -174,32 +175,35 @@ def kept(name: str) -> Path | None:
 
 
 def keep(name: str, content: bytes) -> tuple[Path, bool]:
-    """Writes a file to the cache folder or, if that is full, to the temporary folder. Does nothing if the file exists.
+    """Writes a file to the cache folder, unless the file already exists with this content.
+
+    If the file cannot be written, it is written to this user's folder in the temporary folder instead, unless
+    `FLEXSN_CACHE_DIR` is set.
 
     Returns:
-        The file, and True if it was written now.
+        The path of the file, and True if this call has written it.
     """
     path = cache_folder() / name
-    if _holds(path, content):
+    if _has_content(path, content):
         return path, False
     try:
         write_private(path, content)
     except OSError as error:
         if os.environ.get(_VARIABLE):
-            raise _unusable(path, error) from error
-        # The disk of the home is full. The temporary folder may be on another disk.
-        aside = _temporary_folder() / name
-        if _holds(aside, content):
-            return aside, False
+            raise _make_error(path, error) from error
+        # The disk of the home folder may be full. The temporary folder may be on another disk.
+        fallback = _make_temporary_folder() / name
+        if _has_content(fallback, content):
+            return fallback, False
         try:
-            write_private(aside, content)
-        except OSError as again:
-            raise _unusable(path, error) from again
-        return aside, True
+            write_private(fallback, content)
+        except OSError as second_error:
+            raise _make_error(path, error) from second_error
+        return fallback, True
     return path, True
 
 
-def _private_folder(path: Path) -> Path:
+def _make_private_folder(path: Path) -> Path:
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
@@ -208,10 +212,10 @@ def _private_folder(path: Path) -> Path:
             "could be those of another user. Remove it, make it private (chmod 700), or set FLEXSN_CACHE_DIR."
         )
     for parent in path.resolve().parents:
-        # Users with write access to a parent can replace this folder. In a folder such as /tmp they cannot, because its
-        # sticky bit only lets owners move or delete files.
+        # Other users with write access to a parent folder could replace this folder. If the parent has the sticky bit,
+        # like /tmp, they cannot, because only owners can then move or delete files.
         status = parent.stat()
-        if not status.st_mode & stat.S_ISVTX and _others_write(status):
+        if not status.st_mode & stat.S_ISVTX and _can_others_write(status):
             raise CacheFolderError(
                 f"{path} is private, but others can write to {parent}, which contains it, and could replace it by a "
                 f"folder of their own. Make {parent} private (chmod go-w {parent}), or name another folder in "
@@ -222,15 +226,15 @@ def _private_folder(path: Path) -> Path:
     return path
 
 
-def _others_write(status: os.stat_result) -> bool:
-    """True if other users may write. The administrator's group and a group of one user do not count."""
+def _can_others_write(status: os.stat_result) -> bool:
+    """True if users other than this user and the administrator may write."""
     if status.st_mode & stat.S_IWOTH:
         return True
-    return bool(status.st_mode & stat.S_IWGRP) and status.st_gid not in (0, _own_group())
+    return bool(status.st_mode & stat.S_IWGRP) and status.st_gid not in (0, _find_private_group())
 
 
-def _own_group() -> int | None:
-    """This user's group if it has the user's name, because such a group has no other members."""
+def _find_private_group() -> int | None:
+    """This user's group if the group has the user's name, because such a group has no other members. Else `None`."""
     user = pwd.getpwuid(os.getuid()) if _has_name(os.getuid()) else None
     with contextlib.suppress(KeyError):
         if user is not None and grp.getgrgid(user.pw_gid).gr_name == user.pw_name:
@@ -241,7 +245,7 @@ def _own_group() -> int | None:
 def _has_name(number: int) -> bool:
     try:
         pwd.getpwuid(number)
-    except KeyError:  # for example, in a container that was started with an arbitrary user number
+    except KeyError:  # for example, in a container that was started with an arbitrary user id
         return False
     return True
 
@@ -251,8 +255,8 @@ def _write(code: str, kernel_name: str) -> tuple[Path, bool]:
     return keep(f"{identifier(kernel_name)}_{digest}.py", code.encode())
 
 
-def _holds(path: Path, content: bytes) -> bool:
-    """True if the file exists with this content."""
+def _has_content(path: Path, content: bytes) -> bool:
+    """True if the file exists and has this content."""
     try:
         result = not path.is_symlink() and path.is_file() and path.read_bytes() == content
     except OSError:
@@ -266,11 +270,11 @@ def _holds(path: Path, content: bytes) -> bool:
 def write_private(path: Path, text: str | bytes) -> None:
     """Writes a file that is private to this user, for example in `cache_folder()`.
 
-    The file is written under a temporary name and then renamed. A process that reads or writes the file at the same
-    time finds the whole file or no file, even if a disk was full.
+    The file is written under a temporary name and then renamed. Therefore, a process that opens the file at the same
+    time finds the complete file or no file, even if the disk becomes full.
 
     Raises:
-        OSError: the file cannot be written. No part of it remains.
+        OSError: the file cannot be written. The temporary file is then deleted.
     """
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
     try:
@@ -289,22 +293,22 @@ def write_private(path: Path, text: str | bytes) -> None:
 
 def _unload(path: Path) -> None:
     del _loaded[path]
-    sys.modules.pop(_module_name(path), None)
+    sys.modules.pop(_get_module_name(path), None)
 
 
-def _module_name(path: Path) -> str:
+def _get_module_name(path: Path) -> str:
     return f"flexsn_codegen._generated.{path.stem}"
 
 
-def _load(path: Path, given: dict[str, Any]) -> dict[str, Any]:
-    """Runs the source. Returns its definitions, and the entries of `given` that it changed."""
-    name = _module_name(path)
+def _load(path: Path, initial_globals: dict[str, Any]) -> dict[str, Any]:
+    """Runs the source with `initial_globals`. Returns the globals that the source has defined or changed."""
+    name = _get_module_name(path)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    own = {*vars(module), "__builtins__", "__annotations__"}
-    vars(module).update(given)
+    module_names = {*vars(module), "__builtins__", "__annotations__"}
+    vars(module).update(initial_globals)
     # Triton and inspect look up the module by name.
     sys.modules[name] = module
     try:
@@ -312,7 +316,11 @@ def _load(path: Path, given: dict[str, Any]) -> dict[str, Any]:
     except BaseException:
         del sys.modules[name]
         raise
-    return {k: v for k, v in vars(module).items() if k not in own and (k not in given or given[k] is not v)}
+    return {
+        k: v
+        for k, v in vars(module).items()
+        if k not in module_names and (k not in initial_globals or initial_globals[k] is not v)
+    }
 
 
 def _require_triton() -> None:

@@ -6,10 +6,11 @@ import functools
 
 import torch
 
-# Half values are float32 in registers, and are rounded where eager mode rounds. Memory has the narrow dtype.
+# float16 and bfloat16 values are float32 in registers, and are rounded where eager mode rounds. In memory, values have
+# these dtypes.
 HALF_DTYPES = frozenset({torch.float16, torch.bfloat16})
 
-# Float8 values are float32 in registers, too. Eager mode only converts them.
+# Float8 values are also float32 in registers. In eager mode, conversions are the only operations on them.
 FLOAT8_DTYPES = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
 NARROW_DTYPES = HALF_DTYPES | FLOAT8_DTYPES
 
@@ -22,7 +23,7 @@ def register_dtype(dtype: torch.dtype) -> torch.dtype:
 def rounding(dtype: torch.dtype) -> str:
     """The name, without ``round_``, of the function that rounds to a narrow dtype.
 
-    For values beyond 448, the largest float8_e4m3fn number, newer versions of torch return 448, and older ones NaN.
+    For values above 448, the largest float8_e4m3fn number, newer versions of torch return 448, and older versions NaN.
     """
     name = str(dtype).removeprefix("torch.")
     return f"{name}_saturating" if dtype == torch.float8_e4m3fn and _saturates() else name

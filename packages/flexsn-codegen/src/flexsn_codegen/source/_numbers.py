@@ -1,4 +1,4 @@
-"""Numbers in a graph that are arguments of its kernels, so that another number does not need another kernel."""
+"""Numbers of a graph that are arguments of its kernels, so that a change of a number does not need another kernel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _prims = torch.ops.prims
 LITERAL_OPS = frozenset({torch.ops.aten.scalar_tensor.default, _prims.scalar_tensor.default})
 # Powers with these exponents are written out as products and roots, as in eager mode, because pow rounds differently.
 WRITTEN_OUT = frozenset({2.0, 3.0, -1.0, -2.0, 0.5, -0.5})
-# Powers with larger integer exponents up to this one are float64 products, which are rounded once.
+# Powers with larger integer exponents, up to this exponent, are float64 products, which are rounded once.
 _LARGEST_PRODUCT = 16
 _FORMATS = {torch.float32: "<f", torch.float64: "<d"}
 
@@ -23,8 +23,8 @@ _FORMATS = {torch.float32: "<f", torch.float64: "<d"}
 class Number:
     """A number that is an argument of a kernel.
 
-    A kernel's own arguments are integers that contain the number's bits, because a floating-point argument may be too
-    narrow (Triton's is float32).
+    The kernel receives integers that contain the number's bits, because a floating-point argument may be too narrow (in
+    Triton, it is float32).
 
     Attributes:
         name: the number's name in the source.
@@ -38,16 +38,16 @@ class Number:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """The kernel's arguments for the number: its 32 bits, or the lower and the upper half of its 64 bits."""
+        """The names of the kernel's arguments for the number: its 32 bits, or the two halves of its 64 bits."""
         return (f"{self.name}_low", f"{self.name}_high") if self.dtype.itemsize == 8 else (f"{self.name}_bits",)
 
     @property
     def integers(self) -> dict[str, int]:
-        """The arguments, each a signed 32-bit integer. For a narrower integer, they contain the value, not the bits."""
+        """The kernel's arguments by name, as signed 32-bit integers. A bool or an integer is passed as its value."""
         return dict(zip(self.arguments, self.integers_of(self.value), strict=True))
 
     def integers_of(self, value: bool | int | float) -> list[int]:
-        """The integers for another value, in the order of `arguments`."""
+        """The values of the kernel's arguments if the number is `value`, in the order of `arguments`."""
         bits = self._bits(value)
         return [_signed(bits), _signed(bits >> 32)] if self.dtype.itemsize == 8 else [_signed(bits)]
 
@@ -70,7 +70,7 @@ def _signed(bits: int) -> int:
 
 
 def may_be_argument(op: OpOverload, position: int, value: bool | int | float, dtype: torch.dtype) -> bool:
-    """True if a number that an op takes may be an argument of a kernel.
+    """True if a number among the operands of an op may be an argument of the kernel.
 
     Args:
         position: position of the number among the op's tensors and numbers.
@@ -84,10 +84,10 @@ def may_be_argument(op: OpOverload, position: int, value: bool | int | float, dt
 
 def is_product(exponent: float, dtype: torch.dtype) -> bool:
     """True if a power with this exponent is computed as a float64 product, which is then rounded."""
-    whole = abs(exponent) if float(exponent).is_integer() else 0
-    return 3 <= whole <= _LARGEST_PRODUCT and dtype != torch.float64
+    magnitude = abs(exponent) if float(exponent).is_integer() else 0
+    return 3 <= magnitude <= _LARGEST_PRODUCT and dtype != torch.float64
 
 
 def reciprocal(divisor: float) -> float:
-    """The reciprocal in float64, for all dtypes. It is then rounded once, as eager CUDA does."""
+    """Computes the reciprocal in float64 for all dtypes. Like eager mode on CUDA, kernels round this result once."""
     return 1.0 / divisor if divisor else math.copysign(math.inf, divisor)

@@ -1,4 +1,4 @@
-"""The exactness of a kernel: where half values are rounded, and whether functions may be approximate."""
+"""The exactness of a kernel: the rounding of float16 and bfloat16 values, and the use of approximate functions."""
 
 from __future__ import annotations
 
@@ -13,37 +13,38 @@ Precision = Literal["eager", "float32"]
 
 @dataclass(frozen=True, slots=True)
 class Numerics:
-    """The choices that change results.
+    """The settings that change the results of a kernel.
 
     Attributes:
         precision: ``"eager"`` rounds float16 and bfloat16 values after each op, as eager mode does;
             ``"float32"`` keeps these values in float32 inside the core, and rounds only the core's results.
-        fast_math: uses approximate division and functions (`FAST` in `_functions.py`) and fused multiply-add.
-            Denormals may be treated as zero. Results are the same on every run, but differ from eager mode's bits.
+        fast_math: True to use approximate divisions and functions (in Triton, `targets.triton._functions.FAST`) and
+            fused multiply-add. Denormals may be treated as zero. Results are the same on every run, but are not
+            bitwise equal to those of eager mode.
     """
 
     precision: Precision = "eager"
     fast_math: bool = False
 
     def __post_init__(self) -> None:
-        known = get_args(Precision)
-        if self.precision not in known:
-            near = difflib.get_close_matches(str(self.precision), known, n=1, cutoff=0.0)[0]
+        precisions = get_args(Precision)
+        if self.precision not in precisions:
+            closest = difflib.get_close_matches(str(self.precision), precisions, n=1, cutoff=0.0)[0]
             raise PrecisionError(
-                f"there is no precision {self.precision!r}; did you mean {near!r}? There are "
-                f"{' and '.join(map(repr, known))}."
+                f"there is no precision {self.precision!r}; did you mean {closest!r}? The precisions are "
+                f"{' and '.join(map(repr, precisions))}."
             )
 
 
 def compile_options(backend: str, *, fast_math: bool = False) -> dict[str, bool]:
-    """The options with which Triton's compiler makes a kernel compute exactly as its source says.
+    """The options of Triton's compiler. By default, a kernel then computes exactly what its source specifies.
 
     Args:
         backend: Triton's name of the backend, ``"cuda"`` or ``"hip"``.
-        fast_math: True to allow fused multiply-add and, on NVIDIA GPUs, to treat denormals as zero.
+        fast_math: True to allow less exact results: fused multiply-add and, on NVIDIA GPUs, denormals treated as zero.
 
     Returns:
-        Keyword arguments of a kernel's launch, or `options` of `triton.compile`.
+        Keyword arguments for the launch of a kernel, which are also valid as `options` of `triton.compile`.
 
     Example:
         >>> compile_options("hip")

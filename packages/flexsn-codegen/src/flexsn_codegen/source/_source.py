@@ -1,4 +1,4 @@
-"""Generated sources: the function of one step, a kernel around it, and the positions of the operands' elements."""
+"""Generated sources: the function of one step, the kernel that calls it, and the layouts of the kernel's operands."""
 
 from __future__ import annotations
 
@@ -19,31 +19,35 @@ if TYPE_CHECKING:
     from flexsn_codegen.targets import Target
 
 # The layout of an operand over a step of `NCL` elements. `DENSE`: element `off` is at offset `off`.
-# A number `n`: element `off` is at the sum of `n` terms, `Σ_i (off // inner_i % size_i) * stride_i`. The numbers in the
-# terms are arguments of the kernel. With 0 terms, the operand is one value for the whole step.
-# `RUN`: element `off` is at `off * stride`.
+# `RUN`: element `off` is at offset `off * stride`.
+# `n`, a number of terms: element `off` is at the sum of `n` terms, `Σ_i (off // inner_i % size_i) * stride_i`. The
+# integers in the terms are arguments of the kernel. With 0 terms, the operand is one value for the whole step.
 StepLayout = int
 DENSE: StepLayout = -1
 RUN: StepLayout = -2
 
 
 class Like(NamedTuple):
-    """The layout of an operand with the same offsets as an earlier operand. The kernel computes these offsets once.
+    """The layout of an operand whose elements have the same offsets as those of an earlier operand.
+
+    The kernel computes these offsets once.
 
     Attributes:
-        operand: the number of the earlier operand.
+        operand: the index of the earlier operand.
     """
 
     operand: int
 
 
 class Late(NamedTuple):
-    """Delays of an input: a number for each element of the step.
+    """Delays of an input: one delay for each element of the step.
+
+    At step `t`, the step function receives the value that the input has at step `t - floor(delay)`, or 0 if there is no
+    such step.
 
     Attributes:
-        by: number of the input that contains the delays, in floating point, as one step. The value at step `t` is the
-            value of step `t - floor(delay)`, and 0 before the first step.
-        most: the largest number of steps. Larger delays are treated as this number, and negative ones as 0.
+        by: index of the input that contains the delays. Its memory has one step of floating-point values.
+        most: the largest delay in steps. Larger delays are treated as this delay, and negative delays as 0.
     """
 
     by: int
@@ -56,13 +60,15 @@ class InputLayout:
 
     Attributes:
         step: layout within a step.
-        strided_time: True if the stride of time is an argument, False if it is `NCL`.
-        counts_down: memory contains one step, int32. The value at step `t` is that number minus `t`. Only its sign
-            matters: kernels may replace any value above 0 with 1.
-        early: True if the input is loaded into registers one chunk before its use while chunks are in flight. The GPU
-            cannot copy single bytes ahead, so a program would otherwise have to wait for the load.
-        late: delays of the input, or `None` if the value at step `t` is that of step `t`.
-        once: True if memory contains one step, to which the `late` of other inputs refers.
+        strided_time: True if the distance between two steps is an argument, False if it is `NCL`.
+        counts_down: True if the input counts down. Memory then contains one step of int32 numbers, and the value at
+            step `t` is this number minus `t`. Only the sign of the value matters: kernels may replace any value above 0
+            with 1.
+        early: True if the kernel loads the input into registers one chunk before it uses the input. This is for inputs
+            of one byte per element. A GPU cannot copy single bytes to shared memory in advance, so a program would
+            otherwise have to wait for each load.
+        late: delays of the input, or `None` if the input is not delayed.
+        once: True if the input contains the delays of other inputs (`Late.by`), so that memory contains one step.
     """
 
     step: StepLayout = DENSE
@@ -87,10 +93,11 @@ class CoreSource:
         arguments: the arguments, in order.
         results: the results, in order.
         target: the target of the source.
-        numbers: numbers that follow the arguments. The name and the source do not depend on their values.
-        once: the last arguments, which are equal in each step, or `None` if there are none.
-        stages: the stages of a function that reduces rows. Their functions are in `source`, and none of these functions
-            is called `name`.
+        numbers: numbers that the function takes after `arguments`. Name and source do not depend on their values.
+        once: arguments that the function takes last, and whose values are equal in all steps. `None` if the function
+            has no such arguments.
+        stages: for a kernel on rows and columns, the stages of the function. `source` contains the functions of all
+            stages. Empty for other kernels.
     """
 
     name: str
@@ -110,18 +117,18 @@ class CoreSource:
 
 @dataclass(frozen=True, slots=True)
 class RowStage:
-    """A stage of a function on rows. Its results are reduced or written.
+    """A stage of a function on rows. The stage's results are reduced or written.
 
     Attributes:
         core: the function of one element. Its arguments of role `LIFTED` are results of earlier reductions, numbered
             over all stages.
-        reductions: for each result, the op that reduces it and the dtype of the reduction. Empty if the results are
-            written.
-        written: for each result of the stage, the corresponding result of the whole function.
-        whole: True if the results have one element for each element of a row, False if they have one for the row.
-        dtypes: dtypes of the results.
-        again: numbers of results that are written twice, as the last entries of `written`.
-        kept: the last results, which later stages read at each element of the row, and their dtypes.
+        reductions: for each result that is not kept, the op that reduces it and the dtype of the reduction. Empty if
+            the results are written.
+        written: the results of the whole function that the stage writes. See `values`.
+        whole: True if the results have an element for each element of a row, False if they have one for each row.
+        dtypes: dtype of each entry of `written`.
+        again: indices of results that are written twice. Their second copies are the last entries of `written`.
+        kept: the last results of `core`, which later stages read at each element of the row, and their dtypes.
     """
 
     core: CoreSource
@@ -134,13 +141,13 @@ class RowStage:
 
     @property
     def values(self) -> tuple[int, ...]:
-        """For each entry of `written`, the number of the core's result."""
+        """For each entry of `written`, the index of the result of `core`."""
         return (*range(len(self.core.results)), *self.again)
 
 
 @dataclass(frozen=True, slots=True)
 class Once:
-    """Arguments of a step that are equal in each step and computed before the loop over time.
+    """Arguments of a core that are equal in all steps, and are therefore computed before the loop over time.
 
     Attributes:
         core: the function that computes these arguments from lifted tensors and the step's numbers.
@@ -156,13 +163,12 @@ class KernelSource:
     """A kernel's source, and the arguments with which the kernel is called.
 
     Attributes:
-        name, source: name and text of the kernel's function. The text is a separate module.
-        params: tensor arguments, which come first.
-        sizes: integer arguments, which come next: ``"T"``, ``"NCL"``, then per strided operand
-            ``"<operand>_time"`` and ``"<operand>_inner<i>"``, ``"<operand>_size<i>"``,
-            ``"<operand>_stride<i>"``, then ``"ROWS"`` and ``"ROW"`` if the kernel walks rows, then the integers of the
-            step's numbers (`CoreSource.integers`). In Triton, the last argument is the constexpr `BLOCK`, elements per
-            program.
+        name, source: the name of the kernel's function, and the text of the module that defines the function.
+        params: the tensor arguments, which come first.
+        sizes: the names of the integer arguments, which follow the tensors. In a scan, they are ``"T"`` and ``"NCL"``,
+            the integers of the step's numbers (`CoreSource.integers`), ``"<operand>_time"``, ``"<operand>_inner<i>"``,
+            ``"<operand>_size<i>"`` and ``"<operand>_stride<i>"`` for each strided operand, and ``"ROWS"`` and ``"ROW"``
+            if the kernel walks rows. In Triton, the constexpr `BLOCK`, the number of elements per program, follows.
         target: the target of the source.
     """
 
@@ -177,7 +183,7 @@ _MAX_NAME = 80
 
 
 def identifier(text: str, limit: int | None = _MAX_NAME, reserved: Collection[str] = ()) -> str:
-    """`text` as an identifier of limited length, because the identifier also becomes a file name.
+    """Turns a text into an identifier. The length is limited, because the identifier is also used as a file name.
 
     Args:
         reserved: names that already have another meaning.
@@ -195,14 +201,14 @@ def framed(
     content: str,
     kernel: Callable[[str], str],
 ) -> KernelSource:
-    """The source of a kernel.
+    """Joins the header of the target, the functions of some cores, and a kernel to the source of a module.
 
     Args:
-        name: start of the kernel's name. A digest of `content` follows.
+        name: start of the kernel's name. A hash of `content` follows.
         params, sizes: see `KernelSource`.
         cores: the functions that the kernel calls, in order.
         content: everything that distinguishes the kernel from other kernels.
-        kernel: a function that maps the whole name to the text of the kernel's function.
+        kernel: returns the text of the kernel's function for the complete name.
     """
     digest = hashlib.sha256(content.encode()).hexdigest()[:12]
     full = f"{identifier(name, reserved=target.reserved)}_{digest}"

@@ -10,56 +10,56 @@ from flexsn_codegen.source._source import DENSE, RUN, Like, StepLayout
 
 
 def by_terms(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[StepLayout, ...], list[int]]:
-    """The layout of each operand, and the numbers in these layouts, operand by operand.
+    """The layout of each operand, and the integers in the terms of all layouts, operand by operand.
 
-    A layout is `DENSE`, or the number of terms of the offset `Σ_i off // inner_i % size_i * stride_i`. The numbers in a
-    term are `inner_i, size_i, stride_i`.
+    A layout is `DENSE`, or the number of terms of the offset `Σ_i off // inner_i % size_i * stride_i`. The integers in
+    a term are `inner_i, size_i, stride_i`, in this order.
 
     Args:
         sizes: sizes of the dimensions, outermost first, without dimensions of one element.
         strides: strides of each operand.
     """
     layouts: list[StepLayout] = []
-    numbers: list[int] = []
+    integers: list[int] = []
     numel = math.prod(sizes)
-    for own in strides:
-        terms = terms_of(sizes, own)
+    for operand_strides in strides:
+        terms = terms_of(sizes, operand_strides)
         dense = numel == 1 or terms == [(1, numel, 1)]
         layouts.append(DENSE if dense else len(terms))
-        numbers += () if dense else itertools.chain.from_iterable(terms)
-    return tuple(layouts), numbers
+        integers += () if dense else itertools.chain.from_iterable(terms)
+    return tuple(layouts), integers
 
 
 def by_runs(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[StepLayout | Like, ...], list[int]]:
     """Like `by_terms`, with two additional layouts.
 
-    An operand with evenly spaced elements has the layout `RUN`, and its stride is the number. An operand with the same
-    offsets as an earlier operand is `Like` that operand.
+    An operand with evenly spaced elements has the layout `RUN`, and its stride is the only integer. An operand whose
+    elements have the same offsets as those of an earlier operand has the layout `Like`, and no integers.
     """
     layouts: list[StepLayout | Like] = []
-    numbers: list[int] = []
+    integers: list[int] = []
     numel = math.prod(sizes)
     first: dict[tuple[tuple[int, int, int], ...], int] = {}
-    for i, own in enumerate(strides):
-        terms = terms_of(sizes, own)
-        # A compiler's symbols are not compared, because a comparison would bind the graph to their values.
-        is_known = all(type(number) is int for term in terms for number in term)
-        known = first.setdefault(tuple(terms), i) if is_known else i
-        if known != i and terms and layouts[known] != DENSE:
-            layouts.append(Like(known))
+    for i, operand_strides in enumerate(strides):
+        terms = terms_of(sizes, operand_strides)
+        # Symbols of a compiler are not compared, because the graph would then only be valid for their current values.
+        has_no_symbols = all(type(value) is int for term in terms for value in term)
+        first_index = first.setdefault(tuple(terms), i) if has_no_symbols else i
+        if first_index != i and terms and layouts[first_index] != DENSE:
+            layouts.append(Like(first_index))
             continue
         if numel != 1 and len(terms) == 1 and terms[0][:2] == (1, numel) and terms[0][2] != 1:
             layouts.append(RUN)
-            numbers.append(terms[0][2])
+            integers.append(terms[0][2])
         else:
-            (layout,), result = by_terms(sizes, [own])
+            (layout,), operand_integers = by_terms(sizes, [operand_strides])
             layouts.append(layout)
-            numbers += result
-    return tuple(layouts), numbers
+            integers += operand_integers
+    return tuple(layouts), integers
 
 
 def terms_of(sizes: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int, int]]:
-    """`(inner, size, stride)` of each group of dimensions that is evenly spaced in memory."""
+    """The term `(inner, size, stride)` of each group of dimensions whose elements are evenly spaced in memory."""
     terms: list[tuple[int, int, int]] = []
     inner = 1
     for size, stride in zip(reversed(sizes), reversed(strides), strict=True):

@@ -1,4 +1,4 @@
-"""Targets of kernels: a language and its compiler."""
+"""Targets of kernels. A target is a language with its compiler."""
 
 from __future__ import annotations
 

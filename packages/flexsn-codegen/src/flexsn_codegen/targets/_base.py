@@ -1,8 +1,9 @@
-"""The interface of a target: names of dtypes, numbers, a rule for each op, functions, loads and stores, and loops.
+"""The interface of a target: names of dtypes, literals, a rule for each op, functions, loads and stores, and loops.
 
-The templates of kernels (`flexsn_codegen.scan`, `_pointwise`) are written once, for any `KernelWriter`. They pass
-scalar integer expressions to it in Python's syntax, with ``+ - * // % > < ==`` and ``&`` between comparisons.
-No operand is negative, so `//` and `%` have the same results in all languages.
+The templates of scans (`flexsn_codegen.scan`) and of pointwise kernels (`Target.pointwise`) are written once, for any
+`KernelWriter`. They pass scalar integer expressions to the writer in Python's syntax, with the operators
+``+ - * // % > < ==``, and with ``&`` between comparisons. No operand is negative, so `//` and `%` have the same results
+in all languages.
 """
 
 from __future__ import annotations
@@ -54,15 +55,15 @@ class OpCall:
 
     Attributes:
         op: the op.
-        operands: the source text of each tensor or number argument, in order.
+        operands: the source text of each argument that is a tensor or a number, in order.
         constants: for each operand that is a number, its value. `None` for tensors and for arguments of the kernel.
-        dtype: dtype of the tensor operands, or of the result if there are none.
+        dtype: dtype of the tensor operands. If no operand is a tensor, dtype of the result.
         result: dtype of the result.
         target: the target of the source.
-        index: the number of the required result if the op has several.
-        keywords: the arguments that are neither tensors nor numbers, and keyword arguments, by name.
-        computed: callables for operands that are numbers and arguments of the kernel, by position. Each returns the
-            source text of a function of its number.
+        index: index of the required result if the op has several results.
+        keywords: keyword arguments, and arguments that are neither tensors nor numbers, by name.
+        computed: a callable for each operand that is a number and an argument of the kernel, by position. The callable
+            receives a function, and returns the source text of the function's value for this number.
     """
 
     op: Op
@@ -96,7 +97,10 @@ class OpCall:
         return self.constants[position] is not None or position in self.computed
 
     def number_of(self, position: int, function: Callable[[float], float]) -> str:
-        """Source text of `function` of a number operand. The value is a literal or an argument, computed in float64."""
+        """Source text of `function`, applied in float64 to an operand that is a number.
+
+        The text is a literal or an argument of the kernel.
+        """
         constant = self.constants[position]
         return self.computed[position](function) if constant is None else self.number(function(constant))
 
@@ -109,7 +113,7 @@ Rule = Callable[[OpCall], str]
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """Assigns `text` to `name`. `citation` is the user's line that is the origin of the statement, or empty."""
+    """Assigns `text` to `name`. `citation` is the user's line that the statement computes, or empty."""
 
     name: str
     text: str
@@ -117,23 +121,24 @@ class Statement:
 
 
 class Summed(Enum):
-    """Kinds of sums that the results of a kernel on rows and columns may be."""
+    """Dimension over which a kernel on rows and columns sums a result."""
 
-    NOT = auto()
-    OVER_ROWS = auto()  # over the rows of a program, one sum for each column
-    OVER_COLUMNS = auto()  # over the whole row
+    NOT = auto()  # the result is not summed
+    OVER_ROWS = auto()  # each program computes one sum for each column, over the program's rows
+    OVER_COLUMNS = auto()  # one sum for each row, over all columns
 
 
 @dataclass(frozen=True, slots=True)
 class RowLaunch:
-    """Programs of a kernel on rows and columns.
+    """The programs of one launch of a kernel on rows and columns.
 
     Attributes:
-        columns: columns of a program, padded to a power of two on a GPU.
+        columns: number of columns of a program, padded to a power of two on a GPU.
         programs: number of programs along the rows. Each program has its own sums over rows.
         beside: number of programs along the columns.
-        steps: number of steps of a program that sums over rows: blocks of rows on a GPU, rows in C++.
-        block, warps: elements of a block, and warps of a program on a GPU.
+        steps: number of iterations of a program that sums over rows. In an iteration, the program adds a block of
+            rows on a GPU, and one row in C++.
+        block, warps: on a GPU, number of elements of a block, and number of warps of a program.
     """
 
     columns: int
@@ -147,22 +152,22 @@ class RowLaunch:
 class Target(ABC):
     """A language in which kernels are written.
 
-    Half values are float32 in registers, and are rounded where eager mode rounds. Memory has the narrow dtype.
+    Half values are float32 in registers, and are rounded where eager mode rounds. In memory, they have their own dtype.
 
     Attributes:
         name: name of the language, for messages.
         reserved: names with a meaning in generated sources.
         header: the first lines of every module of generated source.
-        once: True if values that are equal in each step have to be computed before the loop over time, because a
-            compiler would not move the computation there.
+        once: True if values that are equal in each step have to be computed before the loop over time, because the
+            language's compiler does not move their computation out of the loop.
         rows: True if programs can walk the rows of a step.
         segments: True if programs can walk segments of time in parallel.
         reduces_rows: True if there are kernels on rows and columns (`row_kernel`).
         weaves: True if there are kernels that write interleaved results (`woven_kernel`).
-        keeps_rows: True if kernels on rows keep values of a row from one stage to a later one.
-        columns_in_runs: True if kernels on rows need columns that are evenly spaced in each operand.
-        most_columns: the largest number of columns for which kernels on rows are the best way to sum rows.
-        rules: the source of each op.
+        keeps_rows: True if kernels on rows keep values of a row from one stage to a later stage.
+        columns_in_runs: True if kernels on rows require columns that are evenly spaced in each operand's memory.
+        most_columns: the largest number of columns over which kernels on rows sum results (`Summed.OVER_COLUMNS`).
+        rules: the rule of each op, which returns the source text of a call.
     """
 
     name: str
@@ -186,21 +191,21 @@ class Target(ABC):
 
     @abstractmethod
     def literal(self, value: bool | int | float, dtype: torch.dtype) -> str:
-        """A typed number, with the dtype that values of `dtype` have in registers."""
+        """The source text of a number, with the type that values of `dtype` have in registers."""
 
     @abstractmethod
     def rounded(self, text: str, dtype: torch.dtype) -> str:
-        """`text`, rounded to `dtype` if this dtype is narrower than the dtype in registers."""
+        """The source text of a value, rounded to `dtype` if this dtype is narrower than the dtype in registers."""
 
     @abstractmethod
     def filled(self, number: str, like: str) -> str:
-        """A value with the same number in each element and the shape of `like`."""
+        """The source text of a value that has the shape of `like` and the same number in each element."""
 
     @abstractmethod
     def function(
         self, name: str, arguments: Sequence[str], statements: Sequence[Statement], results: Sequence[str]
     ) -> str:
-        """The function of one step."""
+        """The source of the function that computes one step."""
 
     @abstractmethod
     def writer(self, strided: Strided = (), sizes: Sequence[str] = ("T", "NCL")) -> KernelWriter:
@@ -211,9 +216,9 @@ class Target(ABC):
         """Creates the object that launches the kernel of this source."""
 
     def walk(self, sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[Any, ...], list[int]]:
-        """Layouts of a pointwise kernel's operands, and the integers in them.
+        """Layouts of a pointwise kernel's operands, and the integers that complete the layouts.
 
-        The source depends on the layouts. The integers are arguments of the kernel, after the number of elements.
+        The source depends on the layouts alone. The integers are arguments of the kernel, after the number of elements.
 
         Args:
             sizes: sizes of the dimensions, outermost first, without dimensions of one element.
@@ -222,7 +227,7 @@ class Target(ABC):
         return by_terms(sizes, strides)
 
     def plain_walk(self, sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[Any, ...], list[int]]:
-        """Like `walk`, with layouts that standalone files support."""
+        """Like `walk`, but returns only layouts that standalone files support."""
         return self.walk(sizes, strides)
 
     def pointwise(self, name: str, core: CoreSource, layouts: Sequence[Any], *, may_overlap: bool) -> KernelSource:
@@ -230,8 +235,8 @@ class Target(ABC):
 
         Args:
             name: start of the kernel's name.
-            layouts: layouts of the operands in this order, returned by `walk`.
-            may_overlap: True if written memory may also be read.
+            layouts: layouts of the inputs and of the results, in this order, returned by `walk`.
+            may_overlap: True if an input may overlap the memory of a result.
         """
         w = self.writer(sizes=["N"])
         w.begin()
@@ -246,22 +251,23 @@ class Target(ABC):
         return w.finish(name, [core], "One program: BLOCK elements.")
 
     def woven_kernel(self, name: str, core: CoreSource, layouts: Sequence[Any], count: int) -> KernelSource:
-        """Like `pointwise`, for a function with interleaved results. `N` counts the elements of all `count` results.
+        """Like `pointwise`, for interleaved results. `N` is the number of elements of a group of results.
 
         Args:
-            layouts: layouts of the inputs and of the first of every `count` results, returned by `walk`.
-            count: number of results that are adjacent in memory, element by element.
+            layouts: layouts of the inputs, and of the first result in each group of `count` results, returned by
+                `walk`.
+            count: number of results in a group. The elements with the same index are adjacent in memory.
         """
         raise NotImplementedError
 
     def row_launch(self, core: CoreSource, count: int, width: int, *, reduces: bool, sums: bool) -> RowLaunch:
-        """Programs of a kernel on rows and columns.
+        """The programs with which a kernel on rows and columns is launched.
 
         Args:
             core: the function that the kernel computes.
-            count, width: numbers of rows and of columns.
+            count, width: number of rows, and number of columns.
             reduces: True if the function reduces rows.
-            sums: True if some of its results are sums over rows.
+            sums: True if some of the function's results are summed over rows.
 
         Raises:
             UnsupportedOpError: the rows are too long to be reduced.
@@ -277,15 +283,15 @@ class Target(ABC):
         sums: Sequence[Summed],
         after: Sequence[int | None],
     ) -> tuple[tuple[Any, ...], list[int]]:
-        """Like `walk`, for a kernel on rows and columns. A size may be one.
+        """Like `walk`, for a kernel on rows and columns. Dimensions of one element are allowed.
 
         Args:
             split: number of dimensions that form the rows. The other dimensions form the columns.
             launch: result of `row_launch`.
-            sums: for each operand, the kind of sum. Memory of `OVER_ROWS` is dense, with one sum for each program and
-                column.
-            after: for each operand, the number of an earlier operand with which it is interleaved, or `None`. Each
-                element of the earlier operand is just before the corresponding element of this operand.
+            sums: for each operand, the dimension over which it is summed. The memory of an operand with `OVER_ROWS` is
+                dense, and has one sum for each program and column.
+            after: for each operand, the index of an earlier operand with which it is interleaved, or `None`. In
+                memory, each element of the earlier operand is just before the corresponding element of this operand.
         """
         raise NotImplementedError
 
@@ -298,11 +304,11 @@ class Target(ABC):
         raise NotImplementedError
 
     def approximated(self, text: str, approximate: Approximate) -> str:
-        """The text of an op, with some functions replaced by approximate ones. By default, none are replaced."""
+        """The source text of an op, with functions replaced by approximate functions. By default, none is replaced."""
         return text
 
     def expression(self, call: OpCall, *, rounded: bool = True, approximate: Approximate = Approximate.NOTHING) -> str:
-        """The text of an op.
+        """The source text of an op.
 
         Args:
             rounded: True to round a half value, as eager mode does after each op.
@@ -321,17 +327,17 @@ class Target(ABC):
 class KernelWriter(ABC):
     """Collects the arguments and lines of one kernel.
 
-    A value is a name for all elements of a step that one run of the kernel's lines computes together. A place is the
-    source text of the address at which a step of an operand starts. For some operands, the elements of a step are
-    summed, and each run writes one number.
+    A value is a name for all elements of a step that one program computes. A place is the source text of the address at
+    which a step of an operand starts. For some operands, the elements of a step are summed, and each program writes one
+    number.
 
     Args:
         target: the target of the kernel.
-        strided: layouts of operands that are declared without a layout and are not dense.
-        sizes: the first integer arguments. The last of them is the number of elements of a step.
+        strided: layouts of operands that are not dense. They replace the layouts that `add` receives.
+        sizes: names of the first integer arguments. The last of these names is the number of elements of a step.
 
     Attributes:
-        branches: True if a branch is the best way to skip steps that do not exist. Otherwise, they are masked.
+        branches: True if a branch is the fastest way to skip steps that do not exist. False if masks are faster.
     """
 
     branches = False
@@ -371,15 +377,15 @@ class KernelWriter(ABC):
         strided_time: bool = False,
         like: Port | None = None,
     ) -> Port:
-        """Declares a tensor argument and its offset within a step.
+        """Declares a tensor argument and the offsets of its elements within a step.
 
         Args:
             like: an earlier operand with the same layout, sizes and strides.
         """
         port = Port(role, index)
-        known = self._strided.get(port)
-        if known is not None:
-            layout, strided_time = known.step, known.strided_time
+        strided = self._strided.get(port)
+        if strided is not None:
+            layout, strided_time = strided.step, strided.strided_time
         self._params.append(port)
         if strided_time:
             self._sizes.append(f"{port.name}_time")
@@ -390,7 +396,7 @@ class KernelWriter(ABC):
                 self._sizes.append(stride)
             terms.append(("", "", stride))
         for i in range(layout if layout != DENSE else 0):
-            inner, size, stride = (f"{(like or port).name}_{what}{i}" for what in ("inner", "size", "stride"))
+            inner, size, stride = (f"{(like or port).name}_{field}{i}" for field in ("inner", "size", "stride"))
             if like is None:
                 self._sizes += [inner, size, stride]
             terms.append((inner, size, stride))
@@ -398,18 +404,18 @@ class KernelWriter(ABC):
         return port
 
     def add_operands(self, ports: Sequence[Port], layouts: Sequence[StepLayout | Like]) -> Sequence[Port]:
-        """Declares operands with layouts from `Target.walk`, and returns them."""
+        """Declares operands with layouts from `Target.walk`. Returns their ports."""
         for port, layout in zip(ports, layouts, strict=True):
             if isinstance(layout, Like):
-                of = layouts[layout.operand]
-                assert not isinstance(of, Like)
-                self.add(port.role, port.index, of, like=ports[layout.operand])
+                shared_layout = layouts[layout.operand]
+                assert not isinstance(shared_layout, Like)
+                self.add(port.role, port.index, shared_layout, like=ports[layout.operand])
             else:
                 self.add(port.role, port.index, layout)
         return ports
 
     def add_inputs(self, layouts: Sequence[InputLayout], used: Collection[Port]) -> dict[int, Port]:
-        """Declares the inputs, by number, that are among the arguments `used`."""
+        """Declares the inputs that are among the arguments `used`. Returns their ports by index."""
         return {
             i: self.add(Role.INPUT, i, layout.step, strided_time=layout.strided_time)
             for i, layout in enumerate(layouts)
@@ -419,7 +425,7 @@ class KernelWriter(ABC):
     def add_lifted(
         self, layouts: Sequence[StepLayout], used: Collection[Port], like: Sequence[int] = ()
     ) -> dict[int, Port]:
-        """Declares the lifted tensors, by number, that are among the arguments `used`.
+        """Declares the lifted tensors that are among the arguments `used`. Returns their ports by index.
 
         Args:
             like: see `ForwardSpec.lifted_like`.
@@ -434,21 +440,21 @@ class KernelWriter(ABC):
         return declared
 
     def add_present(self, role: Role, present: Sequence[bool], summed: Sequence[bool] = ()) -> dict[int, Port]:
-        """Declares the present tensors of one role, by number.
+        """Declares the tensors of one role that are present. Returns their ports by index.
 
         Args:
-            summed: for each tensor, True if each run writes one number per step. Empty if it is False for all tensors.
+            summed: for each tensor, True if each program writes one sum per step. Empty if no tensor is summed.
         """
-        ports = {i: self.add(role, i) for i, there in enumerate(present) if there}
+        ports = {i: self.add(role, i) for i, is_present in enumerate(present) if is_present}
         self._sums |= {port for i, port in ports.items() if summed and summed[i]}
         return ports
 
     def add_bits(self, present: Sequence[bool]) -> dict[int, Port]:
-        """Declares the bits of outputs, by the number of the output.
+        """Declares the bits of outputs. Returns their ports by the index of the output.
 
-        Each byte has 8 elements of a step, and the bytes of a step fill whole words of `WORD` elements.
+        Each byte contains the bits of 8 elements, and the bytes of a step fill whole words of `WORD` bits.
         """
-        ports = {i: Port(Role.BITS, i) for i, there in enumerate(present) if there}
+        ports = {i: Port(Role.BITS, i) for i, is_present in enumerate(present) if is_present}
         self._bits |= set(ports.values())
         for port in ports.values():
             self.add(port.role, port.index)
@@ -456,20 +462,20 @@ class KernelWriter(ABC):
 
     @property
     def _row(self) -> str:
-        """Number of bytes of the bits of one step."""
+        """Source text of the number of bytes that contain the bits of one step."""
         return f"({self._elements} + {WORD - 1}) // {WORD} * {WORD // 8}"
 
     def add_numbers(self, core: CoreSource) -> list[str]:
-        """Declares the numbers that a step takes. Returns their names, which are the last arguments of the step."""
+        """Declares the numbers that a step takes as arguments after the tensors. Returns the names of the numbers."""
         for number in core.numbers:
             self._sizes += number.arguments
             self.number(number)
         return [number.name for number in core.numbers]
 
     def add_once(self, core: CoreSource, numbers: Sequence[str]) -> list[str]:
-        """Computes values that are equal in each step from lifted tensors, which it loads. Returns their names.
+        """Computes the values that are equal in each step, from lifted tensors that are already loaded.
 
-        They are the step's last arguments.
+        Returns the names of these values, which are the last arguments of the step.
 
         Args:
             numbers: result of `add_numbers`.
@@ -487,17 +493,17 @@ class KernelWriter(ABC):
 
     @abstractmethod
     def number(self, number: Number) -> None:
-        """Assigns a number to its name. The bits of the number are in integer arguments (`Number.arguments`)."""
+        """Decodes a number from the integer arguments that contain its bits (`Number.arguments`), and assigns it."""
 
     @abstractmethod
     def _declare(self, port: Port, terms: Sequence[tuple[str, str, str]] | None, *, strided_time: bool) -> None:
         """Records the positions of an operand's elements.
 
         Args:
-            terms: `(inner, size, stride)` of each term of the offset in a step, or `("", "", stride)` of a run. `None`
-                if the operand is dense.
-            strided_time: True if the distance between two steps is the argument ``"<operand>_time"``, False if it is
-                the number of elements of a step.
+            terms: `(inner, size, stride)` of each term of the offset in a step, or `("", "", stride)` for the layout
+                `RUN`. `None` if the operand is dense.
+            strided_time: True if the distance between two steps is the argument ``"<operand>_time"``. False if this
+                distance is the number of elements of a step.
         """
 
     # -- places, loads and stores --------------------------------------------------------------------------
@@ -516,11 +522,11 @@ class KernelWriter(ABC):
 
     @abstractmethod
     def row(self, port: Port, number: str, shift: int = 0) -> str:
-        """The place of row `number + shift`, counted from the operand's first row."""
+        """The place of row `number + shift`. The rows of an operand are its steps in memory, counted from 0."""
 
     @abstractmethod
     def move(self, port: Port, steps: int) -> None:
-        """Makes an operand point to the step `steps` steps later."""
+        """Makes an operand point to a step that is `steps` steps later, or earlier if `steps` is negative."""
 
     @abstractmethod
     def load(self, name: str, port: Port, place: str | None = None, exists: str | None = None) -> None:
@@ -528,7 +534,7 @@ class KernelWriter(ABC):
 
         Args:
             place: by default, the start of the operand.
-            exists: a scalar condition. If it does not hold, zeros are loaded. By default, it holds.
+            exists: a scalar condition. If it is false, zeros are loaded. By default, it is true.
         """
 
     @abstractmethod
@@ -547,27 +553,27 @@ class KernelWriter(ABC):
 
     @abstractmethod
     def zeros(self, dtype: torch.dtype) -> str:
-        """The value 0, as text."""
+        """The source text of the value 0."""
 
     @abstractmethod
     def assign(self, name: str, text: str, *, flag: bool = False) -> None:
-        """Assigns a value to a name. If `flag` is True, the value is a condition that is equal for all elements."""
+        """Assigns a value to a name. If `flag` is True, the value is a condition that is the same for all elements."""
 
     @abstractmethod
     def select(self, name: str, condition: str, text: str, other: str, *, flag: bool = False) -> None:
-        """Assigns `text` if a scalar condition holds, otherwise `other`. Both are values, or both are flags."""
+        """Assigns `text` if a scalar condition is true, otherwise `other`. `text` and `other` are values, or flags."""
 
     @abstractmethod
     def accumulate(self, name: str, value: str, dtype: torch.dtype | None = None, condition: str | None = None) -> None:
-        """Adds a value to a sum of `dtype`, if a scalar condition holds."""
+        """Adds a value, converted to `dtype`, to a sum if a scalar condition is true."""
 
     @abstractmethod
     def call(self, results: Sequence[str], core: CoreSource, arguments: Sequence[str]) -> None:
-        """Computes one step."""
+        """Computes one step, and assigns its results to names."""
 
     @abstractmethod
     def flag(self, value: bool) -> str:
-        """The text of a known flag, with a type that it can keep throughout a loop."""
+        """The source text of a constant flag. Its type is that of flags that change in a loop."""
 
     # -- control -------------------------------------------------------------------------------------------
 
@@ -577,10 +583,10 @@ class KernelWriter(ABC):
 
     @abstractmethod
     def loop(self, variable: str, start: str, end: str, stages: int = 1) -> AbstractContextManager[None]:
-        """A loop whose loads may be issued `stages - 1` rounds ahead."""
+        """A loop whose loads may be issued `stages - 1` iterations ahead."""
 
     def rows(self) -> AbstractContextManager[None]:
-        """A loop over the rows of the step. Operands that are declared in it are declared for one row.
+        """A loop over the rows of the step. An operand that is declared inside of the loop is declared for one row.
 
         Raises:
             UnsupportedOpError: the language does not support it.
@@ -590,8 +596,8 @@ class KernelWriter(ABC):
     def segment(self, first: int = 0) -> None:
         """Assigns the number of the program's segment of time, counted from `first`, to `segment`.
 
-        The kernel takes the integers ``"SEGMENTS"`` and ``"BESIDE"``. ``"BESIDE"`` is the number of segments that run
-        in parallel. Each segment has separate programs.
+        The kernel receives the integer arguments ``"SEGMENTS"`` and ``"BESIDE"``. ``"BESIDE"`` is the number of
+        segments that run in parallel. Each of these segments has its own programs.
 
         Raises:
             UnsupportedOpError: the language does not support it.
@@ -599,7 +605,7 @@ class KernelWriter(ABC):
         raise UnsupportedOpError(f"kernels in {self.target.name} cannot walk segments.", "segments")
 
     def add_segments(self) -> None:
-        """Declares the integer ``"SEGMENTS"`` of a kernel that walks all segments one after the other."""
+        """Declares the integer argument ``"SEGMENTS"`` of a kernel that walks all segments one after the other."""
         self._sizes.append("SEGMENTS")
 
     def add_size(self, name: str) -> None:
@@ -615,9 +621,9 @@ class KernelWriter(ABC):
         raise UnsupportedOpError(f"kernels in {self.target.name} cannot compare bits.", "segments")
 
     def bounds(self, least: str, largest: str, values: Sequence[str]) -> None:
-        """Assigns two scalar integers: the smallest and the largest of some int32 values over all elements.
+        """Assigns two scalar integers: the smallest and the largest element of some int32 values.
 
-        Both are between 0 and `T`.
+        Both integers are clamped to [0, `T`].
 
         Raises:
             UnsupportedOpError: the language does not support it.
@@ -625,22 +631,22 @@ class KernelWriter(ABC):
         raise UnsupportedOpError(f"kernels in {self.target.name} cannot reduce values.", "lengths")
 
     def less(self, name: str, value: str, number: str) -> None:
-        """Assigns an int32 value: `value` minus a scalar integer."""
+        """Assigns the int32 value `value` minus a scalar integer."""
         raise UnsupportedOpError(f"kernels in {self.target.name} cannot count steps.", "lengths")
 
     def whole_steps(self, name: str, value: str, most: int) -> None:
-        """Assigns an int64 number for each element: `value`, rounded down and clamped to [0, `most`]."""
+        """Assigns an int64 value: `value`, rounded down and clamped to [0, `most`]."""
         raise UnsupportedOpError(f"kernels in {self.target.name} cannot load earlier steps.", "delays")
 
     def shift(self, port: Port, steps: str) -> None:
-        """Moves the later places of a declared operand back by `steps` steps. `steps` is a number for each element.
+        """Shifts all later loads and stores of a declared operand back by `steps` steps, an int64 value.
 
-        Loads and stores need a condition, because rows before the first one do not exist.
+        These loads and stores need a condition, because no row exists before the first row.
         """
         raise UnsupportedOpError(f"kernels in {self.target.name} cannot load earlier steps.", "delays")
 
     def choose(self, name: str, number: str, text: str, other: str) -> None:
-        """Assigns `text` to `name` at elements where an int32 value is above 0, and `other` elsewhere.
+        """Assigns `text` to `name` at elements where an int32 value is above 0, and `other` at all other elements.
 
         Raises:
             UnsupportedOpError: the language does not support it.
@@ -653,12 +659,12 @@ class KernelWriter(ABC):
 
     @abstractmethod
     def when(self, condition: str) -> AbstractContextManager[None]:
-        """A branch that runs if a scalar condition holds."""
+        """A branch that runs if a scalar condition is true."""
 
-    # -- the whole -----------------------------------------------------------------------------------------
+    # -- the kernel ----------------------------------------------------------------------------------------
 
     def finish(self, name: str, cores: Sequence[CoreSource], doc: str) -> KernelSource:
-        """The kernel. Its name depends on its contents."""
+        """The source of the kernel. Its name ends with a digest of its contents."""
         arguments = [f"{port.name}_ptr" for port in self._params] + self._sizes
         body = self._text()
         text = f"({', '.join(arguments)})\n{body}\n{[core.name for core in cores]}"
@@ -670,9 +676,9 @@ class KernelWriter(ABC):
         return framed(name, self.target, self._params, self._sizes, called, text, kernel)
 
     def _text(self) -> str:
-        """The collected lines."""
+        """The collected lines as one text."""
         return "\n".join(self._lines)
 
     @abstractmethod
     def _kernel(self, name: str, arguments: Sequence[str], body: str, doc: str) -> str:
-        """The kernel's function around its lines."""
+        """The source of the kernel's function, with `body` as its lines."""

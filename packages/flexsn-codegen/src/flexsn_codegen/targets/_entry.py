@@ -10,16 +10,17 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A kernel with all of its arguments except for the tensors.
+    """The data of a launch of one kernel: its address, and all of its arguments except for the tensors.
 
     Attributes:
-        address: a `CUfunction` on a GPU. On the CPU, a function that takes a pointer to the arguments, the last of
-            which is the number of threads.
+        address: address of a `CUfunction` on a GPU. On the CPU, address of a function that takes a pointer to the
+            arguments. The last of these arguments is the number of threads.
         numbers: the arguments after the tensors, each as the integer that contains its bits.
-        programs, threads, shared: the launch parameters on a GPU.
-        kept: an object that has to exist as long as the address is called.
-        watched: returns True if there is a hook for launches that a launch by address would bypass.
-        beside: number of rows of `programs` in a launch on a GPU.
+        programs, threads, shared: on a GPU, the first size of the grid, the number of threads of a program, and its
+            bytes of shared memory.
+        owner: an object that has to exist as long as the address is called.
+        watched: returns True if a hook for launches is installed, which a launch by address would bypass.
+        beside: the second size of the grid on a GPU.
         together: True if programs wait for each other, which requires `cuLaunchCooperativeKernel`.
     """
 
@@ -28,14 +29,14 @@ class Entry:
     programs: int
     threads: int
     shared: int
-    kept: object
+    owner: object
     watched: Callable[[], bool]
     beside: int = 1
     together: bool = False
 
 
 def unwatched() -> bool:
-    """The value of `watched` if launches cannot be observed."""
+    """The function for `Entry.watched` if hooks for launches do not exist. Returns False."""
     return False
 
 
@@ -44,5 +45,6 @@ class _Watching(threading.local):
 
 
 watching = _Watching()
-"""The observer of this thread's launches of pointwise kernels and of handwritten kernels. It receives the launching
-function, its arguments, starting with the tensors, and its `Entry`."""
+"""The observer (`watching.by`) of this thread's launches of pointwise kernels and of handwritten kernels.
+
+The observer receives the launching function, its arguments, which begin with the tensors, and its `Entry`."""

@@ -18,8 +18,8 @@ def register_op(
 
     Args:
         overload: for example ``torch.ops.mylib.spike.default``. It must work element by element.
-        exact: True if a float16 or bfloat16 result needs no rounding, because it is an operand's value.
-        facts: other facts about the op, for all targets. By default, the known facts.
+        exact: True if a float16 or bfloat16 result needs no rounding, because the result is the value of an operand.
+        facts: all other facts about the op, for all targets. By default, the facts that are already registered.
         target: the target to which the rule applies.
 
     Returns:
@@ -34,8 +34,8 @@ def register_op(
     """
 
     def decorate(rule: Rule) -> Rule:
-        known = facts or facts_of(overload) or OpFacts()
-        register_facts(overload, known if exact is None else replace(known, exact=exact))
+        registered = facts or facts_of(overload) or OpFacts()
+        register_facts(overload, registered if exact is None else replace(registered, exact=exact))
         target.rules[overload] = rule
         return rule
 

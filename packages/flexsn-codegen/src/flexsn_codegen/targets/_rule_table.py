@@ -13,7 +13,7 @@ _prims = torch.ops.prims
 
 
 class RuleTable(dict[Op, Rule]):
-    """Rules by op. The rules for neighbours of numbers, mantissas and exponents are common to all targets.
+    """Rules by op. The rules of `nextafter` and `frexp` are the same for all targets.
 
     Args:
         functions: the prefix of the names of functions that sources call.
@@ -36,7 +36,10 @@ class RuleTable(dict[Op, Rule]):
         return decorate
 
     def row(self, name: str, floats: str | None, ints: str | None = None, bools: str | None = None) -> None:
-        """Adds a prim with a template for each kind of dtype. `None` rejects this kind. `{t}` is the operands' type."""
+        """Adds the rule of a prim: a template for floats, for integers and for bools. `None` rejects these dtypes.
+
+        In a template, `{0}` is the first operand, and `{t}` is the type of the operands.
+        """
 
         def rule(call: OpCall) -> str:
             template = bools if call.is_bool else floats if call.is_float else ints

@@ -1,16 +1,16 @@
-"""Functions that cut a dimension into halves, thirds, channels or pairs. Each piece is an argument, called a *cell*.
+"""Translates functions that cut a dimension into halves, thirds, channels or pairs. Each piece is called a *cell*.
 
-`x1, x2 = x.chunk(2, -1)` and `torch.cat((-x2, x1), -1)` move elements to other positions of the same row. A kernel can
-avoid this: it counts the elements of one half, and each half of `x` is an operand with its own strides. For this
-purpose, a dimension of `n` elements is a product of factors, outermost first. *Axes* are factors that the kernel
-counts. *Cells* are factors that are written out, with a separate operand or value for each cell. Halves are
-`(2 cells, axis of n/2)`, even and odd elements are `(axis of n/2, 2 cells)`, and the channels of an image are
-`(3 cells)`.
+`x1, x2 = x.chunk(2, -1)` and `torch.cat((-x2, x1), -1)` move elements to other positions of the same row. A kernel does
+not have to move elements: it counts the elements of one half, and each half of `x` is an operand with its own strides.
+For this purpose, a dimension of `n` elements is described as a product of factors, outermost first. An *axis* is a
+factor that the kernel counts. *Cells* form a factor that is written out, with a separate operand or value for each
+cell. For example, two halves are `(2 cells, axis of n/2)`, even and odd elements are `(axis of n/2, 2 cells)`, and the
+channels of an image are `(3 cells)`.
 
-The ops of the function determine the factors of each dimension. The factors are found by trial: each dimension starts
-as one axis. An op that cuts the axis raises `Refined`, and the pass starts again with the factors in this exception.
-Two axes that an op combines become one axis. No value may have the same axis twice, because one count cannot address
-two elements.
+The ops of the function determine the factors of each dimension. The factors are found by trial: at first, each
+dimension is one axis. An op that cuts the axis raises `Refined`, and the pass starts again with the factors in this
+exception. Two axes that an op combines become one axis. No value may have the same axis twice, because the kernel has
+only one count for each axis.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def in_cells(module: fx.GraphModule, *, sums_allowed: bool, rows: bool = False) 
     """Turns a lowered graph with views and cuts into graphs on the elements of a step.
 
     Args:
-        sums_allowed: True if the graph computes gradients. Its sums over elements are computed after the kernel.
+        sums_allowed: True if the graph computes gradients. Sums over elements are then computed after the kernel.
         rows: True if the kernel itself reduces one dimension: the last dimension of the reduced value.
 
     Raises:
@@ -77,6 +77,6 @@ def in_cells(module: fx.GraphModule, *, sums_allowed: bool, rows: bool = False) 
     for _ in range(_MAX_ATTEMPTS):
         try:
             return Pass(module, refined, blamed, sums_allowed, rows).run()
-        except Refined as one:
-            refined[one.key], blamed[one.key] = one.factors, one.node
-    raise AssertionError("the factors of the dimensions are not found")
+        except Refined as refinement:
+            refined[refinement.key], blamed[refinement.key] = refinement.factors, refinement.node
+    raise AssertionError("the factors of the dimensions were not found")

@@ -1,4 +1,4 @@
-"""Pieces of the arguments and results of a function that cuts, and the steps on their elements."""
+"""Data of a translated function that cuts: its steps, and the parts of tensors that the steps read and write."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor, fx
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A factor of a dimension that the kernel counts. In a finished graph, `number` is its index in the step's axes."""
+    """A factor of a dimension that the kernel counts. `number` is the index of the axis among the step's axes."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """A factor of a dimension that is written out: cell `chosen` of `count`."""
+    """One cell of a factor that is written out: the cell with index `chosen` of `count` cells."""
 
     count: int
     chosen: int
@@ -36,7 +36,7 @@ class Part:
     dimensions: tuple[Dimension, ...]
 
     def view(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
-        """The elements of `tensor` in this part, as a view. `shape`, the shape of a step, is the shape of the view."""
+        """The elements of `tensor` in this part, as a view whose shape is `shape`, the shape of a step."""
         strides, offset = [0] * len(shape), tensor.storage_offset()
         for dimension, stride in zip(self.dimensions, tensor.stride(), strict=True):
             for factor in reversed(dimension):
@@ -56,8 +56,8 @@ class CellResult:
     Attributes:
         step: index of the step that computes the result, or -1 for a constant.
         dimensions: shape of the result, as factors.
-        constant: the number that equals all elements of the result, or `None`.
-        summed: axes of the step that are summed after the kernel has written the terms.
+        constant: the value of all elements if the result is a constant, otherwise `None`.
+        summed: axes of the step over which the terms are summed after the kernel has written them.
     """
 
     step: int
@@ -66,7 +66,7 @@ class CellResult:
     summed: tuple[int, ...] = ()
 
     def shape(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """Shape of the result in a step of `sizes`."""
+        """Shape of the result. `sizes` are the sizes of the step's axes."""
         return tuple(
             math.prod(f.count if isinstance(f, Cells) else sizes[f.number] for f in dim) for dim in self.dimensions
         )
@@ -81,8 +81,8 @@ class CellModule:
         inputs: for each placeholder, the part of an argument that it represents.
         outputs: for each entry of the output, the part of a result that it represents.
         sizes: sizes of the step's axes.
-        where: for each axis of the step, an `(argument, dimension)` that consists of this axis alone. `None` if no such
-            dimension exists. The graph is then valid for one size of the axis only.
+        where: for each axis of the step, the `(argument, dimension)` of a dimension that consists of this axis alone.
+            `None` if no such dimension exists. The graph is then valid for only one size of the axis.
         rows: True if the `ROW_OPS` in the graph reduce the step's last axis.
     """
 
@@ -96,12 +96,12 @@ class CellModule:
 
 @dataclass(frozen=True, slots=True)
 class CutModule:
-    """A function that cuts. It has one step for each set of results with the same elements, and usually a single step.
+    """A function that cuts. One step computes all results with the same axes, so there is usually a single step.
 
     Attributes:
         steps: the graphs that compute the results.
         results: the origin and the shape of each result of the function.
-        free: for each dimension of each argument, an index of its size among all free sizes, or `None` if the size is
+        free: for each dimension of each argument, the index of its size among the free sizes, or `None` if the size is
             fixed. Dimensions with equal indices have equal sizes.
     """
 

@@ -1,4 +1,4 @@
-"""Tensors of a step as pieces, each with one value per element of the step."""
+"""Splits tensors of a step into pieces, each with one value per element of the step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flexsn_graph.cells._parts import Axis
 
-# The outermost factor comes first. A number is a count of cells.
+# The outermost factor is the first one. An integer is a count of cells.
 Factors: TypeAlias = tuple[Axis | int, ...]
 
 
@@ -101,8 +101,8 @@ class Pieces:
         for number in reversed(range(self.rank)):
             if number not in numbers:
                 tensor = tensor.squeeze(lead + number)
-        back = sorted(range(len(self._order)), key=self._order.__getitem__)
-        tensor = tensor.permute([*range(lead), *(lead + i for i in back)])
+        inverse_order = sorted(range(len(self._order)), key=self._order.__getitem__)
+        tensor = tensor.permute([*range(lead), *(lead + i for i in inverse_order)])
         at = lead
         for factors in self.dimensions:
             if not factors:
@@ -113,7 +113,7 @@ class Pieces:
         return tensor
 
     def shape(self, sizes: Sequence[Any]) -> tuple[Any, ...]:
-        """The shape of a piece. `sizes` are the sizes of the tensor, which may be symbolic."""
+        """The shape of a piece of a tensor whose shape is `sizes`. The sizes may be symbolic."""
         result: list[Any] = [1] * self.rank
         for factors, size in zip(self.dimensions, sizes, strict=True):
             cells = math.prod(f for f in factors if not isinstance(f, Axis))
@@ -140,26 +140,30 @@ class StepPieces:
     @property
     def counts(self) -> tuple[int, int, int]:
         """Numbers of pieces of inputs, states and outputs."""
-        each = (self.inputs, self.states, self.outputs)
-        inputs, states, outputs = (sum(pieces.count for pieces in one) for one in each)
+        groups = (self.inputs, self.states, self.outputs)
+        inputs, states, outputs = (sum(pieces.count for pieces in group) for group in groups)
         return inputs, states, outputs
 
     def core(self, core: Callable[..., Any], *values: Tensor) -> tuple[Tensor, ...]:
         """Joins the pieces into tensors, calls a step function with them, and returns the pieces of its results."""
-        results = core(*joined((*self.inputs, *self.states), values))
-        every = tuple(results) if isinstance(results, tuple | list) else (results,)
-        return tuple(split((*self.outputs, *self.states), every))
+        results = core(*join((*self.inputs, *self.states), values))
+        tensors = tuple(results) if isinstance(results, tuple | list) else (results,)
+        return tuple(split((*self.outputs, *self.states), tensors))
 
 
 def split(pieces: Sequence[Pieces], tensors: Sequence[Tensor], lead: int = 0) -> list[Tensor]:
     """All pieces of the tensors, in order."""
-    return [piece for one, tensor in zip(pieces, tensors, strict=True) for piece in one.split(tensor, lead)]
+    return [
+        piece
+        for tensor_pieces, tensor in zip(pieces, tensors, strict=True)
+        for piece in tensor_pieces.split(tensor, lead)
+    ]
 
 
-def joined(pieces: Sequence[Pieces], values: Sequence[Tensor], lead: int = 0) -> list[Tensor]:
+def join(pieces: Sequence[Pieces], values: Sequence[Tensor], lead: int = 0) -> list[Tensor]:
     """Joins pieces into tensors, in order."""
     result, at = [], 0
-    for one in pieces:
-        result.append(one.join(values[at : at + one.count], lead))
-        at += one.count
+    for tensor_pieces in pieces:
+        result.append(tensor_pieces.join(values[at : at + tensor_pieces.count], lead))
+        at += tensor_pieces.count
     return result

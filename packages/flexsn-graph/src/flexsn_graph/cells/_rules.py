@@ -101,7 +101,7 @@ def _slice_scatter(
     first = start or 0
     last = min(size, _END if end is None else end)
     if step != 1:
-        raise work.refusal(node, f"{called_op(node)} writes to every {step}th element")
+        raise work.refusal(node, f"{called_op(node)} writes to one of every {step} elements")
     parts = [work.value(source)]
     if first:
         parts.insert(0, work.slice(node, value, dim, 0, first))
@@ -113,10 +113,10 @@ def _slice_scatter(
 @rule(SUM_OP)
 def _sum(work: Pass, node: fx.Node, x: fx.Node, dims: Sequence[int] | None = None, **_: Any) -> Value:
     value = work.value(x)
-    return work.sum(node, value, _dims(value, dims))
+    return work.sum(node, value, _normalize_dims(value, dims))
 
 
-def _dims(value: Value, dims: Sequence[int] | None) -> list[int]:
+def _normalize_dims(value: Value, dims: Sequence[int] | None) -> list[int]:
     rank = len(value.dims)
     return list(range(rank)) if dims is None else [d % rank for d in dims]
 
@@ -124,13 +124,13 @@ def _dims(value: Value, dims: Sequence[int] | None) -> list[int]:
 @rule(_prims.amax.default)
 def _amax(work: Pass, node: fx.Node, x: fx.Node, dims: Sequence[int] | None = None, **_: Any) -> Value:
     value = work.value(x)
-    return work.extreme(node, value, _dims(value, dims), largest=True)
+    return work.extreme(node, value, _normalize_dims(value, dims), largest=True)
 
 
 @rule(_prims.amin.default)
 def _amin(work: Pass, node: fx.Node, x: fx.Node, dims: Sequence[int] | None = None, **_: Any) -> Value:
     value = work.value(x)
-    return work.extreme(node, value, _dims(value, dims), largest=False)
+    return work.extreme(node, value, _normalize_dims(value, dims), largest=False)
 
 
 @rule(_prims.var.default)
@@ -139,15 +139,15 @@ def _var(
 ) -> Value:
     """The variance: the mean of the squared distances from the mean."""
     value, dtype = work.value(x), node.meta["val"].dtype
-    reduced = _dims(value, dims)
+    reduced = _normalize_dims(value, dims)
     count = math.prod(size_of(value.dims[d]) for d in reduced)
-    mean = work.one(node, "div", work.sum(node, value, reduced), float(count), dtype=dtype)
+    mean = work.apply_prim(node, "div", work.sum(node, value, reduced), float(count), dtype=dtype)
     for d in sorted(reduced):
         mean = work.unsqueeze(mean, d)
-    distance = work.one(node, "sub", value, mean, dtype=dtype)
-    squares = work.sum(node, work.one(node, "mul", distance, distance, dtype=dtype), reduced)
-    left = max(0.0, count - float(correction))
-    return work.one(node, "div", squares, left, dtype=dtype)
+    distance = work.apply_prim(node, "sub", value, mean, dtype=dtype)
+    squares = work.sum(node, work.apply_prim(node, "mul", distance, distance, dtype=dtype), reduced)
+    divisor = max(0.0, count - float(correction))
+    return work.apply_prim(node, "div", squares, divisor, dtype=dtype)
 
 
 @rule(_aten.expand.default)
@@ -156,11 +156,11 @@ def _expand(work: Pass, node: fx.Node, x: fx.Node, *_: Any, **__: Any) -> Value:
 
 
 @rule(_prims.broadcast_in_dim.default)
-def _broadcast_in_dim(work: Pass, node: fx.Node, x: fx.Node, shape: Sequence[int], places: Sequence[int]) -> Value:
+def _broadcast_in_dim(work: Pass, node: fx.Node, x: fx.Node, shape: Sequence[int], positions: Sequence[int]) -> Value:
     value = work.value(x)
     dims: list[Dim] = [()] * len(shape)
-    for place, dim in zip(places, value.dims, strict=True):
-        dims[place] = dim
+    for position, dim in zip(positions, value.dims, strict=True):
+        dims[position] = dim
     return work.expand(node, replace(value, dims=tuple(dims)))
 
 
@@ -171,10 +171,10 @@ def _permute(work: Pass, node: fx.Node, x: fx.Node, order: Sequence[int]) -> Val
 
 
 @rule(_aten.transpose.int)
-def _transpose(work: Pass, node: fx.Node, x: fx.Node, one: int, other: int) -> Value:
+def _transpose(work: Pass, node: fx.Node, x: fx.Node, dim: int, other_dim: int) -> Value:
     value = work.value(x)
     order = list(range(len(value.dims)))
-    order[one], order[other] = order[other], order[one]
+    order[dim], order[other_dim] = order[other_dim], order[dim]
     return work.permute(node, value, order)
 
 

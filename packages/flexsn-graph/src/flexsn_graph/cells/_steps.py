@@ -1,10 +1,10 @@
 """Splits the tensors of a step into pieces with one value per element.
 
 Some tensors of a step have more dimensions than others. For example, a state `[B, N, K]` and another state `[B, N]`
-become K + 1 states `[B, N]`: a dimension that some results lack consists of cells. A dimension that the step reduces
-or multiplies also consists of cells, unless it is too large to be written out. `pieces_of` returns the pieces of a
-step's arguments and results. The step on pieces is pointwise, and `in_elements` returns its graph without the ops that
-cut and join pieces.
+become K + 1 states `[B, N]`, because a dimension that some results lack consists of cells. A dimension that the step
+reduces or multiplies also consists of cells. Dimensions that are too large to be written out are refused. `pieces_of`
+returns the pieces of a step's arguments and results. The step on pieces is pointwise, and `in_elements` returns its
+graph without the ops that cut and join pieces.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from flexsn_graph.ir._ops import Op
 _prims = torch.ops.prims
 
 _MAX_ATTEMPTS = 256
-# The largest dimension that a step may reduce or multiply. All of its elements are written out.
+# The size of the largest dimension that a step may reduce or multiply. All elements of the dimension are written out.
 MAX_REDUCED = 16
 # The largest number of cells of one value. Products of small matrices have one cell for each of their elements.
-_MOST_CELLS = 256
+_MAX_STEP_CELLS = 256
 _Refinements = dict[Key, tuple[Spec, ...]]
 
 
@@ -41,7 +41,7 @@ class Elements:
 
     Attributes:
         module: `[*arguments, *pieces of lifted tensors, *cotangents] -> [*results]`, with pointwise ops and constants.
-            Instead of the gradient of a lifted tensor, it returns the gradients of all pieces of the tensor.
+            Instead of the gradient of a lifted tensor, the results include the gradients of all pieces of the tensor.
         lifted: the pieces of each lifted tensor.
         layouts: the layouts with which the step reads pieces of lifted tensors, by the index of the piece.
         refined: factors of the dimensions of lifted tensors, for the other graphs of the step.
@@ -54,16 +54,16 @@ class Elements:
 
 
 class _StepPass(Pass):
-    """One attempt to translate a step."""
+    """One attempt to translate a step that cuts and joins its values."""
 
-    makes_numbers = True
+    supports_arange = True
 
     def __init__(
         self, module: fx.GraphModule, refined: _Refinements, blamed: dict[Key, fx.Node], *, gradients: bool
     ) -> None:
-        super().__init__(module, refined, blamed, gradients, rows=False, most_cells=_MOST_CELLS)
+        super().__init__(module, refined, blamed, gradients, rows=False, max_cells=_MAX_STEP_CELLS)
 
-    def written_out(self, node: fx.Node, dim: Dim) -> None:
+    def write_out(self, node: fx.Node, dim: Dim) -> None:
         """Raises `Refined` unless a dimension consists of cells.
 
         Raises:
@@ -82,17 +82,17 @@ class _StepPass(Pass):
     def sum(self, node: fx.Node, value: Value, dims: Sequence[int], op: Op = _prims.add.default) -> Value:
         if not self._sums_allowed:
             for d in dims:
-                self.written_out(node, value.dims[d])
+                self.write_out(node, value.dims[d])
         return super().sum(node, value, dims, op)
 
     def extreme(self, node: fx.Node, value: Value, dims: Sequence[int], *, largest: bool) -> Value:
         if value.summed:
             raise self.refusal(node, f"{called_op(node)} uses a sum over elements")
         for d in dims:
-            self.written_out(node, value.dims[d])
+            self.write_out(node, value.dims[d])
         return self.sum(node, value, dims, _prims.maximum.default if largest else _prims.minimum.default)
 
-    def numbered(self, dims: Sequence[Dim], numbers: Mapping[Key, int], node: fx.Node) -> tuple[Factors, ...]:
+    def number_axes(self, dims: Sequence[Dim], numbers: Mapping[Key, int], node: fx.Node) -> tuple[Factors, ...]:
         """The dimensions, with each axis replaced by its number."""
         results = []
         for dim in dims:
@@ -100,21 +100,21 @@ class _StepPass(Pass):
             for factor in dim:
                 if not isinstance(factor, OpenAxis):
                     factors.append(factor)
-                elif self._root(factor) in numbers:
-                    factors.append(Axis(numbers[self._root(factor)]))
+                elif self._find_root(factor) in numbers:
+                    factors.append(Axis(numbers[self._find_root(factor)]))
                 else:
-                    self.written_out(node, (factor,))
+                    self.write_out(node, (factor,))
             results.append(tuple(factors))
         return tuple(results)
 
-    def _in_own_order(self, value: Value, node: fx.Node) -> Pieces:
+    def _number_own_axes(self, value: Value, node: fx.Node) -> Pieces:
         """The pieces of a lifted tensor. The axes of the tensor retain their order."""
-        own = {self._root(axis): number for number, axis in enumerate(value.axes)}
-        return Pieces(self.numbered(value.dims, own, node), len(own))
+        numbers = {self._find_root(axis): number for number, axis in enumerate(value.axes)}
+        return Pieces(self.number_axes(value.dims, numbers, node), len(numbers))
 
-    def refusal(self, node: fx.Node, what: str) -> NonPointwiseError:
+    def refusal(self, node: fx.Node, reason: str) -> NonPointwiseError:
         return NonPointwiseError(
-            f"{what}. A step may reduce, multiply, cut and join dimensions of up to {MAX_REDUCED} elements per "
+            f"{reason}. A step may reduce, multiply, cut and join dimensions of up to {MAX_REDUCED} elements per "
             "neuron, such as branches [B, N, K] next to a soma [B, N]. It works on all other dimensions element by "
             "element.",
             called_op(node),
@@ -123,7 +123,7 @@ class _StepPass(Pass):
 
 
 def pieces_of(module: fx.GraphModule, num_inputs: int, num_states: int, num_outputs: int) -> StepPieces:
-    """The pieces of a step.
+    """Finds the pieces of a step's arguments and results.
 
     Args:
         module: the lowered step with views, cuts and products: `[*inputs, *states, *lifted] -> [*outputs, *states]`.
@@ -135,26 +135,26 @@ def pieces_of(module: fx.GraphModule, num_inputs: int, num_states: int, num_outp
     blamed: dict[Key, fx.Node] = {}
     for _ in range(_MAX_ATTEMPTS):
         try:
-            return _Cut(module, refined, blamed, gradients=False).pieces(num_inputs, num_states, num_outputs)
-        except Refined as one:
-            refined[one.key], blamed[one.key] = one.factors, one.node
+            return _Cut(module, refined, blamed, gradients=False).find_pieces(num_inputs, num_states, num_outputs)
+        except Refined as refinement:
+            refined[refinement.key], blamed[refinement.key] = refinement.factors, refinement.node
     raise AssertionError("the factors of the dimensions are not found")
 
 
 class _Cut(_StepPass):
-    def pieces(self, num_inputs: int, num_states: int, num_outputs: int) -> StepPieces:
+    def find_pieces(self, num_inputs: int, num_states: int, num_outputs: int) -> StepPieces:
         output, _ = self.translate()
         entries: Sequence[fx.Node] = output.args[0]  # type: ignore[assignment]
         values = [self.value(entry) for entry in entries]
         states = self._inputs[num_inputs : num_inputs + num_states]
         for entry, before, after in zip(entries[num_outputs:], states, values[num_outputs:], strict=True):
-            for one, other in zip(before.dims, after.dims, strict=True):
-                self._common(entry, one, other)
+            for dim, new_dim in zip(before.dims, after.dims, strict=True):
+                self._find_common(entry, dim, new_dim)
         self._unite_samples(values)
         self._check_distinct()
-        everywhere = [{self._root(a) for a in value.axes} for value in values]
-        common = set.intersection(*everywhere)
-        if not common and any(everywhere):
+        axes_of_results = [{self._find_root(a) for a in value.axes} for value in values]
+        common = set.intersection(*axes_of_results)
+        if not common and any(axes_of_results):
             shapes = ", ".join(str(list(shape)) for shape in dict.fromkeys(map(shape_of, entries)))
             raise self.refusal(
                 entries[0],
@@ -162,18 +162,18 @@ class _Cut(_StepPass):
             )
         for entry, value in zip(entries, values, strict=True):
             for axis in value.axes:
-                if self._root(axis) not in common:
+                if self._find_root(axis) not in common:
                     self._write_out_result(entry, axis)
             if value.dims and any(not isinstance(factor, OpenAxis) for factor in value.dims[0]):
                 raise self.refusal(entry, "the step combines elements of its first dimension, the samples of a batch")
-        numbers = {self._root(axis): number for number, axis in enumerate(values[0].axes)}
+        numbers = {self._find_root(axis): number for number, axis in enumerate(values[0].axes)}
         placeholders = [node for node in self._module.graph.nodes if node.op == "placeholder"]
         arguments = [
-            Pieces(self.numbered(value.dims, numbers, node), len(numbers))
+            Pieces(self.number_axes(value.dims, numbers, node), len(numbers))
             for node, value in zip(placeholders, self._inputs[: num_inputs + num_states], strict=False)
         ]
         results = [
-            Pieces(self.numbered(value.dims, numbers, entry), len(numbers))
+            Pieces(self.number_axes(value.dims, numbers, entry), len(numbers))
             for entry, value in zip(entries, values, strict=True)
         ]
         lifted = zip(placeholders[len(arguments) :], self._inputs[len(arguments) :], strict=True)
@@ -181,7 +181,7 @@ class _Cut(_StepPass):
             tuple(arguments[:num_inputs]),
             tuple(arguments[num_inputs:]),
             tuple(results[:num_outputs]),
-            tuple(self._in_own_order(value, node) for node, value in lifted),
+            tuple(self._number_own_axes(value, node) for node, value in lifted),
         )
 
     def _unite_samples(self, values: Sequence[Value]) -> None:
@@ -207,7 +207,7 @@ def in_elements(
     step_shape: Sequence[int],
     lifted: Sequence[int | None],
     gradient_of: Sequence[int | None],
-    known: Mapping[Key, tuple[Spec, ...]] | None = None,
+    forward_refined: Mapping[Key, tuple[Spec, ...]] | None = None,
 ) -> Elements:
     """Turns a step on pieces into a step on elements. Each piece has the shape `[*step]`.
 
@@ -216,18 +216,18 @@ def in_elements(
         step_shape: shape of one step.
         lifted: for each placeholder, the index of its lifted tensor, or `None`.
         gradient_of: for each result, the placeholder whose gradient it is, or `None`.
-        known: for a VJP, the `refined` of the forward graph.
+        forward_refined: for a VJP, the `refined` of the forward graph.
 
     Raises:
         NonPointwiseError: the step combines elements.
     """
-    refined: _Refinements = dict(known or {})
+    refined: _Refinements = dict(forward_refined or {})
     blamed: dict[Key, fx.Node] = {}
     for _ in range(_MAX_ATTEMPTS):
         try:
-            return _OnElements(module, refined, blamed, step_shape, lifted, gradient_of).elements()
-        except Refined as one:
-            refined[one.key], blamed[one.key] = one.factors, one.node
+            return _OnElements(module, refined, blamed, step_shape, lifted, gradient_of).find_elements()
+        except Refined as refinement:
+            refined[refinement.key], blamed[refinement.key] = refinement.factors, refinement.node
     raise AssertionError("the factors of the dimensions are not found")
 
 
@@ -245,40 +245,40 @@ class _OnElements(_StepPass):
         self._shape = tuple(step_shape)
         self._lifted, self._gradient_of = lifted, gradient_of
         # The step's own axes have the smallest keys, so each own axis is the root of all axes with which it is united.
-        self._own = [OpenAxis((axis - len(self._shape),), size) for axis, size in enumerate(self._shape)]
+        self._step_axes = [OpenAxis((axis - len(self._shape),), size) for axis, size in enumerate(self._shape)]
 
-    def _placeholder(self, node: fx.Node) -> tuple[Value, list[Any]]:
-        value, described = super()._placeholder(node)
+    def _add_placeholder(self, node: fx.Node) -> tuple[Value, list[Any]]:
+        value, cell_dims = super()._add_placeholder(node)
         if self._lifted[len(self._inputs)] is None:
-            cut_by = [by for key, by in self._blamed.items() if key[0] in self._made_for[-1]]
-            self._stand_in_step(cut_by[-1] if cut_by else node, value)
-        return value, described
+            cut_nodes = [by for key, by in self._blamed.items() if key[0] in self._axes_of_inputs[-1]]
+            self._unite_with_step(cut_nodes[-1] if cut_nodes else node, value)
+        return value, cell_dims
 
-    def _stand_in_step(self, node: fx.Node, value: Value) -> None:
+    def _unite_with_step(self, node: fx.Node, value: Value) -> None:
         """Unites the dimensions of an argument or a result with the dimensions of the step."""
-        missing = len(self._own) - len(value.dims)
+        missing = len(self._step_axes) - len(value.dims)
         for d, dim in enumerate(value.dims):
             if not dim:
                 continue
             (factor, *others) = dim
             if others or missing + d < 0 or not isinstance(factor, OpenAxis) or factor.size != self._shape[missing + d]:
                 raise self.refusal(node, f"{called_op(node)} combines elements of the step")
-            self._unite(factor, self._own[missing + d])
+            self._unite(factor, self._step_axes[missing + d])
 
-    def elements(self) -> Elements:
+    def find_elements(self) -> Elements:
         output, _ = self.translate()
         entries: Sequence[fx.Node] = output.args[0]  # type: ignore[assignment]
-        varying = {axis.key for axis in self._own if axis.size > 1}
+        varying = {axis.key for axis in self._step_axes if axis.size > 1}
         results: list[fx.Node] = []
-        for entry, place in zip(entries, self._gradient_of, strict=True):
+        for entry, position in zip(entries, self._gradient_of, strict=True):
             value = self.value(entry)
-            index = None if place is None else self._lifted[place]
+            index = None if position is None else self._lifted[position]
             if index is not None:
-                assert place is not None
-                results += self._gradient_pieces(entry, value, self._inputs[place], varying)
+                assert position is not None
+                results += self._list_gradient_terms(entry, value, self._inputs[position], varying)
                 continue
-            self._stand_in_step(entry, value)
-            if place is not None:
+            self._unite_with_step(entry, value)
+            if position is not None:
                 self._check_gradient(entry, value, varying)
             elif value.summed and not value.zero:
                 raise self.refusal(entry, f"{called_op(entry)} sums over elements of the step")
@@ -288,29 +288,31 @@ class _OnElements(_StepPass):
         copies: dict[fx.Node, fx.Node] = {}
         graph.graph_copy(self._graph, copies)
         graph.output(tuple(copies[node] for node in results))
-        pieces, layouts = self._lifted_pieces()
-        of_lifted = zip(self._made_for, self._lifted, strict=True)
-        made_of = {number for numbers, index in of_lifted if index is not None for number in numbers}
-        refined = {key: specs for key, specs in self._refined.items() if key[0] in made_of}
+        pieces, layouts = self._find_lifted_pieces()
+        of_lifted = zip(self._axes_of_inputs, self._lifted, strict=True)
+        lifted_numbers = {number for numbers, index in of_lifted if index is not None for number in numbers}
+        refined = {key: specs for key, specs in self._refined.items() if key[0] in lifted_numbers}
         return Elements(fx.GraphModule({}, graph), pieces, layouts, refined)
 
-    def _gradient_pieces(self, node: fx.Node, value: Value, of: Value, varying: set[Key]) -> list[fx.Node]:
-        """The terms of the gradient of a lifted tensor, for each of its pieces."""
-        for one, other in zip(of.dims, value.dims, strict=True):
-            if one and other:
-                self._common(node, one, other)
+    def _list_gradient_terms(
+        self, node: fx.Node, value: Value, lifted_value: Value, varying: set[Key]
+    ) -> list[fx.Node]:
+        """The nodes that compute the terms of a lifted tensor's gradient, one for each piece of the tensor."""
+        for dim, gradient_dim in zip(lifted_value.dims, value.dims, strict=True):
+            if dim and gradient_dim:
+                self._find_common(node, dim, gradient_dim)
         self._check_gradient(node, value, varying)
         return [value.nodes[i] for i in value.cells.reshape(-1).tolist()]
 
     def _check_gradient(self, node: fx.Node, value: Value, varying: set[Key]) -> None:
-        if not value.zero and {self._root(axis) for axis in (*value.axes, *value.summed)} != varying:
+        if not value.zero and {self._find_root(axis) for axis in (*value.axes, *value.summed)} != varying:
             # Gradients are summed over the step later. The sum would count each element of this gradient several times.
             raise self.refusal(
                 node, f"{called_op(node)} gives a gradient that is not a sum over the elements that share its tensor"
             )
 
-    def _lifted_pieces(self) -> tuple[tuple[Pieces, ...], dict[int, LiftedLayout]]:
-        numbers = {axis.key: number for number, axis in enumerate(self._own)}
+    def _find_lifted_pieces(self) -> tuple[tuple[Pieces, ...], dict[int, LiftedLayout]]:
+        numbers = {axis.key: number for number, axis in enumerate(self._step_axes)}
         placeholders = [node for node in self._module.graph.nodes if node.op == "placeholder"]
         pieces: list[Pieces] = []
         layouts: dict[int, LiftedLayout] = {}
@@ -318,18 +320,18 @@ class _OnElements(_StepPass):
         for node, value, index in zip(placeholders, self._inputs, self._lifted, strict=True):
             if index is None:
                 continue
-            pieces.append(self._in_own_order(value, node))
-            read = [i for i, new in enumerate(value.nodes) if new.users]
-            if read:
-                self.numbered(value.dims, numbers, next(iter(node.users)))  # may raise `Refined`
-                own = [numbers[self._root(axis)] for axis in value.axes]
-                layout = LiftedLayout(_strides(value.axes, own, len(numbers)), 0)
-                layouts.update((count + i, layout) for i in read)
+            pieces.append(self._number_own_axes(value, node))
+            read_cells = [i for i, new in enumerate(value.nodes) if new.users]
+            if read_cells:
+                self.number_axes(value.dims, numbers, next(iter(node.users)))  # may raise `Refined`
+                axis_numbers = [numbers[self._find_root(axis)] for axis in value.axes]
+                layout = LiftedLayout(_compute_strides(value.axes, axis_numbers, len(numbers)), 0)
+                layouts.update((count + i, layout) for i in read_cells)
             count += len(value.nodes)
         return tuple(pieces), layouts
 
 
-def _strides(axes: Sequence[OpenAxis], numbers: Sequence[int], rank: int) -> tuple[int, ...]:
+def _compute_strides(axes: Sequence[OpenAxis], numbers: Sequence[int], rank: int) -> tuple[int, ...]:
     """The stride of a contiguous tensor along each axis of the step. It is 0 along axes that the tensor lacks.
 
     Args:

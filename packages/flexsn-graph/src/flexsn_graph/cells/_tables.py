@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 _aten, _prims = torch.ops.aten, torch.ops.prims
 
 
-def _looked_up_at(work: Pass, node: fx.Node, rank: int, indices: Sequence[fx.Node | None]) -> tuple[int, Value]:
-    """The dimension that is indexed, and the index."""
-    given = [(d, i) for d, i in enumerate(indices) if i is not None]
-    if len(given) != 1 or given[0][1].meta["val"].dtype not in (torch.int64, torch.int32):
+def _find_index(work: Pass, node: fx.Node, rank: int, indices: Sequence[fx.Node | None]) -> tuple[int, Value]:
+    """The dimension that is indexed, and the index, aligned with this dimension."""
+    indexed = [(d, i) for d, i in enumerate(indices) if i is not None]
+    if len(indexed) != 1 or indexed[0][1].meta["val"].dtype not in (torch.int64, torch.int32):
         raise work.refusal(node, f"{called_op(node)} does not pick elements by integers along one dimension")
-    dim, index = given[0]
+    dim, index = indexed[0]
     value = work.value(index)
     if not value.dims:
         return dim, value
@@ -33,35 +33,38 @@ def _looked_up_at(work: Pass, node: fx.Node, rank: int, indices: Sequence[fx.Nod
     return dim, replace(value, dims=(*before, *value.dims, *after))
 
 
-def _places(work: Pass, node: fx.Node, index: Value, count: int) -> Value:
-    """The indices, with each negative index replaced by the equivalent index that is not negative."""
+def _wrap_indices(work: Pass, node: fx.Node, index: Value, count: int) -> Value:
+    """Replaces each negative index with the equivalent index that is not negative."""
     like = index.nodes[0].meta["val"].dtype
-    negative = work.one(node, "lt", index, 0, dtype=torch.bool)
-    return work.one(node, "where", negative, work.one(node, "add", index, count, dtype=like), index, dtype=like)
+    negative = work.apply_prim(node, "lt", index, 0, dtype=torch.bool)
+    return work.apply_prim(
+        node, "where", negative, work.apply_prim(node, "add", index, count, dtype=like), index, dtype=like
+    )
 
 
 @rule(_prims.iota.default)
 def _iota(work: Pass, node: fx.Node, length: int, *, start: int, step: int, **_: Any) -> Value:
-    if not work.makes_numbers:
+    if not work.supports_arange:
         raise work.refusal(node, f"{called_op(node)} does not work element by element")
-    return work.numbers(node, [start + step * i for i in range(length)])
+    return work.from_numbers(node, [start + step * i for i in range(length)])
 
 
 @rule(_aten.index.Tensor)
 def _index(work: Pass, node: fx.Node, x: fx.Node, indices: Sequence[fx.Node | None]) -> Value:
     """`table[index]`: each entry of the table is an operand, and a chain of `where` selects one."""
     table = work.value(x)
-    dim, index = _looked_up_at(work, node, len(table.dims), indices)
+    dim, index = _find_index(work, node, len(table.dims), indices)
     count = size_of(table.dims[dim])
-    index = _places(work, node, index, count)
+    index = _wrap_indices(work, node, index, count)
     new = len(index.dims) - len(table.dims) + 1
     dtype = node.meta["val"].dtype
-    result: Any = math.nan if dtype.is_floating_point else 0  # for an index out of range, an error in eager mode
+    # The initial value remains for an index out of range, for which eager mode raises an error.
+    result: Any = math.nan if dtype.is_floating_point else 0
     for i in range(count):
         entry = work.slice(node, table, dim, i, i + 1)
         entry = replace(entry, dims=(*entry.dims[:dim], *((),) * new, *entry.dims[dim + 1 :]))
-        here = work.one(node, "eq", index, i, dtype=torch.bool)
-        result = work.one(node, "where", here, entry, result, dtype=dtype)
+        is_entry = work.apply_prim(node, "eq", index, i, dtype=torch.bool)
+        result = work.apply_prim(node, "where", is_entry, entry, result, dtype=dtype)
     return result  # type: ignore[no-any-return]
 
 
@@ -75,36 +78,36 @@ def _index_put(
     accumulate: bool = False,
 ) -> Value:
     """The gradient of `table[index]`: for each entry, the sum of the gradients at the positions that read the entry."""
-    table, given = work.value(x), work.value(values)
-    dim, index = _looked_up_at(work, node, len(table.dims), indices)
+    table, gradient = work.value(x), work.value(values)
+    dim, index = _find_index(work, node, len(table.dims), indices)
     if not accumulate or not table.zero:
         raise work.refusal(node, f"{called_op(node)} writes to elements at integer indices")
     count = size_of(table.dims[dim])
-    index = _places(work, node, index, count)
+    index = _wrap_indices(work, node, index, count)
     new = len(index.dims) - len(table.dims) + 1
     dtype = node.meta["val"].dtype
     wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
     if wide != dtype:
-        given = work.one(node, "convert_element_type", given, dtype=wide)
+        gradient = work.apply_prim(node, "convert_element_type", gradient, dtype=wide)
     entries = []
     for i in range(count):
-        here = work.one(node, "eq", index, i, dtype=torch.bool)
-        one = work.one(node, "where", here, given, 0.0, dtype=wide)
-        total = work.sum(node, one, range(dim, dim + new))
+        is_entry = work.apply_prim(node, "eq", index, i, dtype=torch.bool)
+        term = work.apply_prim(node, "where", is_entry, gradient, 0.0, dtype=wide)
+        total = work.sum(node, term, range(dim, dim + new))
         entries.append(work.unsqueeze(total, dim))
     joined = work.cat(node, entries, dim)
-    return work.one(node, "convert_element_type", joined, dtype=dtype) if wide != dtype else joined
+    return work.apply_prim(node, "convert_element_type", joined, dtype=dtype) if wide != dtype else joined
 
 
-def _counted(work: Pass, node: fx.Node, sequence: Value, x: Value, right: bool) -> Value:
-    """The number of entries of a sorted sequence below `x`, or up to `x` if `right`. NaN sorts after all numbers."""
+def _count_below(work: Pass, node: fx.Node, sequence: Value, x: Value, right: bool) -> Value:
+    """Counts the entries of a sorted sequence below `x`, or up to `x` if `right`. NaN is greater than all numbers."""
     dtype, total = node.meta["val"].dtype, None
     for i in range(size_of(sequence.dims[0])):
         entry = replace(work.slice(node, sequence, 0, i, i + 1), dims=())
-        beyond = work.one(node, "gt" if right else "ge", entry, x, dtype=torch.bool)
-        before = work.one(node, "bitwise_not", beyond, dtype=torch.bool)
-        number = work.one(node, "convert_element_type", before, dtype=dtype)
-        total = number if total is None else work.one(node, "add", total, number, dtype=dtype)
+        beyond = work.apply_prim(node, "gt" if right else "ge", entry, x, dtype=torch.bool)
+        before = work.apply_prim(node, "bitwise_not", beyond, dtype=torch.bool)
+        number = work.apply_prim(node, "convert_element_type", before, dtype=dtype)
+        total = number if total is None else work.apply_prim(node, "add", total, number, dtype=dtype)
     assert total is not None
     return total
 
@@ -113,7 +116,7 @@ def _counted(work: Pass, node: fx.Node, sequence: Value, x: Value, right: bool) 
 def _bucketize(
     work: Pass, node: fx.Node, x: fx.Node, boundaries: fx.Node, *, out_int32: bool = False, right: bool = False
 ) -> Value:
-    return _counted(work, node, work.value(boundaries), work.value(x), right)
+    return _count_below(work, node, work.value(boundaries), work.value(x), right)
 
 
 @rule(_aten.searchsorted.Tensor)
@@ -131,4 +134,4 @@ def _searchsorted(
     values = work.value(sequence)
     if len(values.dims) != 1 or sorter is not None:
         raise work.refusal(node, f"{called_op(node)} searches in more than one sequence")
-    return _counted(work, node, values, work.value(x), right or side == "right")
+    return _count_below(work, node, values, work.value(x), right or side == "right")

@@ -1,4 +1,4 @@
-"""Values during a pass. Their dimensions are products of axes and cells."""
+"""Values of the graph that a pass creates. Their dimensions are products of axes and cells."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Refined(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value during a pass.
+    """A value of the graph that a pass creates.
 
     Attributes:
         dims: the factors of each dimension, without factors of one element.
@@ -80,7 +80,7 @@ def num_values(args: Sequence[Any]) -> int:
 
 
 def number_of(value: Value) -> bool | int | float | None:
-    """The number that all cells of a value equal, or `None` if there is no such number."""
+    """The number that all cells of a value contain, or `None` if the value is not such a constant."""
     (node, *others) = {value.nodes[i] for i in value.cells.flatten().tolist()}
     if others or node.op != "call_function" or node.target is not _prims.scalar_tensor.default:
         return None
@@ -94,8 +94,8 @@ def with_chosen(dims: Sequence[Dim], flat: int, counts: Sequence[int]) -> Any:
     for count in reversed(counts):
         chosen.append(flat % count)
         flat //= count
-    given = iter(reversed(chosen))
-    return tuple(tuple(f if isinstance(f, OpenAxis) else (f, next(given)) for f in dim) for dim in dims)
+    cells = iter(reversed(chosen))
+    return tuple(tuple(f if isinstance(f, OpenAxis) else (f, next(cells)) for f in dim) for dim in dims)
 
 
 def shape_of(node: fx.Node) -> tuple[int, ...]:

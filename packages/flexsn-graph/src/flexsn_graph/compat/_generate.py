@@ -34,8 +34,8 @@ def generate_inference_graph(fn: Callable[..., Any], example_inputs: tuple[Tenso
     """
     with undisturbed():
         tracer = Tracer(unwrap_compiled(fn), example_inputs, as_tensors)
-        lowered, layouts = tracer.lower(tracer.record_forward(), _common_shape(tracer))
-        return _with_captured(normalize(lowered, _primal_names(tracer)), tracer, layouts)
+        lowered, layouts = tracer.lower(tracer.record_forward(), _find_common_shape(tracer))
+        return _annotate_captured(normalize(lowered, _name_primals(tracer)), tracer, layouts)
 
 
 def generate_forward_and_backward_graph(
@@ -72,21 +72,21 @@ def generate_forward_and_backward_graph(
                 "no result of the function is differentiable: none is connected to an input or captured "
                 "tensor that requires a gradient."
             )
-        step_shape = _common_shape(tracer)
-        _, known = tracer.lower(tracer.record_forward(), step_shape)
+        step_shape = _find_common_shape(tracer)
+        _, forward_layouts = tracer.lower(tracer.record_forward(), step_shape)
         joint, gradients = tracer.record_vjp(tracer.differentiable, [True] * len(tracer.primals), with_results=True)
-        _, layouts = tracer.lower(joint, step_shape, gradients, known)
+        _, layouts = tracer.lower(joint, step_shape, gradients, forward_layouts)
         halves = split_joint(joint, len(tracer.primals), len(tracer.results), tracer.mode)
         lowered = [lower(half, tracer.mode) for half in halves]
         saved = sum(n.op == "placeholder" for n in lowered[1].graph.nodes) - sum(tracer.differentiable)
         names = [f"saved_{i}" for i in range(saved)]
         names += [f"grad_result_{i}" for i, present in enumerate(tracer.differentiable) if present]
-        forward = normalize(lowered[0], _primal_names(tracer))
+        forward = normalize(lowered[0], _name_primals(tracer))
         backward = normalize(lowered[1], names)
-    return _with_captured(forward, tracer, layouts), _with_absent(backward, gradients)
+    return _annotate_captured(forward, tracer, layouts), _insert_absent(backward, gradients)
 
 
-def _common_shape(tracer: Tracer) -> tuple[int, ...]:
+def _find_common_shape(tracer: Tracer) -> tuple[int, ...]:
     shapes = [t.shape for t in tracer.results]
     common = broadcast_shapes(shapes)
     if common is None:
@@ -96,7 +96,7 @@ def _common_shape(tracer: Tracer) -> tuple[int, ...]:
     return common
 
 
-def _with_captured(graph: fx.Graph, tracer: Tracer, layouts: dict[int, LiftedLayout]) -> fx.Graph:
+def _annotate_captured(graph: fx.Graph, tracer: Tracer, layouts: dict[int, LiftedLayout]) -> fx.Graph:
     placeholders = [n for n in graph.nodes if n.op == "placeholder"][len(tracer.examples) :]
     for i, (node, number) in enumerate(zip(placeholders, tracer.lifted, strict=True)):
         node.meta["captured"] = tracer.captures.tensors[number]
@@ -104,13 +104,13 @@ def _with_captured(graph: fx.Graph, tracer: Tracer, layouts: dict[int, LiftedLay
     return graph
 
 
-def _primal_names(tracer: Tracer) -> list[str]:
+def _name_primals(tracer: Tracer) -> list[str]:
     names = [f"input_{i}" for i in range(len(tracer.examples))]
     return names + [f"lifted_{i}" for i in range(len(tracer.lifted))]
 
 
-def _with_absent(graph: fx.Graph, positions: Sequence[int | None]) -> fx.Graph:
-    """Adds `None` to the results for each primal without a gradient."""
+def _insert_absent(graph: fx.Graph, positions: Sequence[int | None]) -> fx.Graph:
+    """Adds a `None` to the results for each primal without a gradient."""
     output = next(n for n in reversed(graph.nodes) if n.op == "output")
     present: Any = output.args[0]
     output.args = (tuple(None if p is None else present[p] for p in positions),)

@@ -51,7 +51,7 @@ def extract_info(fwd_graph: fx.Graph, num_inputs: int = 1, num_states: int = 0, 
         2
     """
     args = tuple(n.name for n in fwd_graph.nodes if n.op == "placeholder")
-    returns = tuple(_name(entry) for entry in _returned(fwd_graph))
+    returns = tuple(_get_name(entry) for entry in _list_results(fwd_graph))
     num_results = num_outputs + num_states
     if len(args) < num_inputs + num_states:
         raise GraphArityError(
@@ -80,12 +80,12 @@ def extract_info(fwd_graph: fx.Graph, num_inputs: int = 1, num_states: int = 0, 
     )
 
 
-def _returned(graph: fx.Graph) -> tuple[Any, ...]:
+def _list_results(graph: fx.Graph) -> tuple[Any, ...]:
     results = next(n for n in reversed(graph.nodes) if n.op == "output").args[0]
     return tuple(results) if isinstance(results, list | tuple) else (results,)
 
 
-def _name(entry: Any) -> str:
+def _get_name(entry: Any) -> str:
     if isinstance(entry, fx.Node):
         return entry.name
     raise GraphArityError(f"the graph returns {entry!r}, which is not the result of a node.")

@@ -1,7 +1,7 @@
 """Facts about the ops of a lowered function: one row for each op that works element by element, and sets of other ops.
 
 The sets contain views, constants and sums. Each target defines the code of these ops: see `flexsn_codegen.register_op`.
-`_decompositions` expresses all other ops in terms of the ops in this file.
+`lowering/_decompositions.py` expresses all other ops in terms of the ops in this file.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ RESHAPE_OPS: frozenset[Op] = frozenset(
 
 ALIAS_OPS = VIEW_OPS | RESHAPE_OPS
 
-# Ops that ignore the values of their tensor argument and fill the result, with the position of the fill value. `None`
-# means 0.
+# Ops that fill the result with one number. Maps each op to the position of the number among its arguments, or to `None`
+# if the number is 0. The ops ignore the values of their tensor arguments.
 FILL_OPS: dict[Op, int | None] = {
     _aten._efficientzerotensor.default: None,
     _aten.full.default: 1,
@@ -77,7 +77,7 @@ FILL_OPS: dict[Op, int | None] = {
     _prims.scalar_tensor.default: 0,
 }
 
-# Uninitialized memory, allowed as long as no op reads it.
+# Ops that return uninitialized memory. They are allowed as long as no op reads this memory.
 EMPTY_OPS: frozenset[Op] = frozenset(
     {
         _aten.empty.memory_format,
@@ -93,7 +93,8 @@ EMPTY_OPS: frozenset[Op] = frozenset(
 SUM_OP: Op = _prims.sum.default
 
 # The gradient of an argument without dimensions is a sum over the elements. The op `terms` turns this gradient into the
-# terms of the sum, and the op `uniform` does the reverse. Each op is the adjoint of the other op. See `_pointwise`.
+# terms of the sum, and the op `uniform` does the reverse. Each op is the adjoint of the other op. See
+# `traces/_pointwise.py`.
 library = torch.library.Library("flexsn_graph", "DEF")
 library.define("terms(Tensor sum, SymInt[] shape) -> Tensor")
 library.define("uniform(Tensor terms) -> Tensor")
@@ -102,7 +103,7 @@ library.impl("uniform", lambda terms: terms.flatten()[0].clone(), "CompositeExpl
 TERMS: Op = torch.ops.flexsn_graph.terms.default
 UNIFORM: Op = torch.ops.flexsn_graph.uniform.default
 
-# Reductions of the last axis of a step, in a graph on its elements. See `cells`.
+# Reductions of the last axis of a step, in a graph on the step's elements. See `cells`.
 for _name in ("row_sum", "row_max", "row_min"):
     library.define(f"{_name}(Tensor x) -> Tensor")
 ROW_SUM: Op = torch.ops.flexsn_graph.row_sum.default
@@ -181,7 +182,7 @@ def lacks_a_rule(op: object) -> bool:
 _WITHOUT_RULE = {_prims.cbrt.default}
 
 
-def _rows(
+def _add_rows(
     names: str, *linear: Sequence[int], continuous: Sequence[int] = (), exact: bool = False, namespace: str = "prims"
 ) -> None:
     """Adds equal rows for several ops, by name."""
@@ -192,16 +193,16 @@ def _rows(
 
 # -- the table -----------------------------------------------------------------------------------------------
 
-_rows("add sub", (0, 1), continuous=(0, 1))
-_rows("mul", (0,), (1,), continuous=(0, 1))
-_rows("div", (0,), continuous=(0, 1))
-_rows("neg", (0,), continuous=(0,), exact=True)
-_rows("convert_element_type", (0,), continuous=(0,))
-_rows("where", (1, 2), continuous=(1, 2), exact=True)
-_rows("maximum minimum", continuous=(0, 1), exact=True)
-_rows("atan cos erf exp reciprocal sin tanh", continuous=(0,))
-_rows("abs ceil conj_physical floor fmax fmin frexp nextafter round sign trunc", exact=True)
-_rows(
+_add_rows("add sub", (0, 1), continuous=(0, 1))
+_add_rows("mul", (0,), (1,), continuous=(0, 1))
+_add_rows("div", (0,), continuous=(0, 1))
+_add_rows("neg", (0,), continuous=(0,), exact=True)
+_add_rows("convert_element_type", (0,), continuous=(0,))
+_add_rows("where", (1, 2), continuous=(1, 2), exact=True)
+_add_rows("maximum minimum", continuous=(0, 1), exact=True)
+_add_rows("atan cos erf exp reciprocal sin tanh", continuous=(0,))
+_add_rows("abs ceil conj_physical floor fmax fmin frexp nextafter round sign trunc", exact=True)
+_add_rows(
     """
     acos acosh asin asinh atan2 atanh bessel_i0 bessel_i0e bessel_i1 bessel_i1e bessel_j0 bessel_j1 bitwise_and
     bitwise_not bitwise_or bitwise_xor cosh digamma eq erf_inv erfc erfcx exp2 expm1 fmod gcd ge gt hypot igamma
@@ -212,7 +213,7 @@ _rows(
 # This op returns the bits unchanged, as another dtype of equal width.
 register_facts(_aten.view.dtype, OpFacts(exact=True))
 # Ops that torch does not decompose. Their integer arguments are not converted.
-_rows(
+_add_rows(
     """
     angle polygamma special_bessel_y0 special_bessel_y1 special_modified_bessel_i0 special_modified_bessel_i1
     special_modified_bessel_k0 special_modified_bessel_k1 special_scaled_modified_bessel_k0
@@ -227,4 +228,4 @@ POLYNOMIALS = (
     *(f"special_{name}" for name in ("hermite_polynomial_h", "hermite_polynomial_he")),
     *(f"special_{name}" for name in ("laguerre_polynomial_l", "legendre_polynomial_p")),
 )
-_rows(" ".join(POLYNOMIALS), namespace="aten")
+_add_rows(" ".join(POLYNOMIALS), namespace="aten")

@@ -38,7 +38,7 @@ class Role(StrEnum):
     LATER = "later"  # in a VJP: a product of a later step
     AHEAD = "ahead"  # a part of a stage that is computed earlier than the rest, for example while waiting for a product
     MATRIX = "matrix"  # computed from captured tensors alone, before the loop
-    RING = "ring"  # [2, *step], passed from one step to the next. Even steps use one row, and odd steps the other
+    RING = "ring"  # [2, *step], passed from one step to the next. Even steps use one row, and odd steps the other row
     COUNTER = "counter"  # number of programs that have arrived at a common point, or a mark that a program gave up
     # In scans in segments of time, `[segments, *step]`:
     SEGMENT_START = "segment_start"  # the guessed state at the beginning of a segment

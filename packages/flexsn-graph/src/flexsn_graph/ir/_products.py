@@ -51,7 +51,7 @@ REDUCTIONS: frozenset[Op] = frozenset(
     {SUM_OP, _prims.amax.default, _prims.amin.default, _prims.var.default},
 )
 
-# Joins values. The op is the gradient of a split.
+# Joins values. A gradient contains this op if the core splits a value.
 CAT_OP: Op = _aten.cat.default
 # The gradient of a value of which only a part is used. The gradient is zero outside of this part.
 SLICE_BACKWARD_OP: Op = _aten.slice_backward.default
@@ -103,7 +103,7 @@ def reduces(node: fx.Node) -> bool:
 
 
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
-"""A call of an op on one value: the op, its arguments after the first one, the value, and its keyword arguments."""
+"""A call of an op whose first argument is a value: the op, its other arguments, and its keyword arguments."""
 
 
 def replay(calls: Sequence[Call], value: Any) -> Any:
@@ -112,7 +112,7 @@ def replay(calls: Sequence[Call], value: Any) -> Any:
         if target in _TO_SHAPE:
             value = value.view(args[0])
         elif target is _prims.collapse.default:
-            value = value.view(_collapsed(value, *args))
+            value = value.view(_collapse_shape(value, *args))
         else:
             value = target(value, *args, **kwargs)
     return value
@@ -121,7 +121,7 @@ def replay(calls: Sequence[Call], value: Any) -> Any:
 _TO_SHAPE = frozenset({_aten._unsafe_view.default, _prims.reshape.default})
 
 
-def _collapsed(value: Tensor, start: int, end: int) -> list[int]:
+def _collapse_shape(value: Tensor, start: int, end: int) -> list[int]:
     """The shape of a tensor after the dimensions from `start` to `end` are merged."""
     shape = list(value.shape)
     size = 1

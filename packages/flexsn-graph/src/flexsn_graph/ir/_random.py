@@ -1,16 +1,16 @@
 """Random numbers as functions: Philox of a key and a counter, with the same bits in PyTorch and in kernels.
 
 A number is determined by a key (64 bits), a stream (the index of a draw within a step), a time step, a row and a
-column. Nothing is stored, and the order of computation does not matter. Two stages keep the work of each step short:
+column. Nothing is stored, and the order of computation does not matter. Two stages keep the work of each step small:
 
-- Each element of the step has three words: the first three words that Philox 4x32-10 makes from the counter
+- Each element of the step has three words: the first three words that Philox 4x32-10 computes from the counter
   `(column, row, 0, 0)` under the key. Kernels compute these words once, before the loop over time.
 - Each pair of time steps has two words: Philox 2x32-7 of the counter `(step // 2, stream)`, combined by XOR with the
   element's second and third word, under the element's first word. The two words give two uniform numbers, or two
   normal numbers (a cosine and a sine). An even step uses the first number, and an odd step uses the second number.
 
-Source: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. (In this source, 2x32 and
-4x32 pass all tests from 7 rounds on.)
+Source: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. (According to this
+source, Philox 2x32 and 4x32 pass all tests if they have at least 7 rounds.)
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ def words_of_elements(low: Tensor, high: Tensor, row: Tensor, column: Tensor) ->
     low, high, row, column = torch.broadcast_tensors(*(t.long() & _MASK for t in (low, high, row, column)))
     zero = torch.zeros_like(row)
     first, second, third, _ = philox_4x32((column, row, zero, zero), (low, high))
-    return _int32(first), _int32(second), _int32(third)
+    return _to_int32(first), _to_int32(second), _to_int32(third)
 
 
-def _int32(word: Tensor) -> Tensor:
+def _to_int32(word: Tensor) -> Tensor:
     return ((word ^ 0x80000000) - 0x80000000).int()
 
 
@@ -91,9 +91,9 @@ def normal(first: Tensor, second: Tensor, third: Tensor, step: Tensor, *, stream
     Source: Box and Muller, "A note on the generation of random normal deviates", 1958.
     """
     a, b = words_of_steps(first, second, third, step, stream)
-    radius = _radius((a >> 1) | 1)
+    radius = _compute_radius((a >> 1) | 1)
     # cos(2 pi x) is sin(2 pi (1 / 4 - |x|)), for x from -1/2 to 1/2. sin(2 pi x) is cos(2 pi (x - 1 / 4)).
-    turn = _int32((b - ((step.long() & 1) << 30)) & _MASK).float() * 2.0**-32
+    turn = _to_int32((b - ((step.long() & 1) << 30)) & _MASK).float() * 2.0**-32
     angle = 0.25 - turn.abs()
     square = angle * angle
     sine = ((SINE[0] * square + SINE[1]) * square + SINE[2]) * square + SINE[3]
@@ -114,7 +114,7 @@ LOGARITHM = (
 """Coefficients of -2 log(1 + x) / x, from x**5 on, for 1 + x from sqrt(1/2) to sqrt(2). The error is below 7e-6."""
 
 
-def _radius(word: Tensor) -> Tensor:
+def _compute_radius(word: Tensor) -> Tensor:
     """`sqrt(-2 log(word / 2**31))`, with an error below 7e-6.
 
     The function avoids a square root, because a square root adds a branch on a GPU.
@@ -129,22 +129,23 @@ def _radius(word: Tensor) -> Tensor:
     square = value * x + (31 - exponent).float() * 1.3862943649291992
     half = square * 0.5
     inverse = (0x5F3759DF - (square.view(torch.int32) >> 1)).view(torch.float32)
-    for sum_of_both in (1.5, 1.500002384185791):  # Newton's method, with half of its negative error added
+    # Newton's method. The second constant compensates for half of the error, which is negative.
+    for sum_of_both in (1.5, 1.500002384185791):
         inverse = inverse * (sum_of_both - half * inverse * inverse)
     return square * inverse
 
 
-def _one_word(low: Tensor, high: Tensor, row: Tensor, column: Tensor, *, index: int) -> Tensor:
+def _compute_word(low: Tensor, high: Tensor, row: Tensor, column: Tensor, *, index: int) -> Tensor:
     return words_of_elements(low, high, row, column)[index]
 
 
-def _shape(*tensors: Tensor, dtype: torch.dtype = torch.float32, **_: int) -> Tensor:
+def _fake_number(*tensors: Tensor, dtype: torch.dtype = torch.float32, **_: int) -> Tensor:
     shape = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
     return tensors[0].new_empty(shape, dtype=dtype)
 
 
-def _shape_of_word(*tensors: Tensor, index: int) -> Tensor:
-    return _shape(*tensors, dtype=torch.int32)
+def _fake_word(*tensors: Tensor, index: int) -> Tensor:
+    return _fake_number(*tensors, dtype=torch.int32)
 
 
 for _definition in (
@@ -153,9 +154,9 @@ for _definition in (
     f"normal_number({_OF_STEP}) -> Tensor",
 ):
     library.define(_definition, tags=torch.Tag.pointwise)
-for _name, _function in {"element_word": _one_word, "uniform_number": uniform, "normal_number": normal}.items():
+for _name, _function in {"element_word": _compute_word, "uniform_number": uniform, "normal_number": normal}.items():
     library.impl(_name, _function, "CompositeExplicitAutograd")
-    _fake = _shape_of_word if _name == "element_word" else _shape
+    _fake = _fake_word if _name == "element_word" else _fake_number
     torch.library.register_fake(f"flexsn_graph::{_name}", _fake, lib=library)
 
 ELEMENT_WORD: Op = torch.ops.flexsn_graph.element_word.default

@@ -63,5 +63,5 @@ class StepGraph:
     @property
     def gradients(self) -> tuple[int | None, ...]:
         """Positions of the gradients of `[*inputs, *states, *lifted]` among the results of a VJP."""
-        sought = [Port(GRADIENTS[p.role], p.index) for p in self.arguments if p.role in GRADIENTS]
-        return tuple(self.results.index(port) if port in self.results else None for port in sought)
+        gradient_ports = [Port(GRADIENTS[p.role], p.index) for p in self.arguments if p.role in GRADIENTS]
+        return tuple(self.results.index(port) if port in self.results else None for port in gradient_ports)

@@ -1,4 +1,4 @@
-"""Decompositions of ops with the results of eager mode. They extend and correct torch's table of decompositions."""
+"""Decompositions of ops that give the results of eager mode. They extend and correct the decompositions of torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
 
 
 def _index_put(target: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Any:
-    """`target[mask] = value`, the usual way to write a reset. Other indices are not pointwise."""
+    """Decomposes `target[mask] = value`, by which cores often reset a state. Other indices are not pointwise."""
     mask = indices[0]
     if (
         len(indices) == 1
@@ -41,26 +41,26 @@ def _index_put(target: Tensor, indices: Sequence[Tensor | None], values: Tensor,
 def _in_common_dtype(decomposition: Callable[..., Any], *values: Any) -> Any:
     """Rounds numbers and tensors without dimensions to the half dtype of the other arguments, then decomposes the op.
 
-    Eager mode rounds in the same way. As a result, the bfloat16 value 0.30078125 is not above 0.3. Torch's table
-    compares in float32 instead.
+    Eager mode rounds them in the same way. As a result, the bfloat16 value 0.30078125 is not above 0.3. The
+    decomposition in torch's table compares in float32 instead.
     """
     dtype = torch.result_type(*values)
     if dtype in _HALF_DTYPES:
-        values = tuple(_as_half(value, dtype) for value in values)
+        values = tuple(_round_to_half(value, dtype) for value in values)
     return decomposition(*values)
 
 
-def _as_half(value: Any, dtype: torch.dtype) -> Any:
+def _round_to_half(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, Tensor):
         return value.to(dtype)
     return rounded(value, dtype) if isinstance(value, float) else value
 
 
 def _sum_on_cpu(decomposition: Callable[..., Any], x: Any, y: Any, alpha: Any = 1) -> Any:
-    """Rounds numbers to the half dtype of the other arguments, then adds. Eager mode does so on the CPU only."""
+    """Rounds numbers to the half dtype of the other arguments, then adds. Eager mode rounds them on the CPU only."""
     dtype = torch.result_type(x, y)
     if dtype in _HALF_DTYPES and _is_on_cpu(x, y):
-        x, y, alpha = (_as_half(value, dtype) for value in (x, y, alpha))
+        x, y, alpha = (_round_to_half(value, dtype) for value in (x, y, alpha))
     # If `alpha` is passed, torch's table multiplies by it, even if it is 1.
     return decomposition(x, y) if alpha == 1 else decomposition(x, y, alpha=alpha)
 
@@ -68,7 +68,7 @@ def _sum_on_cpu(decomposition: Callable[..., Any], x: Any, y: Any, alpha: Any = 
 def _product_on_cpu(decomposition: Callable[..., Any], x: Any, y: Any) -> Any:
     """Rounds a first argument without dimensions to the half dtype, then multiplies.
 
-    Eager mode does so on the CPU only.
+    Eager mode rounds this argument on the CPU only.
     """
     dtype = torch.result_type(x, y)
     if dtype in _HALF_DTYPES and _is_on_cpu(x, y) and isinstance(x, Tensor):
@@ -81,7 +81,10 @@ def _is_on_cpu(*values: Any) -> bool:
 
 
 def _pow_by_number(x: Tensor, exponent: float) -> Any:
-    """Writes out two powers as eager mode does. Half values are rounded after each product, except float16 on a CPU."""
+    """Writes out the powers 3 and -2 of half values.
+
+    Eager mode rounds these powers after each product, except for float16 on a CPU.
+    """
     if x.dtype == torch.bfloat16 or (x.dtype == torch.float16 and x.device.type != "cpu"):
         if exponent == 3.0:
             return x * x * x
@@ -91,15 +94,15 @@ def _pow_by_number(x: Tensor, exponent: float) -> Any:
 
 
 def _signbit(x: Tensor) -> Tensor:
-    """Returns False for a negative float16 NaN on a GPU, because eager mode widens first and thereby drops the sign."""
+    """Returns False for a negative float16 NaN on a GPU, because eager mode widens the value and so drops the sign."""
     negative: Tensor = decomposition_table[_aten.signbit.default](x)
     return negative & (x == x) if x.dtype == torch.float16 and x.device.type != "cpu" else negative
 
 
-def _rounding_the_logarithm(decomposition: Callable[..., Any], logarithm: Callable[..., Any], x: Any, y: Any) -> Any:
-    """`xlogy` and `xlog1py` of half values: rounds the logarithm, then the product.
+def _round_logarithm(decomposition: Callable[..., Any], logarithm: Callable[..., Any], x: Any, y: Any) -> Any:
+    """Decomposes `xlogy` and `xlog1py` of half values: rounds the logarithm, then the product.
 
-    Torch's table rounds only the product.
+    The decomposition in torch's table rounds only the product.
     """
     dtype = torch.result_type(x, y)
     if dtype not in _HALF_DTYPES:
@@ -113,7 +116,7 @@ def _fake_quantize(x: Tensor, scale: Any, zero_point: Any, low: int, high: int) 
 
     The second result is the mask of unclamped values.
     """
-    wide = _widened(x)
+    wide = _widen(x)
     inverse = 1.0 / scale if isinstance(scale, Tensor) else rounded(1.0 / rounded(scale, torch.float32), torch.float32)
     quantized = torch.round(wide * inverse) + zero_point
     inside = (quantized >= low) & (quantized <= high)
@@ -136,22 +139,22 @@ def _fake_quantize_per_channel(
 
 
 def _glu(x: Tensor, dim: int = -1) -> Tensor:
-    """Rounds half values once, at the end. Torch's table rounds them after each op instead."""
-    value, gate = (_widened(half) for half in x.chunk(2, dim))
+    """Rounds half values once, at the end. The decomposition in torch's table rounds them after each op instead."""
+    value, gate = (_widen(half) for half in x.chunk(2, dim))
     return (value * torch.sigmoid(gate)).to(x.dtype)
 
 
 def _glu_backward(grad: Tensor, x: Tensor, dim: int) -> Tensor:
-    value, gate = (_widened(half) for half in x.chunk(2, dim))
-    slope, share = _widened(grad), torch.sigmoid(gate)
-    if x.device.type == "cpu":  # eager mode rounds the share by storing it in the gradient's memory
-        share = _widened(share.to(x.dtype))
+    value, gate = (_widen(half) for half in x.chunk(2, dim))
+    slope, share = _widen(grad), torch.sigmoid(gate)
+    if x.device.type == "cpu":  # eager mode rounds the share, because it stores the share in the gradient's memory
+        share = _widen(share.to(x.dtype))
     return torch.cat([share * slope, (1.0 - share) * share * slope * value], dim).to(x.dtype)
 
 
 def _logit(x: Tensor, eps: float | None = None) -> Tensor:
-    """Rounds half values once, at the end. Torch's table rounds them after each op instead."""
-    wide = _widened(x)
+    """Rounds half values once, at the end. The decomposition in torch's table rounds them after each op instead."""
+    wide = _widen(x)
     if not wide.is_floating_point():
         wide = wide.to(torch.get_default_dtype())
     if eps is not None:
@@ -160,8 +163,8 @@ def _logit(x: Tensor, eps: float | None = None) -> Tensor:
 
 
 def _logit_backward(grad: Tensor, x: Tensor, eps: float | None = None) -> Tensor:
-    """Like torch's table, but also correct at -0 and NaN."""
-    wide, slope = _widened(x), _widened(grad)
+    """Computes the gradient of `logit`. Unlike the decomposition in torch's table, it is correct at -0 and NaN."""
+    wide, slope = _widen(x), _widen(grad)
     inside = slope / (wide * (1.0 - wide))
     if eps is not None:
         result = torch.where((wide < eps) | (wide > 1.0 - eps), 0.0, inside)
@@ -178,7 +181,7 @@ def _bce_with_logits(
     pos_weight: Tensor | None = None,
     reduction: int = 1,
 ) -> Tensor:
-    """Like torch's table, but also correct for infinite `x`, where the table gives NaN."""
+    """Computes the loss. It is correct for infinite `x`, for which the decomposition in torch's table gives NaN."""
     log_sigmoid = torch.nn.functional.logsigmoid(x)
     if pos_weight is not None:
         log_sigmoid = log_sigmoid * ((pos_weight - 1.0) * target + 1.0)
@@ -189,8 +192,8 @@ def _bce_with_logits(
 
 
 def _smooth_l1_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int, beta: float) -> Tensor:
-    """Like torch's table, but also correct where the arguments are NaN or equal."""
-    slope, distance = _widened(grad), _widened(x) - _widened(target)
+    """Computes the gradient. Unlike torch's decomposition, it is correct where the arguments are NaN or equal."""
+    slope, distance = _widen(grad), _widen(x) - _widen(target)
     if reduction == 1:
         slope = slope / x.numel()
     result = torch.where(distance >= beta, slope, slope * distance / beta)
@@ -198,7 +201,7 @@ def _smooth_l1_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int,
 
 
 def _soft_margin_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int) -> Tensor:
-    """Computes in the order of eager mode, which gives NaN where `exp` overflows. Torch's table does not give NaN."""
+    """Computes in the order of eager mode, so that the result is NaN where `exp` overflows, unlike in torch's table."""
     z = torch.exp(-target * x)
     scale = -1.0 / x.numel() if reduction == 1 else -1.0
     return target * z * scale / (z + 1.0) * grad
@@ -217,7 +220,7 @@ def _polynomial(polynomial: Callable[..., Any], x: Any, degree: Any) -> Any:
 
 
 def _clamp(x: Tensor, low: Any = None, high: Any = None) -> Tensor:
-    """Makes one comparison per limit: NaN is not beyond a limit. Torch's table detects NaN by a second comparison."""
+    """Makes one comparison per limit, because NaN is not beyond any limit. Torch's table detects NaN separately."""
     limits = [limit for limit in (low, high) if limit is not None]
     if not x.is_floating_point() or not all(type(limit) in (int, float) and limit == limit for limit in limits):
         clamped: Tensor = decomposition_table[_aten.clamp.default](x, low, high)
@@ -227,7 +230,7 @@ def _clamp(x: Tensor, low: Any = None, high: Any = None) -> Tensor:
     return x if high is None else torch.where(x > high, high, x)
 
 
-def _widened(x: Tensor) -> Tensor:
+def _widen(x: Tensor) -> Tensor:
     return x.to(torch.float32) if x.dtype in _HALF_DTYPES else x
 
 
@@ -244,20 +247,20 @@ _PRODUCTS = [getattr(getattr(_aten, name), kind) for name in ("mul", "div") for 
 
 _LOGARITHMS = {_aten.xlogy: torch.log, _aten.special_xlog1py: torch.log1p}
 _PRODUCTS_WITH_LOGARITHMS: Table = {
-    op: functools.partial(_rounding_the_logarithm, decomposition_table[op], logarithm)
+    op: functools.partial(_round_logarithm, decomposition_table[op], logarithm)
     for packet, logarithm in _LOGARITHMS.items()
     for op in (getattr(packet, overload) for overload in packet.overloads())
     if op in decomposition_table and "out" not in op._overloadname.lower()
 }
 
-_OF_NUMBERS: Table = {
+_POLYNOMIALS_OF_NUMBERS: Table = {
     getattr(packet, overload): functools.partial(_polynomial, packet.default)
     for packet in (getattr(_aten, name) for name in POLYNOMIALS)
     for overload in ("n_scalar", "x_scalar")
 }
 
 # Ops that torch's tables do not decompose, because torch's own backends have kernels for them.
-LEFT: Table = {
+MISSING_IN_TORCH: Table = {
     _aten.copy.default: _copy,
     _aten.index_put.default: _index_put,
     _aten.__lshift__.Scalar: torch.bitwise_left_shift,
@@ -269,8 +272,8 @@ LEFT: Table = {
 # Views that only torch's own references call, and that `functionalize` does not support.
 _VIEW_PRIMS = ("broadcast_in_dim", "collapse_view", "split_dim", "squeeze", "transpose", "view_of")
 
-# Ops that are decomposed during recording: `functionalize` decomposes them differently, or not at all.
-AS_RECORDED: Table = {
+# Ops that are decomposed during recording, because `functionalize` decomposes them differently or not at all.
+DURING_RECORDING: Table = {
     _aten.binary_cross_entropy_with_logits.default: _bce_with_logits,
     **{getattr(torch.ops.prims, name).default: getattr(torch.ops.prims, name).impl_aten for name in _VIEW_PRIMS},
 }
@@ -280,8 +283,8 @@ TO_PRIMS: Table = {
     **{op: functools.partial(_in_common_dtype, decomposition_table[op]) for op in _IN_COMMON_DTYPE},
     **{op: functools.partial(_sum_on_cpu, decomposition_table[op]) for op in _SUMS},
     **{op: functools.partial(_product_on_cpu, decomposition_table[op]) for op in _PRODUCTS},
-    **LEFT,
-    **_OF_NUMBERS,
+    **MISSING_IN_TORCH,
+    **_POLYNOMIALS_OF_NUMBERS,
     **_PRODUCTS_WITH_LOGARITHMS,
     _aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default: _fake_quantize_tensor_qparams,
     _aten.fake_quantize_per_channel_affine_cachemask.default: _fake_quantize_per_channel,

@@ -16,7 +16,7 @@ from flexsn_graph._torch_private import (
 )
 from flexsn_graph.ir._ops import kept_ops
 from flexsn_graph.ir._products import REDUCTIONS
-from flexsn_graph.lowering._decompositions import LEFT, TO_PRIMS, prims_of_inductor
+from flexsn_graph.lowering._decompositions import MISSING_IN_TORCH, TO_PRIMS, prims_of_inductor
 
 _prims = torch.ops.prims
 
@@ -55,7 +55,7 @@ def split_joint(
     Works on core ATen ops. On prims, the minimal cut would store about 50 % more bytes.
     """
     partition = min_cut_partitioner()
-    functional = lower(joint, mode, {**core_aten_decompositions(), **LEFT})
+    functional = lower(joint, mode, {**core_aten_decompositions(), **MISSING_IN_TORCH})
     arguments = [n.meta["val"] for n in functional.graph.nodes if n.op == "placeholder"]
     for i, node in enumerate(n for n in functional.graph.nodes if n.op == "placeholder"):
         # The partitioner derives the roles from these names.

@@ -24,7 +24,7 @@ class StepAxes:
         self._strides = contiguous(self.shape).stride()
 
     def place(self, shape: Sequence[int]) -> Tensor:
-        """The positions in the step of an argument or result of shape `shape`, aligned at the last dimension."""
+        """The positions in the step of a value of shape `shape`, whose last dimension is the step's last axis."""
         sizes = (1,) * (len(self.shape) - len(shape)) + tuple(shape)
         extra = len(sizes) - len(self.shape)
         strides = [0] * extra + [
@@ -42,25 +42,25 @@ class StepAxes:
         """The axes of the step along which the dimension `dim` of a value at the positions `step` varies."""
         size, stride = step.shape[dim], step.stride(dim)
         for axis in self.varying if size > 1 and stride > 0 else ():
-            one = self._strides[axis]
-            if stride < one * self.shape[axis] and one < stride * size:
+            axis_stride = self._strides[axis]
+            if stride < axis_stride * self.shape[axis] and axis_stride < stride * size:
                 yield axis
 
-    def layout(self, step: Tensor, seen: Tensor) -> LiftedLayout | None:
-        """The layout of a tensor whose elements `seen` are at the positions `step`. `None` if no strides express it."""
-        dims = [d for d, size in enumerate(seen.shape) if size > 1 and (seen.stride(d) or step.stride(d))]
+    def layout(self, step: Tensor, elements: Tensor) -> LiftedLayout | None:
+        """The layout of a tensor whose `elements` are at the positions `step`, or `None` if it has no strides."""
+        dims = [d for d, size in enumerate(elements.shape) if size > 1 and (elements.stride(d) or step.stride(d))]
         dims.sort(key=step.stride, reverse=True)
         axes = sorted({a for d in dims for a in self.axes_of(step, d)})
         sizes = [self.shape[a] for a in axes]
         try:
-            result, strides = (_pick(t, dims).view(sizes).stride() for t in (step, seen))
+            result, strides = (_pick(t, dims).view(sizes).stride() for t in (step, elements))
         except RuntimeError:
             return None
         if result != tuple(self._strides[a] for a in axes):
             return None
         by_axis = dict(zip(axes, strides, strict=True))
         all_strides = tuple(by_axis.get(a, 0) for a in range(len(self.shape)))
-        return LiftedLayout(all_strides, int(seen.storage_offset()))
+        return LiftedLayout(all_strides, int(elements.storage_offset()))
 
 
 def contiguous(shape: Sequence[int]) -> Tensor:
@@ -68,15 +68,15 @@ def contiguous(shape: Sequence[int]) -> Tensor:
     return torch.empty(tuple(shape), device="meta")
 
 
-def without(tensor: Tensor, dims: Sequence[int]) -> Tensor:
+def drop_dims(tensor: Tensor, dims: Sequence[int]) -> Tensor:
     """The first slice of the tensor in each dimension of `dims`. These dimensions are removed."""
     for d in sorted(dims, reverse=True):
         tensor = tensor.select(d, 0)
     return tensor
 
 
-def compatible(step: Tensor, place: Tensor) -> bool:
-    """True if a value at positions `step` may be at positions `place`: it is constant where the positions differ."""
+def is_compatible(step: Tensor, place: Tensor) -> bool:
+    """True if a value at positions `step` may be at positions `place`: the value is constant where the two differ."""
     return all(
         size <= 1 or stride in (0, requested)
         for size, stride, requested in zip(step.shape, step.stride(), place.stride(), strict=True)
@@ -92,7 +92,7 @@ def broadcast_shapes(shapes: Sequence[Sequence[int]]) -> tuple[int, ...] | None:
 
 
 def numel(shape: Sequence[int]) -> int:
-    """The number of elements."""
+    """The number of elements of a tensor of this shape."""
     return int(torch.Size(shape).numel())
 
 

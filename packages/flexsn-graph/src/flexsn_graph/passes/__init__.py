@@ -1,3 +1,3 @@
-"""Properties of step graphs, and passes that remove arguments from them."""
+"""Analyses step graphs, and rewrites graphs that have certain properties."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Detects steps that no longer change anything once some of their inputs are 0 or less."""
+"""Detects steps that have no effect wherever some of their inputs are 0 or less."""
 
 from __future__ import annotations
 
@@ -38,32 +38,35 @@ def ends_early(step: StepGraph, counts: Collection[int]) -> bool:
     if not counts:
         return False
     placeholders = step.placeholders
-    gone = {placeholders[Port(Role.INPUT, i)] for i in counts}
+    not_positive = {placeholders[Port(Role.INPUT, i)] for i in counts}
     values: dict[fx.Node, Any] = {}  # maps a node to an equal node or a number
 
-    def value(of: Any) -> Any:
-        return values.get(of, of) if isinstance(of, fx.Node) else of
+    def resolve(argument: Any) -> Any:
+        return values.get(argument, argument) if isinstance(argument, fx.Node) else argument
 
     for node in step.graph.nodes:
         if node.op == "call_function":
-            result = simplified(node, gone, value)
+            result = simplify(node, not_positive, resolve)
             if result is not None:
                 values[node] = result
-    return all(_stays(port, value(entry), placeholders) for port, entry in zip(step.results, step.entries, strict=True))
+    return all(
+        _has_no_effect(port, resolve(entry), placeholders)
+        for port, entry in zip(step.results, step.entries, strict=True)
+    )
 
 
-def _stays(port: Port, value: Any, placeholders: dict[Port, fx.Node]) -> bool:
+def _has_no_effect(port: Port, value: Any, placeholders: dict[Port, fx.Node]) -> bool:
     if port.role is Role.OUTPUT:
         return is_number(value, 0)
     if port.role is Role.STATE:
         return value is placeholders.get(port)
-    return True  # a value saved for a backward. No backward uses `ends_early`
+    return True  # a value that is saved for a backward. It may have any value, because no backward uses `ends_early`
 
 
-def simplified(node: fx.Node, gone: Collection[fx.Node], value: Any) -> Any:
-    """The node or the number that equals the result of `node`. `None` if it is unknown."""
-    arguments = [value(argument) for argument in node.args]
-    if node.target in _ABOVE_ZERO and node.args[0] in gone and is_number(arguments[1], 0):
+def simplify(node: fx.Node, not_positive: Collection[fx.Node], resolve: Any) -> Any:
+    """The node or the number that equals the result of `node`. `None` if no such node or number is known."""
+    arguments = [resolve(argument) for argument in node.args]
+    if node.target in _ABOVE_ZERO and node.args[0] in not_positive and is_number(arguments[1], 0):
         return False
     if node.target in _SELECTIONS:
         condition, yes, no = arguments
@@ -71,8 +74,8 @@ def simplified(node: fx.Node, gone: Collection[fx.Node], value: Any) -> Any:
             return yes if yes is no or (is_number(yes, 0) and is_number(no, 0)) else None
         return yes if condition else no
     if node.target in FILL_OPS:
-        place = FILL_OPS[node.target]
-        return 0 if place is None else arguments[place]
+        position = FILL_OPS[node.target]
+        return 0 if position is None else arguments[position]
     if node.target in _SAME_VALUE and is_number(arguments[0], 0):
         return 0
     if node.target is _prims.add.default:

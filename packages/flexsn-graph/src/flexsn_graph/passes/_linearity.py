@@ -1,4 +1,4 @@
-"""Linearity of a step's results in some of its arguments."""
+"""Detects results of a step that are linear in some of its arguments, and extracts the linear part of a step."""
 
 from __future__ import annotations
 
@@ -36,17 +36,19 @@ def is_linear(step: StepGraph, roles: Collection[Role]) -> bool:
 
 
 def linear_part(step: StepGraph) -> StepGraph | None:
-    """The new states of a step as a linear function of its states, without the addends.
+    """The new states of a step as a linear function of the states before the step, without the addends.
 
     Returns:
         `[inputs, states, lifted] -> [*new_states]`, with the new states that depend on states. `None` if these new
-        states are not affine functions of the states. The result is derived from the step's own operations, because
-        the gradient of a step may be the gradient of another function.
+        states are not affine functions of the states. The result is derived from the step's own operations and not
+        from its VJP, because a surrogate makes the VJP the gradient of another function.
     """
     nodes = step.placeholders
     dependent = {node for port, node in nodes.items() if port.role is Role.STATE}
-    kept = {port: entry for port, entry in zip(step.results, step.entries, strict=True) if port.role is Role.STATE}
-    needed = ancestors(entry for entry in kept.values() if isinstance(entry, fx.Node))
+    new_states = {
+        port: entry for port, entry in zip(step.results, step.entries, strict=True) if port.role is Role.STATE
+    }
+    needed = ancestors(entry for entry in new_states.values() if isinstance(entry, fx.Node))
     graph, new = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in step.graph.nodes:
         if node.op == "placeholder":
@@ -57,9 +59,9 @@ def linear_part(step: StepGraph) -> StepGraph | None:
             elif not _keeps_linearity(node, dependent, affine=True):
                 return None
             else:
-                new[node] = _without_addend(graph, node, new, dependent)
+                new[node] = _drop_addend(graph, node, new, dependent)
                 dependent.add(node)
-    results = {port: new[entry] for port, entry in kept.items() if entry in dependent}
+    results = {port: new[entry] for port, entry in new_states.items() if entry in dependent}
     graph.output(tuple(results.values()))
     graph.eliminate_dead_code()
     return StepGraph(graph, step.arguments, tuple(results), step.layouts)
@@ -68,26 +70,26 @@ def linear_part(step: StepGraph) -> StepGraph | None:
 def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
     """The nodes themselves, and all nodes on which they depend."""
     results: set[fx.Node] = set()
-    sought = list(nodes)
-    while sought:
-        node = sought.pop()
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
         if node not in results:
             results.add(node)
-            sought += node.all_input_nodes
+            waiting += node.all_input_nodes
     return results
 
 
-def _without_addend(
+def _drop_addend(
     graph: fx.Graph, node: fx.Node, new: dict[fx.Node, fx.Node], dependent: Collection[fx.Node]
 ) -> fx.Node:
     """An affine operation on dependent values, with its addends replaced by zeros."""
     target: Any = node.target
     free = [argument not in dependent for argument in node.args]
     if target in (_prims.add.default, _prims.sub.default) and any(free):
-        (kept,) = [new[a] for a, is_free in zip(node.args, free, strict=True) if not is_free]  # type: ignore[index]
+        (dependent_operand,) = [new[a] for a, is_free in zip(node.args, free, strict=True) if not is_free]  # type: ignore[index]
         if target is _prims.add.default or free[1]:
-            return kept
-        negative = graph.call_function(_prims.neg.default, (kept,))
+            return dependent_operand
+        negative = graph.call_function(_prims.neg.default, (dependent_operand,))
         negative.meta = dict(node.meta)
         return negative
     copy = graph.node_copy(node, new.__getitem__)
@@ -100,11 +102,11 @@ def _keeps_linearity(node: fx.Node, dependent: Collection[fx.Node], *, affine: b
     value, facts = node.meta.get("val"), facts_of(node.target)
     if facts is None or not isinstance(value, Tensor) or not value.is_floating_point():
         return False
-    places = {i for i, argument in enumerate(node.args) if argument in dependent}
-    if len(places) < sum(argument in dependent for argument in node.all_input_nodes):
+    positions = {i for i, argument in enumerate(node.args) if argument in dependent}
+    if len(positions) < sum(argument in dependent for argument in node.all_input_nodes):
         return False  # passed by keyword
     return any(
-        places <= together and (affine or all(_vanishes(node.args[i]) for i in together - places))
+        positions <= together and (affine or all(_vanishes(node.args[i]) for i in together - positions))
         for together in facts.linear
     )
 

@@ -1,9 +1,9 @@
 """Tracks the gradients that are present at each step, for VJPs in which an absent gradient differs from zero.
 
-A final state on which no loss depends has no gradient, so autograd does not call the formulas that would use it. A
-kernel uses a zero instead, and zero times an infinite derivative is NaN. Where this can happen, a VJP takes a flag for
-each new state, which is True if the gradient of the state is present. The VJP replaces values that depend on absent
-gradients alone by zero.
+A final state on which no loss depends has no gradient, so autograd does not call the formulas that would use the
+gradient. A kernel uses a zero instead, and zero times an infinite derivative is NaN. If a product can become NaN in
+this way, the VJP takes a flag for each new state, which is True if the gradient of the state is present. The VJP
+replaces values that depend on absent gradients alone by zero.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _prims = torch.ops.prims
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """The presence of the gradient of a new state. It is the argument `Port(Role.CAME_STATE, state)` of the VJP.
+    """The presence of the gradient of a new state. The flag is the argument `Port(Role.CAME_STATE, state)` of a VJP.
 
     Attributes:
         given: True if the gradient is present at the last step.
@@ -56,84 +56,89 @@ class Presence:
         self, vjp: StepGraph, num_inputs: int, num_states: int, given: Sequence[bool], *, every_step: bool
     ) -> None:
         self._vjp = vjp
-        self._given = frozenset(i for i in range(num_states) if given[i])
-        self._lasting = self._given if every_step else frozenset[int]()
+        self._present_at_end = frozenset(i for i in range(num_states) if given[i])
+        self._from_outside = self._present_at_end if every_step else frozenset[int]()
         self._origins = origins_of(vjp)
         results = vjp.entries
         # For each primal: the gradients on which its gradient depends, or `None` if it has no gradient.
-        self._of = [None if p is None else self._origins.get(results[p], frozenset()) for p in vjp.gradients]
-        self._of_states = self._of[num_inputs : num_inputs + num_states]
+        self._origins_by_primal = [
+            None if p is None else self._origins.get(results[p], frozenset()) for p in vjp.gradients
+        ]
+        self._origins_by_state = self._origins_by_primal[num_inputs : num_inputs + num_states]
         self._first_state, self._num_states = num_inputs, num_states
-        self._sure = self._always_there()
-        self._selected = Selection(vjp, self._origins, self._is_sure)
-        self.flags = self._flags()
+        self._always_present = self._find_always_present()
+        self._selected = Selection(vjp, self._origins, self._is_always_present)
+        self.flags = self._list_flags()
 
     def flows(self, num_steps: int) -> tuple[bool, ...]:
-        """True for each of `[*inputs, *states, *lifted]` that a gradient reaches within `num_steps >= 1` steps."""
-        there = self._given
-        reached = [False] * len(self._of)
-        seen: dict[frozenset[int], int] = {}
+        """For each of `[*inputs, *states, *lifted]`, True if a gradient reaches it within `num_steps >= 1` steps."""
+        present = self._present_at_end
+        reached = [False] * len(self._origins_by_primal)
+        step_by_present: dict[frozenset[int], int] = {}
         step = 0
         while step < num_steps:
-            if there in seen:  # from this step on, the sequence repeats
-                step = num_steps - (num_steps - step) % (step - seen[there])
-                seen = {}
+            if present in step_by_present:  # from this step on, the sequence repeats
+                step = num_steps - (num_steps - step) % (step - step_by_present[present])
+                step_by_present = {}
                 if step >= num_steps:
                     break
-            seen[there] = step
-            reached = [old or self._comes(origins, there) for old, origins in zip(reached, self._of, strict=True)]
-            there = self._before(there)
+            step_by_present[present] = step
+            reached = [
+                was_reached or self._is_present(origins, present)
+                for was_reached, origins in zip(reached, self._origins_by_primal, strict=True)
+            ]
+            present = self._find_previous(present)
             step += 1
-        states = (i in there for i in range(self._num_states))
-        behind = self._first_state + self._num_states
-        return (*reached[: self._first_state], *states, *reached[behind:])
+        states = (i in present for i in range(self._num_states))
+        first_lifted = self._first_state + self._num_states
+        return (*reached[: self._first_state], *states, *reached[first_lifted:])
 
     def with_flags(self) -> StepGraph:
-        """The VJP with additional last arguments for `flags`."""
+        """The VJP with `flags` as additional arguments after all others."""
         flags = [Port(Role.CAME_STATE, flag.state) for flag in self.flags]
         return replace(self._vjp, graph=self._selected.graph(flags), arguments=(*self._vjp.arguments, *flags))
 
-    def _comes(self, origins: frozenset[Port] | None, there: Collection[int]) -> bool:
+    def _is_present(self, origins: frozenset[Port] | None, present: Collection[int]) -> bool:
         if origins is None:
             return False
-        return not origins or any(p.role is Role.GRAD_OUTPUT or p.index in there for p in origins)
+        return not origins or any(p.role is Role.GRAD_OUTPUT or p.index in present for p in origins)
 
-    def _before(self, there: frozenset[int]) -> frozenset[int]:
-        """The states with gradients at a step, if the states in `there` have gradients at the following step."""
-        carried = {i for i, origins in enumerate(self._of_states) if self._comes(origins, there)}
-        return self._lasting | carried
+    def _find_previous(self, present: frozenset[int]) -> frozenset[int]:
+        """The states with gradients at a step, if the states in `present` have gradients at the following step."""
+        carried = {i for i, origins in enumerate(self._origins_by_state) if self._is_present(origins, present)}
+        return self._from_outside | carried
 
-    def _always_there(self) -> frozenset[int]:
+    def _find_always_present(self) -> frozenset[int]:
         """The states whose gradients are present at every step."""
-        sure = self._given
+        present = self._present_at_end
         while True:
-            fewer = sure & self._before(sure)
-            if fewer == sure:
-                return sure
-            sure = fewer
+            fewer = present & self._find_previous(present)
+            if fewer == present:
+                return present
+            present = fewer
 
-    def _is_sure(self, origins: frozenset[Port]) -> bool:
-        return self._comes(origins, self._sure)
+    def _is_always_present(self, origins: frozenset[Port]) -> bool:
+        return self._is_present(origins, self._always_present)
 
-    def _flags(self) -> tuple[Flag, ...]:
+    def _list_flags(self) -> tuple[Flag, ...]:
         needed: set[int] = set()
         waiting = set(self._selected.states)
         flags: dict[int, Flag] = {}
         while waiting:
             state = waiting.pop()
             needed.add(state)
-            origins = self._of_states[state]
-            always = state in self._lasting or (origins is not None and self._is_sure(origins))
-            before = () if always or origins is None else tuple(sorted(port.index for port in origins))
-            flags[state] = Flag(state, state in self._given, always, before)
-            waiting |= set(before) - needed
+            origins = self._origins_by_state[state]
+            always = state in self._from_outside or (origins is not None and self._is_always_present(origins))
+            previous = () if always or origins is None else tuple(sorted(port.index for port in origins))
+            flags[state] = Flag(state, state in self._present_at_end, always, previous)
+            waiting |= set(previous) - needed
         return tuple(flags[state] for state in sorted(flags))
 
 
 def origins_of(vjp: StepGraph) -> dict[fx.Node, frozenset[Port]]:
     """Maps each value to the gradients on which it depends."""
-    given = (Role.GRAD_OUTPUT, Role.GRAD_STATE)
-    origins = {node: frozenset({port}) for port, node in vjp.placeholders.items() if port.role in given}
+    roles = (Role.GRAD_OUTPUT, Role.GRAD_STATE)
+    origins = {node: frozenset({port}) for port, node in vjp.placeholders.items() if port.role in roles}
     for node in vjp.graph.nodes:
         if node.op == "call_function":
             result = frozenset[Port]().union(*(origins.get(a, frozenset()) for a in node.all_input_nodes))
@@ -143,45 +148,50 @@ def origins_of(vjp: StepGraph) -> dict[fx.Node, frozenset[Port]]:
 
 
 class Selection:
-    """The points at which a VJP selects a value by flags.
+    """The selections by flags in a VJP.
 
-    A value that depends on absent gradients alone counts as zero where it is combined with the value of another
-    gradient, and where it is returned. At these points, the VJP selects a zero, unless the value is zero anyway. An
+    A value that depends on absent gradients alone counts as zero where it is combined with a value that depends on
+    another gradient, and where it is returned. There, the VJP selects a zero, unless the value is zero anyway. An
     absent gradient is zero, and so is its product with a number.
 
     Attributes:
         states: states whose flags decide about a selection.
     """
 
-    def __init__(self, vjp: StepGraph, origins: Mapping[fx.Node, frozenset[Port]], is_sure: Any) -> None:
+    def __init__(self, vjp: StepGraph, origins: Mapping[fx.Node, frozenset[Port]], is_present: Any) -> None:
         self._graph = graph = vjp.graph
         self._origins = origins
-        self._finite = _finite_values(graph)
+        self._finite = _find_finite_values(graph)
         self._zero: set[fx.Node] = set()  # values that are zero wherever all their gradients are absent
-        self._select: dict[fx.Node, set[fx.Node]] = {}  # maps a value to the nodes that use the selected value
-        self._is_sure = is_sure
+        self._selecting_users: dict[fx.Node, set[fx.Node]] = {}  # maps a value to the nodes that use the selected value
+        self._is_always_present = is_present
         for node in graph.nodes:
-            mine = origins.get(node)
+            node_origins = origins.get(node)
             for argument in node.all_input_nodes:
-                theirs = origins.get(argument)
-                if theirs and theirs != mine and not is_sure(theirs) and argument not in self._zero:
-                    self._select.setdefault(argument, set()).add(node)
-            if mine and not is_sure(mine) and self._stays_zero(node):
+                argument_origins = origins.get(argument)
+                if (
+                    argument_origins
+                    and argument_origins != node_origins
+                    and not is_present(argument_origins)
+                    and argument not in self._zero
+                ):
+                    self._selecting_users.setdefault(argument, set()).add(node)
+            if node_origins and not is_present(node_origins) and self._stays_zero(node):
                 self._zero.add(node)
-        self.states = {port.index for node in self._select for port in origins[node]}
+        self.states = {port.index for node in self._selecting_users for port in origins[node]}
 
     def graph(self, flags: Sequence[Port]) -> fx.Graph:
         graph = fx.Graph()
         new: dict[fx.Node, fx.Node] = {}
         selected: dict[fx.Node, fx.Node] = {}
-        came: dict[int, fx.Node] = {}
+        flag_by_state: dict[int, fx.Node] = {}
         combined: dict[tuple[int, ...], fx.Node] = {}
         placeholders = [node for node in self._graph.nodes if node.op == "placeholder"]
         for node in placeholders:
             new[node] = graph.node_copy(node)
         for port in flags:
-            came[port.index] = graph.placeholder(port.name)
-            came[port.index].meta["val"] = torch.empty((), dtype=torch.bool, device="meta")
+            flag_by_state[port.index] = graph.placeholder(port.name)
+            flag_by_state[port.index].meta["val"] = torch.empty((), dtype=torch.bool, device="meta")
 
         def select(node: fx.Node) -> fx.Node:
             states = tuple(sorted(port.index for port in self._origins[node]))
@@ -189,12 +199,17 @@ class Selection:
                 key = states[: i + 1]
                 if key not in combined:
                     combined[key] = (
-                        came[state]
+                        flag_by_state[state]
                         if i == 0
-                        else _call(graph, _prims.bitwise_or.default, (combined[key[:-1]], came[state]), came[state])
+                        else _create_call(
+                            graph,
+                            _prims.bitwise_or.default,
+                            (combined[key[:-1]], flag_by_state[state]),
+                            flag_by_state[state],
+                        )
                     )
             if node not in selected:
-                selected[node] = _call(graph, _prims.where.default, (combined[states], new[node], 0.0), node)
+                selected[node] = _create_call(graph, _prims.where.default, (combined[states], new[node], 0.0), node)
             return selected[node]
 
         for node in self._graph.nodes:
@@ -202,7 +217,7 @@ class Selection:
                 continue
 
             def argument(value: fx.Node, node: fx.Node = node) -> fx.Node:
-                return select(value) if node in self._select.get(value, ()) else new[value]
+                return select(value) if node in self._selecting_users.get(value, ()) else new[value]
 
             if node.op == "output":
                 graph.output(fx.node.map_arg(node.args[0], argument))
@@ -215,10 +230,10 @@ class Selection:
         if node.op == "placeholder":
             return True
         target: Any = node.target
-        mine = self._origins[node]
+        origins = self._origins[node]
         operands = [a for a in node.args if isinstance(a, fx.Node) and a in self._origins]
-        # An operand is also zero here if its value is selected before the node reads it.
-        if not all(a in self._zero or node in self._select.get(a, ()) for a in operands):
+        # An operand is also zero for this node if the node reads the selected value.
+        if not all(a in self._zero or node in self._selecting_users.get(a, ()) for a in operands):
             return False
         if target in (_prims.neg.default, _prims.convert_element_type.default):
             return True
@@ -231,13 +246,13 @@ class Selection:
             return node.args[0] in operands and isinstance(divisor, int | float) and _is_divisor(divisor)
         if target is _prims.where.default:
             return all(a in operands or _is_zero(a) for a in node.args[1:])
-        return not mine
+        return not origins
 
     def _is_finite(self, value: Any) -> bool:
         return math.isfinite(value) if isinstance(value, int | float) else value in self._finite
 
 
-def _finite_values(graph: fx.Graph) -> set[fx.Node]:
+def _find_finite_values(graph: fx.Graph) -> set[fx.Node]:
     """Values that are finite for all arguments: masks, numbers, and their sums and products."""
     finite: set[fx.Node] = set()
     closed = (
@@ -268,7 +283,7 @@ def _is_zero(value: object) -> bool:
     return isinstance(value, int | float) and value == 0
 
 
-def _call(graph: fx.Graph, target: Any, args: tuple[Any, ...], like: fx.Node) -> fx.Node:
+def _create_call(graph: fx.Graph, target: Any, args: tuple[Any, ...], like: fx.Node) -> fx.Node:
     node = graph.call_function(target, args)
     node.meta["val"] = like.meta["val"]
     return node

@@ -14,7 +14,7 @@ from flexsn_graph.ir._step_graph import StepGraph
 _prims, _aten = torch.ops.prims, torch.ops.aten
 
 # For each op, the positions of the operands that must be zeros and ones so that the result consists of zeros and ones.
-_FROM: dict[object, tuple[int, ...]] = {
+_BINARY_OPERANDS: dict[object, tuple[int, ...]] = {
     _prims.convert_element_type.default: (0,),
     _prims.mul.default: (0, 1),
     _prims.maximum.default: (0, 1),
@@ -32,17 +32,17 @@ def not_zero_one(step: StepGraph, result: int, given: Collection[Port] = ()) -> 
 
     Args:
         result: index among the step's results.
-        given: arguments that are known to be zeros and ones.
+        given: arguments that always consist of zeros and ones.
     """
-    seen = {step.placeholders[port] for port in given}
+    visited = {step.placeholders[port] for port in given}
     waiting: list[object] = [step.entries[result]]
     while waiting:
         value = waiting.pop()
-        if not isinstance(value, fx.Node) or value in seen or _is_flag(value):
+        if not isinstance(value, fx.Node) or value in visited or _is_flag(value):
             continue
-        seen.add(value)
-        operands = _made_of(value)
-        if operands is None or any(not isinstance(one, fx.Node) and one not in (0, 1) for one in operands):
+        visited.add(value)
+        operands = _list_binary_operands(value)
+        if operands is None or any(not isinstance(operand, fx.Node) and operand not in (0, 1) for operand in operands):
             return value
         waiting += operands
     return None
@@ -53,12 +53,12 @@ def _is_flag(node: fx.Node) -> bool:
     return isinstance(value, Tensor) and value.dtype == torch.bool
 
 
-def _made_of(node: fx.Node) -> list[object] | None:
-    """The operands that must be zeros and ones so that `node` is 0 or 1. `None` if it may have any value."""
+def _list_binary_operands(node: fx.Node) -> list[object] | None:
+    """The operands that must be zeros and ones so that `node` is 0 or 1. `None` if `node` may have any value."""
     if node.target in FILL_OPS:
-        place = FILL_OPS[node.target]
-        return [0 if place is None else node.args[place]]
+        position = FILL_OPS[node.target]
+        return [0 if position is None else node.args[position]]
     if node.target is _prims.sub.default and node.args[0] == 1:
         return [node.args[1]]
-    places = _FROM.get(node.target)
-    return None if places is None or node.op != "call_function" else [node.args[i] for i in places]
+    positions = _BINARY_OPERANDS.get(node.target)
+    return None if positions is None or node.op != "call_function" else [node.args[i] for i in positions]

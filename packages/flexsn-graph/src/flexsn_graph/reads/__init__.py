@@ -1,4 +1,4 @@
-"""Values that a core reads in Python during a trace, and checks that they are unchanged at the next call."""
+"""Records the values that a core reads in Python during a trace, and checks at later calls that they are unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names in the byte code of a function, except for its arguments."""
+"""Finds the names in the byte code of a function, except for the names of its arguments."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ class Names:
 
 @lru_cache(4096)
 def names_of(code: CodeType) -> Names:
-    """The names that a code object reads. The result is cached for each code object."""
+    """The names that a code object reads."""
     variables: dict[str, None] = {}
     attributes: set[str] = set()
     imports: list[tuple[int, str]] = []
-    before: list[dis.Instruction] = []
+    previous: list[dis.Instruction] = []
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
             variables[instruction.argval] = None
         elif instruction.opname == "IMPORT_NAME":
-            level = before[-2].argval if len(before) > 1 else 0
+            level = previous[-2].argval if len(previous) > 1 else 0
             imports.append((level if isinstance(level, int) else 0, instruction.argval))
         elif instruction.opcode in dis.hasname:
             attributes.add(instruction.argval)
-        before = [*before[-1:], instruction]
+        previous = [*previous[-1:], instruction]
     return Names(tuple(variables), frozenset(attributes), tuple(imports))
 
 
 def nested(code: CodeType) -> list[CodeType]:
     """The code of all functions defined inside a function, at any depth."""
     inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-    return [*inner, *(deeper for one in inner for deeper in nested(one))]
+    return [*inner, *(deeper for function_code in inner for deeper in nested(function_code))]

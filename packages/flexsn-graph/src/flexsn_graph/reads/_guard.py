@@ -11,15 +11,15 @@ from flexsn_graph.reads._places import Place
 
 
 class Guard:
-    """A check of all places by identity, as one generated Python function. The check takes about 20 ns per place.
+    """A check of all places, as one generated Python function. The check takes about 20 ns per place.
 
     Args:
         values: the values that were read, by place.
 
     Attributes:
         watches: True if any place is checked.
-        holds: the check. It also fails if an equal object has replaced an object that was read. In that case, `changed`
-            decides.
+        holds: the check. It compares most objects by identity, so it may return False although all objects are equal to
+            those that were read. In that case, `changed` finds the values that differ.
     """
 
     def __init__(self, values: Mapping[Place, Any]) -> None:
@@ -36,7 +36,7 @@ class Guard:
                 self._cells[token] = CellType(place.token(value))
                 conditions.append(condition)
         self.watches = bool(conditions)
-        code = _compiled("\n        and ".join(conditions) or "True", tuple(self._cells))
+        code = _compile("\n        and ".join(conditions) or "True", tuple(self._cells))
         closure = tuple(self._cells[name] for name in code.co_freevars)
         self.holds: Callable[[], bool] = FunctionType(code, {}, closure=closure)
 
@@ -44,13 +44,13 @@ class Guard:
         """Returns the current value of each place whose value differs from the recorded value."""
         results = {}
         for place, before in self._values.items():
-            now = place.read()
-            if now is before:
+            current = place.read()
+            if current is before:
                 continue
-            if place.same(now, before):
-                self.expect(place, now)
+            if place.same(current, before):
+                self.expect(place, current)
             else:
-                results[place] = now
+                results[place] = current
         return results
 
     def expect(self, place: Place, value: Any) -> None:
@@ -67,7 +67,7 @@ class Guard:
 
 
 @lru_cache(1024)
-def _compiled(conditions: str, variables: tuple[str, ...]) -> CodeType:
+def _compile(conditions: str, variables: tuple[str, ...]) -> CodeType:
     source = f"""
 def make({", ".join(variables)}):
     def holds():

@@ -1,4 +1,4 @@
-"""Recognizes functions and internal objects of libraries, because a trace does not have to read them again."""
+"""Recognizes functions and internal objects of libraries, whose values do not have to be compared at each call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LIBRARIES = frozenset(
         *("flexsn_graph", "flexsn_codegen", "flexsn_hop", "flexsn_runtime", "flexsn_nn"),
     }
 )
-# Modules of library classes whose objects contain values of the user.
+# Modules of library classes whose objects contain the user's values.
 _HOLDERS = (
     *("collections", "argparse", "types", "dataclasses", "weakref", "_weakrefset", "configparser", "queue"),
     *("multiprocessing.sharedctypes", "torch.nn", "torch.optim", "flexsn_nn", "flexsn_runtime"),
@@ -30,7 +30,7 @@ def is_library(module: object) -> bool:
 
 
 def is_library_function(function: FunctionType) -> bool:
-    """True if a library contains the function's code. A library's wrapper around a user's function counts, too."""
+    """True if the function is defined in a library. A library's wrapper around a user's function also counts."""
     return is_library(function.__globals__.get("__name__"))
 
 
@@ -39,7 +39,7 @@ def is_library_class(cls: type) -> bool:
     return is_library(cls.__module__)
 
 
-def keeps_to_itself(cls: type) -> bool:
+def is_internal(cls: type) -> bool:
     """True if a library uses objects of this class internally, such as loggers, locks and context managers."""
     module = cls.__module__
     if not is_library(module):

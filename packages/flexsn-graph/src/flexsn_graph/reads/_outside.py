@@ -1,8 +1,8 @@
-"""Library functions that depend on more than their arguments: a clock, a setting, a file, a random generator.
+"""Recognizes library functions that depend on more than their arguments, such as a clock, a setting or a file.
 
-Calls of such functions from user code are detected during the trace of a core. If a function can be called again, its
-result is compared at each call. Random generators are rejected. The results of all other functions are read once and
-reported by name.
+Calls of such functions from user code are detected during the trace of a core. If a function can be called again
+without side effects, its result is compared at each call. Random generators are refused. All other such
+functions are called only in the trace, and their names are reported.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 # Functions without arguments and side effects. Their results are compared at each call.
-_ASKED_AGAIN: tuple[Callable[[], Any], ...] = (
+_REPEATABLE: tuple[Callable[[], Any], ...] = (
     torch.get_float32_matmul_precision,
     torch.are_deterministic_algorithms_enabled,
     torch.is_deterministic_algorithms_warn_only_enabled,
@@ -28,23 +28,26 @@ _ASKED_AGAIN: tuple[Callable[[], Any], ...] = (
     torch.random.initial_seed,
     os.getcwd,
 )
-_BUILTIN_ASKED = {id(f): f for f in _ASKED_AGAIN if not isinstance(f, FunctionType)}
-_PYTHON_ASKED: dict[CodeType, Callable[[], Any]] = {f.__code__: f for f in _ASKED_AGAIN if isinstance(f, FunctionType)}
-# Settings that are always compared. A trace is valid for their values only, even if the core does not read them.
+_REPEATABLE_BUILTINS = {id(f): f for f in _REPEATABLE if not isinstance(f, FunctionType)}
+_REPEATABLE_FUNCTIONS: dict[CodeType, Callable[[], Any]] = {
+    f.__code__: f for f in _REPEATABLE if isinstance(f, FunctionType)
+}
+# Functions that read settings. These settings are always compared, because each trace is valid for their values only.
 _COMPARED = frozenset({"get_default_dtype", "get_default_device", "get_autocast_dtype", "is_autocast_enabled"})
 
 _RANDOM = frozenset({"random", "secrets"})
-# Modules whose functions depend on their arguments alone, or have effects on which no result depends, such as warnings.
-_NAMES_BY_ARGUMENTS = """
+# Modules whose functions depend on their arguments alone. Functions that only have side effects, such as warnings, also
+# count.
+_PURE_MODULE_NAMES = """
     _abc _bisect _collections _collections_abc _contextvars _functools _heapq _operator _pickle _py_abc _sre _struct
     _thread _weakref _weakrefset abc array ast bisect cmath codecs collections colorsys configparser contextlib
     contextvars copy copyreg dataclasses decimal enum fractions functools heapq importlib itertools json keyword
     marshal math numbers operator pickle pprint queue re reprlib statistics string struct textwrap token tokenize
     traceback types typing typing_extensions unicodedata warnings weakref zlib
 """
-_BY_ARGUMENTS = frozenset(_NAMES_BY_ARGUMENTS.split())
-# In all other modules: the functions that depend on more than their arguments.
-_OF_MODULES: dict[str, frozenset[str]] = {
+_PURE_MODULES = frozenset(_PURE_MODULE_NAMES.split())
+# In these modules, only the listed functions depend on more than their arguments.
+_STATEFUL_BY_MODULE: dict[str, frozenset[str]] = {
     "builtins": frozenset({"id", "input"}),
     "datetime": frozenset({"now", "today", "utcnow"}),
     "io": frozenset({"open", "open_code"}),
@@ -62,19 +65,21 @@ _OF_MODULES: dict[str, frozenset[str]] = {
         {"fromfile", "genfromtxt", "get_printoptions", "getbufsize", "geterr", "geterrcall", "load", "loadtxt"}
     ),
 }
-_OF_TORCH = ("are_", "current_", "device_count", "get_", "initial_seed", "is_", "load", "memory_", "_get_")
-# Functions of a value, and functions that return the same value in each trace and in a loop.
-_OF_A_VALUE = frozenset(
-    {"is_storage", "is_tensor", "is_scripting", "is_tracing", "get_device_module", "is_tensor_like"}
-)
-_NOT_STATE = ("torch.nn.", "torch.fx.", "torch.utils.", "torch.func.", "torch.distributions.", "torch.optim.")
+_STATEFUL_PREFIXES = ("are_", "current_", "device_count", "get_", "initial_seed", "is_", "load", "memory_", "_get_")
+# Functions that depend on their argument alone, or that return the same value in a trace as in a loop.
+_STATELESS = frozenset({"is_storage", "is_tensor", "is_scripting", "is_tracing", "get_device_module", "is_tensor_like"})
+_STATELESS_MODULES = ("torch.nn.", "torch.fx.", "torch.utils.", "torch.func.", "torch.distributions.", "torch.optim.")
 
 
-def asked_again(function: Any) -> Callable[[], Any] | None:
-    """The function to call again if its result can be compared at each call. `function` may also be its code."""
+def find_repeatable(function: Any) -> Callable[[], Any] | None:
+    """The function itself if its result can be compared at each call, otherwise `None`.
+
+    Args:
+        function: a function, or the code of a function.
+    """
     if isinstance(function, CodeType):
-        return _PYTHON_ASKED.get(function)
-    return _BUILTIN_ASKED.get(id(function))
+        return _REPEATABLE_FUNCTIONS.get(function)
+    return _REPEATABLE_BUILTINS.get(id(function))
 
 
 def is_random(module: str | None, owner: object = None) -> bool:
@@ -93,14 +98,14 @@ def depends_on_more(module: str | None, name: str) -> bool:
         return False
     top = module.partition(".")[0]
     if top == "torch":
-        if module.startswith(_NOT_STATE) or name in _OF_A_VALUE:
+        if module.startswith(_STATELESS_MODULES) or name in _STATELESS:
             return False
-        return name.startswith(_OF_TORCH) and name not in _COMPARED
-    if top in _OF_MODULES:
-        return name.rpartition(".")[2] in _OF_MODULES[top]
+        return name.startswith(_STATEFUL_PREFIXES) and name not in _COMPARED
+    if top in _STATEFUL_BY_MODULE:
+        return name.rpartition(".")[2] in _STATEFUL_BY_MODULE[top]
     if top in ("triton", "sympy", "mpmath") or top.startswith("flexsn_"):
         return False
-    return top not in _BY_ARGUMENTS
+    return top not in _PURE_MODULES
 
 
 def origin(function: BuiltinFunctionType) -> tuple[str | None, str]:

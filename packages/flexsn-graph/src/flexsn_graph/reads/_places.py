@@ -1,4 +1,4 @@
-"""Places that a core reads. A place can be read again and compared with the value that was read before."""
+"""Places that a core reads. Each place can be read again, and its value compared with the value read before."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Bind = Callable[[Any], str]
 
 ANY_NAME = "*"
 
-_GONE = (KeyError, AttributeError, ValueError, IndexError, ReferenceError, TypeError)
+_LOOKUP_ERRORS = (KeyError, AttributeError, ValueError, IndexError, ReferenceError, TypeError)
 
 
 class NotTwinsError(Exception):
@@ -44,8 +44,8 @@ class Place:
 
     Attributes:
         name: the name in messages, such as ``self.tau``.
-        in_backward: True if a backward formula reads the place. `in_backward` and `in_forward` may both be True.
-        in_forward: True if the step itself reads the place.
+        in_backward: True if a backward formula reads the place.
+        in_forward: True if the step itself reads the place. `in_backward` and `in_forward` may both be True.
     """
 
     __slots__ = ("in_backward", "in_forward", "name")
@@ -56,12 +56,12 @@ class Place:
 
     @property
     def key(self) -> Hashable:
-        """A value that is equal for equal places."""
+        """Identifies the place. Equal places have equal keys."""
         raise NotImplementedError
 
     @property
     def owner(self) -> tuple[Any, Any]:
-        """The object that contains the place, and its name or key there. The key is `None` for the whole object."""
+        """The object that contains the place, and the name or key in it. The key `None` means the whole object."""
         raise NotImplementedError
 
     def get(self) -> Any:
@@ -77,7 +77,11 @@ class Place:
         raise NotImplementedError
 
     def pair(self, twins: Counterparts, before: Any, other: Any) -> None:
-        """Compares the value that was read with the value in the counterpart."""
+        """Compares the value that was read from this place with the value in its counterpart.
+
+        Raises:
+            NotTwinsError: the values differ.
+        """
         twins.pair(before, other)
 
     def _compare(self, before: Any, other: Any) -> None:
@@ -88,16 +92,16 @@ class Place:
         """Returns the value in the place, or `MISSING`."""
         try:
             return self.get()
-        except _GONE:
+        except _LOOKUP_ERRORS:
             return MISSING
 
     def condition(self, before: Any, token: str, bind: Bind) -> str | None:
         """Python source that is true if the place still has the value `before`.
 
-        `None` if other places are compared instead.
+        `None` if the place does not have to be compared.
 
         Args:
-            token: name of the variable in this source that contains `token(before)`.
+            token: name of the variable that contains `self.token(before)` in this source.
         """
         if before is MISSING:
             return f"{bind(self.read)}() is {token}"
@@ -107,9 +111,9 @@ class Place:
         """The object with which the condition compares."""
         return before
 
-    def same(self, now: Any, before: Any) -> bool:
-        """True if a core behaves in the same way whether it reads `now` or `before`."""
-        return same(now, before)
+    def same(self, current: Any, before: Any) -> bool:
+        """True if a core behaves in the same way whether it reads `current` or `before`."""
+        return same(current, before)
 
 
 class DictEntry(Place):
@@ -208,10 +212,10 @@ class ClassKeys(Place):
     def token(self, before: Any) -> Any:
         return len(before)
 
-    def same(self, now: Any, before: Any) -> bool:
+    def same(self, current: Any, before: Any) -> bool:
         if ANY_NAME in self._relevant:
-            return set(now) == set(before)
-        return not any(name in self._relevant or name[:2] == "__" == name[-2:] for name in set(now) ^ set(before))
+            return set(current) == set(before)
+        return not any(name in self._relevant or name[:2] == "__" == name[-2:] for name in set(current) ^ set(before))
 
 
 class Cell(Place):
@@ -300,7 +304,7 @@ class Result(Place):
 
 
 class Equal(Result):
-    """The result of a call that creates a new object each time. It is compared by equality."""
+    """The result of a function that creates a new object in each call. The result is compared by equality."""
 
     __slots__ = ()
 
@@ -310,12 +314,12 @@ class Equal(Result):
     def pair(self, twins: Counterparts, before: Any, other: Any) -> None:
         self._compare(before, other)
 
-    def same(self, now: Any, before: Any) -> bool:
-        return bool(now == before)
+    def same(self, current: Any, before: Any) -> bool:
+        return bool(current == before)
 
 
 class Content(Place):
-    """All elements of a container in order. For a dictionary, all keys come first, followed by all values."""
+    """All elements of a container in order. For a dictionary, first all keys and then all values."""
 
     __slots__ = ("_container", "_length", "_read")
 
@@ -340,8 +344,8 @@ class Content(Place):
     def pair(self, twins: Counterparts, before: Any, other: Any) -> None:
         if len(before) != len(other):
             raise NotTwinsError
-        for element, others in zip(before, other, strict=True):
-            twins.pair(element, others)
+        for element, other_element in zip(before, other, strict=True):
+            twins.pair(element, other_element)
 
     def get(self) -> Any:
         return list(self._read(self._container))
@@ -355,10 +359,11 @@ class Content(Place):
         elements = len(before) // 2 if pairs else len(before)
         return f"{length}({container}) == {elements} and all(map({bind(is_)}, {read}({container}), {token}))"
 
-    def same(self, now: Any, before: Any) -> bool:
+    def same(self, current: Any, before: Any) -> bool:
         # Tensors in the container have their own places.
-        return len(now) == len(before) and all(
-            (isinstance(a, Tensor) and isinstance(b, Tensor)) or same(a, b) for a, b in zip(now, before, strict=True)
+        return len(current) == len(before) and all(
+            (isinstance(a, Tensor) and isinstance(b, Tensor)) or same(a, b)
+            for a, b in zip(current, before, strict=True)
         )
 
 
@@ -368,22 +373,22 @@ class TensorAttributes(Content):
     __slots__ = ()
 
     def get(self) -> Any:
-        return _without_notes(self._container)
+        return _list_user_attributes(self._container)
 
     def condition(self, before: Any, token: str, bind: Bind) -> str | None:
-        container, now = bind(self._container), bind(_without_notes)
+        container, current = bind(self._container), bind(_list_user_attributes)
         if not before:
-            return f"(not {container} or not {now}({container}))"
-        return f"{bind(_identical)}({now}({container}), {token})"
+            return f"(not {container} or not {current}({container}))"
+        return f"{bind(_are_identical)}({current}({container}), {token})"
 
 
-def _without_notes(attributes: dict[str, Any]) -> list[Any]:
-    own = {name: value for name, value in attributes.items() if not name.startswith("_dynamo_")}
-    return [*own.keys(), *own.values()]
+def _list_user_attributes(attributes: dict[str, Any]) -> list[Any]:
+    user_attributes = {name: value for name, value in attributes.items() if not name.startswith("_dynamo_")}
+    return [*user_attributes.keys(), *user_attributes.values()]
 
 
-def _identical(now: list[Any], before: list[Any]) -> bool:
-    return len(now) == len(before) and all(map(is_, now, before))
+def _are_identical(current: list[Any], before: list[Any]) -> bool:
+    return len(current) == len(before) and all(map(is_, current, before))
 
 
 class Cached(Place):
@@ -415,34 +420,34 @@ class Cached(Place):
     def condition(self, before: Any, token: str, bind: Bind) -> str | None:
         if not before:
             return None
-        now = f"map({bind(self._cache)}.get, {token})"
-        return f"all(map({bind(is_)}, {now}, {token}.values()))"
+        current = f"map({bind(self._cache)}.get, {token})"
+        return f"all(map({bind(is_)}, {current}, {token}.values()))"
 
-    def same(self, now: Any, before: Any) -> bool:
-        return all(key in now and now[key] is value for key, value in before.items())
+    def same(self, current: Any, before: Any) -> bool:
+        return all(key in current and current[key] is value for key, value in before.items())
 
 
-def _entries_of(mapping: dict[Any, Any]) -> Iterable[Any]:
+def _list_entries(mapping: dict[Any, Any]) -> Iterable[Any]:
     return chain(dict.keys(mapping), dict.values(mapping))
 
 
-def _ordered(mapping: OrderedDict[Any, Any]) -> Iterable[Any]:
+def _list_ordered_entries(mapping: OrderedDict[Any, Any]) -> Iterable[Any]:
     return chain(OrderedDict.keys(mapping), OrderedDict.values(mapping))
 
 
-def _viewed(mapping: MappingProxyType[Any, Any]) -> Iterable[Any]:
+def _list_viewed_entries(mapping: MappingProxyType[Any, Any]) -> Iterable[Any]:
     return chain(mapping.keys(), mapping.values())
 
 
-# For each type, one function that returns the elements and one that returns their number. Neither function calls
+# For each type, a function that returns the elements, and a function that counts them. Neither function calls
 # `__iter__` or `__len__` of subclasses.
 _READERS: dict[type, tuple[Callable[[Any], Iterable[Any]], Callable[[Any], int]]] = {
     list: (list.__iter__, list.__len__),
-    OrderedDict: (_ordered, dict.__len__),
-    dict: (_entries_of, dict.__len__),
+    OrderedDict: (_list_ordered_entries, dict.__len__),
+    dict: (_list_entries, dict.__len__),
     set: (set.__iter__, set.__len__),
     deque: (deque.__iter__, deque.__len__),
-    MappingProxyType: (_viewed, len),
+    MappingProxyType: (_list_viewed_entries, len),
 }
 
 

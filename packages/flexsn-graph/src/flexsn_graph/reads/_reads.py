@@ -1,4 +1,4 @@
-"""Values that a core reads in addition to its arguments, and checks that they are unchanged."""
+"""Records the values that a core reads in addition to its arguments, and checks that they are unchanged."""
 
 from __future__ import annotations
 
@@ -32,10 +32,12 @@ class Reads:
 
     Args:
         core: the step function.
-        follow: True if values can change. If False, nothing is recorded, and the tensors of the first trace are used.
+        follow: True to record the values and to compare them. If False, nothing is recorded, and the tensors of the
+            first trace are used.
 
     Attributes:
-        holds: a fast check of all places. The check may fail for irrelevant reasons. In that case, `fetch` decides.
+        holds: a fast check of all places. It may return False although no relevant value has changed. In that case,
+            `fetch` decides.
         changed_by_core: names of values that the core itself changes each time it runs, such as a counter. Such values
             are not compared.
     """
@@ -47,8 +49,8 @@ class Reads:
         self._values: dict[Place, Any] = {}
         self._tensors: tuple[Tensor, ...] = ()
         self._places: list[list[Place]] = []
-        self._is_kept = False
-        self._kinds: list[tuple[Any, ...]] = []  # kinds of the tensors at the time of the trace
+        self._is_complete = False
+        self._properties: list[tuple[Any, ...]] = []  # kinds of the tensors at the time of the trace
         self._guard = Guard({})
         self.holds = self._guard.holds
         self._backward_guard = self._guard
@@ -61,16 +63,16 @@ class Reads:
             return
         with self._recorder.recording(self._core):
             yield
-        known = len(self._values)
+        num_before = len(self._values)
         for place in self._recorder.places.values():
             if place not in self._values and place.name not in self.changed_by_core:
                 self._values[place] = place.read()
         self._forget_overwritten()
-        if self._is_kept and len(self._values) > known:
+        if self._is_complete and len(self._values) > num_before:
             self.keep(self._tensors)
 
     def restored(self) -> AbstractContextManager[None]:
-        """Context of a whole trace. After the trace, every object that the core reaches is restored."""
+        """Context of a whole trace. Afterwards, every object that the core reaches is restored."""
         return nullcontext() if self._recorder is None else self._recorder.surroundings.trace()
 
     def run(self, origin: Origin) -> AbstractContextManager[None]:
@@ -83,11 +85,11 @@ class Reads:
 
     @contextmanager
     def preserved(self) -> Iterator[None]:
-        """Context of a run of a core that `run` has already checked.
+        """Context of a run of a core that has already run without errors in the context `run`.
 
-        After the run, every object that the core reaches is restored.
+        Afterwards, every object that the core reaches is restored.
         """
-        with self.restored(), self.run(_CHECKED):
+        with self.restored(), self.run(_CHECKED_ORIGIN):
             yield
 
     @property
@@ -96,7 +98,7 @@ class Reads:
         return [] if self._recorder is None else list(self._recorder.surroundings.derived)
 
     def _forget_overwritten(self) -> None:
-        """Omits values from the comparison if the core sets them before it reads them."""
+        """Omits values from the comparison if the core itself sets them to tensors."""
         assert self._recorder is not None
         for place in [place for place in self._values if place.name in self._recorder.overwritten]:
             self.changed_by_core.append(place.name)
@@ -104,22 +106,22 @@ class Reads:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The compared tensors at the time of the last comparison."""
+        """The tensors that the core used, as they were at the last comparison."""
         return self._tensors
 
     def of_twin(self, core: Callable[..., Any]) -> Reads | None:
-        """The reads of another core, found without running the core. `None` if the core would read different values.
+        """The reads of another core, found without running that core. `None` if that core would read different values.
 
-        A core has no twin if some of its reads are not places, such as a read of a clock or of an identity.
+        The result is also `None` if some reads of this core have no place, such as reads of a clock or of `id(x)`.
         """
-        if not self._is_kept or self._recorder is None or self.changed_by_core or self._recorder.once:
+        if not self._is_complete or self._recorder is None or self.changed_by_core or self._recorder.once:
             return None
         if self._recorder.reads_identities or self._recorder.overwritten or self.derived:
             return None
-        read = {place: value for place, value in self._values.items() if not _is_note(place)}
+        values_read = {place: value for place, value in self._values.items() if not _is_note(place)}
         try:
             twins = Twins(self._core, core)
-            values = twins.values(read)
+            values = twins.values(values_read)
             tensors = [twins.counterpart(tensor) for tensor in self._tensors]
             # The trace is valid for the recorded tensors. Tensors of the first core may have changed since the trace.
             for place, before in self._values.items():
@@ -127,9 +129,11 @@ class Reads:
                     return None
         except NotTwinsError:
             return None
-        if self._kinds != [_kind(tensor) for tensor in tensors]:
+        if self._properties != [_list_properties(tensor) for tensor in tensors]:
             return None
-        if len({_memory(tensor) for tensor in tensors}) != len({_memory(tensor) for tensor in self._tensors}):
+        if len({_describe_memory(tensor) for tensor in tensors}) != len(
+            {_describe_memory(tensor) for tensor in self._tensors}
+        ):
             return None
         result = Reads(core)
         result._values = dict(values.values())
@@ -149,9 +153,9 @@ class Reads:
             self._recorder.in_backward = False
 
     def settle(self) -> None:
-        """Finds the values that the core itself changes. Call this after the core has run again.
+        """Finds the values that the core itself changes. Call this method after the core has run again.
 
-        Values that have changed since the first run are changed by the core itself.
+        If a value has changed since the first run, the core itself changes it.
         """
         for place, before in list(self._values.items()):
             if not place.same(place.read(), before):
@@ -159,44 +163,44 @@ class Reads:
                 del self._values[place]
 
     def keep(self, tensors: Sequence[Tensor]) -> None:
-        """Starts to compare the values.
+        """Stores the tensors that the core used. From now on, all recorded values are compared.
 
         Args:
             tensors: the tensors that the core's operations used.
         """
-        if not self._is_kept:
-            self._kinds = [_kind(tensor) for tensor in tensors]
-        self._tensors, self._is_kept = tuple(tensors), True
-        number = {id(t): i for i, t in enumerate(tensors)}
-        by_memory = {_memory(t): i for i, t in enumerate(tensors)}
-        known = {place.key for place in self._values}
+        if not self._is_complete:
+            self._properties = [_list_properties(tensor) for tensor in tensors]
+        self._tensors, self._is_complete = tuple(tensors), True
+        index_by_id = {id(t): i for i, t in enumerate(tensors)}
+        index_by_memory = {_describe_memory(t): i for i, t in enumerate(tensors)}
+        known_keys = {place.key for place in self._values}
         self._places = [[] for _ in tensors]
-        beside: list[Place] = []
+        descriptions: list[Place] = []
         for place, value in self._values.items():
             if not isinstance(value, Tensor):
                 continue
-            if id(value) in number:
-                self._places[number[id(value)]].append(place)
+            if id(value) in index_by_id:
+                self._places[index_by_id[id(value)]].append(place)
                 continue
-            # The core may have read properties of a tensor that no operation used, or that was used by another name.
-            description = Equal(place.name, _NOTE, _described, value)
-            if description.key not in known:
-                known.add(description.key)
-                beside.append(description)
-            if _memory(value) in by_memory:
-                self._places[by_memory[_memory(value)]].append(place)
-        self._values |= {place: place.read() for place in beside}
-        self._arm()
+            # No operation used this object itself, but the core may have read its properties.
+            description = Equal(place.name, _NOTE, _describe, value)
+            if description.key not in known_keys:
+                known_keys.add(description.key)
+                descriptions.append(description)
+            if _describe_memory(value) in index_by_memory:
+                self._places[index_by_memory[_describe_memory(value)]].append(place)
+        self._values |= {place: place.read() for place in descriptions}
+        self._create_guards()
 
     def keep_more(self) -> None:
-        """Also compares the reads of another trace, except for values that the core changes.
+        """Also compares the values that were recorded in a second trace, except for values that the core changes.
 
-        Call this method after the other trace.
+        Call this method after the second trace.
         """
         self.settle()
         self.keep(self._tensors)
 
-    def _arm(self) -> None:
+    def _create_guards(self) -> None:
         self._guard = Guard(self._values)
         self.holds = self._guard.holds
         read_backward = {place: value for place, value in self._values.items() if place.in_backward}
@@ -217,19 +221,19 @@ class Reads:
         for i, places in enumerate(self._places):
             if changed.keys().isdisjoint(places):
                 continue
-            results = [place.read() for place in places]
+            values = [place.read() for place in places]
             if any(self._values[place] is not self._tensors[i] for place in places):
                 return None  # one tensor under two names, such as `w` and `w.data`
-            if not isinstance(results[0], Tensor) or any(other is not results[0] for other in results[1:]):
+            if not isinstance(values[0], Tensor) or any(other is not values[0] for other in values[1:]):
                 return None
-            tensors[i] = results[0]
-        known = {place for places in self._places for place in places}
-        if any(place not in known for place in changed):
+            tensors[i] = values[0]
+        tensor_places = {place for places in self._places for place in places}
+        if any(place not in tensor_places for place in changed):
             return None
         self._tensors = tuple(tensors)
-        for place, now in changed.items():
-            self._values[place] = now
-            self._guard.expect(place, now)
+        for place, current in changed.items():
+            self._values[place] = current
+            self._guard.expect(place, current)
         return self._tensors
 
     def changed(self) -> dict[Place, Any]:
@@ -241,11 +245,11 @@ class Reads:
         return list(self._values)
 
     def has_other_numbers(self) -> bool:
-        """True if a changed value is neither a flag nor a text nor a tensor, so that numbers may depend on it."""
-        return any(not isinstance(now, _WITHOUT_NUMBERS) for now in self.changed().values())
+        """True if a changed value can contain numbers: the value is neither a flag nor a text nor a tensor."""
+        return any(not isinstance(value, _WITHOUT_NUMBERS) for value in self.changed().values())
 
     def holds_for_backward(self) -> bool:
-        """True if the values that backward formulas read are unchanged. `changed_for_backward` lists changed values."""
+        """True if the values that backward formulas read are unchanged. See also `changed_for_backward`."""
         return self._backward_guard.holds()
 
     @property
@@ -266,7 +270,7 @@ class Reads:
         return results
 
     def once(self) -> dict[str, SourceLocation | None]:
-        """Names of values, such as a clock, that were read and are not compared, with their locations."""
+        """Names of values that were read but are not compared, such as a clock, each with the line of the read."""
         return {} if self._recorder is None else dict(self._recorder.once)
 
     def note(self, name: str, location: SourceLocation | None) -> None:
@@ -283,18 +287,18 @@ def _is_note(place: Place) -> bool:
     return isinstance(place, Equal) and place.kind == _NOTE
 
 
-_CHECKED = Origin(lambda t: isinstance(t, FakeTensor), lambda t: True, lambda t: False, lambda t: None)
+_CHECKED_ORIGIN = Origin(lambda t: isinstance(t, FakeTensor), lambda t: True, lambda t: False, lambda t: None)
 
 
-def _memory(tensor: Tensor) -> tuple[Any, ...]:
+def _describe_memory(tensor: Tensor) -> tuple[Any, ...]:
     if tensor.layout is not torch.strided:
         return (id(tensor),)
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
-def _kind(tensor: Tensor) -> tuple[Any, ...]:
-    return (*_memory(tensor)[1:], tensor.requires_grad, tensor.is_leaf)
+def _list_properties(tensor: Tensor) -> tuple[Any, ...]:
+    return (*_describe_memory(tensor)[1:], tensor.requires_grad, tensor.is_leaf)
 
 
-def _described(tensor: Tensor) -> tuple[Any, ...]:
-    return (*_memory(tensor), tensor.requires_grad)
+def _describe(tensor: Tensor) -> tuple[Any, ...]:
+    return (*_describe_memory(tensor), tensor.requires_grad)

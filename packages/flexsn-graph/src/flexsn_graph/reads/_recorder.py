@@ -1,8 +1,8 @@
-"""Records the values that a core reads while it runs. Each value that Python passes to the core has a place.
+"""Records the values that a core reads while it runs. Each value that the core can read has a place.
 
-Parts of these values have places, too. Attributes are recorded when they are read. Python reads global variables,
-closures, elements of containers and special methods without a hook. The recorder finds such values in the function that
-runs, or in the value that contains them.
+An attribute is recorded when the core reads it. Reads of global variables, closure variables, elements of containers
+and special methods cannot be observed. The recorder records such values when the function that names them runs, or when
+the core reads the object that contains them.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from flexsn_graph._location import SourceLocation, user_location
 from flexsn_graph._torch_private_modules import DEFAULTS, MODULE_CALL, REGISTRIES, hooks_of_all_modules
 from flexsn_graph.errors import CaptureError, StatefulCoreError
 from flexsn_graph.reads._code import names_of, nested
-from flexsn_graph.reads._library import is_library, is_library_class, is_library_function, keeps_to_itself
-from flexsn_graph.reads._outside import asked_again, depends_on_more, is_random, origin
+from flexsn_graph.reads._library import is_internal, is_library, is_library_class, is_library_function
+from flexsn_graph.reads._outside import depends_on_more, find_repeatable, is_random, origin
 from flexsn_graph.reads._places import (
     ANY_NAME,
     Attribute,
@@ -66,7 +66,7 @@ from flexsn_graph.reads._surroundings import Origin, Surroundings
 from flexsn_graph.reads._values import MISSING, SCALARS, is_atom, is_numpy, is_python_class
 from flexsn_graph.reads._watch import AttributeWatch, calls_watched, resume, suspend
 
-# Limits, because all of these elements and bytes are compared at every call.
+# The largest numbers of elements and bytes that a core may read. They are limited, because every call compares them.
 MAX_ELEMENTS = 10_000
 MAX_BYTES = 65_536
 
@@ -78,17 +78,17 @@ _NOT_DATA = """
 """
 _NOT_DATA_NAMES = frozenset(_NOT_DATA.split())
 # Names by which a function reads the properties of another function.
-_OF_FUNCTIONS = frozenset(
+_FUNCTION_PROPERTIES = frozenset(
     ["__closure__", "__code__", "__defaults__", "__kwdefaults__", "getclosurevars", "getfullargspec", "signature"]
 )
-# Names by which a function may distinguish an object from an equal object.
-_OF_IDENTITY = frozenset(["__hash__", "__repr__", "__str__", "data_ptr", "format", "hash", "id", "repr", "str"])
-_STARTED = frozenset(
+# Names by which a function may distinguish two equal objects.
+_IDENTITY_NAMES = frozenset(["__hash__", "__repr__", "__str__", "data_ptr", "format", "hash", "id", "repr", "str"])
+_STARTERS = frozenset(
     {threading.Thread.start.__code__, ThreadPoolExecutor.submit.__code__, ProcessPoolExecutor.submit.__code__}
 )
-_OF_CTYPES = frozenset(f"_ctypes.{name}" for name in ("_SimpleCData", "Array", "Structure", "Union", "_Pointer"))
+_CTYPES_CLASSES = frozenset(f"_ctypes.{name}" for name in ("_SimpleCData", "Array", "Structure", "Union", "_Pointer"))
 _SAVED_HOOKS = saved_tensors_hooks.__enter__.__code__
-_OF_SEED = random.Random.__init__.__code__
+_SEEDING = random.Random.__init__.__code__
 _CACHED = type(lru_cache(lambda: None))
 _VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 
@@ -101,8 +101,8 @@ class Recorder:
         once: for each library value that was read and cannot be compared, its name and the location of the read.
         surroundings: objects that the core can write to.
         overwritten: names of places that the core itself sets to tensors.
-        in_backward: True while a backward formula reads.
-        reads_identities: True if the core names a function that may distinguish an object from an equal object.
+        in_backward: True while a backward formula runs.
+        reads_identities: True if the core contains the name of a function that may distinguish two equal objects.
     """
 
     def __init__(self) -> None:
@@ -113,46 +113,46 @@ class Recorder:
         self.in_backward = False
         self.reads_identities = False
         self._classes: dict[type, set[str]] = {}  # by class of a recorded object: the names that were read from it
-        self._everything = False
-        self._begin_anew()
+        self._reads_everything = False
+        self._reset()
 
-    def _begin_anew(self) -> None:
+    def _reset(self) -> None:
         """Resets everything that belongs to a single recording."""
-        self._watch = AttributeWatch(self._read)
+        self._watch = AttributeWatch(self._record_read)
         self._paths: dict[int, str] = {}  # by id of an object whose attributes are watched
-        # Keyed by a flag, which is True for backward formulas, and the object's id. The objects are kept alive, so that
-        # no other object gets the same id in the meantime.
-        self._met: dict[tuple[bool, int], Any] = {}
+        # The key is a flag, which is True for backward formulas, and the object's id. The objects are kept alive, so
+        # that no other object gets the same id in the meantime.
+        self._recorded: dict[tuple[bool, int], Any] = {}
         self._elements = [0, 0]
         self._bytes = [0, 0]
         self._entered: set[type] = set()
         self._functions: dict[CodeType, list[tuple[FunctionType, str]]] = {}
         self._methods: dict[int, list[tuple[type, str]]] = {}  # by id of a function: pairs of a class and a name
-        self._written_inside: set[CodeType] = set()
-        self._ran: dict[CodeType, bool] = {}  # by code that ran: True if it ran in a backward formula
-        self._of_user: set[CodeType] = set()
+        self._nested_code: set[CodeType] = set()
+        self._executed: dict[CodeType, bool] = {}  # by code that has run: True if it ran in a backward formula
+        self._user_code: set[CodeType] = set()
         # Each pair consists of a set for the step and a set for backward formulas. The first pair contains the library
         # functions that user code called, and the second pair contains the names after a dot.
         self._called: tuple[set[CodeType], set[CodeType]] = (set(), set())
         self._seeded: dict[int, random.Random] = {}  # by id: generators that the core created from a seed, kept alive
         self._attributes: tuple[set[str], set[str]] = (set(), set())
         self._modules: dict[str, ModuleType] = {}  # library modules, by path
-        self._met_libraries: dict[tuple[bool, int], Any] = {}
+        self._recorded_libraries: dict[tuple[bool, int], Any] = {}
 
     @contextmanager
     def run(self, origin: Origin) -> Iterator[None]:
-        """Context of one run of the core or of its backward formulas. Removes traced tensors from the user's objects.
+        """Context of one run of the core or of its backward formulas. At the end, removes traced tensors from objects.
 
         Raises:
             StatefulCoreError: the core stores a tensor outside of itself.
         """
-        with self._unseen():
+        with self._unobserved():
             self.surroundings.begin_run()
         refusal: StatefulCoreError | None = None
         try:
             yield
         finally:
-            with self._unseen():
+            with self._unobserved():
                 self.overwritten |= {
                     place.name: None for place in self.places.values() if _has_traced(place.read(), origin.is_traced)
                 }
@@ -161,7 +161,7 @@ class Recorder:
             raise refusal
 
     @contextmanager
-    def _unseen(self) -> Iterator[None]:
+    def _unobserved(self) -> Iterator[None]:
         profile = suspend()
         try:
             with self._watch.paused():
@@ -172,144 +172,144 @@ class Recorder:
     @contextmanager
     def recording(self, core: Any) -> Iterator[None]:
         """Records all functions that run in this context and in this thread."""
-        self._begin_anew()
+        self._reset()
         try:
             with self._watch.paused():
                 for name, default in DEFAULTS.items():
-                    self._place(Result(name, name, default))
-                self._meet_core(core)
+                    self._add_place(Result(name, name, default))
+                self._record_core(core)
             # Garbage collection during a core calls finalizers, which are not part of the core.
-            with _no_collection(), calls_watched(self._begin_unseen, self._call_builtin, self._of_user):
+            with _no_collection(), calls_watched(self._handle_call, self._handle_builtin, self._user_code):
                 yield
             with self._watch.paused():
-                self._read_of_libraries()
+                self._record_libraries()
         finally:
             self._watch.close()
-            self._begin_anew()
+            self._reset()
 
     # -- values ------------------------------------------------------------------------------------------
 
-    def _meet_core(self, core: Any) -> None:
-        """Records the core itself, without the wrappers of this project. Messages call it `self`."""
+    def _record_core(self, core: Any) -> None:
+        """Records the core itself, without the wrappers of this project. In messages, the core is `self`."""
         if isinstance(core, partial) and isinstance(core.func, FunctionType) and is_library_function(core.func):
             for argument in core.args:
-                self._meet_core(argument)
+                self._record_core(argument)
         elif isinstance(core, MethodType):
-            self._meet(core.__func__, core.__func__.__name__)
-            self._meet(core.__self__, "self")
+            self._record_value(core.__func__, core.__func__.__name__)
+            self._record_value(core.__self__, "self")
         else:
-            self._meet(core, core.__name__ if isinstance(core, FunctionType) else "self")
+            self._record_value(core, core.__name__ if isinstance(core, FunctionType) else "self")
 
-    def _meet(self, value: Any, path: str) -> None:
-        """Records a value that the core can use: its parts now, and its attributes when they are read."""
-        if is_atom(value) or (self.in_backward, id(value)) in self._met:
+    def _record_value(self, value: Any, path: str) -> None:
+        """Records a value that the core can use, except for its attributes, which are recorded when they are read."""
+        if is_atom(value) or (self.in_backward, id(value)) in self._recorded:
             return
-        self._met[self.in_backward, id(value)] = value
-        self.surroundings.meet(value, path)
+        self._recorded[self.in_backward, id(value)] = value
+        self.surroundings.register(value, path)
         if isinstance(value, Tensor):
-            self._meet_content(value.__dict__, path, place=TensorAttributes(f"what is in {path}", value.__dict__))
+            self._record_content(value.__dict__, path, place=TensorAttributes(f"the content of {path}", value.__dict__))
         elif isinstance(value, FunctionType):
-            self._meet_function(value, path)
+            self._record_function(value, path)
         elif isinstance(value, type):
-            self._meet_class(value, path)
+            self._record_class(value, path)
         elif isinstance(value, ModuleType):
-            self._meet_module(value, path)
-        elif not self._meet_wrapper(value, path):
-            self._meet_object(value, path)
+            self._record_module(value, path)
+        elif not self._record_wrapper(value, path):
+            self._record_object(value, path)
 
-    def _meet_function(self, function: FunctionType, path: str) -> None:
+    def _record_function(self, function: FunctionType, path: str) -> None:
         """Registers a function. Its reads are recorded when it runs."""
         self._register(function, path)
         if function.__dict__ and not is_library_function(function):
-            self._meet_content(function.__dict__, path, ".")
+            self._record_content(function.__dict__, path, ".")
 
     def _register(self, function: FunctionType, path: str) -> None:
-        known = self._functions.setdefault(function.__code__, [])
-        if all(function is not other for other, _ in known):
-            known.append((function, path))
+        registered = self._functions.setdefault(function.__code__, [])
+        if all(function is not other for other, _ in registered):
+            registered.append((function, path))
 
-    def _meet_class(self, cls: type, path: str) -> None:
+    def _record_class(self, cls: type, path: str) -> None:
         for kind in cls.__mro__:
             if is_library_class(kind) or not is_python_class(kind):
                 continue
             self._enter_class(kind)
             self._classes[kind].add(ANY_NAME)
-            self._place(Attribute(f"the bases of {path}", kind, "__mro__"))
+            self._add_place(Attribute(f"the bases of {path}", kind, "__mro__"))
             for name, entry in list(kind.__dict__.items()):
                 if name in _NOT_DATA_NAMES or isinstance(entry, GetSetDescriptorType | MemberDescriptorType):
                     continue
                 if isinstance(entry, FunctionType | staticmethod | classmethod | property):
                     continue  # `_enter_class` registers the function, which gets a place when it runs
-                self._meet_place(ClassEntry(f"{path}.{name}", kind, name))
+                self._record_place(ClassEntry(f"{path}.{name}", kind, name))
 
-    def _meet_module(self, module: ModuleType, path: str) -> None:
+    def _record_module(self, module: ModuleType, path: str) -> None:
         if is_library(module.__name__):
             self._modules[path] = module
         else:
             self._observe(module, path)
 
-    def _meet_wrapper(self, value: Any, path: str) -> bool:
+    def _record_wrapper(self, value: Any, path: str) -> bool:
         """Records the value inside a wrapper. Returns True if `value` is a wrapper."""
         if isinstance(value, MethodType):
-            self._meet(value.__func__, path)
-            self._meet(value.__self__, path.rpartition(".")[0] or path)
+            self._record_value(value.__func__, path)
+            self._record_value(value.__self__, path.rpartition(".")[0] or path)
         elif isinstance(value, partial):
             for name in ("func", "args", "keywords"):
-                self._meet_place(Attribute(path, value, name))
-            self._meet_content(value.__dict__, path)
+                self._record_place(Attribute(path, value, name))
+            self._record_content(value.__dict__, path)
         elif isinstance(value, staticmethod | classmethod):
-            self._meet(value.__func__, path)
+            self._record_value(value.__func__, path)
         elif type(value) is property:
             for function in (value.fget, value.fset, value.fdel):
-                self._meet(function, path)
+                self._record_value(function, path)
         elif isinstance(value, cached_property):
-            self._meet(value.func, path)
+            self._record_value(value.func, path)
         elif isinstance(value, partialmethod):
             for part in (value.func, value.args, value.keywords):
-                self._meet(part, path)
+                self._record_value(part, path)
         elif isinstance(value, singledispatchmethod):
-            self._meet(value.dispatcher, path)
+            self._record_value(value.dispatcher, path)
         elif type(value) is _CACHED:
-            for kept in gc.get_referents(value):
-                if type(kept) is dict and kept is not value.__dict__:
-                    self._count(len(kept), f"the cache of {path}")
-                    self._place(Cached(f"the cache of {path}", kept))
-                    self.surroundings.add(("cache", id(kept)), Cache(f"the cache of {path}", kept), kept)
-            self._meet(value.__wrapped__, path)
+            for cache in gc.get_referents(value):
+                if type(cache) is dict and cache is not value.__dict__:
+                    self._count_elements(len(cache), f"the cache of {path}")
+                    self._add_place(Cached(f"the cache of {path}", cache))
+                    self.surroundings.add(("cache", id(cache)), Cache(f"the cache of {path}", cache), cache)
+            self._record_value(value.__wrapped__, path)
         elif isinstance(value, _VIEWS):
-            self._meet(value.mapping, path)  # type: ignore[attr-defined]
+            self._record_value(value.mapping, path)  # type: ignore[attr-defined]
         elif isinstance(value, BuiltinFunctionType | MethodWrapperType):
             if not isinstance(value.__self__, ModuleType | type):
-                self._meet(value.__self__, path)
+                self._record_value(value.__self__, path)
         elif isinstance(value, weakref.ref):
-            self._meet_place(Result(path, "target", value))
+            self._record_place(Result(path, "target", value))
         elif isinstance(value, CellType):
-            self._meet_place(Cell(path, value))
+            self._record_place(Cell(path, value))
         elif isinstance(value, ContextVar):
-            self._meet_place(Result(path, "context", value.get, MISSING))
+            self._record_place(Result(path, "context", value.get, MISSING))
         else:
             return False
         return True
 
-    def _meet_object(self, value: Any, path: str) -> None:
+    def _record_object(self, value: Any, path: str) -> None:
         cls = type(value)
         self._refuse(value, path)
         if isinstance(value, tuple | frozenset):
-            self._count(len(value), path)
+            self._count_elements(len(value), path)
             base: Any = tuple if isinstance(value, tuple) else frozenset
             for i, element in enumerate(base.__iter__(value)):
-                self._meet(element, f"{path}[{i}]")
+                self._record_value(element, f"{path}[{i}]")
         elif base_of(value) is not None:
-            self._meet_content(value, path)
+            self._record_content(value, path)
         elif is_numpy(value, "ndarray"):
-            self._meet_array(value, path)
+            self._record_array(value, path)
         elif type(value).__name__ in ("bytearray", "array", "memoryview"):
-            self._meet_bytes(Equal(path, "bytes", _bytes, value), len(bytes(value)), path)
+            self._record_bytes(Equal(path, "bytes", _read_bytes, value), len(bytes(value)), path)
         elif isinstance(value, SimpleNamespace):
-            self._meet_content(value.__dict__, path, ".")
+            self._record_content(value.__dict__, path, ".")
         elif value is os.environ:
-            self._meet_content(vars(value)["_data"], path)
-        if is_python_class(cls) and not keeps_to_itself(cls):
+            self._record_content(vars(value)["_data"], path)
+        if is_python_class(cls) and not is_internal(cls):
             self._observe(value, path)
             self._enter_object_classes(cls)
 
@@ -329,90 +329,90 @@ class Recorder:
         """
         names = self._classes.setdefault(cls, set())
         if not is_library_class(cls):
-            self._place(ClassKeys(cls, names))
+            self._add_place(ClassKeys(cls, names))
         if cls in self._entered:
             return
         self._entered.add(cls)
-        self.surroundings.meet(cls, cls.__qualname__)
+        self.surroundings.register(cls, cls.__qualname__)
         for name, entry in list(cls.__dict__.items()):
-            for function in () if name == "__getattribute__" else _functions_of(entry):
+            for function in () if name == "__getattribute__" else _list_functions(entry):
                 self._methods.setdefault(id(function), []).append((cls, name))
                 self._register(function, f"{cls.__qualname__}.{name}")
         if not is_library_class(type(cls)):
-            self._meet_class(type(cls), type(cls).__qualname__)
+            self._record_class(type(cls), type(cls).__qualname__)
 
-    def _meet_content(self, container: Any, path: str, before: str = "[", place: Content | None = None) -> None:
+    def _record_content(self, container: Any, path: str, separator: str = "[", place: Content | None = None) -> None:
         """Records all elements of a mutable container."""
-        place = place or Content(f"what is in {path}", container)
+        place = place or Content(f"the content of {path}", container)
         if place.key in self.places:
             self._mark(self.places[place.key])
             place = self.places[place.key]  # type: ignore[assignment]
         else:
-            self._place(place)
-        self.surroundings.meet_content(container, path)
+            self._add_place(place)
+        self.surroundings.register_content(container, path)
         elements = place.get()
-        self._count(len(elements), path)
-        for key, element in _keyed(container, elements):
-            name = f"{path}.{key}" if before == "." else f"{path}[{key!r}]"
+        self._count_elements(len(elements), path)
+        for key, element in _pair_with_keys(container, elements):
+            name = f"{path}.{key}" if separator == "." else f"{path}[{key!r}]"
             if isinstance(element, Tensor) and not isinstance(container, set):
                 if isinstance(container, dict | MappingProxyType):
-                    self._place(DictEntry(name, container, key))
+                    self._add_place(DictEntry(name, container, key))
                 else:
-                    self._place(Result(name, f"item {key}", _item, container, key))
-            self._meet(element, name)
+                    self._add_place(Result(name, f"item {key}", _read_item, container, key))
+            self._record_value(element, name)
 
-    def _meet_array(self, array: Any, path: str) -> None:
+    def _record_array(self, array: Any, path: str) -> None:
         if array.dtype.hasobject:
-            self._meet_bytes(Equal(path, "bytes", _objects, array), array.size * 8, path)
+            self._record_bytes(Equal(path, "bytes", _read_objects, array), array.size * 8, path)
         else:
-            self._meet_bytes(Equal(path, "bytes", _array, array), array.nbytes, path)
+            self._record_bytes(Equal(path, "bytes", _read_array, array), array.nbytes, path)
 
-    def _meet_bytes(self, place: Place, count: int, path: str) -> None:
+    def _record_bytes(self, place: Place, count: int, path: str) -> None:
         self._bytes[self.in_backward] += count
         if self._bytes[self.in_backward] > MAX_BYTES:
-            raise _refused(
+            raise _capture_error(
                 f"{path} has {count} bytes, and the core reads more than {MAX_BYTES} bytes in total, too many to "
                 "compare at every call. Make it a tensor outside of the core, or read only the necessary part of it "
                 "there."
             )
-        self._place(place)
+        self._add_place(place)
 
-    def _count(self, count: int, path: str) -> None:
+    def _count_elements(self, count: int, path: str) -> None:
         self._elements[self.in_backward] += count
         if self._elements[self.in_backward] > MAX_ELEMENTS:
-            raise _refused(
+            raise _capture_error(
                 f"{path} has {count} elements, and the core reads more than {MAX_ELEMENTS} elements in total, too "
                 "many to compare at every call. Make it a tensor outside of the core, or read only the necessary part "
                 "of it there."
             )
 
     def _refuse(self, value: Any, path: str) -> None:
-        """Rejects objects whose content can change undetected."""
+        """Refuses objects whose content can change undetected."""
         cls = type(value)
         bases = {f"{kind.__module__}.{kind.__qualname__}" for kind in cls.__mro__}
-        what = None
+        description = None
         if "torch._C.Generator" in bases or is_random(None, value):
-            what = "a random generator"
-        elif bases & _OF_CTYPES:
-            what = "memory of ctypes"
+            description = "a random generator"
+        elif bases & _CTYPES_CLASSES:
+            description = "memory of ctypes"
         elif "_thread._local" in bases:
-            what = "a threading.local"
+            description = "a threading.local"
         elif isinstance(value, weakref.ProxyTypes):
-            what = "a weak proxy"
+            description = "a weak proxy"
         elif hasattr(cls, "__next__") and not is_python_class(cls) and cls.__module__ in ("builtins", "itertools"):
-            what = "an iterator"
+            description = "an iterator"
         elif not is_python_class(cls) and not is_library_class(cls) and cls.__module__ != "builtins":
-            what = "an object of a C extension"
-        if what is not None:
-            raise _refused(
-                f"the core reads {path}, {what} ({cls.__module__}.{cls.__qualname__}): its values can change from "
-                "call to call, and no check can detect this. Read it outside of the core, and pass a number or a "
+            description = "an object of a C extension"
+        if description is not None:
+            raise _capture_error(
+                f"the core reads {path}, {description} ({cls.__module__}.{cls.__qualname__}): its values can change "
+                "from call to call, and no check can detect this. Read it outside of the core, and pass a number or a "
                 "tensor to the core."
             )
 
     # -- places ------------------------------------------------------------------------------------------
 
-    def _place(self, place: Place) -> Place:
+    def _add_place(self, place: Place) -> Place:
         place = self.places.setdefault(place.key, place)
         self._mark(place)
         return place
@@ -423,111 +423,116 @@ class Recorder:
         else:
             place.in_forward = True
 
-    def _meet_place(self, place: Place) -> None:
+    def _record_place(self, place: Place) -> None:
         """Records a place and its value."""
-        place = self._place(place)
+        place = self._add_place(place)
         value = place.read()
         if value is not MISSING:
-            self._meet(value, place.name)
+            self._record_value(value, place.name)
 
     # -- attributes --------------------------------------------------------------------------------------
 
-    def _read(self, owner: Any, name: str) -> None:
+    def _record_read(self, owner: Any, name: str) -> None:
         """Records the read of an attribute of a watched object. Called before the read takes place."""
         path = self._paths[id(owner)]
         if isinstance(owner, ModuleType):
-            self._read_of_module(owner, name, path)
+            self._record_module_read(owner, name, path)
             return
         cls = type(owner)
-        self._place(Result(f"the class of {path}", "class", type, owner))
+        self._add_place(Result(f"the class of {path}", "class", type, owner))
         if is_python_class(cls) and not is_library_class(cls):
-            self._place(Attribute(f"the bases of {cls.__qualname__}", cls, "__mro__"))
-        own, usual = _dict_of(owner), self._watch.own_getattribute(cls) is None
-        if own is not None and usual:
-            self._place(Attribute(f"the attributes of {path}", owner, "__dict__"))
-        elif own is not None:
-            self._place(Result(f"the attributes of {path}", "dict", object.__getattribute__, owner, "__dict__"))
-        if name == "__dict__" or not usual or self._everything:
-            self._read_all(owner, own, path)
+            self._add_place(Attribute(f"the bases of {cls.__qualname__}", cls, "__mro__"))
+        attributes, is_usual = _get_dict(owner), self._watch.own_getattribute(cls) is None
+        if attributes is not None and is_usual:
+            self._add_place(Attribute(f"the attributes of {path}", owner, "__dict__"))
+        elif attributes is not None:
+            self._add_place(Result(f"the attributes of {path}", "dict", object.__getattribute__, owner, "__dict__"))
+        if name == "__dict__" or not is_usual or self._reads_everything:
+            self._record_all_attributes(owner, attributes, path)
         if name in ("__reduce_ex__", "__reduce__", "__getstate__"):  # the object is copied
-            self._read_all(owner, own, path)
+            self._record_all_attributes(owner, attributes, path)
         for kind in cls.__mro__:
             if kind in self._classes:
                 self._classes[kind].add(name)
-        result, definer = _look_up(cls, name)
+        entry, definer = _look_up(cls, name)
         full = f"{path}.{name}"
         for kind in cls.__mro__ if definer is not None and is_python_class(definer) else ():
-            self._place(ClassEntry(full, kind, name))  # also in the classes before `definer`, which lack the name
+            self._add_place(ClassEntry(full, kind, name))  # also in classes that lack the name
             if kind is definer:
                 break
-        if result is not MISSING and _is_data_descriptor(result):
-            if isinstance(result, MemberDescriptorType):
+        if entry is not MISSING and _is_data_descriptor(entry):
+            if isinstance(entry, MemberDescriptorType):
                 self.surroundings.note_read(("slots", id(owner)), name)
-                self._meet_place(Result(full, f"slot {name}", result.__get__, owner))
-            elif not isinstance(result, GetSetDescriptorType):
-                self._meet(result, full)
+                self._record_place(Result(full, f"slot {name}", entry.__get__, owner))
+            elif not isinstance(entry, GetSetDescriptorType):
+                self._record_value(entry, full)
             return
-        if own is not None:
-            self.surroundings.note_read(("attributes", id(own)), name)
-            self._meet_place(DictEntry(full, own, name))
-            if name in own:
+        if attributes is not None:
+            self.surroundings.note_read(("attributes", id(attributes)), name)
+            self._record_place(DictEntry(full, attributes, name))
+            if name in attributes:
                 return
-        if result is not MISSING:
-            self._meet(result, full)
-        elif own is not None and isinstance(owner, nn.Module):
-            self._read_of_registry(own, name, path)
+        if entry is not MISSING:
+            self._record_value(entry, full)
+        elif attributes is not None and isinstance(owner, nn.Module):
+            self._record_registry_read(attributes, name, path)
 
-    def _read_of_registry(self, own: dict[str, Any], name: str, path: str) -> None:
+    def _record_registry_read(self, attributes: dict[str, Any], name: str, path: str) -> None:
         """Records a parameter, a buffer or a child of a module. `nn.Module.__getattr__` finds it in a registry."""
         for registry in REGISTRIES:
-            entries = own.get(registry)
+            entries = attributes.get(registry)
             if entries is None:
                 continue
-            self._place(DictEntry(f"{path}.{registry}", own, registry))
+            self._add_place(DictEntry(f"{path}.{registry}", attributes, registry))
             self.surroundings.note_read(("attributes", id(entries)), name)
-            self._meet_place(DictEntry(f"{path}.{name}", entries, name))
+            self._record_place(DictEntry(f"{path}.{name}", entries, name))
             if name in entries:
                 return
 
-    def _read_of_module(self, module: ModuleType, name: str, path: str) -> None:
-        own = module.__dict__
+    def _record_module_read(self, module: ModuleType, name: str, path: str) -> None:
+        variables = module.__dict__
         if name == "__dict__":
-            self._meet_content(own, path, ".")
+            self._record_content(variables, path, ".")
             return
-        self._meet_place(DictEntry(f"{path}.{name}", own, name))
-        if name not in own:
-            self._meet_place(DictEntry(f"{path}.__getattr__", own, "__getattr__"))
+        self._record_place(DictEntry(f"{path}.{name}", variables, name))
+        if name not in variables:
+            self._record_place(DictEntry(f"{path}.__getattr__", variables, "__getattr__"))
 
-    def _read_all(self, owner: Any, own: dict[str, Any] | None, path: str) -> None:
-        if own is not None:
-            self._meet_content(own, path, ".")
+    def _record_all_attributes(self, owner: Any, attributes: dict[str, Any] | None, path: str) -> None:
+        if attributes is not None:
+            self._record_content(attributes, path, ".")
         for kind in type(owner).__mro__:
             for name, entry in kind.__dict__.items():
                 if isinstance(entry, MemberDescriptorType) and is_python_class(kind):
-                    self._meet_place(Result(f"{path}.{name}", f"slot {name}", entry.__get__, owner))
+                    self._record_place(Result(f"{path}.{name}", f"slot {name}", entry.__get__, owner))
 
     # -- functions ---------------------------------------------------------------------------------------
 
-    def _begin_unseen(self, frame: FrameType) -> None:
+    def _handle_call(self, frame: FrameType) -> None:
         code, caller = frame.f_code, frame.f_back
-        if self._ran.get(code) not in (True, self.in_backward):
+        if self._executed.get(code) not in (True, self.in_backward):
             with self._watch.paused():
-                self._begin(frame)
+                self._enter_frame(frame)
         called = self._called[self.in_backward]
-        if caller is not None and caller.f_code in self._of_user and code not in called and not self._of_a_seed(frame):
+        if (
+            caller is not None
+            and caller.f_code in self._user_code
+            and code not in called
+            and not self._is_seeded(frame)
+        ):
             called.add(code)
             module = frame.f_globals.get("__name__")
             if isinstance(module, str) and is_library(module):
                 with self._watch.paused():
-                    self._ask(code, module, code.co_name, caller)
-        if code in _STARTED:
+                    self._record_call(code, module, code.co_name, caller)
+        if code in _STARTERS:
             self._refuse_start(frame)
         if code is _SAVED_HOOKS:
             kind = type(frame.f_locals["self"])
             if kind is saved_tensors_hooks or not is_library_class(kind):
-                raise _refused(_HOOKS, self._user_of(frame))
+                raise _capture_error(_HOOKS, self._find_user_frame(frame))
 
-    def _call_builtin(self, frame: FrameType, function: Any) -> None:
+    def _handle_builtin(self, frame: FrameType, function: Any) -> None:
         """Records the call of a builtin function by a user's function."""
         if not isinstance(function, BuiltinFunctionType):
             return
@@ -538,9 +543,9 @@ class Recorder:
             module = "random"
         if module is not None:
             with self._watch.paused():
-                self._ask(function, module, name, frame)
+                self._record_call(function, module, name, frame)
 
-    def _of_a_seed(self, frame: FrameType) -> bool:
+    def _is_seeded(self, frame: FrameType) -> bool:
         """True if a function belongs to a generator that the core created from a seed.
 
         Such a generator draws equal numbers at each call.
@@ -548,19 +553,19 @@ class Recorder:
         generator = frame.f_locals.get("self")
         if not isinstance(generator, random.Random):
             return False
-        if frame.f_code is _OF_SEED and frame.f_locals["x"] is not None:
+        if frame.f_code is _SEEDING and frame.f_locals["x"] is not None:
             self._seeded[id(generator)] = generator
         return id(generator) in self._seeded
 
-    def _ask(self, function: Any, module: str, name: str, caller: FrameType) -> None:
+    def _record_call(self, function: Any, module: str, name: str, caller: FrameType) -> None:
         """Records the call of a library function. `function` is the function itself or its code."""
-        again = asked_again(function)
-        if again is not None:
-            self._place(Equal(f"{module}.{name}()", name, again))
+        repeatable = find_repeatable(function)
+        if repeatable is not None:
+            self._add_place(Equal(f"{module}.{name}()", name, repeatable))
         elif function is os.getenv.__code__:
-            self._meet(os.environ, "os.environ")
+            self._record_value(os.environ, "os.environ")
         elif is_random(module):
-            raise _refused(
+            raise _capture_error(
                 f"the core calls {module}.{name}() of a random generator, whose numbers change from call to call. "
                 "Draw the numbers outside of the core, and pass them as an input.",
                 caller,
@@ -568,141 +573,141 @@ class Recorder:
         elif depends_on_more(module, name):
             self.once.setdefault(f"{module}.{name}()", SourceLocation.of(caller))
 
-    def _user_of(self, frame: FrameType) -> FrameType | None:
+    def _find_user_frame(self, frame: FrameType) -> FrameType | None:
         """The user's frame that called a library function, directly or indirectly.
 
         `None` if torch or Triton called it.
         """
         caller = frame.f_back
-        while caller is not None and caller.f_code not in self._of_user:
+        while caller is not None and caller.f_code not in self._user_code:
             if caller.f_globals.get("__name__", "").partition(".")[0] in ("torch", "triton"):
                 return None
             caller = caller.f_back
         return caller
 
     def _refuse_start(self, frame: FrameType) -> None:
-        caller = self._user_of(frame)
+        caller = self._find_user_frame(frame)
         if caller is not None:
-            raise _refused(
+            raise _capture_error(
                 "the core runs code in another thread or process, where its reads cannot be recorded. Run it in the "
                 "thread of the core, or outside of the core.",
                 caller,
             )
 
-    def _begin(self, frame: FrameType) -> None:
+    def _enter_frame(self, frame: FrameType) -> None:
         """Records that a function starts to run."""
         code = frame.f_code
-        self._ran[code] = self.in_backward
+        self._executed[code] = self.in_backward
         module = frame.f_globals.get("__name__")
         if module == _WATCH or (module is None and _is_called_by_fx(frame)):
             return
-        library = is_library(module)
-        known = self._functions.get(code)
-        if known is None and not library and code not in self._written_inside and code.co_name != "<module>":
+        is_in_library = is_library(module)
+        registered = self._functions.get(code)
+        if registered is None and not is_in_library and code not in self._nested_code and code.co_name != "<module>":
             # The core reached the function on a path that was not recorded, such as through a library's object.
             for function in gc.get_referrers(code):
                 if isinstance(function, FunctionType) and function.__code__ is code:
-                    self._meet(function, function.__qualname__)
+                    self._record_value(function, function.__qualname__)
         for function, path in self._functions.get(code, ()):
             self._enter_function(function, path)
-        if library:
+        if is_in_library:
             if code is MODULE_CALL:
                 self._enter_module_hooks()
             return
-        self._written_inside.update(nested(code))
-        self._of_user.add(code)
+        self._nested_code.update(nested(code))
+        self._user_code.add(code)
         self._enter_code(code, frame.f_globals)
 
     def _enter_function(self, function: FunctionType, path: str) -> None:
         for cls, name in self._methods.get(id(function), ()):
-            self._place(ClassEntry(f"{cls.__qualname__}.{name}", cls, name))
+            self._add_place(ClassEntry(f"{cls.__qualname__}.{name}", cls, name))
         if not is_library_function(function):
-            self._place(Attribute(f"the code of {path}", function, "__code__"))
+            self._add_place(Attribute(f"the code of {path}", function, "__code__"))
             # If the function has no defaults, all arguments were passed.
             for part in ("__defaults__", "__kwdefaults__"):
                 if getattr(function, part) is not None:
-                    self._place(Attribute(f"the defaults of {path}", function, part))
+                    self._add_place(Attribute(f"the defaults of {path}", function, part))
         for default in function.__defaults__ or ():
-            self._meet(default, f"a default of {path}")
+            self._record_value(default, f"a default of {path}")
         if function.__kwdefaults__:
-            self._meet_content(function.__kwdefaults__, f"the defaults of {path}")
+            self._record_content(function.__kwdefaults__, f"the defaults of {path}")
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             if name != "__class__":
-                self.surroundings.meet(cell, f"closure variable {name}")
-                self._meet_place(Cell(f"closure variable {name}", cell))
+                self.surroundings.register(cell, f"closure variable {name}")
+                self._record_place(Cell(f"closure variable {name}", cell))
 
     def _enter_code(self, code: CodeType, variables: dict[str, Any]) -> None:
-        self.surroundings.meet_code(code, variables)
+        self.surroundings.register_code(code, variables)
         names = names_of(code)
-        self.reads_identities |= not _OF_IDENTITY.isdisjoint((*names.variables, *names.attributes))
+        self.reads_identities |= not _IDENTITY_NAMES.isdisjoint((*names.variables, *names.attributes))
         for name in names.variables:
-            self._meet_variable(name, variables)
+            self._record_variable(name, variables)
         for level, name in names.imports:
-            self._meet_import(level, name, variables)
+            self._record_import(level, name, variables)
         if names.attributes & {"__getattribute__", "getattr_static"}:
-            self._everything = True
+            self._reads_everything = True
         if "super" in names.variables:
             for cls in list(self._classes):
                 for name in names.attributes & cls.__dict__.keys():
-                    self._meet_place(ClassEntry(f"{cls.__qualname__}.{name}", cls, name))
+                    self._record_place(ClassEntry(f"{cls.__qualname__}.{name}", cls, name))
         self._attributes[self.in_backward].update(names.attributes)
-        if names.attributes & _OF_FUNCTIONS:
-            self._read_functions()
+        if names.attributes & _FUNCTION_PROPERTIES:
+            self._record_functions()
         if "__globals__" in names.attributes:
-            where = SourceLocation(code.co_filename, code.co_firstlineno, code.co_name)
-            self.once.setdefault("__globals__ of a function", where)
+            location = SourceLocation(code.co_filename, code.co_firstlineno, code.co_name)
+            self.once.setdefault("__globals__ of a function", location)
         if {"globals", "eval", "exec"} & set(names.variables):
-            self._meet_content(variables, variables.get("__name__", "globals()"), ".")
+            self._record_content(variables, variables.get("__name__", "globals()"), ".")
         if {"modules", "import_module", "__import__"} & {*names.attributes, *names.variables}:
             for module in list(sys.modules.values()):
                 if type(module) is ModuleType and not is_library(module.__name__):
-                    self._meet(module, module.__name__)
+                    self._record_value(module, module.__name__)
 
-    def _read_functions(self) -> None:
+    def _record_functions(self) -> None:
         """Records the reads of the user's functions without running them."""
-        for function, path in [known for several in self._functions.values() for known in several]:
+        for function, path in [entry for entries in self._functions.values() for entry in entries]:
             if not is_library_function(function):
                 self._enter_function(function, path)
 
-    def _read_of_libraries(self) -> None:
+    def _record_libraries(self) -> None:
         modules = list(self._modules.items())
         for self.in_backward in (True, False):
             for path, module in modules:
-                self._read_of_library(module, path)
+                self._record_library(module, path)
 
-    def _read_of_library(self, module: ModuleType, path: str) -> None:
-        """Records the settings of a library module: values that are not functions, with names that follow a dot."""
-        if (self.in_backward, id(module)) in self._met_libraries:
+    def _record_library(self, module: ModuleType, path: str) -> None:
+        """Records the settings of a library module: values that are not functions, under names that the core uses."""
+        if (self.in_backward, id(module)) in self._recorded_libraries:
             return
-        self._met_libraries[self.in_backward, id(module)] = module
+        self._recorded_libraries[self.in_backward, id(module)] = module
         for name in sorted(self._attributes[self.in_backward] & module.__dict__.keys()):
             value, full = module.__dict__[name], f"{path}.{name}"
             if isinstance(value, ModuleType) and is_library(value.__name__):
-                self._read_of_library(value, full)
+                self._record_library(value, full)
             elif name[:2] == "__" or value is sys.modules:
                 continue
             elif type(value) in (*SCALARS, list, dict, set, deque) or value is os.environ:
-                self._meet_place(DictEntry(full, module.__dict__, name))
+                self._record_place(DictEntry(full, module.__dict__, name))
             elif type(value).__module__.startswith("torch.backends"):
-                self._read_settings(value, full)
+                self._record_settings(value, full)
         if type(module) is not ModuleType:
-            self._read_settings(module, path)
+            self._record_settings(module, path)
 
-    def _read_settings(self, owner: Any, path: str) -> None:
+    def _record_settings(self, owner: Any, path: str) -> None:
         """Records attributes of torch that are stored in C++."""
         for name in sorted(self._attributes[self.in_backward]):
             if name[:1] != "_" and name not in getattr(owner, "__dict__", ()):
                 place = Equal(f"{path}.{name}", name, getattr, owner, name)
                 if isinstance(place.read(), SCALARS):
-                    self._place(place)
+                    self._add_place(place)
 
-    def _meet_variable(self, name: str, variables: dict[str, Any]) -> None:
-        self._meet_place(DictEntry(name, variables, name))
-        known = builtins.__dict__
-        if name not in variables and not isinstance(known.get(name), BuiltinFunctionType | type):
-            self._meet_place(DictEntry(name, known, name))
+    def _record_variable(self, name: str, variables: dict[str, Any]) -> None:
+        self._record_place(DictEntry(name, variables, name))
+        builtin_variables = builtins.__dict__
+        if name not in variables and not isinstance(builtin_variables.get(name), BuiltinFunctionType | type):
+            self._record_place(DictEntry(name, builtin_variables, name))
 
-    def _meet_import(self, level: int, name: str, variables: dict[str, Any]) -> None:
+    def _record_import(self, level: int, name: str, variables: dict[str, Any]) -> None:
         if level:
             try:
                 name = importlib.util.resolve_name("." * level + name, variables.get("__package__"))
@@ -712,12 +717,12 @@ class Recorder:
         for end in range(1, len(parts) + 1):
             full = ".".join(parts[:end])
             if not is_library(full):
-                self._meet_place(DictEntry(full, sys.modules, full))
+                self._record_place(DictEntry(full, sys.modules, full))
 
     def _enter_module_hooks(self) -> None:
         """Records the hooks of all modules. `nn.Module.__call__` reads them."""
         for name, hooks in hooks_of_all_modules().items():
-            self._meet_content(hooks, name)
+            self._record_content(hooks, name)
 
 
 _WATCH = AttributeWatch.__module__
@@ -729,31 +734,31 @@ _HOOKS = (
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    before = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if before:
+        if was_enabled:
             gc.enable()
 
 
-def _refused(message: str, caller: FrameType | None = None) -> CaptureError:
+def _capture_error(message: str, caller: FrameType | None = None) -> CaptureError:
     return CaptureError(message, "read", user_location() if caller is None else SourceLocation.of(caller))
 
 
 def _is_called_by_fx(frame: FrameType) -> bool:
-    """True for a function without a module. torch.fx generates such a function to call the function that it traces."""
+    """True for a function that torch.fx generates to call the function that it traces."""
     caller = frame.f_back
     return caller is not None and caller.f_globals.get("__name__", "").startswith("torch.fx.")
 
 
 def _has_traced(value: Any, is_traced: Callable[[Tensor], bool]) -> bool:
     values = value if type(value) is list else (value,)
-    return any(isinstance(one, Tensor) and is_traced(one) for one in values)
+    return any(isinstance(element, Tensor) and is_traced(element) for element in values)
 
 
-def _dict_of(owner: Any) -> dict[str, Any] | None:
+def _get_dict(owner: Any) -> dict[str, Any] | None:
     try:
         result = object.__getattribute__(owner, "__dict__")
     except AttributeError:
@@ -773,18 +778,18 @@ def _is_data_descriptor(value: Any) -> bool:
     return hasattr(kind, "__get__") and (hasattr(kind, "__set__") or hasattr(kind, "__delete__"))
 
 
-def _functions_of(entry: Any) -> list[FunctionType]:
+def _list_functions(entry: Any) -> list[FunctionType]:
     """The functions within an entry of a class."""
     if isinstance(entry, staticmethod | classmethod):
-        return _functions_of(entry.__func__)
+        return _list_functions(entry.__func__)
     if isinstance(entry, property):
-        return [f for part in (entry.fget, entry.fset, entry.fdel) for f in _functions_of(part)]
+        return [f for part in (entry.fget, entry.fset, entry.fdel) for f in _list_functions(part)]
     if isinstance(entry, cached_property | partialmethod):
-        return _functions_of(entry.func)
+        return _list_functions(entry.func)
     return [entry] if isinstance(entry, FunctionType) else []
 
 
-def _keyed(container: Any, elements: list[Any]) -> Iterator[tuple[Any, Any]]:
+def _pair_with_keys(container: Any, elements: list[Any]) -> Iterator[tuple[Any, Any]]:
     if not isinstance(container, dict | MappingProxyType):
         yield from enumerate(elements)
         return
@@ -792,17 +797,17 @@ def _keyed(container: Any, elements: list[Any]) -> Iterator[tuple[Any, Any]]:
     yield from zip(elements[:half], elements[half:], strict=True)
 
 
-def _item(container: Any, index: int) -> Any:
+def _read_item(container: Any, index: int) -> Any:
     return (deque if isinstance(container, deque) else list).__getitem__(container, index)
 
 
-def _bytes(value: Any) -> tuple[str, bytes]:
+def _read_bytes(value: Any) -> tuple[str, bytes]:
     return getattr(value, "typecode", ""), bytes(value)
 
 
-def _array(array: Any) -> tuple[Any, ...]:
+def _read_array(array: Any) -> tuple[Any, ...]:
     return array.dtype, array.shape, array.tobytes()
 
 
-def _objects(array: Any) -> tuple[Any, ...]:
+def _read_objects(array: Any) -> tuple[Any, ...]:
     return array.shape, tuple((type(element).__name__, repr(element)) for element in array.flat)

@@ -1,4 +1,4 @@
-"""Objects that a core can write to. Each store can take a snapshot of its values and restore it."""
+"""Stores: objects that a core can write to. Each store takes snapshots of its values and restores them."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from flexsn_graph.reads._values import MISSING, SCALARS, is_numpy, is_python_cla
 
 # Attributes of a class that Python or the recorder sets.
 _NOT_OF_THE_CORE = frozenset({"__getattribute__", "__dict__", "__weakref__", "__doc__"})
-_MOST_PARTS = 10_000
+_MAX_PARTS = 10_000
 
 Values = dict[Any, Any]
 
 
 class Store:
-    """A collection of values, by key, that a core can replace.
+    """An object whose values a core can replace. Each value has a key.
 
     Attributes:
         name: name of the object in messages, such as ``self.history``.
-        watched: True if reads of single values are recorded. The reads show whether the core writes a value before it
-            reads the value.
-        lasting: True if values that contain no tensors of a trace outlast the trace.
+        watched: True if reads of single values are recorded. Such a store shows if the core reads a value before it
+            writes the value.
+        lasting: True if the values outlast a trace, unless they contain tensors.
     """
 
     watched = False
@@ -47,21 +47,21 @@ class Store:
         """Sets a value, or removes it if it is `MISSING`."""
         raise NotImplementedError
 
-    def restore(self, before: Values, chosen: Callable[[Any, Any], bool]) -> None:
+    def restore(self, before: Values, is_chosen: Callable[[Any, Any], bool]) -> None:
         """Restores the values of `before` that differ from the current values.
 
         Args:
-            chosen: a function of a key and its current value that returns True if the value is to be restored.
+            is_chosen: a function of a key and its current value that returns True if the value is to be restored.
         """
-        now = self.take()
-        for key in now.keys() | before.keys():
-            present, earlier = now.get(key, MISSING), before.get(key, MISSING)
-            if present is not earlier and chosen(key, present):
+        current = self.take()
+        for key in current.keys() | before.keys():
+            value, earlier = current.get(key, MISSING), before.get(key, MISSING)
+            if value is not earlier and is_chosen(key, value):
                 self.put(key, earlier)
 
-    def kept(self, key: Any, value: Any, is_traced: Callable[[Tensor], bool]) -> Tensor | None:
-        """A tensor within `value`, which the core has written under `key`. `None` if `value` contains no tensor."""
-        return holds_any(value, is_traced)
+    def find_tensor(self, key: Any, value: Any, is_traced: Callable[[Tensor], bool]) -> Tensor | None:
+        """A tensor that must not outlast the run, within a value that the core has written, or `None`."""
+        return find_tensor_in(value, is_traced)
 
     def name_of(self, key: Any) -> str:
         """Name of the value under `key`, for messages."""
@@ -184,13 +184,15 @@ class Container(Store):
     def put(self, key: Any, value: Any) -> None:
         raise NotImplementedError  # `restore` writes all elements together
 
-    def restore(self, before: Values, chosen: Callable[[Any, Any], bool]) -> None:
-        now = self.take()
-        alike = len(now) == len(before) and all(
-            _is_key(a, b) and now[a] is before[b] for a, b in zip(now, before, strict=True)
+    def restore(self, before: Values, is_chosen: Callable[[Any, Any], bool]) -> None:
+        current = self.take()
+        is_equal = len(current) == len(before) and all(
+            _is_key(a, b) and current[a] is before[b] for a, b in zip(current, before, strict=True)
         )
-        changed = [key for key in now.keys() | before.keys() if now.get(key, MISSING) is not before.get(key, MISSING)]
-        if alike or not (not changed or any(chosen(key, now.get(key, MISSING)) for key in changed)):
+        changed = [
+            key for key in current.keys() | before.keys() if current.get(key, MISSING) is not before.get(key, MISSING)
+        ]
+        if is_equal or not (not changed or any(is_chosen(key, current.get(key, MISSING)) for key in changed)):
             return
         base, container = self._base, self._container
         if base is list:
@@ -222,7 +224,7 @@ class BufferStore(Store):
     def put(self, key: Any, value: Any) -> None:
         self._value[...] = value
 
-    def restore(self, before: Values, chosen: Callable[[Any, Any], bool]) -> None:
+    def restore(self, before: Values, is_chosen: Callable[[Any, Any], bool]) -> None:
         if is_numpy(self._value, "ndarray"):
             if self._value.flags.writeable and self._value.tobytes() != before[""].tobytes():
                 self._value[...] = before[""]
@@ -236,7 +238,7 @@ class BufferStore(Store):
 class Cache(Store):
     """Results that `functools.lru_cache` stores.
 
-    Results that contain tensors are removed. Results that the cache itself has dropped are not restored.
+    Results that contain tensors are removed. Results that the cache itself has discarded are not restored.
     """
 
     lasting = True
@@ -252,8 +254,9 @@ class Cache(Store):
         if value is MISSING:
             self._cache.pop(key, None)
 
-    def kept(self, key: Any, value: Any, is_traced: Callable[[Tensor], bool]) -> Tensor | None:
-        return holds_any((key, value), lambda tensor: True)  # any tensor: a C object in the result may hold it
+    def find_tensor(self, key: Any, value: Any, is_traced: Callable[[Tensor], bool]) -> Tensor | None:
+        # Any tensor counts, because an object of a C extension in the result may contain a traced tensor.
+        return find_tensor_in((key, value), lambda tensor: True)
 
     def name_of(self, key: Any) -> str:
         return self.name
@@ -278,22 +281,22 @@ class Context(Store):
 
 
 def stores_of(value: Any, name: str) -> list[tuple[Hashable, Store]]:
-    """The stores of an object, each with a key. Keys are equal for equal places."""
+    """The stores of an object, each with a key. Equal keys identify one store."""
     results: list[tuple[Hashable, Store]] = []
     kind = type(value)
-    own = _dict_of(value)
-    if own is not None and not issubclass(kind, type):
+    attributes = _get_dict(value)
+    if attributes is not None and not issubclass(kind, type):
         watched = is_python_class(kind) and not issubclass(kind, FunctionType | ModuleType | Tensor)
-        results.append((("attributes", id(own)), Attributes(name, own, watched=watched)))
+        results.append((("attributes", id(attributes)), Attributes(name, attributes, watched=watched)))
         if issubclass(kind, nn.Module):
             results += [
                 (("attributes", id(part)), Attributes(name, part, watched=True))
-                for part in map(own.get, REGISTRIES)
+                for part in map(attributes.get, REGISTRIES)
                 if isinstance(part, dict)
             ]
             results += [
                 (("content", id(part)), Container(f"{name}.{key}", part))
-                for key, part in own.items()
+                for key, part in attributes.items()
                 if key.endswith(("_hooks", "_kwargs", "_set", "_called")) and base_of(part) is not None
             ]
     if kind is FunctionType:
@@ -305,7 +308,7 @@ def stores_of(value: Any, name: str) -> list[tuple[Hashable, Store]]:
     elif issubclass(kind, type):
         if not is_library_class(value) and is_python_class(value):
             results.append((("class", value), Class(value)))
-    elif slots := _slots_of(kind):
+    elif slots := _find_slots(kind):
         results.append((("slots", id(value)), Slots(name, value, slots)))
     if base_of(value) in (list, dict, OrderedDict, set, deque):
         results.append((("content", id(value)), Container(name, value)))
@@ -314,21 +317,21 @@ def stores_of(value: Any, name: str) -> list[tuple[Hashable, Store]]:
     return results
 
 
-def holds_any(value: Any, is_wanted: Callable[[Tensor], bool]) -> Tensor | None:
-    """The first tensor in `value` or in its parts for which `is_wanted` returns True."""
-    waiting, seen = [value], set[int]()
-    while waiting and len(seen) < _MOST_PARTS:
+def find_tensor_in(value: Any, predicate: Callable[[Tensor], bool]) -> Tensor | None:
+    """The first tensor in `value` or in its parts for which `predicate` returns True."""
+    waiting, visited = [value], set[int]()
+    while waiting and len(visited) < _MAX_PARTS:
         part = waiting.pop()
         if isinstance(part, Tensor):
-            if is_wanted(part):
+            if predicate(part):
                 return part
-        elif id(part) not in seen:
-            seen.add(id(part))
-            waiting += _parts_of(part)
+        elif id(part) not in visited:
+            visited.add(id(part))
+            waiting += _list_parts(part)
     return None
 
 
-def _parts_of(value: Any) -> list[Any]:
+def _list_parts(value: Any) -> list[Any]:
     kind = type(value)
     if kind in SCALARS or issubclass(kind, type | FunctionType | ModuleType):
         return []
@@ -349,13 +352,13 @@ def _parts_of(value: Any) -> list[Any]:
     elif issubclass(kind, partial):
         return [value.args, value.keywords]
     if is_python_class(kind):
-        parts += (_dict_of(value) or {}).values()
-        slots = _slots_of(kind)
+        parts += (_get_dict(value) or {}).values()
+        slots = _find_slots(kind)
         parts += Slots("", value, slots).take().values() if slots else ()
     return parts
 
 
-def _slots_of(kind: type) -> dict[str, MemberDescriptorType]:
+def _find_slots(kind: type) -> dict[str, MemberDescriptorType]:
     return {
         key: entry
         for base in reversed(kind.__mro__)
@@ -365,11 +368,11 @@ def _slots_of(kind: type) -> dict[str, MemberDescriptorType]:
     }
 
 
-def _is_key(now: Any, before: Any) -> bool:
-    return now is before or (type(now) is int and now == before)
+def _is_key(current: Any, before: Any) -> bool:
+    return current is before or (type(current) is int and current == before)
 
 
-def _dict_of(value: Any) -> dict[str, Any] | None:
+def _get_dict(value: Any) -> dict[str, Any] | None:
     try:
         result = object.__getattribute__(value, "__dict__")
     except (AttributeError, TypeError):

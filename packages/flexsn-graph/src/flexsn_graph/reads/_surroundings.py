@@ -1,4 +1,4 @@
-"""Objects that a core can write to. These objects are restored. A core that stores tensors in them is rejected."""
+"""Restores the objects that a core can write to. A core that stores tensors in such objects is refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from flexsn_graph.reads._stores import Attributes, Store, Values, stores_of
 from flexsn_graph.reads._values import MISSING
 
 # Names by which a core can write to attributes whose names are not in its code.
-_BY_OTHER_NAMES = frozenset({"setattr", "delattr", "__setattr__", "__delattr__", "__dict__", "vars", "globals", "exec"})
+_INDIRECT_WRITES = frozenset(
+    {"setattr", "delattr", "__setattr__", "__delattr__", "__dict__", "vars", "globals", "exec"}
+)
 _STORES = ("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "STORE_NAME", "DELETE_ATTR")
 _LAST_NAME = re.compile(r"[^\W\d]\w*(?=[^\w]*$)")
 
@@ -44,13 +46,13 @@ class Origin:
 
 
 class Surroundings:
-    """Objects that a core reaches, with snapshots of them.
+    """The objects that a core reaches, and their snapshots.
 
     An object is registered before the core can use it. After each run of the core, traced tensors are removed from all
     objects. After the whole trace, all objects are restored.
 
-    If other threads run, they may write to these objects. In that case, only two kinds of values are restored: traced
-    tensors, and values under names in the core's own code.
+    If other threads run, they may write to these objects. In that case, only traced tensors and values whose names are
+    in the core's own code are restored.
 
     Attributes:
         derived: names of attributes that the core sets to tensors computed from captured tensors alone, as a forward
@@ -60,24 +62,24 @@ class Surroundings:
     def __init__(self) -> None:
         self.derived: dict[str, None] = {}
         self._stores: dict[Hashable, Store] = {}
-        self._kept: list[Any] = []  # objects kept alive, because keys contain their ids
+        self._owners: list[Any] = []  # objects kept alive, because keys contain their ids
         self._before_trace: dict[Hashable, Values] | None = None
         self._before_run: dict[Hashable, Values] | None = None
         self._read_first: set[tuple[Hashable, str]] = set()
         self._codes: dict[CodeType, None] = {}
 
-    def meet(self, value: Any, name: str) -> None:
+    def register(self, value: Any, name: str) -> None:
         """Registers an object that the core is about to use."""
         if not isinstance(value, FakeTensor):
             for key, store in stores_of(value, name):
                 self._add(key, store, value)
 
-    def meet_content(self, container: Any, name: str) -> None:
+    def register_content(self, container: Any, name: str) -> None:
         """Registers a container, unless it contains the attributes of a registered object."""
         if ("attributes", id(container)) not in self._stores:
-            self.meet(container, name)
+            self.register(container, name)
 
-    def meet_code(self, code: CodeType, variables: dict[str, Any]) -> None:
+    def register_code(self, code: CodeType, variables: dict[str, Any]) -> None:
         """Registers a user's function that is about to run, and its global variables."""
         self._codes[code] = None
         self._add(("attributes", id(variables)), Attributes("", variables), variables)
@@ -87,9 +89,9 @@ class Surroundings:
         self._add(key, store, owner)
 
     def note_read(self, key: Hashable, name: str) -> None:
-        """Registers the read of an attribute before it takes place.
+        """Registers that an attribute is about to be read.
 
-        The read counts if the core has not set the attribute in this run.
+        The read counts only if the core has not set the attribute in this run.
         """
         before = (self._before_run or {}).get(key)
         if before is not None and self._stores[key].take().get(name, MISSING) is before.get(name, MISSING):
@@ -99,41 +101,41 @@ class Surroundings:
         if key in self._stores:
             return
         self._stores[key] = store
-        self._kept.append(owner)
-        now = store.take()
+        self._owners.append(owner)
+        snapshot = store.take()
         for before in (self._before_trace, self._before_run):
             if before is not None:
-                before[key] = now
+                before[key] = snapshot
 
     @contextmanager
     def trace(self) -> Iterator[None]:
-        """Context of a trace. After the trace, all objects are restored to their state before the trace."""
+        """Context of a trace. Afterwards, all objects are restored to their state before the trace."""
         if self._before_trace is not None:
             yield
             return
-        self._before_trace = self._taken()
+        self._before_trace = self._take_snapshots()
         try:
             yield
         finally:
             before, self._before_trace = self._before_trace, None
-            chosen = self._may_restore()
+            is_chosen = self._make_filter()
             for key, values in before.items():
                 if not self._stores[key].lasting:
-                    self._stores[key].restore(values, chosen)
+                    self._stores[key].restore(values, is_chosen)
 
     def begin_run(self) -> None:
         """Takes a snapshot before the core or its backward formulas run."""
-        self._before_run = self._taken()
+        self._before_run = self._take_snapshots()
         self._read_first.clear()
 
-    def _taken(self) -> dict[Hashable, Values]:
+    def _take_snapshots(self) -> dict[Hashable, Values]:
         return {key: store.take() for key, store in self._stores.items()}
 
-    def _may_restore(self) -> Callable[[Any, Any], bool]:
+    def _make_filter(self) -> Callable[[Any, Any], bool]:
         names = set().union(*(names_of(code).attributes for code in self._codes))
         variables = set().union(*(names_of(code).variables for code in self._codes))
-        anything = threading.active_count() == 1 or not _BY_OTHER_NAMES.isdisjoint(names | variables)
-        return lambda key, present: anything or not isinstance(key, str) or not key or key in names
+        restores_all = threading.active_count() == 1 or not _INDIRECT_WRITES.isdisjoint(names | variables)
+        return lambda key, present: restores_all or not isinstance(key, str) or not key or key in names
 
     def end_run(self, origin: Origin) -> StatefulCoreError | None:
         """Removes traced tensors from all objects.
@@ -144,20 +146,20 @@ class Surroundings:
         refusal: StatefulCoreError | None = None
         for key, values in before.items():
             store = self._stores[key]
-            kept: set[Any] = set()
+            stored_names: set[Any] = set()
             for name, present in store.take().items():
                 if present is values.get(name, MISSING):
                     continue
-                tensor = None if present is MISSING else store.kept(name, present, origin.is_traced)
+                tensor = None if present is MISSING else store.find_tensor(name, present, origin.is_traced)
                 if tensor is None:
                     continue
-                kept.add(name)
+                stored_names.add(name)
                 if self._is_derived(key, name, present, values.get(name, MISSING), origin):
                     self.derived[store.name_of(name)] = None
                 elif refusal is None:
                     refusal = self._refusal(store.name_of(name), tensor, origin)
-            if kept:
-                store.restore(values, lambda name, present, kept=kept: name in kept)  # type: ignore[misc]
+            if stored_names:
+                store.restore(values, lambda name, present, stored_names=stored_names: name in stored_names)  # type: ignore[misc]
         return refusal
 
     def _is_derived(self, key: Hashable, name: Any, present: Any, earlier: Any, origin: Origin) -> bool:
@@ -170,11 +172,11 @@ class Surroundings:
             f"the core keeps a tensor in {name}, where the next step would find it. Kernels only pass states from one "
             "step to the next: make it a state of the step, an argument of the core whose new value the core returns.",
             "state",
-            self._line_of(name) or origin.location(tensor),
+            self._find_line(name) or origin.location(tensor),
         )
 
-    def _line_of(self, name: str) -> SourceLocation | None:
-        """The user's line that writes to a name, otherwise the last line that contains the name."""
+    def _find_line(self, name: str) -> SourceLocation | None:
+        """The user's line that writes to a name. If no line writes to the name, the last line that contains it."""
         last = _LAST_NAME.search(name.split("[")[0])
         result: SourceLocation | None = None
         for code in self._codes if last is not None else ():

@@ -1,9 +1,9 @@
-"""Places in one core that were read, and their counterparts in another core with the same code.
+"""Finds the counterparts of the places that one core has read in another core with the same code.
 
-Two cores are twins if every value that the first core read during its trace has a counterpart in the other core. Code,
-numbers, modules and classes are equal, and tensors have the same properties. Each object that only the first core has
-is replaced by a corresponding object of the other core. In that case, the trace of the first core is valid for the
-other core, and the other core does not have to run.
+Two cores are twins if every value that the first core read during its trace has a counterpart in the other core: code,
+numbers, modules and classes are equal, tensors have the same properties, and each object that belongs to the first core
+corresponds to exactly one object of the other core. The trace of a core is also valid for its twins, which do not have
+to run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from flexsn_graph._torch_private_modules import hooks_of_all_modules
-from flexsn_graph.reads._library import keeps_to_itself
+from flexsn_graph.reads._library import is_internal
 from flexsn_graph.reads._places import NotTwinsError, Place, base_of
 from flexsn_graph.reads._values import MISSING, SCALARS, is_atom, is_numpy, is_python_class, same
 
@@ -41,14 +41,14 @@ class Twins:
     """
 
     def __init__(self, core: Any, other: Any) -> None:
-        # Keyed by the id of the original. Both objects are kept alive, so that no other objects get their ids in the
+        # The key is the id of the original. Both objects are kept alive, so that no other objects get their ids in the
         # meantime.
         self._counterparts: dict[int, tuple[Any, Any]] = {}
         self._originals: dict[int, int] = {}
         for hooks in hooks_of_all_modules().values():
-            self._note(hooks, hooks)
+            self._register(hooks, hooks)
         for common in (builtins.__dict__, sys.modules, vars(os.environ)["_data"]):
-            self._note(common, common)
+            self._register(common, common)
         self.pair(core, other)
 
     def counterpart(self, value: Any) -> Any:
@@ -59,9 +59,9 @@ class Twins:
         """
         if is_atom(value) or isinstance(value, type):
             return value
-        known = self._counterparts.get(id(value))
-        if known is not None:
-            return known[1]
+        pair = self._counterparts.get(id(value))
+        if pair is not None:
+            return pair[1]
         if isinstance(value, dict):  # global variables
             module = sys.modules.get(value.get("__name__", ""))
             if module is not None and module.__dict__ is value:
@@ -72,43 +72,43 @@ class Twins:
 
     def function(self, function: Any) -> Any:
         """The counterpart of a function that a place calls. A library function is its own counterpart."""
-        known = self._counterparts.get(id(function))
-        if known is not None:
-            return known[1]
+        pair = self._counterparts.get(id(function))
+        if pair is not None:
+            return pair[1]
         if isinstance(function, weakref.ref) or (isinstance(function, FunctionType) and function.__closure__):
             raise NotTwinsError
         return function
 
     def values(self, values: Mapping[Place, Any]) -> dict[Place, tuple[Place, Any]]:
-        """For each place, its counterpart and the value there.
+        """For each place, its counterpart and the counterpart's value.
 
         Args:
             values: the values that were read, by place.
 
         Raises:
-            NotTwinsError: a counterpart has another value.
+            NotTwinsError: a place has no counterpart, or the counterpart has another value.
         """
         results: dict[Place, tuple[Place, Any]] = {}
         waiting = dict(values)
         while waiting:
             # A place has a counterpart only after another place has led to the object that contains it.
-            later: dict[Place, Any] = {}
+            postponed: dict[Place, Any] = {}
             for place, before in waiting.items():
                 try:
                     other = place.counterpart(self)
                 except NotTwinsError:
-                    later[place] = before
+                    postponed[place] = before
                     continue
-                now = other.read()
-                if before is MISSING or now is MISSING:
-                    self.pair(before, now)
+                current = other.read()
+                if before is MISSING or current is MISSING:
+                    self.pair(before, current)
                 else:
-                    place.pair(self, before, now)
+                    place.pair(self, before, current)
                 other.in_backward, other.in_forward = place.in_backward, place.in_forward
-                results[place] = other, now
-            if len(later) == len(waiting):
+                results[place] = other, current
+            if len(postponed) == len(waiting):
                 raise NotTwinsError
-            waiting = later
+            waiting = postponed
         return {place: results[place] for place in values}
 
     def pair(self, value: Any, other: Any) -> None:
@@ -118,32 +118,32 @@ class Twins:
             NotTwinsError: the values differ, or they already have other counterparts.
         """
         if value is MISSING or other is MISSING or _is_plain(value) or _is_plain(other):
-            equal_sets = type(value) is type(other) is frozenset and _kinds(value) == _kinds(other)
+            equal_sets = type(value) is type(other) is frozenset and _list_kinds(value) == _list_kinds(other)
             if not equal_sets and not same(other, value):
                 raise NotTwinsError
             return
-        known = self._counterparts.get(id(value))
-        if known is not None:
-            if known[1] is not other:
+        registered = self._counterparts.get(id(value))
+        if registered is not None:
+            if registered[1] is not other:
                 raise NotTwinsError
             return
         if type(value) is not type(other):
             raise NotTwinsError
-        self._note(value, other)
+        self._register(value, other)
         self._pair_parts(value, other)
 
-    def _note(self, value: Any, other: Any) -> None:
+    def _register(self, value: Any, other: Any) -> None:
         if self._originals.setdefault(id(other), id(value)) != id(value):
             raise NotTwinsError  # two objects in the first core, but one in the other
         self._counterparts[id(value)] = value, other
 
     def _pair_containers(self, value: Any, other: Any, *names: str) -> None:
         for name in names:
-            mine, others = getattr(value, name, None), getattr(other, name, None)
-            if type(mine) is not type(others):
+            container, other_container = getattr(value, name, None), getattr(other, name, None)
+            if type(container) is not type(other_container):
                 raise NotTwinsError
-            if mine is not None and id(mine) not in self._counterparts:
-                self._note(mine, others)
+            if container is not None and id(container) not in self._counterparts:
+                self._register(container, other_container)
 
     def _pair_parts(self, value: Any, other: Any) -> None:
         if isinstance(value, Tensor):
@@ -160,8 +160,8 @@ class Twins:
         elif isinstance(value, tuple):
             if len(value) != len(other):
                 raise NotTwinsError
-            for part, others in zip(tuple.__iter__(value), tuple.__iter__(other), strict=True):
-                self.pair(part, others)
+            for part, counterpart in zip(tuple.__iter__(value), tuple.__iter__(other), strict=True):
+                self.pair(part, counterpart)
         elif isinstance(value, BuiltinFunctionType | MethodWrapperType):
             if value.__name__ != other.__name__:
                 raise NotTwinsError
@@ -174,12 +174,12 @@ class Twins:
         elif not _is_followed(value):
             raise NotTwinsError
         if not isinstance(value, FunctionType | MethodType | partial):
-            mine, others = _dict_of(value), _dict_of(other)
-            if mine is not None and others is not None and id(mine) not in self._counterparts:
-                self._note(mine, others)
+            attributes, counterpart = _get_dict(value), _get_dict(other)
+            if attributes is not None and counterpart is not None and id(attributes) not in self._counterparts:
+                self._register(attributes, counterpart)
 
     def _pair_common(self, value: Any) -> None:
-        """Pairs functions with themselves: all functions inside an object that both cores share."""
+        """Pairs each function inside an object with itself, because both cores share the object."""
         if isinstance(value, staticmethod | classmethod):
             self.pair(value.__func__, value.__func__)
         elif isinstance(value, property):
@@ -189,22 +189,22 @@ class Twins:
             self.pair(value.func, value.func)
         elif isinstance(value, _CACHED):
             self.pair(value.__wrapped__, value.__wrapped__)
-            for kept in gc.get_referents(value):
-                if type(kept) is dict and id(kept) not in self._counterparts:
-                    self._note(kept, kept)
+            for cache in gc.get_referents(value):
+                if type(cache) is dict and id(cache) not in self._counterparts:
+                    self._register(cache, cache)
 
     def _pair_functions(self, value: FunctionType, other: FunctionType) -> None:
         if value.__code__ is not other.__code__ or value.__globals__ is not other.__globals__:
             raise NotTwinsError
         if id(value.__globals__) not in self._counterparts:
-            self._note(value.__globals__, value.__globals__)
-        for cell, others in zip(value.__closure__ or (), other.__closure__ or (), strict=True):
-            self.pair(cell, others)
+            self._register(value.__globals__, value.__globals__)
+        for cell, other_cell in zip(value.__closure__ or (), other.__closure__ or (), strict=True):
+            self.pair(cell, other_cell)
         self._pair_containers(value, other, "__dict__", "__kwdefaults__")
         self.pair(value.__defaults__, other.__defaults__)
 
     def _pair_tensors(self, value: Tensor, other: Tensor) -> None:
-        if _described(value) != _described(other):
+        if _describe(value) != _describe(other):
             raise NotTwinsError
 
 
@@ -215,7 +215,7 @@ def _is_followed(value: Any) -> bool:
     kind = type(value)
     if isinstance(value, SimpleNamespace) or is_numpy(value, "ndarray"):
         return True
-    return is_python_class(kind) and not keeps_to_itself(kind)
+    return is_python_class(kind) and not is_internal(kind)
 
 
 def _is_plain(value: Any) -> bool:
@@ -223,11 +223,11 @@ def _is_plain(value: Any) -> bool:
     return is_atom(value) or (type(value) in (tuple, frozenset) and all(map(_is_plain, value)))
 
 
-def _kinds(values: frozenset[Any]) -> set[tuple[type, str]]:
+def _list_kinds(values: frozenset[Any]) -> set[tuple[type, str]]:
     return {(type(value), repr(value)) for value in values}
 
 
-def _dict_of(value: Any) -> dict[str, Any] | None:
+def _get_dict(value: Any) -> dict[str, Any] | None:
     try:
         result = object.__getattribute__(value, "__dict__")
     except AttributeError:
@@ -235,7 +235,7 @@ def _dict_of(value: Any) -> dict[str, Any] | None:
     return result if isinstance(result, dict) else None
 
 
-def _described(tensor: Tensor) -> tuple[Any, ...]:
+def _describe(tensor: Tensor) -> tuple[Any, ...]:
     """Properties of a tensor on which a trace may depend, except for its memory."""
     strides = tensor.stride() if tensor.layout is torch.strided else None
     kind = tensor.dtype, tensor.device, tensor.layout, tensor.requires_grad, tensor.is_leaf, tensor.is_inference()

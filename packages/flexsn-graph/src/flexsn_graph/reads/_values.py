@@ -1,4 +1,4 @@
-"""Comparison of the current value of a place with the value that the trace read."""
+"""Compares the current value of a place with the value that the trace has read."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ def is_python_class(cls: type) -> bool:
 
 
 def is_atom(value: object) -> bool:
-    """True if a value has no mutable parts. Numbers of a user's subclass have attributes, so they do not count."""
+    """True if a value has no mutable parts. A number of a user's subclass has attributes, so it does not count."""
     return isinstance(value, ATOMS) and not is_python_class(type(value))
 
 
-def same(now: Any, before: Any) -> bool:
+def same(current: Any, before: Any) -> bool:
     """True for identical objects, and for two objects of equal types and equal bits.
 
     In Python, 1, 1.0 and True are equal, and so are 0.0 and -0.0. A trace distinguishes these values.
     """
-    if now is before:
+    if current is before:
         return True
-    if type(now) is not type(before) or (isinstance(now, ATOMS) and is_python_class(type(now))):
+    if type(current) is not type(before) or (isinstance(current, ATOMS) and is_python_class(type(current))):
         return False
-    if isinstance(now, float):
-        return struct.pack("d", now) == struct.pack("d", before)
-    if isinstance(now, complex):
-        return struct.pack("dd", now.real, now.imag) == struct.pack("dd", before.real, before.imag)
-    if isinstance(now, ATOMS):
-        return bool(now == before)
-    if isinstance(now, tuple):
-        return len(now) == len(before) and all(map(same, now, before))
-    if isinstance(now, MethodType):
-        return now.__func__ is before.__func__ and now.__self__ is before.__self__
-    if is_numpy(now, "generic"):
-        return bool(now.dtype == before.dtype and now.tobytes() == before.tobytes())
+    if isinstance(current, float):
+        return struct.pack("d", current) == struct.pack("d", before)
+    if isinstance(current, complex):
+        return struct.pack("dd", current.real, current.imag) == struct.pack("dd", before.real, before.imag)
+    if isinstance(current, ATOMS):
+        return bool(current == before)
+    if isinstance(current, tuple):
+        return len(current) == len(before) and all(map(same, current, before))
+    if isinstance(current, MethodType):
+        return current.__func__ is before.__func__ and current.__self__ is before.__self__
+    if is_numpy(current, "generic"):
+        return bool(current.dtype == before.dtype and current.tobytes() == before.tobytes())
     return False
 
 

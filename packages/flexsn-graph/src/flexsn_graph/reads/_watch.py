@@ -19,26 +19,26 @@ OnRead = Callable[[Any, str], None]
 class AttributeWatch:
     """Calls `on_read(object, name)` before an attribute of a watched object is read in this thread.
 
-    Python looks up `__getattribute__` on the class. Therefore, the class has a replacement until `close` is called.
-    The replacement has no effect on other objects of the class and on other threads.
+    Python looks up `__getattribute__` on the class. Therefore, this method of the class is replaced until `close` is
+    called. The replacement has no effect on other objects of the class or on other threads.
     """
 
     def __init__(self, on_read: OnRead) -> None:
         self._on_read = on_read
         self._thread = threading.get_ident()
-        self._watched: dict[int, Any] = {}  # by id. The objects are kept alive, so that no other object gets the id
+        self._watched: dict[int, Any] = {}  # by id. The objects are kept alive, so that no other objects get their ids
         self._classes: dict[type, Any] = {}
         self._modules: list[tuple[ModuleType, type]] = []
-        self._busy = False
+        self._is_paused = False
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Suspends the reports of reads, because the recorder itself reads attributes."""
-        before, self._busy = self._busy, True
+        """Context in which reads are not reported, because the recorder itself reads attributes."""
+        before, self._is_paused = self._is_paused, True
         try:
             yield
         finally:
-            self._busy = before
+            self._is_paused = before
 
     def watch(self, value: Any) -> None:
         """Starts to watch a module, or an object of a class for which `is_python_class` returns True."""
@@ -57,11 +57,11 @@ class AttributeWatch:
         """Restores all classes."""
         for module, cls in self._modules:
             module.__class__ = cls
-        for cls, own in self._classes.items():
-            if own is None:
+        for cls, original in self._classes.items():
+            if original is None:
                 type.__delattr__(cls, "__getattribute__")
             else:
-                type.__setattr__(cls, "__getattribute__", own)
+                type.__setattr__(cls, "__getattribute__", original)
         self._modules.clear()
         self._classes.clear()
 
@@ -83,7 +83,7 @@ class AttributeWatch:
             if (
                 id(owner) in watched
                 and ident() == thread
-                and not self._busy
+                and not self._is_paused
                 # `on_read` has already recorded the entries that `nn.Module` reads from `__dict__`.
                 and (name != "__dict__" or sys._getframe(1).f_globals.get("__name__") != MODULE_CODE)
             ):
@@ -102,7 +102,7 @@ class _Module(ModuleType):
 OnCall = Callable[[FrameType], None]
 OnBuiltin = Callable[[FrameType, Any], None]
 Profile = Callable[[FrameType, str, Any], None]
-_at_work: list[Profile] = []
+_active_profiles: list[Profile] = []
 
 
 @contextmanager
@@ -127,36 +127,37 @@ def calls_watched(on_call: OnCall, on_builtin: OnBuiltin, of: Container[CodeType
         before.disable()
     elif is_native:
         _warn_of_displaced(before)
-    _at_work.append(profile)
+    _active_profiles.append(profile)
     sys.setprofile(profile)
     try:
         yield
     finally:
-        _at_work.pop()
+        _active_profiles.pop()
         sys.setprofile(None if is_native else before)
         if can_pause:
             before.enable()
 
 
 def _warn_of_displaced(profiler: object) -> None:
-    """Warns that a profiler records no Python calls after a trace."""
+    """Warns that a profiler no longer records Python calls."""
     warn(
         f"a step is traced while {type(profiler).__name__} records Python calls (torch.profiler with "
-        "with_stack=True), but only one of them can observe calls. From here on, the profiler records operations "
-        "without stacks. Call the network once before you profile it, so that the profiled calls need no trace."
+        "with_stack=True), but only the trace or the profiler can observe calls. From here on, the profiler "
+        "records operations without stacks. Call the network once before you profile it, so that the profiled calls "
+        "need no trace."
     )
 
 
 def suspend() -> Profile | None:
     """Pauses the observation of calls during code whose calls are irrelevant. Pass the result to `resume`."""
     profile = sys.getprofile()
-    if profile is None or not _at_work or profile is not _at_work[-1]:
+    if profile is None or not _active_profiles or profile is not _active_profiles[-1]:
         return None
     sys.setprofile(None)
-    return _at_work[-1]
+    return _active_profiles[-1]
 
 
 def resume(profile: Profile | None) -> None:
-    """Continues the observation of calls."""
+    """Continues the observation of calls after `suspend`, which has returned `profile`."""
     if profile is not None:
         sys.setprofile(profile)

@@ -35,37 +35,37 @@ def split_gradients(graph: fx.Graph) -> None:
             for entry in list(node.users):
                 assert entry.target is operator.getitem
                 with graph.inserting_before(entry):
-                    made = _GRADIENTS[entry.args[1]](graph, node)
-                made.meta["val"] = entry.meta["val"]
-                made.stack_trace = node.stack_trace
-                entry.replace_all_uses_with(made)
+                    replacement = _GRADIENTS[entry.args[1]](graph, node)
+                replacement.meta["val"] = entry.meta["val"]
+                replacement.stack_trace = node.stack_trace
+                entry.replace_all_uses_with(replacement)
                 graph.erase_node(entry)
             graph.erase_node(node)
 
 
 def add_biases(graph: fx.Graph) -> None:
-    """Moves the biases of convolutions into stages if the library adds them in a separate pass anyway."""
+    """Moves the biases of convolutions into stages if the convolution's library adds them in a separate pass anyway."""
     for node in list(graph.nodes):
         if node.op != "call_function" or node.target is not CONVOLUTION or node.args[2] is None:
             continue
         value, bias = node.meta["val"], node.args[2]
-        if not _is_added_apart(value):
+        if not _adds_bias_separately(value):
             continue
         users = list(node.users)
         with graph.inserting_before(node.next):
-            spread = _called(graph, _aten.view.default, bias, [-1] + [1] * (value.dim() - 2))
-            spread = _called(graph, _aten.expand.default, spread, list(value.shape))
+            spread = _call(graph, _aten.view.default, bias, [-1] + [1] * (value.dim() - 2))
+            spread = _call(graph, _aten.expand.default, spread, list(value.shape))
             if value.dtype in _HALF:
-                terms = [_called(graph, _CONVERT, term, torch.float32) for term in (node, spread)]
-                total = _called(graph, _CONVERT, _called(graph, _prims.add.default, *terms), value.dtype)
+                terms = [_call(graph, _CONVERT, term, torch.float32) for term in (node, spread)]
+                total = _call(graph, _CONVERT, _call(graph, _prims.add.default, *terms), value.dtype)
             else:
-                total = _called(graph, _prims.add.default, node, spread)
+                total = _call(graph, _prims.add.default, node, spread)
         for user in users:
             user.replace_input_with(node, total)
         node.args = (*node.args[:2], None, *node.args[3:])
 
 
-def _called(graph: fx.Graph, target: Any, first: fx.Node, *rest: Any, **kwargs: Any) -> fx.Node:
+def _call(graph: fx.Graph, target: Any, first: fx.Node, *rest: Any, **kwargs: Any) -> fx.Node:
     """Creates a node with a fake value and with the stack trace of its first argument."""
     node = graph.call_function(target, (first, *rest), kwargs)
     values = [a.meta["val"] if isinstance(a, fx.Node) else a for a in node.args]
@@ -74,65 +74,67 @@ def _called(graph: fx.Graph, target: Any, first: fx.Node, *rest: Any, **kwargs: 
     return node
 
 
-def _is_added_apart(value: torch.Tensor) -> bool:
-    """True for results of cuDNN. PyTorch adds the bias to them in a separate pass."""
+def _adds_bias_separately(value: torch.Tensor) -> bool:
+    """True for results of cuDNN, to which PyTorch adds the bias in a separate pass."""
     return value.device.type == "cuda"
 
 
-def _of_value(graph: fx.Graph, node: fx.Node) -> fx.Node:
+def _create_value_gradient(graph: fx.Graph, node: fx.Node) -> fx.Node:
     arguments: Any = node.args
     gradient, value, weight, _, stride, padding, dilation, transposed, _, groups, _ = arguments
-    stride, padding, dilation = map(_integers, (stride, padding, dilation))
-    sizes = _shape(weight)
-    added = [0] * len(stride)
+    stride, padding, dilation = map(_to_integers, (stride, padding, dilation))
+    sizes = _get_shape(weight)
+    output_padding = [0] * len(stride)
     if transposed:
         return graph.call_function(
-            CONVOLUTION, (gradient, weight, None, stride, padding, dilation, False, added, groups)
+            CONVOLUTION, (gradient, weight, None, stride, padding, dilation, False, output_padding, groups)
         )
-    around = [d * (size - 1) - p for d, size, p in zip(dilation, sizes[2:], padding, strict=True)]
-    if set(stride) == {1} and min(around) >= 0:  # flip the weight, because libraries have faster kernels for this
-        turned = _turned(graph, weight, groups)
+    full_padding = [d * (size - 1) - p for d, size, p in zip(dilation, sizes[2:], padding, strict=True)]
+    if set(stride) == {1} and min(full_padding) >= 0:  # flip the weight, because libraries have faster kernels for this
+        flipped = _flip(graph, weight, groups)
         return graph.call_function(
-            CONVOLUTION, (gradient, turned, None, stride, around, dilation, False, added, groups)
+            CONVOLUTION, (gradient, flipped, None, stride, full_padding, dilation, False, output_padding, groups)
         )
-    added = _missing(_shape(value), _shape(gradient), sizes, stride, padding, dilation)
-    return graph.call_function(CONVOLUTION, (gradient, weight, None, stride, padding, dilation, True, added, groups))
+    output_padding = _count_skipped(_get_shape(value), _get_shape(gradient), sizes, stride, padding, dilation)
+    return graph.call_function(
+        CONVOLUTION, (gradient, weight, None, stride, padding, dilation, True, output_padding, groups)
+    )
 
 
-def _turned(graph: fx.Graph, weight: fx.Node, groups: int) -> fx.Node:
+def _flip(graph: fx.Graph, weight: fx.Node, groups: int) -> fx.Node:
     """The weight `[out, in / groups, *window]` of a convolution from `out` to `in`, with flipped windows."""
-    out, inside, *window = _shape(weight)
-    node = _called(graph, _aten.reshape.default, weight, [groups, out // groups, inside, *window])
-    node = _called(graph, _aten.transpose.int, node, 1, 2)
-    node = _called(graph, _aten.reshape.default, node, [groups * inside, out // groups, *window])
-    node = _called(graph, _aten.flip.default, node, list(range(2, 2 + len(window))))
-    return _called(graph, _aten.clone.default, node, memory_format=torch.contiguous_format)
+    out, inside, *window = _get_shape(weight)
+    node = _call(graph, _aten.reshape.default, weight, [groups, out // groups, inside, *window])
+    node = _call(graph, _aten.transpose.int, node, 1, 2)
+    node = _call(graph, _aten.reshape.default, node, [groups * inside, out // groups, *window])
+    node = _call(graph, _aten.flip.default, node, list(range(2, 2 + len(window))))
+    return _call(graph, _aten.clone.default, node, memory_format=torch.contiguous_format)
 
 
-def _of_weight(graph: fx.Graph, node: fx.Node) -> fx.Node:
+def _create_weight_gradient(graph: fx.Graph, node: fx.Node) -> fx.Node:
     gradient, value, weight, _, *numbers, _ = node.args
-    return graph.call_function(convolution_weight, (gradient, value, list(_shape(weight)), *numbers))
+    return graph.call_function(convolution_weight, (gradient, value, list(_get_shape(weight)), *numbers))
 
 
-def _of_bias(graph: fx.Graph, node: fx.Node) -> fx.Node:
+def _create_bias_gradient(graph: fx.Graph, node: fx.Node) -> fx.Node:
     gradient = node.args[0]
-    dims = [d for d in range(len(_shape(gradient))) if d != 1]
+    dims = [d for d in range(len(_get_shape(gradient))) if d != 1]
     return graph.call_function(SUM_OP, (gradient, dims))
 
 
-_GRADIENTS = (_of_value, _of_weight, _of_bias)
+_GRADIENTS = (_create_value_gradient, _create_weight_gradient, _create_bias_gradient)
 
 
-def _shape(node: Any) -> Sequence[int]:
+def _get_shape(node: Any) -> Sequence[int]:
     shape: Sequence[int] = node.meta["val"].shape
     return shape
 
 
-def _integers(numbers: Any) -> Sequence[int]:
+def _to_integers(numbers: Any) -> Sequence[int]:
     return tuple(numbers)
 
 
-def _missing(
+def _count_skipped(
     value: Sequence[int],
     result: Sequence[int],
     weight: Sequence[int],
@@ -140,7 +142,7 @@ def _missing(
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> list[int]:
-    """Numbers of rows and columns at the end of a value that a convolution with strides skips."""
+    """The numbers of rows and columns at the end of a value that a convolution with strides does not read."""
     return [
         value[2 + d] - ((result[2 + d] - 1) * stride[d] - 2 * padding[d] + dilation[d] * (weight[2 + d] - 1) + 1)
         for d in range(len(stride))

@@ -18,14 +18,14 @@ _SAME = frozenset({_aten.detach.default, _aten.alias.default, _prims.view_of.def
 def drop_copies(graph: fx.Graph) -> None:
     """Replaces copies and aliases with their sources, because a functional graph never writes to a value.
 
-    A copy remains if a view of it could not be expressed by strides without the copy.
+    A copy remains if strides can express a view of the copy, but not the same view of its source.
     """
     for node in graph.nodes:
         if node.op == "call_function" and node.target in _SAME:
             node.replace_all_uses_with(node.args[0])
     needed: set[fx.Node] = set()
     while True:
-        copy = _copy_before_a_view(graph, needed)
+        copy = _find_needed_copy(graph, needed)
         if copy is None:
             break
         needed.add(copy)
@@ -35,24 +35,24 @@ def drop_copies(graph: fx.Graph) -> None:
     graph.eliminate_dead_code()
 
 
-def _copy_before_a_view(graph: fx.Graph, needed: set[fx.Node]) -> fx.Node | None:
-    """A copy that has to remain because a view of it is needed. `None` if no other copy has to remain."""
-    seen: dict[fx.Node, Any] = {}
-    behind: dict[fx.Node, fx.Node | None] = {}  # maps a value to the copy of which it is a view
+def _find_needed_copy(graph: fx.Graph, needed: set[fx.Node]) -> fx.Node | None:
+    """A copy that is not in `needed` and has to remain because a view needs it. `None` if there is no such copy."""
+    stand_ins: dict[fx.Node, Any] = {}
+    copy_of: dict[fx.Node, fx.Node | None] = {}  # maps a value to the copy of which it is a view
     for node in graph.nodes:
         source = node.all_input_nodes[0] if is_view(node) or node.target is COPY_OP else None
         if source is None or node in needed:
             value = node.meta.get("val")
-            seen[node] = torch.empty(value.shape, device="meta") if isinstance(value, Tensor) else None
-            behind[node] = None
+            stand_ins[node] = torch.empty(value.shape, device="meta") if isinstance(value, Tensor) else None
+            copy_of[node] = None
         elif node.target is COPY_OP:
-            seen[node], behind[node] = seen[source], node
+            stand_ins[node], copy_of[node] = stand_ins[source], node
         else:
-            behind[node] = behind[source]
+            copy_of[node] = copy_of[source]
             try:
-                seen[node] = replay([call_of(node)], seen[source])
+                stand_ins[node] = replay([call_of(node)], stand_ins[source])
             except RuntimeError:
-                if behind[node] is None:
+                if copy_of[node] is None:
                     raise
-                return behind[node]
+                return copy_of[node]
     return None

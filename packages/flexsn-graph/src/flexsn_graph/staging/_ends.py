@@ -1,4 +1,4 @@
-"""Detects steps with products that no longer change anything once some of their inputs are 0 or less."""
+"""Detects steps with products that have no effect wherever some of their inputs are 0 or less."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from torch import fx
 
 from flexsn_graph.ir._ports import Port, Role
-from flexsn_graph.passes._ends import is_number, simplified
+from flexsn_graph.passes._ends import is_number, simplify
 from flexsn_graph.staging._staged_step import Product, StagedStep
 
 _RESULTS = frozenset({Role.OUTPUT, Role.STATE})
@@ -26,26 +26,26 @@ def staged_ends_early(staged: StagedStep, counts: Collection[int]) -> bool:
     if not counts:
         return False
     counting = {Port(Role.INPUT, i) for i in counts}
-    known: dict[Port, Any] = {}  # maps a value of the step to the number that it equals
+    number_by_port: dict[Port, Any] = {}  # maps a value of the step to the number that it equals
     for part in staged.parts:
         if isinstance(part, Product):
             if part.result.source.role in _RESULTS:
                 return False
             continue
         inputs = {part.graph.placeholders.get(Port(Role.INPUT, k)): view for k, view in enumerate(part.reads)}
-        gone = {node for node, view in inputs.items() if node is not None and view.source in counting}
-        values = {node: known[view.source] for node, view in inputs.items() if view.source in known}
+        not_positive = {node for node, view in inputs.items() if node is not None and view.source in counting}
+        values = {node: number_by_port[view.source] for node, view in inputs.items() if view.source in number_by_port}
 
-        def value(of: Any, values: dict[Any, Any] = values) -> Any:
-            return values.get(of, of) if isinstance(of, fx.Node) else of
+        def resolve(argument: Any, values: dict[Any, Any] = values) -> Any:
+            return values.get(argument, argument) if isinstance(argument, fx.Node) else argument
 
         for node in part.graph.graph.nodes:
             if node.op == "call_function":
-                match = simplified(node, gone, value)
-                if match is not None:
-                    values[node] = match
+                equal_value = simplify(node, not_positive, resolve)
+                if equal_value is not None:
+                    values[node] = equal_value
         for entry, view in zip(part.graph.entries, part.writes, strict=True):
-            result, port = value(entry), view.source
+            result, port = resolve(entry), view.source
             if port.role is Role.OUTPUT and not is_number(result, 0):
                 return False
             if port.role is Role.STATE:
@@ -53,5 +53,5 @@ def staged_ends_early(staged: StagedStep, counts: Collection[int]) -> bool:
                 if read is None or read.source != port or read.calls or view.calls:
                     return False
             if not view.calls and isinstance(result, bool | int | float):
-                known[port] = result
+                number_by_port[port] = result
     return True

@@ -11,35 +11,35 @@ from flexsn_graph.ir._ports import Port
 
 
 class Keys:
-    """Identifies values that two graphs of one step compute in the same way."""
+    """Assigns equal numbers to values that two graphs of one step compute in the same way."""
 
     def __init__(self) -> None:
         self._numbers: dict[Any, int] = {}
 
     def of(self, graph: fx.Graph, arguments: Sequence[Port]) -> dict[fx.Node, int]:
-        """A number for each node. Equal numbers mean equal values."""
+        """A number for each node. Nodes with equal numbers have equal values."""
         results: dict[fx.Node, int] = {}
         ports = iter(arguments)
         for node in graph.nodes:
             if node.op == "placeholder":
                 key: Any = next(ports)
             elif node.op == "call_function":
-                key = (node.target, _frozen(node.args, results), _frozen(node.kwargs, results), _dtype_of(node))
+                key = (node.target, _freeze(node.args, results), _freeze(node.kwargs, results), _get_dtype(node))
             else:
                 continue
             results[node] = self._numbers.setdefault(key, len(self._numbers))
         return results
 
 
-def _frozen(value: Any, found: Mapping[fx.Node, int]) -> Any:
+def _freeze(value: Any, numbers: Mapping[fx.Node, int]) -> Any:
     if isinstance(value, fx.Node):
-        return ("node", found.get(value, value))
+        return ("node", numbers.get(value, value))
     if isinstance(value, list | tuple):
-        return tuple(_frozen(v, found) for v in value)
+        return tuple(_freeze(v, numbers) for v in value)
     if isinstance(value, dict):
-        return tuple((k, _frozen(v, found)) for k, v in sorted(value.items()))
+        return tuple((k, _freeze(v, numbers)) for k, v in sorted(value.items()))
     return (type(value).__name__, repr(value))
 
 
-def _dtype_of(node: fx.Node) -> Any:
+def _get_dtype(node: fx.Node) -> Any:
     return getattr(node.meta.get("val"), "dtype", None)

@@ -1,4 +1,4 @@
-"""The order of the parts of a step: before, in or after the loop over time, and within each of these phases."""
+"""Finds the order of the parts of a step: their phase (before, in or after the loop over time), and their level."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from flexsn_graph.ir._products import ASSEMBLIES
 from flexsn_graph.staging._places import Places
 from flexsn_graph.staging._staged_step import Phase
 
-# The largest number of states that a stage of the loop may read if it only needs them for a sum over time.
-_MANY = 8
+# If the operand of a sum over time is computed from more states than this, a stage after the loop computes it.
+_MANY_STATES = 8
 
 
 class Order:
@@ -20,9 +20,9 @@ class Order:
 
     Args:
         places: the values that have a place in memory.
-        order: the relevant nodes, in order.
+        order: the nodes that are needed for the results, in the order of the graph.
         to_carried: the nodes on which the carried values depend. Carried values pass from one step to the next.
-        summed: values whose sum over time is a gradient of a captured tensor.
+        summed: values that are summed over time for the gradients of captured tensors.
 
     Attributes:
         phase: phases of products and operands.
@@ -36,36 +36,39 @@ class Order:
         self._places = places
         self.phase: dict[fx.Node, Phase] = {}
         self.level: dict[fx.Node, int] = {}
-        self.after = {node for node in summed if self._waits(node, to_carried)}
+        self.after = {node for node in summed if self._can_wait(node, to_carried)}
         self._find_phases(order, to_carried)
         self._find_levels(order)
 
-    def _waits(self, node: fx.Node, to_carried: set[fx.Node]) -> bool:
-        """True for an operand of many states, such as delays, that the loop would read only to compute this operand."""
+    def _can_wait(self, node: fx.Node, to_carried: set[fx.Node]) -> bool:
+        """True for an operand that the loop does not need, and that is computed from many states, such as delays."""
         places = self._places
         if places.role(node) is not Role.OPERAND or node in to_carried:
             return False
         read: set[fx.Node] = set()
         waiting = [*node.all_input_nodes]
         while waiting:
-            one = waiting.pop()
-            if one in places.moving and one not in read:
-                read.add(one)
-                waiting += [] if one in places.ports else one.all_input_nodes
-        roles = [places.role(one) for one in read - to_carried]
-        return Role.GRAD_STATE not in {places.role(one) for one in read} and roles.count(Role.STATE) > _MANY
+            ancestor = waiting.pop()
+            if ancestor in places.moving and ancestor not in read:
+                read.add(ancestor)
+                waiting += [] if ancestor in places.ports else ancestor.all_input_nodes
+        roles = [places.role(ancestor) for ancestor in read - to_carried]
+        return (
+            Role.GRAD_STATE not in {places.role(ancestor) for ancestor in read}
+            and roles.count(Role.STATE) > _MANY_STATES
+        )
 
     def _find_phases(self, order: Sequence[fx.Node], to_carried: set[fx.Node]) -> None:
         places = self._places
         for node in order:
-            behind = not self.after.isdisjoint(node.all_input_nodes)
+            is_after = not self.after.isdisjoint(node.all_input_nodes)
             if places.is_product(node):
                 if node not in places.of_carried:
                     self.phase[node] = Phase.BEFORE
                 else:
                     self.phase[node] = Phase.LOOP if node in to_carried else Phase.AFTER
-                behind = self.phase[node] is Phase.AFTER
-            if behind and places.role(node) is not Role.SAVED:
+                is_after = self.phase[node] is Phase.AFTER
+            if is_after and places.role(node) is not Role.SAVED:
                 self.after.add(node)
         early: set[fx.Node] = set()
         for node in reversed(order):  # a value that is read before the loop is also written before the loop
@@ -76,8 +79,8 @@ class Order:
                 if node in self.after:
                     self.phase[node] = Phase.AFTER
                 else:
-                    first = node in early and node not in places.of_carried
-                    self.phase[node] = Phase.BEFORE if first else Phase.LOOP
+                    is_before = node in early and node not in places.of_carried
+                    self.phase[node] = Phase.BEFORE if is_before else Phase.LOOP
 
     def _find_levels(self, order: Sequence[fx.Node]) -> None:
         """Sets the length of the longest chain of products before each node."""
@@ -88,7 +91,7 @@ class Order:
             if port is not None and port.role not in (Role.OPERAND, Role.PRODUCT):
                 self.level[node] = 0
             elif places.is_product(node):
-                self.level[node] = 1 + max(self._ready(a) for a in moving)
+                self.level[node] = 1 + max(self._find_ready_level(a) for a in moving)
             elif node.target in ASSEMBLIES:
                 self.level[node] = 1 + max((self.level[a] for a in moving), default=0)
             elif places.moves(node) and places.root(node)[0].target not in ASSEMBLIES:
@@ -98,7 +101,7 @@ class Order:
             else:
                 self.level[node] = max((self.level[a] for a in moving), default=0)
 
-    def _ready(self, node: fx.Node) -> int:
+    def _find_ready_level(self, node: fx.Node) -> int:
         """The level of stages after which a product can read the value of a node."""
         places = self._places
         root, _ = places.root(node)

@@ -1,4 +1,4 @@
-"""Values of a step that have a place in memory, and the values that depend on them."""
+"""Assigns places in memory to values of a step, and finds the values that depend on the step."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Places:
         arguments: ports of its placeholders.
         carried: role of the values that are carried from step to step.
         keys: numbers of the nodes. Equal values have equal numbers.
-        known: the values that already exist, by key.
+        existing: ports of the values that already exist, by the number in `keys`.
 
     Attributes:
-        ports: values that have a place in memory, by the node that represents the whole value.
-        moving: nodes that depend on values of the step. All other nodes depend on captured tensors alone.
+        ports: the ports of values that have a place in memory, by the node that represents the whole value.
+        moving: nodes that depend on values of the step. Each other node depends on captured tensors alone.
         of_carried: nodes that depend on carried values.
-        saved: the values of `known` that are read.
+        saved: the values of `existing` that are read.
         assembled: values that several parts write, one piece each.
         rows: values with one element per row that are computed from reductions. `find_rows` sets them.
     """
@@ -37,7 +37,7 @@ class Places:
         arguments: Sequence[Port],
         carried: Role,
         keys: Mapping[fx.Node, int],
-        known: Mapping[int, Port],
+        existing: Mapping[int, Port],
     ) -> None:
         self.ports: dict[fx.Node, Port] = {}
         self.moving: set[fx.Node] = set()
@@ -59,14 +59,14 @@ class Places:
             if self.moving.isdisjoint(node.all_input_nodes):
                 continue
             self.moving.add(node)
-            if keys.get(node) in known and node.op == "call_function":
+            if keys.get(node) in existing and node.op == "call_function":
                 self.ports[node] = Port(Role.SAVED, len(self.saved))
-                self.saved.append(known[keys[node]])
+                self.saved.append(existing[keys[node]])
             elif not self.of_carried.isdisjoint(node.all_input_nodes):
                 self.of_carried.add(node)
 
     def find_rows(self, graph: fx.Graph) -> None:
-        """Finds values that are computed from reductions alone. Reductions must already have places."""
+        """Finds the values that are computed from reductions alone. The reductions must already have places."""
         for node in graph.nodes:
             moving = [a for a in node.all_input_nodes if a in self.moving]
             if node in self.ports and node.target in REDUCTIONS:
@@ -77,11 +77,11 @@ class Places:
                     self.rows.add(node)
 
     def moves(self, node: fx.Node) -> bool:
-        """True for a view that stages read from memory because it drops elements, or turns columns into rows."""
+        """True for a view that drops elements or turns columns into rows. Stages read such a view from memory."""
         return narrows(node) or (realigns(node) and node.all_input_nodes[0] in self.rows)
 
     def reaching(self, ends: Iterable[fx.Node]) -> set[fx.Node]:
-        """Nodes from which the ends are computed, back to saved values, without captured tensors."""
+        """The nodes of the step from which `ends` are computed, including `ends`. Saved values are not traced back."""
         results: set[fx.Node] = set()
         waiting = list(ends)
         while waiting:
@@ -103,7 +103,7 @@ class Places:
         return node, views
 
     def view(self, node: fx.Node) -> View:
-        """The node as a view of a value that has a place."""
+        """A `View` that leads to the node from a value that has a place."""
         root, views = self.root(node)
         value = node.meta["val"]
         return View(self.ports[root], tuple(call_of(v) for v in views), tuple(value.shape), value.dtype)

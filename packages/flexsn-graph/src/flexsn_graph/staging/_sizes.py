@@ -23,64 +23,72 @@ _TO_SIZES = frozenset(
 
 
 def is_of_any_batch(staged: StagedStep, step_shape: Sequence[int], lifted_shapes: Sequence[Sequence[int]]) -> bool:
-    """True if the first size of a step `[batch, features]` differs from all other sizes.
+    """True if a step `[batch, features]` can be resized to another size of its first dimension.
 
-    In addition, no captured tensor may vary along the first dimension.
+    The size of the first dimension must differ from all other sizes, and no captured tensor may vary along this
+    dimension.
     """
     if len(step_shape) != 2:
         return False
     if any(product.is_reduction and product.args[1] != [-1] for product in staged.products):
         return False
     batch = step_shape[0]
-    others = {size for shape in lifted_shapes for size in shape}
-    others |= {size for shape, _ in staged.values.values() for size in shape[1:]}
-    if batch in others or not all(stage.graph.is_of_any_batch for stage in staged.stages):
+    other_sizes = {size for shape in lifted_shapes for size in shape}
+    other_sizes |= {size for shape, _ in staged.values.values() for size in shape[1:]}
+    if batch in other_sizes or not all(stage.graph.is_of_any_batch for stage in staged.stages):
         return False
-    return all(_knows_sizes(call, batch) for view in _views(staged) for call in view.calls)
+    return all(_is_resizable(call, batch) for view in _list_views(staged) for call in view.calls)
 
 
 def resized(staged: StagedStep, old: int, new: int) -> StagedStep:
-    """The step with another size of its first dimension. No other size in the step may be `old`."""
+    """The step with the size of its first dimension changed from `old` to `new`. No other size may be `old`."""
 
     def shape(sizes: Sequence[int]) -> tuple[int, ...]:
         return tuple(new if size == old else size for size in sizes)
 
-    def call(one: Call) -> Call:
-        target, args, kwargs = one
+    def call(original: Call) -> Call:
+        target, args, kwargs = original
         if target not in _TO_SIZES:
-            return one
+            return original
         return target, (list(shape(args[0])), *args[1:]), kwargs
 
-    def view(one: View) -> View:
-        return replace(one, calls=tuple(map(call, one.calls)), shape=shape(one.shape))
+    def view(original: View) -> View:
+        return replace(original, calls=tuple(map(call, original.calls)), shape=shape(original.shape))
 
-    def part(one: Stage | Product) -> Stage | Product:
-        if isinstance(one, Stage):
+    def part(original: Stage | Product) -> Stage | Product:
+        if isinstance(original, Stage):
             return replace(
-                one, shape=shape(one.shape), reads=tuple(map(view, one.reads)), writes=tuple(map(view, one.writes))
+                original,
+                shape=shape(original.shape),
+                reads=tuple(map(view, original.reads)),
+                writes=tuple(map(view, original.writes)),
             )
         return replace(
-            one,
-            args=tuple(view(a) if isinstance(a, View) else a for a in one.args),
-            result=view(one.result),
-            shape=shape(one.shape),
-            factor_shapes=tuple(map(shape, one.factor_shapes)),
+            original,
+            args=tuple(view(a) if isinstance(a, View) else a for a in original.args),
+            result=view(original.result),
+            shape=shape(original.shape),
+            factor_shapes=tuple(map(shape, original.factor_shapes)),
         )
 
-    def term(one: Term) -> Term:
-        return replace(one, values=tuple(map(view, one.values)), calls=tuple(_in_call(c, view) for c in one.calls))
+    def term(original: Term) -> Term:
+        return replace(
+            original,
+            values=tuple(map(view, original.values)),
+            calls=tuple(_convert_call(c, view) for c in original.calls),
+        )
 
     values = {port: (shape(sizes), dtype) for port, (sizes, dtype) in staged.values.items()}
     parts, terms = tuple(map(part, staged.parts)), tuple(map(term, staged.terms))
     return replace(staged, parts=parts, values=values, terms=terms)
 
 
-def _in_call(call: Call, view: Callable[[View], View]) -> Call:
+def _convert_call(call: Call, view: Callable[[View], View]) -> Call:
     target, args, kwargs = call
     return target, tuple(view(a) if isinstance(a, View) else a for a in args), kwargs
 
 
-def _views(staged: StagedStep) -> list[View]:
+def _list_views(staged: StagedStep) -> list[View]:
     results: list[View] = []
     for part in staged.parts:
         results += part.reads
@@ -91,8 +99,8 @@ def _views(staged: StagedStep) -> list[View]:
     return results
 
 
-def _knows_sizes(call: Call, batch: int) -> bool:
-    """True if `resized` replaces the size in a call, or if the call does not contain the size."""
+def _is_resizable(call: Call, batch: int) -> bool:
+    """True if `resized` can replace the size `batch` in a call, or if the call does not contain this size."""
     target, args, kwargs = call
     if target in _TO_SIZES:
         return not kwargs

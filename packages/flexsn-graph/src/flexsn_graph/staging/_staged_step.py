@@ -19,7 +19,7 @@ from flexsn_graph.ir._step_graph import StepGraph
 
 
 class Phase(IntEnum):
-    """The phase of a computation. `BEFORE` and `AFTER` the loop over time, all steps are computed at once."""
+    """The phase of a computation. In the phases `BEFORE` and `AFTER` the loop, all steps are computed at once."""
 
     BEFORE = 0
     LOOP = 1
@@ -43,17 +43,17 @@ class View:
 
     def __call__(self, value: Tensor) -> Tensor:
         """Applies the views to a value of one step."""
-        seen: Tensor = replay(self.calls, value)
-        return seen
+        result: Tensor = replay(self.calls, value)
+        return result
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A pointwise part of a step. It becomes one kernel.
+    """A pointwise part of a step, which becomes one kernel.
 
     Attributes:
         phase: the phase in which the stage runs.
-        graph: `[*INPUT, *LIFTED] -> [*OUTPUT]`, on values whose shape is `shape` or broadcasts to it.
+        graph: `[*INPUT, *LIFTED] -> [*OUTPUT]`, on values whose shape is `shape` or broadcasts to `shape`.
         shape: shape of the values that the stage writes.
         reads: the value of each input.
         writes: the destination of each output: a value that this step writes, or a part of such a value.
@@ -74,8 +74,8 @@ class Product:
         phase: the phase in which the product is computed.
         op: the torch op.
         args, kwargs: arguments of the op. For a reduction, the arguments are `(value, dims, *numbers)` with negative
-            dims. Values are `View`s. A value that is equal in all steps has the role `MATRIX`.
-        result: the destination, which is a separate value or a result of the step.
+            dims. Values are `View`s. A value that is computed before the loop has the role `MATRIX`.
+        result: the destination: a value of the role `PRODUCT`, or a result of the step.
         shape, dtype: shape and dtype of the result.
         factor_shapes: shapes of the two factors, or of the reduced value.
         name: the op that the user's code called.
@@ -120,9 +120,9 @@ class Term:
 
     Attributes:
         lifted: index of the tensor.
-        op: the op that multiplies two values of a step. Its results are summed. `None` to sum a single value.
+        op: the op that multiplies two values of a step. The products are summed. `None` to sum a single value.
         values: the two values, or the single value.
-        calls: linear ops on the sum. If an argument is a `View`, its value is equal in all steps.
+        calls: linear ops that are applied to the sum. An argument that is a `View` has the same value in all steps.
         numbers: arguments of the op after the values.
     """
 
@@ -138,15 +138,17 @@ class StagedStep:
     """A step, or its VJP, as stages and products.
 
     Attributes:
-        arguments, results: as in `StepGraph`. Results of the role `GRAD_LIFTED` are in `terms` only.
-        parts: stages and products, in order. Each phase is contiguous.
+        arguments, results: as in `StepGraph`. Results of the role `GRAD_LIFTED` are sums of `terms`, and no part
+            writes them.
+        parts: stages and products in the order of execution. The parts of a phase are contiguous.
         values: shape and dtype of each value of one step that a part reads or writes.
         assembled: values that several parts write, one piece each. All other elements of these values are zero.
         matrices: `[*lifted] -> [*matrices]`, computed before the loop.
         saved: for a VJP, the operands and products of the forward that the VJP reads as `SAVED`.
         terms: for a VJP, the parts of gradients of lifted tensors.
         shifts: states that are delayed copies. Maps a state to the value that a part writes and the delay in steps.
-        later: for a VJP, values of later steps that stages read. Maps a value to the product and the number of steps.
+        later: for a VJP, values of later steps that stages read. Maps the port of such a value to the
+            product and to the number of steps between the two.
         absent: for a VJP, the gradients of new states that are absent at the first step of the backward. See
             `absent_at_first`.
     """

@@ -1,8 +1,7 @@
 """Moves sums over elements to the end of a step's VJP. Kernels return the terms, and the sums are computed afterwards.
 
-Some numbers that a step computes, and some inputs and captured tensors, broadcast. Their gradients are sums over
-elements. Factors of such a sum are multiplied into its terms: `sum(x) * y` becomes `sum(x * y)` if `y` is constant
-along the summed dimensions.
+The gradient of a value, an input or a captured tensor that broadcasts is a sum over elements. The factors of such a sum
+are multiplied into its terms: `sum(x) * y` becomes `sum(x * y)` if `y` is constant along the summed dimensions.
 """
 
 from __future__ import annotations
@@ -42,25 +41,25 @@ _ADDITIONS = frozenset({_prims.add.default, _prims.sub.default})
 
 @dataclass(frozen=True, slots=True)
 class _Sum:
-    """A node whose elements equal the elements of `of.sum(dims)`, in order."""
+    """A node whose elements equal the elements of `terms.sum(dims)`, in order."""
 
-    of: fx.Node
+    terms: fx.Node
     dims: frozenset[int]
 
     @property
     def shape(self) -> Sequence[int]:
         """Shape of the summed value."""
-        shape: Sequence[int] = self.of.meta["val"].shape
+        shape: Sequence[int] = self.terms.meta["val"].shape
         return shape
 
     def broadcasts(self, shape: Sequence[int]) -> bool:
-        """True if `shape` is the shape of `of` with 1 for the summed dimensions. Leading dimensions may be missing."""
+        """True if `shape` is the shape of `terms` with 1 for summed dimensions. Leading dimensions may be missing."""
         padded = [1] * (len(self.shape) - len(shape)) + list(shape)
         return padded == [1 if d in self.dims else n for d, n in enumerate(self.shape)]
 
 
 def sum_last(graph: fx.Graph, arguments: Sequence[Port], results: Sequence[Port]) -> None:
-    """Rewrites a lowered VJP so that it multiplies no value of the step by a sum over elements.
+    """Rewrites a lowered VJP so that no value of the step is multiplied by a sum over elements.
 
     Args:
         graph: the VJP. Its output is a list of nodes.
@@ -70,8 +69,8 @@ def sum_last(graph: fx.Graph, arguments: Sequence[Port], results: Sequence[Port]
     _Sums(graph, arguments).run(results)
 
 
-def own_last_sums(graph: fx.Graph, results: Sequence[Port]) -> None:
-    """Copies the last sums of each input's gradient if other values use them, because kernels omit these sums."""
+def copy_last_sums(graph: fx.Graph, results: Sequence[Port]) -> None:
+    """Copies the sums at the end of each input's gradient, because kernels omit them, but other values may use them."""
     output = next(n for n in reversed(graph.nodes) if n.op == "output")
     entries = list(output.args[0])
     for i, (entry, port) in enumerate(zip(entries, results, strict=True)):
@@ -102,10 +101,10 @@ class _Sums:
             if (node.op == "placeholder" and not lifted) or not self._moving.isdisjoint(node.all_input_nodes):
                 self._moving.add(node)
         # Values that are computed from a sum over elements.
-        self._of_sums: set[fx.Node] = set()
+        self._from_sums: set[fx.Node] = set()
         for node in graph.nodes:
-            if node in self._moving and (node.target is SUM_OP or not self._of_sums.isdisjoint(node.all_input_nodes)):
-                self._of_sums.add(node)
+            if node in self._moving and (node.target is SUM_OP or not self._from_sums.isdisjoint(node.all_input_nodes)):
+                self._from_sums.add(node)
 
     def run(self, results: Sequence[Port]) -> None:
         output = next(n for n in reversed(self._graph.nodes) if n.op == "output")
@@ -121,72 +120,72 @@ class _Sums:
         self._graph.eliminate_dead_code()
 
     def _is_sum(self, node: fx.Node) -> bool:
-        """True if a stage can write a result: it has no sum, or is (a view of) the sum of a value without sums."""
+        """True if a result contains no sums before those at its end, so that a stage can write the result's terms."""
         while node.op == "call_function" and (node.target in ALIAS_OPS or node.target is SUM_OP):
             node = node.all_input_nodes[0]
-        return node not in self._of_sums
+        return node not in self._from_sums
 
     def _move(self, node: fx.Node) -> fx.Node | None:
-        """Replaces a node with an equal value whose sum comes last. `None` if the node contains no sum."""
+        """Replaces a node with an equal sum over elements and returns the sum. `None` if no equal sum is found."""
         with self._graph.inserting_after(node):
-            cursor = self._graph.call_function(_prims.view_of.default, (node,))  # new nodes are inserted before it
+            cursor = self._graph.call_function(_prims.view_of.default, (node,))  # new nodes precede this node
         summed = None
         with self._graph.inserting_before(cursor):
-            result = self._sum(node)
+            result = self._find_sum(node)
             if result is not None:
-                whole = self._new(node, SUM_OP, result.of, sorted(result.dims))
-                summed = self._new(node, _aten.view.default, whole, list(node.meta["val"].shape))
-                self._of_sums |= {whole, summed}
+                total = self._add_node(node, SUM_OP, result.terms, sorted(result.dims))
+                summed = self._add_node(node, _aten.view.default, total, list(node.meta["val"].shape))
+                self._from_sums |= {total, summed}
         self._graph.erase_node(cursor)
         if summed is not None:
             node.replace_all_uses_with(summed)
         return summed
 
-    def _sum(self, node: fx.Node) -> _Sum | None:
-        """A node as a sum over elements, or `None` if it is not such a sum."""
-        if node not in self._of_sums or node.op != "call_function":
+    def _find_sum(self, node: fx.Node) -> _Sum | None:
+        """An equivalent sum over elements, or `None` if the node cannot be expressed as such a sum."""
+        if node not in self._from_sums or node.op != "call_function":
             return None
         target: Any = node.target
         if target is SUM_OP:
-            value, over = node.args[:2]
+            value, sum_dims = node.args[:2]
             assert isinstance(value, fx.Node)
-            dims: frozenset[int] = frozenset(over)  # type: ignore[arg-type]
-            inner = self._sum(value)
+            dims: frozenset[int] = frozenset(sum_dims)  # type: ignore[arg-type]
+            inner = self._find_sum(value)
             if inner is None:
                 return _Sum(value, dims)
             shape = value.meta["val"].shape
             missing = len(inner.shape) - len(shape)
-            return _Sum(inner.of, inner.dims | {d + missing for d in dims}) if inner.broadcasts(shape) else None
+            return _Sum(inner.terms, inner.dims | {d + missing for d in dims}) if inner.broadcasts(shape) else None
         if target in _RESHAPES:
             (source,) = node.all_input_nodes
-            return self._sum(source) if source.meta["val"].numel() == node.meta["val"].numel() else None
+            return self._find_sum(source) if source.meta["val"].numel() == node.meta["val"].numel() else None
         if target in ALIAS_OPS:
             return None
         if is_linear_in_one(node):
-            inner = self._sum(node.all_input_nodes[0])
-            return inner and _Sum(self._new(node, target, inner.of, *node.args[1:], **node.kwargs), inner.dims)
-        return self._of_two(node)
+            inner = self._find_sum(node.all_input_nodes[0])
+            return inner and _Sum(self._add_node(node, target, inner.terms, *node.args[1:], **node.kwargs), inner.dims)
+        return self._sum_of_two(node)
 
-    def _of_two(self, node: fx.Node) -> _Sum | None:
+    def _sum_of_two(self, node: fx.Node) -> _Sum | None:
         target: Any = node.target
         if target not in _PRODUCTS | _ADDITIONS or len(node.all_input_nodes) != len(node.args):
             return None
         left, right = node.all_input_nodes
-        first, second = self._sum(left), self._sum(right)
+        first, second = self._find_sum(left), self._find_sum(right)
         if target in _ADDITIONS:
             if first is None or second is None or first.dims != second.dims or first.shape != second.shape:
                 return None
-            return _Sum(self._new(node, target, first.of, second.of), first.dims)
+            return _Sum(self._add_node(node, target, first.terms, second.terms), first.dims)
         if (first is None) == (second is None) or (second is not None and target is _prims.div.default):
             return None
         result, other = (first, right) if first is not None else (second, left)
         assert result is not None
         if not result.broadcasts(node.meta["val"].shape):
             return None
-        spread = self._new(node, _aten.expand.default, other, list(result.shape))
-        return _Sum(self._new(node, target, result.of, spread), result.dims)
+        spread = self._add_node(node, _aten.expand.default, other, list(result.shape))
+        return _Sum(self._add_node(node, target, result.terms, spread), result.dims)
 
-    def _new(self, like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    def _add_node(self, like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         node = self._graph.call_function(target, args, kwargs)
         values = [a.meta["val"] if isinstance(a, fx.Node) else a for a in args]
         node.meta["val"] = target(*values, **kwargs)

@@ -1,4 +1,4 @@
-"""Gradients of captured tensors: sums over time, either of one value per step or of the product of two values."""
+"""Finds the terms of captured tensors' gradients, which are sums over time of single values or of products."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _prims = torch.ops.prims
 
 
 class SumsOverTime:
-    """Sums over time, and the operations on them after the loop.
+    """The sums over time for gradients of captured tensors, and the linear operations on these sums after the loop.
 
     Args:
         stored: the values that have a place in memory, including values that are added later.
         moving: the values of the step.
         view: maps a node to a view of a value that has a place.
-        fixed: maps an argument that is made of captured tensors alone to a value that is equal in all steps.
+        fixed: maps an argument that is computed from captured tensors alone to a value that is equal in all steps.
     """
 
     def __init__(
@@ -44,10 +44,10 @@ class SumsOverTime:
         """Adds the gradient of a lifted tensor. Returns the values that a step has to store for it.
 
         Raises:
-            UnsupportedCoreError: a part of the gradient is made of captured tensors alone.
+            UnsupportedCoreError: a part of the gradient depends on captured tensors alone.
         """
         leaves: list[fx.Node] = []
-        for leaf, calls in self._summands(gradient):
+        for leaf, calls in self._list_summands(gradient):
             if leaf not in self._moving:
                 if is_zero(leaf):
                     continue
@@ -58,13 +58,13 @@ class SumsOverTime:
                     location_of(leaf),
                 )
             self._sums.append((lifted, leaf, calls))
-            leaves += self._factors(leaf) or [leaf]
+            leaves += self._find_factors(leaf) or [leaf]
         return leaves
 
-    def made(self) -> Iterator[Term]:
+    def list_terms(self) -> Iterator[Term]:
         """The terms. All values that the terms read must already have places."""
         for lifted, leaf, calls in self._sums:
-            factors = self._factors(leaf)
+            factors = self._find_factors(leaf)
             if factors:
                 target: Any = leaf.target
                 numbers = leaf.args[2:] if target is convolution_weight else ()
@@ -72,26 +72,26 @@ class SumsOverTime:
             else:
                 yield Term(lifted, None, (self._view(leaf),), calls)
 
-    def _summands(self, node: fx.Node) -> list[tuple[fx.Node, tuple[Call, ...]]]:
-        """A gradient as a list of summands: the values that are summed over time, with the linear ops on each sum."""
+    def _list_summands(self, node: fx.Node) -> list[tuple[fx.Node, tuple[Call, ...]]]:
+        """A gradient as a list of summands: values that are summed over time, each with the linear ops on its sum."""
         results: list[tuple[fx.Node, tuple[Call, ...]]] = []
         waiting: list[tuple[fx.Node, tuple[Call, ...]]] = [(node, ())]
         while waiting:
             node, calls = waiting.pop()
-            if node in self._ports or self._factors(node) or not self._is_behind_a_sum(node):
+            if node in self._ports or self._find_factors(node) or not self._is_from_sum(node):
                 results.append((node, calls))
             elif node.target is _prims.add.default:
                 waiting += [(a, calls) for a in node.args if isinstance(a, fx.Node)]
             else:
-                source = self._linear_in(node)
+                source = self._find_linear_source(node)
                 assert source is not None
-                waiting.append((source, (*self._calls_on(source, node), *calls)))
+                waiting.append((source, (*self._list_calls(source, node), *calls)))
         return results
 
-    def _linear_in(self, node: fx.Node) -> fx.Node | None:
-        """The value of the step in which a node is linear. Captured tensors may be factors.
+    def _find_linear_source(self, node: fx.Node) -> fx.Node | None:
+        """The value of the step in which a node is linear, or `None`. Captured tensors may be factors of the node.
 
-        For example, the core may multiply a matrix by a mask or by another matrix before it uses the matrix.
+        For example, the core may multiply one captured matrix by a mask or by another captured matrix before use.
         """
         if is_linear_in_one(node):
             return node.all_input_nodes[0]
@@ -103,7 +103,7 @@ class SumsOverTime:
         linear = target in (_prims.mul.default, _aten.mm.default) or (target is _prims.div.default and is_first)
         return moving[0] if linear else None
 
-    def _calls_on(self, value: fx.Node, node: fx.Node) -> tuple[Call, ...]:
+    def _list_calls(self, value: fx.Node, node: fx.Node) -> tuple[Call, ...]:
         """The linear ops that lead from a value to a node."""
         if is_linear_in_one(node):
             return (call_of(node),)
@@ -116,24 +116,24 @@ class SumsOverTime:
         turned = View(fixed.source, (turn,), fixed.shape[::-1], fixed.dtype)
         return turn, (target, (turned,), {}), turn
 
-    def _is_behind_a_sum(self, node: fx.Node) -> bool:
+    def _is_from_sum(self, node: fx.Node) -> bool:
         """True if linear ops lead to the node from a sum over elements or from a product of two values.
 
         These ops run after the loop.
         """
         while node not in self._ports and node.target is not SUM_OP:
-            source = self._linear_in(node)
+            source = self._find_linear_source(node)
             if source is None:
                 break
             node = source
         if node.target is SUM_OP and node not in self._ports:
             return True
         if node.target is _prims.add.default and not any(differs(a, node) for a in node.args):
-            return any(self._is_behind_a_sum(a) for a in node.all_input_nodes)
-        return bool(self._factors(node))
+            return any(self._is_from_sum(a) for a in node.all_input_nodes)
+        return bool(self._find_factors(node))
 
-    def _factors(self, node: fx.Node) -> list[fx.Node]:
-        """The factors of a product of two values of the step, such as a matrix's gradient. Empty for other nodes."""
+    def _find_factors(self, node: fx.Node) -> list[fx.Node]:
+        """The factors of a product of two values of the step, such as a gradient of a matrix. Empty for other nodes."""
         target: Any = node.target
         facts = PRODUCTS.get(target)
         if target is convolution_weight:

@@ -1,4 +1,4 @@
-"""Functions for nodes of a graph that are views of values with a place in memory."""
+"""Functions for nodes that are views of other nodes, and for the pieces of assembled values."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def realigns(node: fx.Node) -> bool:
     before = torch.empty(source.shape, device="meta")
     if broadcast_shapes([tuple(source.shape), tuple(value.shape)]) != tuple(value.shape):
         return True
-    seen: Tensor = replay([call_of(node)], before)
-    spread = before.expand(value.shape)
-    pairs = zip(value.shape, seen.stride(), spread.stride(), strict=True)
-    return any(size > 1 and one != other for size, one, other in pairs)
+    replayed: Tensor = replay([call_of(node)], before)
+    expanded = before.expand(value.shape)
+    pairs = zip(value.shape, replayed.stride(), expanded.stride(), strict=True)
+    return any(size > 1 and stride != expanded_stride for size, stride, expanded_stride in pairs)
 
 
 def differs(argument: Any, node: fx.Node) -> bool:
@@ -77,7 +77,7 @@ def unsummed_shape(node: fx.Node) -> tuple[int, ...]:
 
 
 def before_sums(node: fx.Node) -> fx.Node:
-    """The value before the last sums of a node and before the views of these sums."""
+    """The value whose sums and views lead to a node."""
     while is_view(node) or node.target is SUM_OP:
         node = node.all_input_nodes[0]
     return node

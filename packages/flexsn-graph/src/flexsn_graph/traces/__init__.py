@@ -1,3 +1,3 @@
-"""Traces of each kind of function: pointwise steps, recurrent steps, functions without time, functions that cut."""
+"""Traces pointwise steps, recurrent steps, steps on pieces, functions without time, and functions that cut."""
 
 from __future__ import annotations

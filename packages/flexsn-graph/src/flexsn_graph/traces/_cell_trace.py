@@ -21,7 +21,7 @@ from flexsn_graph.lowering._lowering import lower
 from flexsn_graph.lowering._normalize import normalize
 from flexsn_graph.lowering._strides import broadcast_shapes
 from flexsn_graph.reads import Reads
-from flexsn_graph.traces._pointwise import _as_tuple, _described, _NoCaptures
+from flexsn_graph.traces._pointwise import _as_tuple, _describe, _NoCaptures
 from flexsn_graph.tracing._core import unwrap_compiled
 from flexsn_graph.tracing._substitute import Effects, effects_of
 from flexsn_graph.tracing._tracer import Tracer, explained
@@ -102,8 +102,8 @@ def trace_cells(
         arguments: tensors, of which only shape, dtype and device matter.
         requires_grad: for each argument, True if autograd follows it.
         name: name of the function, for messages.
-        gradient: True if `cells_gradient_of` made `fn`.
-        must_cut: True to reject a function that cuts nothing and whose arguments broadcast. `trace_pointwise` traces
+        gradient: True if `cells_gradient_of` created `fn`.
+        must_cut: True to refuse a function that cuts nothing and whose arguments broadcast. `trace_pointwise` traces
             such functions.
         reads: records the values that `fn` reads in this trace in addition to its arguments.
 
@@ -116,13 +116,13 @@ def trace_cells(
     with undisturbed():
         graph = _trace(fn, arguments, requires_grad, name, gradient, must_cut, reads)
         # A second trace with other sizes of the uncut dimensions shows if the graph depends on these sizes. If the
-        # graph depends on them, a third trace keeps the size of the row.
-        row = _row_of(graph)
+        # graph depends on them, another trace keeps the size of the row.
+        row = _find_row(graph)
         for fixed in (None, row) if row is not None else (None,):
             free = tuple(tuple(None if f == fixed else f for f in dims) for dims in graph.free)
             mode = FakeTensorMode()
             with mode:
-                others = [
+                resized_arguments = [
                     torch.empty(
                         [n if f is None else _SIZES[f % len(_SIZES)] for n, f in zip(t.shape, dims, strict=True)],
                         dtype=t.dtype,
@@ -131,10 +131,10 @@ def trace_cells(
                     for t, dims in zip(arguments, free, strict=True)
                 ]
             try:
-                other = _trace(fn, others, requires_grad, name, gradient, must_cut, None)
+                other = _trace(fn, resized_arguments, requires_grad, name, gradient, must_cut, None)
             except Exception:
                 continue
-            if _described_graph(graph) == _described_graph(other):
+            if _describe_graph(graph) == _describe_graph(other):
                 return replace(graph, free=free)
     return replace(graph, free=tuple((None,) * t.dim() for t in arguments))
 
@@ -159,7 +159,7 @@ def cells_effects(
 
 
 _SIZES = (10007, 10009, 10037, 10039, 10061, 10067, 10069, 10079)
-# Ops that cut. All other ops that move elements are rejected elsewhere.
+# A function cuts or reduces dimensions if it contains one of these ops.
 _CUTS = (
     CUTTING_OPS
     | REDUCTIONS
@@ -173,8 +173,8 @@ _CUTS = (
 )
 
 
-def _row_of(graph: CellGraph) -> int | None:
-    """The number of the reduced axis among the numbers in `free`."""
+def _find_row(graph: CellGraph) -> int | None:
+    """The number in `free` that identifies the reduced axis, or `None`."""
     for step in graph.steps:
         if step.rows and step.where[-1] is not None:
             argument, dim = step.where[-1]
@@ -182,7 +182,7 @@ def _row_of(graph: CellGraph) -> int | None:
     return None
 
 
-def _described_graph(graph: CellGraph) -> Any:
+def _describe_graph(graph: CellGraph) -> Any:
     """Describes the parts of a graph that do not depend on sizes."""
     steps = [(str(s.step.graph), s.inputs, s.outputs, s.dtypes, s.where) for s in graph.steps]
     fixed = [[n for n, w in zip(s.sizes, s.where, strict=True) if w is None] for s in graph.steps]
@@ -205,7 +205,7 @@ def _trace(
         single = isinstance(returned, Tensor)
         results = _as_tuple(returned)
         if not results or not all(isinstance(r, Tensor) for r in results):
-            raise TraceError(f"{name} returned {_described(returned)}, not a tensor or a tuple of tensors.")
+            raise TraceError(f"{name} returned {_describe(returned)}, not a tensor or a tuple of tensors.")
         return results
 
     captures = partial(_NoCaptures, name)
@@ -215,9 +215,9 @@ def _trace(
     broadcast = broadcast_shapes([t.shape for t in arguments]) is not None
     if must_cut and broadcast and not any(node.target in _CUTS for node in lowered.graph.nodes):
         raise NothingCutError(f"{name} cuts nothing.")
-    cut = _in_cells(lowered, gradient)
+    cut = _translate(lowered, gradient)
     return CellGraph(
-        tuple(_step(cells) for cells in cut.steps),
+        tuple(_build_step(cells) for cells in cut.steps),
         cut.results,
         tuple(t.dtype for t in tracer.results),
         tracer.differentiable,
@@ -226,7 +226,7 @@ def _trace(
     )
 
 
-def _in_cells(lowered: fx.GraphModule, gradient: bool) -> CutModule:
+def _translate(lowered: fx.GraphModule, gradient: bool) -> CutModule:
     if not gradient:
         return in_cells(lowered, sums_allowed=False, rows=True)
     try:
@@ -236,7 +236,7 @@ def _in_cells(lowered: fx.GraphModule, gradient: bool) -> CutModule:
         return in_cells(lowered, sums_allowed=True, rows=True)
 
 
-def _step(cells: CellModule) -> CellStep:
+def _build_step(cells: CellModule) -> CellStep:
     inputs = ports(Role.INPUT, len(cells.inputs))
     graph = normalize(cells.module, [port.name for port in inputs])
     step = StepGraph(graph, inputs, ports(Role.OUTPUT, len(cells.outputs)), {})
@@ -251,15 +251,17 @@ def cells_gradient_of(
 
     def gradient(*values: Tensor) -> tuple[Tensor, ...]:
         primals, cotangents = values[:num_arguments], values[num_arguments:]
-        again = any(v.requires_grad for v in values)
+        is_differentiated = any(v.requires_grad for v in values)
         with torch.enable_grad():
             leaves = [
-                v.detach().requires_grad_() if want and not v.requires_grad else v
-                for v, want in zip(primals, wanted, strict=True)
+                v.detach().requires_grad_() if is_requested and not v.requires_grad else v
+                for v, is_requested in zip(primals, wanted, strict=True)
             ]
             roots = [r for r, is_present in zip(_as_tuple(fn(*leaves)), differentiable, strict=True) if is_present]
-            requested = [leaf for leaf, want in zip(leaves, wanted, strict=True) if want]
-            results = torch.autograd.grad(roots, requested, cotangents, allow_unused=True, create_graph=again)
+            requested = [leaf for leaf, is_requested in zip(leaves, wanted, strict=True) if is_requested]
+            results = torch.autograd.grad(
+                roots, requested, cotangents, allow_unused=True, create_graph=is_differentiated
+            )
             return tuple(torch.zeros_like(a) if g is None else g for g, a in zip(results, requested, strict=True))
 
     return gradient

@@ -1,4 +1,4 @@
-"""A step whose tensors have different shapes, and the pieces into which it splits them."""
+"""Traces a step whose tensors have different shapes, and finds the pieces into which the step splits the tensors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class CutTrace(CoreTrace):
 
     pieces: StepPieces
 
-    def _shape_of(self, results: Sequence[StepValue]) -> tuple[int, ...]:
+    def _find_shape(self, results: Sequence[StepValue]) -> tuple[int, ...]:
         return results[0].shape
 
     def _trace(self) -> None:
@@ -39,7 +39,7 @@ class CutTrace(CoreTrace):
         if arguments == shape and all(value.shape == shape for value in results):
             # The dimensions may be small enough to be written out in one call, and too large in another call.
             raise NonPointwiseError("all values of the step have one shape, so there are no pieces.", "", None)
-        tracer = self._retraced()
+        tracer = self._get_tracer()
         lowered = tracer.lowered(tracer.record_forward(), CUT_IN_STEPS)
         self.pieces = pieces_of(lowered, self.num_inputs, self.num_states, self.num_outputs)
         self.lifted_values = self.captured_values
@@ -54,11 +54,11 @@ class CutTrace(CoreTrace):
         return True
 
     def lift(self, captured: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The captured tensors. The step on pieces lifts them itself."""
+        """Returns the captured tensors. The step on pieces lifts them itself."""
         return tuple(captured)
 
     def of_twin(self, core: Callable[..., Any]) -> None:
-        """Returns `None`: each core is analysed separately. The steps on pieces share their traces."""
+        """Returns `None`, because each core is analysed separately. The steps on pieces share their traces."""
 
 
 def cut_step(

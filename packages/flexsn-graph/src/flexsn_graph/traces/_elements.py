@@ -20,13 +20,15 @@ def elements_of(
     recorded: fx.GraphModule,
     step_shape: Sequence[int],
     positions: Sequence[int | None] = (),
-    known: Elements | None = None,
+    forward_elements: Elements | None = None,
 ) -> Elements:
     """Turns the recorded graph into a step on elements. For the other arguments, see `Tracer.lower`.
 
     Args:
-        known: the elements of the forward, for a VJP.
+        forward_elements: the elements of the forward, for a VJP.
     """
     lowered = tracer.lowered(recorded, CUT_IN_STEPS)
     roles, gradient_of = tracer.roles(lowered, positions)
-    return in_elements(lowered, step_shape, roles, gradient_of, None if known is None else known.refined)
+    return in_elements(
+        lowered, step_shape, roles, gradient_of, None if forward_elements is None else forward_elements.refined
+    )

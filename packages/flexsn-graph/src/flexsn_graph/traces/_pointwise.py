@@ -3,7 +3,7 @@
 All arguments are recorded with one shape. Arguments without dimensions are exceptions, because different promotion
 rules apply to them. The gradient of such an argument is a sum over the elements. A kernel returns the terms of the sum,
 and the terms are summed afterwards. For this purpose, the op `terms` is applied to this gradient and undoes the sum.
-The gradient of the gradient receives one number for all terms, repeated for each term. The op `uniform` returns this
+In a second derivative, the gradient of this gradient repeats one number for all terms. The op `uniform` returns this
 number.
 """
 
@@ -84,7 +84,7 @@ def trace_pointwise(
             of that shape or without dimensions.
         dimensions: number of dimensions of the arguments that are not scalars, at most `MAX_DIMENSIONS`.
         name: name of the function, for messages.
-        gradient: True if `gradient_of` made `fn`.
+        gradient: True if `gradient_of` created `fn`.
         reads: records the values that `fn` reads in this trace in addition to its arguments.
 
     Raises:
@@ -97,11 +97,11 @@ def trace_pointwise(
         try:
             first, second = (_trace(fn, arguments, s[:dimensions], device, name, gradient, reads) for s in _SIZES)
         except TorchError as error:
-            raise _of_traced_shape(name, dimensions, error) from error
+            raise _make_shape_error(name, dimensions, error) from error
     if str(first.step.graph) != str(second.step.graph):
         raise TraceError(
-            f"the result of {name} depends on the sizes of its arguments (it reads a shape). "
-            "Pass the values that it computes from sizes as an argument."
+            f"the result of {name} depends on the sizes of its arguments, because {name} reads a shape. "
+            "Pass values that are computed from sizes as arguments."
         )
     return first
 
@@ -126,22 +126,22 @@ def pointwise_effects(
         UnsupportedOpError: the function needs the values of tensors.
     """
     sizes = _SIZES[0][:dimensions]
-    examples = _examples(arguments, sizes, device)
+    examples = _make_examples(arguments, sizes, device)
     with undisturbed():
         try:
             with explained():
                 return effects_of(unwrap_compiled(fn), examples, sizes, reads, captured)
         except TorchError as error:
-            raise _of_traced_shape(name, dimensions, error) from error
+            raise _make_shape_error(name, dimensions, error) from error
 
 
-def _examples(arguments: Sequence[ArgumentType], sizes: Sequence[int], device: torch.device) -> list[Tensor]:
-    # One element is enough for any size, because the tracer uses only shape, dtype and device.
+def _make_examples(arguments: Sequence[ArgumentType], sizes: Sequence[int], device: torch.device) -> list[Tensor]:
+    # One element in memory is enough for any shape, because the tracer uses only shape, dtype and device.
     elements = [torch.empty((), dtype=a.dtype, device=device) for a in arguments]
     return [e if a.scalar else e.expand(tuple(sizes)) for e, a in zip(elements, arguments, strict=True)]
 
 
-def _of_traced_shape(name: str, dimensions: int, error: TorchError) -> TorchError:
+def _make_shape_error(name: str, dimensions: int, error: TorchError) -> TorchError:
     shape = list(_SIZES[0][:dimensions])
     return TorchError(f"{name} was traced on tensors of other shapes, starting with {shape}: {error}")
 
@@ -158,26 +158,28 @@ def gradient_of(
     def gradient(*values: Tensor) -> tuple[Tensor, ...]:
         primals, cotangents = values[:num_arguments], values[num_arguments:]
         shape = cotangents[0].shape
-        again = any(v.requires_grad for v in values)
+        is_differentiated = any(v.requires_grad for v in values)
         with torch.enable_grad():
             # All values become new leaves, except for values through which a second gradient flows.
             leaves = [
-                v.detach().requires_grad_() if want and not v.requires_grad else v
-                for v, want in zip(primals, wanted, strict=True)
+                v.detach().requires_grad_() if is_requested and not v.requires_grad else v
+                for v, is_requested in zip(primals, wanted, strict=True)
             ]
             results = _as_tuple(fn(*leaves))
             roots = [r.expand(shape) for r, is_present in zip(results, differentiable, strict=True) if is_present]
-            requested = [leaf for leaf, want in zip(leaves, wanted, strict=True) if want]
-            matches = torch.autograd.grad(roots, requested, cotangents, allow_unused=True, create_graph=again)
+            requested = [leaf for leaf, is_requested in zip(leaves, wanted, strict=True) if is_requested]
+            gradients = torch.autograd.grad(
+                roots, requested, cotangents, allow_unused=True, create_graph=is_differentiated
+            )
             return tuple(
-                torch.zeros_like(leaf).expand(shape) if g is None else _terms(g, shape)
-                for g, leaf in zip(matches, requested, strict=True)
+                torch.zeros_like(leaf).expand(shape) if g is None else _to_terms(g, shape)
+                for g, leaf in zip(gradients, requested, strict=True)
             )
 
     return gradient
 
 
-def _terms(gradient: Tensor, shape: torch.Size) -> Tensor:
+def _to_terms(gradient: Tensor, shape: torch.Size) -> Tensor:
     if gradient.shape == shape:
         return gradient
     terms: Tensor = _Terms.apply(gradient, shape)
@@ -204,7 +206,7 @@ class _Uniform(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return _terms(gradient, ctx.shape)
+        return _to_terms(gradient, ctx.shape)
 
 
 def _trace(
@@ -225,12 +227,12 @@ def _trace(
         for result in results:
             if not isinstance(result, Tensor) or tuple(result.shape) not in (tuple(sizes), ()):
                 raise TraceError(
-                    f"{name} returned {_described(result)} for arguments of shape {list(sizes)}: each result "
-                    "is a tensor of the arguments' common shape, computed element by element."
+                    f"{name} returned {_describe(result)} for arguments of shape {list(sizes)}: each result "
+                    "has to be a tensor of the arguments' common shape, computed element by element."
                 )
         return tuple(result.expand(tuple(sizes)) for result in results)
 
-    examples = _examples(arguments, sizes, device)
+    examples = _make_examples(arguments, sizes, device)
     requires_grad = [a.requires_grad for a in arguments]
     tracer = Tracer(fn, examples, as_results, requires_grad, captures=partial(_NoCaptures, name), reads=reads)
     lowered, _ = tracer.lower(tracer.record_forward(), sizes, sums_allowed=gradient)
@@ -242,7 +244,7 @@ def _trace(
 
 
 class _NoCaptures(Captures):
-    """Rejects captured tensors."""
+    """Refuses captured tensors."""
 
     def __init__(self, name: str, mode: FakeTensorMode) -> None:
         super().__init__(mode)
@@ -259,5 +261,5 @@ def _as_tuple(returned: Any) -> tuple[Any, ...]:
     return tuple(returned) if isinstance(returned, list | tuple) else (returned,)
 
 
-def _described(value: Any) -> str:
+def _describe(value: Any) -> str:
     return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(type(value).__name__)

@@ -30,7 +30,7 @@ class NoProductsError(Exception):
 class RecurrentTrace(CoreTrace):
     """A traced step function with products of its values and captured matrices. `trace_core` creates it.
 
-    `lift` computes everything that depends on captured tensors alone before the loop, such as a mask times a matrix.
+    `lift` computes all values that depend on captured tensors alone before the loop, such as a mask times a matrix.
 
     Attributes:
         forward: `[*inputs, *states, *lifted] -> [*outputs, *new_states]`, as stages and products.
@@ -38,25 +38,25 @@ class RecurrentTrace(CoreTrace):
 
     forward: StagedStep
 
-    def _shape_of(self, results: Sequence[StepValue]) -> tuple[int, ...]:
-        """The shape of the widest results.
+    def _find_shape(self, results: Sequence[StepValue]) -> tuple[int, ...]:
+        """The shape of the results with the most neurons.
 
         Results may have different numbers of neurons, but must have equal numbers of rows.
         """
         rows = {value.shape[:-1] for value in results}
         if len(rows) > 1 or any(not value.shape for value in results):
-            return super()._shape_of(results)
+            return super()._find_shape(results)
         return max(value.shape for value in results)
 
     def _trace(self) -> None:
         arguments = self._primals
         results = (*ports(Role.OUTPUT, self.num_outputs), *ports(Role.STATE, self.num_states))
-        tracer = self._retraced()
+        tracer = self._get_tracer()
         lowered = tracer.lowered(tracer.record_forward(), KEPT_OPS)
         if not has_products(lowered.graph, arguments):
             raise NoProductsError
         self._keys = Keys()
-        self.forward, self._offered = stage(lowered, arguments, results, carried=Role.STATE, keys=self._keys)
+        self.forward, self._port_by_key = stage(lowered, arguments, results, carried=Role.STATE, keys=self._keys)
 
     def _is_of_any_batch(self) -> bool:
         return is_of_any_batch(self.forward, self.step_shape, [value.shape for value in self.lifted_values])
@@ -64,8 +64,8 @@ class RecurrentTrace(CoreTrace):
     def _resize(self, old: int, new: int) -> None:
         self.forward = resized(self.forward, old, new)
 
-    def _adopt(self, own: Self) -> None:
-        self._keys, self._offered = own._keys, own._offered
+    def _adopt(self, other: Self) -> None:
+        self._keys, self._port_by_key = other._keys, other._port_by_key
 
     def vjp(
         self, cotangents: Sequence[bool], wanted: Sequence[bool], kept: Collection[Port] | None = None
@@ -82,29 +82,34 @@ class RecurrentTrace(CoreTrace):
         """
         self._check_masks(cotangents, wanted)
         primals = self._primals
-        given = (*ports(Role.GRAD_OUTPUT, self.num_outputs), *ports(Role.GRAD_STATE, self.num_states))
-        arguments = (*primals, *(port for port, is_present in zip(given, cotangents, strict=True) if is_present))
-        known = {key: port for key, port in self._offered.items() if kept is None or port in kept}
+        cotangent_ports = (*ports(Role.GRAD_OUTPUT, self.num_outputs), *ports(Role.GRAD_STATE, self.num_states))
+        arguments = (
+            *primals,
+            *(port for port, is_present in zip(cotangent_ports, cotangents, strict=True) if is_present),
+        )
+        existing = {key: port for key, port in self._port_by_key.items() if kept is None or port in kept}
         with undisturbed(), self.reads.restored():
-            tracer = self._retraced()
+            tracer = self._get_tracer()
             recorded, gradients = tracer.record_vjp(cotangents, wanted)
             lowered = tracer.lowered(recorded, KEPT_OPS)
             results = [
-                Port(GRADIENTS[p.role], p.index) for p, at in zip(primals, gradients, strict=True) if at is not None
+                Port(GRADIENTS[p.role], p.index)
+                for p, position in zip(primals, gradients, strict=True)
+                if position is not None
             ]
-            results = _without_zeros(lowered.graph, results)
-            staged, _ = stage(lowered, arguments, results, carried=Role.GRAD_STATE, keys=self._keys, known=known)
+            results = _remove_zeros(lowered.graph, results)
+            staged, _ = stage(lowered, arguments, results, carried=Role.GRAD_STATE, keys=self._keys, existing=existing)
         return replace(staged, shifts=self.forward.shifts)
 
 
-def _without_zeros(vjp: fx.Graph, gradients: Sequence[Port]) -> list[Port]:
+def _remove_zeros(vjp: fx.Graph, gradients: Sequence[Port]) -> list[Port]:
     """Removes the gradients that are the constant 0 from a lowered VJP. Returns the other gradients."""
     output = next(n for n in reversed(vjp.nodes) if n.op == "output")
     entries: Any = output.args[0]
-    kept = [i for i, entry in enumerate(entries) if not is_zero(entry)]
-    output.args = (tuple(entries[i] for i in kept),)
+    positions = [i for i, entry in enumerate(entries) if not is_zero(entry)]
+    output.args = (tuple(entries[i] for i in positions),)
     vjp.eliminate_dead_code()
-    return [gradients[i] for i in kept]
+    return [gradients[i] for i in positions]
 
 
 def trace_core(
@@ -117,20 +122,20 @@ def trace_core(
     follow: bool = True,
     hoist: bool = True,
 ) -> StepTrace | RecurrentTrace | CutTrace:
-    """Traces a core like `trace_step`, but the core may also combine values of the step.
+    """Traces a core like `trace_step`, but the core may also combine elements of the step.
 
-    The core may multiply values of the step by captured matrices, or reduce them along the last dimension.
-    Alternatively, it may combine elements of small dimensions that some results lack, if the step can be split into
-    pieces with one value per element.
+    The core may multiply values of the step by captured matrices, or reduce values along the last dimension.
+    Alternatively, the core may combine elements of small dimensions that some results lack, if the step can be split
+    into pieces with one value per element.
 
     Args:
         core, num_inputs, num_states, num_outputs, example_inputs, follow: as in `trace_step`.
-        hoist: True if `lift` computes everything that depends on captured tensors alone. Pass False for a core that
-            defines its own gradient, as an `autograd.Function` does: this part then stays in the step.
+        hoist: True if `lift` computes all values that depend on captured tensors alone. If False, they are computed in
+            the step. Pass False for a core with its own gradient formula, such as an `autograd.Function`.
 
     Returns:
-        The result of `trace_step` if it accepts the core. Otherwise, a trace of stages and products or, if there are no
-        products, of pieces.
+        The result of `trace_step` if the core is pointwise. Otherwise, a trace of stages and products if the core has
+        products, or else a trace of pieces.
 
     Raises:
         The errors of `trace_step`.
@@ -169,5 +174,5 @@ def trace_core(
         except (WrittenViewError, UnsupportedCoreError, CoreReturnError):
             pass
         raise refusal
-    finally:  # the error refers to this frame, and thereby to all callers' values until the next garbage collection
+    finally:  # the error refers to this frame, which would keep all callers' values alive until a garbage collection
         del refusal

@@ -1,8 +1,8 @@
 """A step and its VJP with residuals: intermediate values that the forward saves and the VJP does not recompute.
 
 The values to save form a minimum cut through the part of the VJP that depends on the step's arguments alone. The cost
-of a value is the number of bytes moved. An input exists anyway and is read once more. Other values are written and
-read. Captured tensors are free, because they are the same at all steps.
+of a value is the number of bytes that are moved for it. An input is only read once more. Any other value is written and
+read. Captured tensors cost nothing, because they are the same at all steps.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Residuals:
 
 
 def keep_residuals(trace: StepTrace, vjp: StepGraph, *, rounded: bool = True) -> Residuals:
-    """A step and its VJP with residuals.
+    """Selects the residuals of a step and its VJP, so that the fewest bytes are moved.
 
     Args:
         vjp: the VJP of the step, from the gradients of all differentiable results.
@@ -57,65 +57,65 @@ def keep_residuals(trace: StepTrace, vjp: StepGraph, *, rounded: bool = True) ->
         ((torch.float32,), 8.0)
     """
     size = math.prod(trace.step_shape)
-    linear = _depending_on(vjp, *_COTANGENTS)
-    varying = _depending_on(vjp, Role.INPUT, Role.STATE)
+    linear = _find_dependents(vjp, *_COTANGENTS)
+    varying = _find_dependents(vjp, Role.INPUT, Role.STATE)
     inputs = {node for port, node in vjp.placeholders.items() if port.role is Role.INPUT}
 
     def cost(node: fx.Node) -> float:
         value = node.meta["val"]
         if not isinstance(value, Tensor):
-            return math.inf  # an op with several results, each of which has its own node
+            return math.inf  # an op with several results. Each result has its own node
         if node in inputs:
             return float(value.element_size() * value.numel() / size) if size else 0.0
         if not rounded and node.op == "call_function" and value.dtype in (torch.float16, torch.bfloat16):
             return math.inf
         return 2.0 * float(value.element_size())
 
-    cut = _minimum_cut([n for n in vjp.graph.nodes if n in varying and n not in linear], linear, cost)
-    kept = [node for node in cut if node not in inputs]
+    cut = _find_minimum_cut([n for n in vjp.graph.nodes if n in varying and n not in linear], linear, cost)
+    residuals = [node for node in cut if node not in inputs]
     return Residuals(
-        forward=_with_results(trace.forward, vjp, linear, kept),
-        vjp=_with_arguments(vjp, kept),
-        dtypes=tuple(node.meta["val"].dtype for node in kept),
+        forward=_add_results(trace.forward, vjp, linear, residuals),
+        vjp=_add_arguments(vjp, residuals),
+        dtypes=tuple(node.meta["val"].dtype for node in residuals),
         traffic=sum(map(cost, cut)),
     )
 
 
 def without_cotangents(vjp: StepGraph, absent: Collection[Port]) -> StepGraph:
-    """The VJP without the cotangents in `absent`, which are zero."""
-    linear = _depending_on(vjp, *_COTANGENTS)
+    """The VJP without the arguments `absent`, which are cotangents that are always zero."""
+    linear = _find_dependents(vjp, *_COTANGENTS)
     zero = {node for port, node in vjp.placeholders.items() if port in absent}
     graph, new = fx.Graph(), dict[fx.Node, Any]()
-    kept: list[int] = []
+    positions: list[int] = []
     for node in vjp.graph.nodes:
-        came = [argument for argument in node.all_input_nodes if argument in linear]
+        linear_arguments = [argument for argument in node.all_input_nodes if argument in linear]
         if node in zero:
             continue
         if node.op == "output":
-            kept = [i for i, entry in enumerate(vjp.entries) if entry not in zero]
-            graph.output(tuple(new[vjp.entries[i]] for i in kept))
-        elif came and all(argument in zero for argument in came):
+            positions = [i for i, entry in enumerate(vjp.entries) if entry not in zero]
+            graph.output(tuple(new[vjp.entries[i]] for i in positions))
+        elif linear_arguments and all(argument in zero for argument in linear_arguments):
             zero.add(node)  # linear in its arguments, all of which are zero
-        elif any(argument in zero for argument in came):
-            new[node] = _beside_zero(graph, node, new, zero)
+        elif any(argument in zero for argument in linear_arguments):
+            new[node] = _replace_with_zeros(graph, node, new, zero)
         else:
             new[node] = graph.node_copy(node, new.__getitem__)
     graph.eliminate_dead_code()
     arguments = tuple(port for port in vjp.arguments if port not in absent)
-    return StepGraph(graph, arguments, tuple(vjp.results[i] for i in kept), vjp.layouts)
+    return StepGraph(graph, arguments, tuple(vjp.results[i] for i in positions), vjp.layouts)
 
 
-def _beside_zero(graph: fx.Graph, node: fx.Node, new: Mapping[fx.Node, Any], zero: Collection[fx.Node]) -> Any:
+def _replace_with_zeros(graph: fx.Graph, node: fx.Node, new: Mapping[fx.Node, Any], zero: Collection[fx.Node]) -> Any:
     """The replacement of a linear op with some arguments that are zero."""
     if node.target is _prims.add.default:
         return next(new[argument] for argument in node.all_input_nodes if argument not in zero)
     if node.target is _prims.sub.default and node.args[1] in zero:
         return new[node.all_input_nodes[0]]
-    stand_ins = {argument: 0.0 if argument in zero else new[argument] for argument in node.all_input_nodes}
-    return graph.node_copy(node, stand_ins.__getitem__)
+    replacements = {argument: 0.0 if argument in zero else new[argument] for argument in node.all_input_nodes}
+    return graph.node_copy(node, replacements.__getitem__)
 
 
-def _depending_on(step: StepGraph, *roles: Role) -> set[fx.Node]:
+def _find_dependents(step: StepGraph, *roles: Role) -> set[fx.Node]:
     """The arguments of these roles, and all nodes that are computed from them."""
     results = {node for port, node in step.placeholders.items() if port.role in roles}
     for node in step.graph.nodes:
@@ -124,7 +124,7 @@ def _depending_on(step: StepGraph, *roles: Role) -> set[fx.Node]:
     return results
 
 
-def _minimum_cut(
+def _find_minimum_cut(
     nodes: Sequence[fx.Node], users: Collection[fx.Node], cost: Callable[[fx.Node], float]
 ) -> list[fx.Node]:
     """The cheapest subset of `nodes` that suffices to compute `users`, in order."""
@@ -147,21 +147,21 @@ def _minimum_cut(
     return [node for node in nodes if (node, "in") in reached and (node, "out") not in reached]
 
 
-def _with_results(
-    forward: StepGraph, vjp: StepGraph, linear: Collection[fx.Node], kept: Sequence[fx.Node]
+def _add_results(
+    forward: StepGraph, vjp: StepGraph, linear: Collection[fx.Node], residuals: Sequence[fx.Node]
 ) -> StepGraph:
     """`forward` with values of `vjp` as additional results. `linear` contains the nodes that depend on cotangents."""
     graph = fx.Graph()
-    seen: dict[Any, fx.Node] = {}
+    node_by_key: dict[Any, fx.Node] = {}
 
     def add(node: fx.Node, new: Mapping[fx.Node, fx.Node]) -> fx.Node:
         """The copy of a node, or an equal node that already exists."""
         args = fx.node.map_arg(node.args, new.__getitem__)
         kwargs = fx.node.map_arg(node.kwargs, new.__getitem__)
         key = call_key(node, args, kwargs)
-        if key not in seen:
-            seen[key] = graph.node_copy(node, new.__getitem__)
-        return seen[key]
+        if key not in node_by_key:
+            node_by_key[key] = graph.node_copy(node, new.__getitem__)
+        return node_by_key[key]
 
     arguments = {port: graph.node_copy(node) for port, node in forward.placeholders.items()}
     of_forward = {node: arguments[port] for port, node in forward.placeholders.items()}
@@ -171,17 +171,17 @@ def _with_results(
             if node.op == "call_function" and node not in linear:
                 new[node] = add(node, new)
     results = [of_forward[node] for node in forward.entries]
-    graph.output((*results, *(of_vjp[node] for node in kept)))
+    graph.output((*results, *(of_vjp[node] for node in residuals)))
     graph.eliminate_dead_code()
     layouts = {**forward.layouts, **vjp.layouts}
-    return StepGraph(graph, forward.arguments, (*forward.results, *ports(Role.SAVED, len(kept))), layouts)
+    return StepGraph(graph, forward.arguments, (*forward.results, *ports(Role.SAVED, len(residuals))), layouts)
 
 
-def _with_arguments(vjp: StepGraph, kept: Sequence[fx.Node]) -> StepGraph:
+def _add_arguments(vjp: StepGraph, residuals: Sequence[fx.Node]) -> StepGraph:
     """`vjp` with some of its own values as arguments, which precede the cotangents."""
     graph = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
-    saved = dict(zip(ports(Role.SAVED, len(kept)), kept, strict=True))
+    saved = dict(zip(ports(Role.SAVED, len(residuals)), residuals, strict=True))
     primals = {port: node for port, node in vjp.placeholders.items() if port.role not in _COTANGENTS}
     cotangents = {port: node for port, node in vjp.placeholders.items() if port.role in _COTANGENTS}
     for port, node in {**primals, **saved, **cotangents}.items():

@@ -61,7 +61,8 @@ class CoreTrace:
         inputs, states, outputs: a `StepValue` for each tensor.
         captured: the captured tensors, each once, in order of first use. They are the user's own objects.
         captured_values: a `StepValue` for each captured tensor.
-        aliases: captured tensors that share their memory with a tensor in `captured`, with the position of that tensor.
+        aliases: other captured tensors that share their memory with a tensor in `captured`, each with the position of
+            that tensor.
         lifted_values: a `StepValue` for each lifted tensor. `lift` computes lifted tensors from captured tensors.
         step_shape: the shape of every output and new state.
         differentiable: for each of `[*outputs, *new_states]`, True if a gradient can flow through it.
@@ -104,7 +105,7 @@ class CoreTrace:
         results = [StepValue.of(t) for t in tracer.results]
         self.outputs = tuple(results[: self.num_outputs])
         _check_states(self.states, results[self.num_outputs :])
-        self.step_shape = self._shape_of(results)
+        self.step_shape = self._find_shape(results)
         self._prologue = tracer.prologue()
         self.captured = self._prologue.captured
         self.aliases = tracer.aliases(self.captured)
@@ -114,13 +115,13 @@ class CoreTrace:
         self.reads.settle()
         self.reads.keep((*self.captured, *(alias for _, alias in self.aliases)))
 
-    def _shape_of(self, results: Sequence[StepValue]) -> tuple[int, ...]:
+    def _find_shape(self, results: Sequence[StepValue]) -> tuple[int, ...]:
         """The step's shape.
 
         Raises:
             CoreReturnError: the results have different shapes.
         """
-        return _common_shape(results)
+        return _find_common_shape(results)
 
     def _trace(self) -> None:
         """Creates the graph of the forward."""
@@ -130,21 +131,21 @@ class CoreTrace:
         """A copy of this trace, adapted to another core without running that core.
 
         Returns:
-            `None` unless `core` has the same code, reads equal numbers and the same objects, and reads tensors with the
-            properties that this trace's core has read. See `reads/_twins.py`. The result does not refer to this trace's
-            tensors.
+            `None` unless `core` has the same code as this trace's core, and reads equal numbers, the same or
+            corresponding objects, and tensors with the same properties. See `reads/_twins.py`. The copy does not refer
+            to the tensors of this trace.
         """
         core = unwrap_compiled(core)
         reads = self.reads.of_twin(core)
         if reads is None:
             return None
         count = len(self.captured)
-        captured, others = reads.tensors[:count], reads.tensors[count:]
+        captured, aliases = reads.tensors[:count], reads.tensors[count:]
         if [StepValue.of(t) for t in captured] != list(self.captured_values) or not self.fits(captured):
             return None
         twin = copy(self)
         twin.core, twin.reads, twin.captured = core, reads, captured
-        twin.aliases = tuple((i, alias) for (i, _), alias in zip(self.aliases, others, strict=True))
+        twin.aliases = tuple((i, alias) for (i, _), alias in zip(self.aliases, aliases, strict=True))
         twin._prologue = self._prologue.of(captured)
         twin._tracer, twin._reads_sizes = None, self.reads_sizes
         return twin
@@ -158,28 +159,28 @@ class CoreTrace:
         """A copy of this trace for another size of the step's first dimension. The core is not run.
 
         Returns:
-            `None` if any other property differs, if a size is 0 or 1, or if the size of the first dimension matters.
-            The size matters if the core depends on sizes, or if a captured tensor varies along the dimension.
+            `None` if the arguments differ in any other property, if a size is 0 or 1, or if the graph depends on the
+            size. The graph depends on it if the core reads sizes, or if a captured tensor varies along the dimension.
         """
         old, values = self.step_shape, (*inputs, *states)
-        mine = (*self.inputs, *self.states)
+        traced_values = (*self.inputs, *self.states)
         sizes = {v.shape[0] for v in values if len(v.shape) == len(old)} - {1}
-        if len(sizes) != 1 or not old or self.reads_sizes or len(values) != len(mine):
+        if len(sizes) != 1 or not old or self.reads_sizes or len(values) != len(traced_values):
             return None
         (batch,) = sizes
         if min(batch, old[0]) < 2 or any(v.shape[:1] != old[:1] for v in self.outputs) or not self._is_of_any_batch():
             return None
-        for value, before in zip(values, mine, strict=True):
-            is_whole = len(before.shape) == len(old) and before.shape[0] == old[0]
-            if value != (before.of_batch(batch) if is_whole else before):
+        for value, traced in zip(values, traced_values, strict=True):
+            is_whole = len(traced.shape) == len(old) and traced.shape[0] == old[0]
+            if value != (traced.of_batch(batch) if is_whole else traced):
                 return None
-        found = copy(self)
-        found.inputs, found.states = tuple(inputs), tuple(states)
-        found.outputs = tuple(value.of_batch(batch) for value in self.outputs)
-        found.step_shape = (batch, *old[1:])
-        found._tracer, found._reads_sizes = None, self.reads_sizes
-        found._resize(old[0], batch)
-        return found
+        resized = copy(self)
+        resized.inputs, resized.states = tuple(inputs), tuple(states)
+        resized.outputs = tuple(value.of_batch(batch) for value in self.outputs)
+        resized.step_shape = (batch, *old[1:])
+        resized._tracer, resized._reads_sizes = None, self.reads_sizes
+        resized._resize(old[0], batch)
+        return resized
 
     def _is_of_any_batch(self) -> bool:
         """True if the forward has the same graph for every size of the first dimension."""
@@ -189,12 +190,12 @@ class CoreTrace:
         """Changes the size of the first dimension in the forward."""
         raise NotImplementedError
 
-    def _retraced(self) -> Tracer:
-        """The tracer. Runs the core again if there is no tracer, as for the first VJP of a twin."""
+    def _get_tracer(self) -> Tracer:
+        """The tracer. Runs the core again if the trace has no tracer, which is the case for a twin's first VJP."""
         if self._tracer is None:
             example = partial(torch.empty, (), device=self._device)
             examples = [example(dtype=v.dtype).expand(v.shape) for v in (*self.inputs, *self.states)]
-            own = type(self)(
+            retraced = type(self)(
                 self.core,
                 self.num_inputs,
                 self.num_states,
@@ -205,13 +206,13 @@ class CoreTrace:
                 keep_views=self._keep_views,
                 **self._kind,
             )
-            self._tracer, self.reads = own._tracer, own.reads
-            self._adopt(own)
+            self._tracer, self.reads = retraced._tracer, retraced.reads
+            self._adopt(retraced)
         assert self._tracer is not None
         return self._tracer
 
-    def _adopt(self, own: Self) -> None:
-        """Adopts the data that VJPs need from another trace of this core."""
+    def _adopt(self, other: Self) -> None:
+        """Copies the data that VJPs need from another trace of this core."""
 
     @property
     def lifted(self) -> tuple[Tensor, ...]:
@@ -240,10 +241,10 @@ class CoreTrace:
     def lift(self, captured: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Computes the lifted tensors from the current values of captured tensors.
 
-        Captured tensors are lifted unchanged, unless the core computes a value from them alone that a step cannot
-        compute. For example, the core may index or sum captured tensors, multiply matrices, or read one tensor in two
-        layouts. `lift` computes such values once for all steps. `lift` is differentiable: the gradients of lifted
-        tensors flow on to the captured tensors.
+        Captured tensors are lifted unchanged, unless the core computes a value from captured tensors alone in a way
+        that is impossible in a step. For example, the core may index or sum captured tensors, multiply matrices, or
+        read one tensor in two layouts. `lift` computes such values once for all steps. `lift` is differentiable: the
+        gradients of lifted tensors flow on to the captured tensors.
 
         Args:
             captured: for each tensor of `self.captured`, this tensor or another tensor of equal shape and dtype.
@@ -264,7 +265,7 @@ class CoreTrace:
                 f"{expected[0]} results and {expected[1]} arguments (inputs, states, lifted)."
             )
 
-    def _primal_values(self) -> tuple[StepValue, ...]:
+    def _list_primal_values(self) -> tuple[StepValue, ...]:
         return (*self.inputs, *self.states, *self.lifted_values)
 
     @property
@@ -289,7 +290,7 @@ class StepTrace(CoreTrace):
     _elements: Elements | None = None
 
     def _trace(self) -> None:
-        tracer = self._retraced()
+        tracer = self._get_tracer()
         recorded = tracer.record_forward()
         if self.is_on_pieces:
             self._elements = elements_of(tracer, recorded, self.step_shape)
@@ -308,26 +309,30 @@ class StepTrace(CoreTrace):
 
     def _count_pieces(self, lifted: Sequence[Pieces]) -> None:
         """Registers each piece of a lifted tensor as a lifted tensor."""
-        values, places = list[StepValue](), list[list[int]]()
+        values, positions_by_lifted = list[StepValue](), list[list[int]]()
         first = self.num_inputs + self.num_states
         for pieces, value in zip(lifted, self.lifted_values, strict=True):
             shape = value.shape if pieces.count == 1 else pieces.shape(value.shape)
-            places.append(list(range(first + len(values), first + len(values) + pieces.count)))
+            positions_by_lifted.append(list(range(first + len(values), first + len(values) + pieces.count)))
             values += [StepValue(shape, value.dtype)] * pieces.count
         self.lifted_values = tuple(values)
         self.leads_to = tuple(
-            frozenset(to for at in places_of for to in ([at] if at < first else places[at - first]))
-            for places_of in self.leads_to
+            frozenset(
+                to
+                for position in positions
+                for to in ([position] if position < first else positions_by_lifted[position - first])
+            )
+            for positions in self.leads_to
         )
 
     def lift(self, captured: Sequence[Tensor]) -> tuple[Tensor, ...]:
         lifted = super().lift(captured)
         if self._elements is None:
             return lifted
-        found: list[Tensor] = []
+        results: list[Tensor] = []
         for pieces, tensor in zip(self._elements.lifted, lifted, strict=True):
-            found += [tensor] if pieces.count == 1 else pieces.split(tensor)
-        return tuple(found)
+            results += [tensor] if pieces.count == 1 else pieces.split(tensor)
+        return tuple(results)
 
     lift.__doc__ = CoreTrace.lift.__doc__
 
@@ -338,11 +343,11 @@ class StepTrace(CoreTrace):
         """Does nothing: the graph does not depend on sizes."""
 
     def _is_differentiated_alike(self) -> bool:
-        """True if a step can differentiate captured tensors that the core writes to, or that have a custom gradient."""
-        if self._retraced().is_plain:
+        """True if a VJP can be traced, even if the core changes captured values or defines their gradients itself."""
+        if self._get_tracer().is_plain:
             return True
         try:
-            self.vjp(self.differentiable, [v.dtype.is_floating_point for v in self._primal_values()])
+            self.vjp(self.differentiable, [v.dtype.is_floating_point for v in self._list_primal_values()])
         except UnsupportedCoreError:
             return False
         return True
@@ -365,49 +370,58 @@ class StepTrace(CoreTrace):
         """
         self._check_masks(cotangents, wanted)
         primals = self._primals
-        given = (*ports(Role.GRAD_OUTPUT, self.num_outputs), *ports(Role.GRAD_STATE, self.num_states))
-        arguments = (*primals, *(port for port, there in zip(given, cotangents, strict=True) if there))
+        cotangent_ports = (*ports(Role.GRAD_OUTPUT, self.num_outputs), *ports(Role.GRAD_STATE, self.num_states))
+        arguments = (
+            *primals,
+            *(port for port, is_present in zip(cotangent_ports, cotangents, strict=True) if is_present),
+        )
         with undisturbed(), self.reads.restored():
             if self._elements is not None:
-                return _without_zeros(self._vjp_in_elements(self._elements, cotangents, wanted, arguments))
-            tracer = self._retraced()
+                return _remove_zeros(self._trace_vjp_in_elements(self._elements, cotangents, wanted, arguments))
+            tracer = self._get_tracer()
             recorded, gradients = tracer.record_vjp(cotangents, wanted)
             lowered, layouts = tracer.lower(recorded, self.step_shape, gradients, self.forward.layouts)
             graph = normalize(lowered, [port.name for port in arguments])
-        results = [Port(GRADIENTS[p.role], p.index) for p, at in zip(primals, gradients, strict=True) if at is not None]
-        return _without_zeros(StepGraph(graph, arguments, tuple(results), layouts))
+        results = [
+            Port(GRADIENTS[p.role], p.index)
+            for p, position in zip(primals, gradients, strict=True)
+            if position is not None
+        ]
+        return _remove_zeros(StepGraph(graph, arguments, tuple(results), layouts))
 
-    def _vjp_in_elements(
+    def _trace_vjp_in_elements(
         self, elements: Elements, cotangents: Sequence[bool], wanted: Sequence[bool], arguments: tuple[Port, ...]
     ) -> StepGraph:
         """The VJP of a step on pieces. See `vjp`."""
-        count, asked = self.num_inputs + self.num_states, iter(wanted)
-        each = [[next(asked)] for _ in range(count)]
-        each += [[next(asked) for _ in range(pieces.count)] for pieces in elements.lifted]
-        tracer = self._retraced()
-        recorded, gradients = tracer.record_vjp(cotangents, [any(pieces) for pieces in each])
-        found = elements_of(tracer, recorded, self.step_shape, gradients, elements)
-        if found.lifted != elements.lifted:
+        count, requests = self.num_inputs + self.num_states, iter(wanted)
+        requested = [[next(requests)] for _ in range(count)]
+        requested += [[next(requests) for _ in range(pieces.count)] for pieces in elements.lifted]
+        tracer = self._get_tracer()
+        recorded, gradients = tracer.record_vjp(cotangents, [any(pieces) for pieces in requested])
+        backward_elements = elements_of(tracer, recorded, self.step_shape, gradients, elements)
+        if backward_elements.lifted != elements.lifted:
             raise NonPointwiseError(
                 "a backward formula cuts a captured tensor into other pieces than the step does. Capture the pieces as "
                 "separate tensors.",
                 "backward",
                 None,
             )
-        graph = normalize(found.module, [port.name for port in arguments])
+        graph = normalize(backward_elements.module, [port.name for port in arguments])
         ports_of = iter(self._primals)
         results: list[Port] = []
-        kept: list[bool] = []
-        for pieces, at in zip(each, gradients, strict=True):
-            mine = [next(ports_of) for _ in pieces]
-            if at is not None:
-                results += [Port(GRADIENTS[port.role], port.index) for port in mine]
-                kept += pieces
+        is_kept: list[bool] = []
+        for pieces, position in zip(requested, gradients, strict=True):
+            own_ports = [next(ports_of) for _ in pieces]
+            if position is not None:
+                results += [Port(GRADIENTS[port.role], port.index) for port in own_ports]
+                is_kept += pieces
         output = next(n for n in reversed(graph.nodes) if n.op == "output")
-        output.args = (tuple(entry for entry, keep in zip(output.args[0], kept, strict=True) if keep),)
+        output.args = (
+            tuple(entry for entry, is_requested in zip(output.args[0], is_kept, strict=True) if is_requested),
+        )
         graph.eliminate_dead_code()
-        results = [port for port, keep in zip(results, kept, strict=True) if keep]
-        return StepGraph(graph, arguments, tuple(results), found.layouts)
+        results = [port for port, is_requested in zip(results, is_kept, strict=True) if is_requested]
+        return StepGraph(graph, arguments, tuple(results), backward_elements.layouts)
 
 
 def trace_step(
@@ -426,12 +440,12 @@ def trace_step(
     Args:
         core: `core(*inputs, *states) -> (*outputs, *new_states)`, pointwise over the step's elements.
         num_inputs, num_states, num_outputs: numbers of inputs, states and outputs.
-        example_inputs: inputs and states of one step, each of shape `[*step]` (an input may be smaller and broadcast).
-            Only shape, dtype and device matter.
+        example_inputs: inputs and states of one step, each of shape `[*step]`. An input may also broadcast to this
+            shape. Only shape, dtype and device matter.
         follow: True to record the values that the core reads in addition to its arguments in `reads`.
         on_pieces: True if the core may join its arguments, reduce and multiply small dimensions of the joined values,
-            and cut them again.
-        hoist: True if `lift` computes everything that depends on captured tensors alone and that no step can compute.
+            and cut the results into pieces.
+        hoist: True if `lift` computes the values that depend on captured tensors alone and that no step can compute.
 
     Raises:
         ExampleError: an example is not a dense tensor.
@@ -457,16 +471,16 @@ def trace_step(
         if not hoist:
             return make(Hoists.NOTHING)
         try:
-            return _make(make)
+            return _trace_with_few_hoists(make)
         except WrittenViewError:
-            return _make(partial(make, keep_views=True))
+            return _trace_with_few_hoists(partial(make, keep_views=True))
 
 
-def _make(make: Callable[..., StepTrace]) -> StepTrace:
+def _trace_with_few_hoists(make: Callable[..., StepTrace]) -> StepTrace:
     """Creates a trace that computes as little as possible before the loop."""
     try:
         try:
-            step = make(Hoists.WHAT_NO_STEP_CAN)
+            step = make(Hoists.IMPOSSIBLE_IN_STEP)
         except TwoLayoutsError:
             step = make(Hoists.VIEWS_TOO)
         if step._is_differentiated_alike():
@@ -480,20 +494,20 @@ def _make(make: Callable[..., StepTrace]) -> StepTrace:
             return make(Hoists.EVERYTHING)
         raise error from None
     with suppress(UnsupportedCoreError):
-        whole = make(Hoists.EVERYTHING)
-        if whole._is_differentiated_alike():
-            return whole
+        hoisted = make(Hoists.EVERYTHING)
+        if hoisted._is_differentiated_alike():
+            return hoisted
     return step
 
 
-def _without_zeros(vjp: StepGraph) -> StepGraph:
+def _remove_zeros(vjp: StepGraph) -> StepGraph:
     """The VJP without the gradients that are the constant 0."""
     zeros = [n.target is torch.ops.prims.scalar_tensor.default and n.args[0] == 0 for n in vjp.entries]
-    kept = [i for i, zero in enumerate(zeros) if not zero]
+    positions = [i for i, is_zero in enumerate(zeros) if not is_zero]
     output = next(n for n in reversed(vjp.graph.nodes) if n.op == "output")
-    output.args = (tuple(vjp.entries[i] for i in kept),)
+    output.args = (tuple(vjp.entries[i] for i in positions),)
     vjp.graph.eliminate_dead_code()
-    return replace(vjp, results=tuple(vjp.results[i] for i in kept))
+    return replace(vjp, results=tuple(vjp.results[i] for i in positions))
 
 
 def _check_states(states: Sequence[StepValue], new_states: Sequence[StepValue]) -> None:
@@ -502,12 +516,12 @@ def _check_states(states: Sequence[StepValue], new_states: Sequence[StepValue]) 
         if state != new:
             raise StateMismatchError(
                 f"state {i} goes in as {state} and comes out as {new}: a state keeps its shape and dtype "
-                "from step to step. Initialise it with what the core returns, or convert it back in the "
-                "core."
+                "from step to step. Initialise the state as the core returns it, or convert the result in "
+                "the core."
             )
 
 
-def _common_shape(results: Sequence[StepValue]) -> tuple[int, ...]:
+def _find_common_shape(results: Sequence[StepValue]) -> tuple[int, ...]:
     """The step's shape. Raises if the results have different shapes."""
     shapes = sorted({value.shape for value in results})
     if len(shapes) != 1:

@@ -1,3 +1,3 @@
-"""Runs a core on fake tensors, records it, captures tensors, and rejects unsupported code."""
+"""Runs a core on fake tensors, records it, finds captured tensors, and refuses unsupported code."""
 
 from __future__ import annotations

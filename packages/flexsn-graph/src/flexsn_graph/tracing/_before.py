@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, fx
 
 from flexsn_graph._location import called_op, location_of
-from flexsn_graph._torch_private import FakeTensor, nodes_behind, record
+from flexsn_graph._torch_private import FakeTensor, reachable_nodes, record
 from flexsn_graph.errors import StatefulCoreError, UnsupportedCoreError
 from flexsn_graph.ir._ops import VIEW_OPS
-from flexsn_graph.lowering._decompositions import AS_RECORDED, LEFT
+from flexsn_graph.lowering._decompositions import DURING_RECORDING, MISSING_IN_TORCH
 from flexsn_graph.lowering._lowering import lower
 from flexsn_graph.tracing._prologue import ComputedBefore
 
@@ -23,9 +23,9 @@ _COPIES = (torch.ops.aten.clone.default, torch.ops.aten.detach.default, torch.op
 
 
 def compute_before(tracer: Tracer) -> tuple[set[int], ComputedBefore]:
-    """The numbers of the captured tensors that are read, and the graphs of lifted values that are not captured.
+    """The numbers of the captured tensors that are read, and the graphs that compute all other lifted values from them.
 
-    The graphs take these tensors as arguments, in the order of `tracer.captures.tensors`.
+    The graphs take the captured tensors as arguments, in the order of `tracer.captures.tensors`.
     """
     captures = tracer.captures
     captured = list(captures.tensors)
@@ -43,10 +43,10 @@ def compute_before(tracer: Tracer) -> tuple[set[int], ComputedBefore]:
     def backward(*arguments: Tensor) -> list[Tensor]:
         values, calls = tracer.compute(arguments[:first])
         results: list[Tensor] = []
-        for value, given in zip(values, arguments[first + len(captured) :], strict=True):
+        for value, gradient in zip(values, arguments[first + len(captured) :], strict=True):
             try:
-                result = tracer.gradients_of(value, given, calls)
-            except UnsupportedCoreError as error:  # reported only when a gradient is required, as inference needs none
+                result = tracer.gradients_of(value, gradient, calls)
+            except UnsupportedCoreError as error:  # raised when a gradient is required. Inference does not need it
                 refusals[len(gradients)] = error
                 result = [None] * len(trained)
             gradients.append(tuple(i for i, g in zip(trained, result, strict=True) if g is not None))
@@ -56,44 +56,46 @@ def compute_before(tracer: Tracer) -> tuple[set[int], ComputedBefore]:
 
     primals = [*tracer.examples, *stand_ins]
     values = [captures.stand_ins[number] for number in tracer.computed]
-    whole = _functional(record(forward, primals, tracer.mode, AS_RECORDED), tracer)
-    joint = _functional(record(backward, [*primals, *values], tracer.mode, AS_RECORDED), tracer)
-    places = [node for node in joint.graph.nodes if node.op == "placeholder"]
+    forward_graph = _functionalize(record(forward, primals, tracer.mode, DURING_RECORDING), tracer)
+    joint = _functionalize(record(backward, [*primals, *values], tracer.mode, DURING_RECORDING), tracer)
+    placeholders = [node for node in joint.graph.nodes if node.op == "placeholder"]
     parts: list[fx.Graph | None] = []
     start = 0
     for i, to in enumerate(gradients):
-        mine = range(start, start + len(to))
+        own_results = range(start, start + len(to))
         start += len(to)
-        part = _restricted(joint.graph, mine) if to else None
+        part = _restrict(joint.graph, own_results) if to else None
         parts.append(part)
         if part is not None and custom[i]:
-            nonlinear = _nonlinear(part, place=first + len(captured) + i)
+            nonlinear = _find_nonlinear(part, position=first + len(captured) + i)
             if nonlinear is not None:
                 refusals[i] = nonlinear
-    graphs = [whole.graph, *(part for part in parts if part is not None)]
-    needed = [i for i in range(len(captured)) if any(_placeholders(graph)[first + i].users for graph in graphs)]
+    graphs = [forward_graph.graph, *(part for part in parts if part is not None)]
+    needed = [i for i in range(len(captured)) if any(_list_placeholders(graph)[first + i].users for graph in graphs)]
     lifted = [i for i, number in enumerate(captured) if number in tracer.lifted]
     # A custom function can also return gradients of tensors that it does not read.
-    kept = sorted({*needed, *lifted, *(i for to in gradients for i in to)})
-    assert len(places) == first + len(captured) + len(values)
-    back = [
-        None if part is None else _taking(joint, part, [*(first + i for i in kept), first + len(captured) + i])
+    used = sorted({*needed, *lifted, *(i for to in gradients for i in to)})
+    assert len(placeholders) == first + len(captured) + len(values)
+    backward_graphs = [
+        None
+        if part is None
+        else _select_arguments(joint, part, [*(first + i for i in used), first + len(captured) + i])
         for i, part in enumerate(parts)
     ]
     calls = [captures.call_of(number) for number in tracer.computed]
-    return {captured[i] for i in kept}, ComputedBefore(
-        _taking(whole, whole.graph, [first + i for i in kept]),
-        tuple(back),
-        tuple(tuple(kept.index(i) for i in to) for to in gradients),
+    return {captured[i] for i in used}, ComputedBefore(
+        _select_arguments(forward_graph, forward_graph.graph, [first + i for i in used]),
+        tuple(backward_graphs),
+        tuple(tuple(used.index(i) for i in to) for to in gradients),
         next(call for call in calls if call is not None),
         values[0].device,
         refusals,
     )
 
 
-def _functional(recorded: fx.GraphModule, tracer: Tracer) -> fx.GraphModule:
-    """Removes mutations, and nodes on which no result depends."""
-    functional = lower(recorded, tracer.mode, LEFT)
+def _functionalize(recorded: fx.GraphModule, tracer: Tracer) -> fx.GraphModule:
+    """Removes mutations, copies, and nodes on which no result depends."""
+    functional = lower(recorded, tracer.mode, MISSING_IN_TORCH)
     for node in functional.graph.nodes:
         if node.target in _COPIES and not node.kwargs:
             node.replace_all_uses_with(node.args[0])  # no node of a functional graph writes to a value
@@ -108,11 +110,11 @@ def _functional(recorded: fx.GraphModule, tracer: Tracer) -> fx.GraphModule:
     return functional
 
 
-def _placeholders(graph: fx.Graph) -> list[fx.Node]:
+def _list_placeholders(graph: fx.Graph) -> list[fx.Node]:
     return [node for node in graph.nodes if node.op == "placeholder"]
 
 
-def _restricted(graph: fx.Graph, results: Collection[int]) -> fx.Graph:
+def _restrict(graph: fx.Graph, results: Collection[int]) -> fx.Graph:
     """A copy of the graph that returns only some of the results."""
     copy = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
@@ -125,16 +127,16 @@ def _restricted(graph: fx.Graph, results: Collection[int]) -> fx.Graph:
     return copy
 
 
-def _taking(module: fx.GraphModule, graph: fx.Graph, places: Sequence[int]) -> fx.GraphModule:
-    """A function of some of the graph's arguments, in the order of `places`. All other arguments are unused."""
+def _select_arguments(module: fx.GraphModule, graph: fx.Graph, positions: Sequence[int]) -> fx.GraphModule:
+    """A function of some of the graph's arguments, in the order of `positions`. All other arguments are unused."""
     copy = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
-    arguments = _placeholders(graph)
-    for place in places:
-        new[arguments[place]] = copy.node_copy(arguments[place])
+    arguments = _list_placeholders(graph)
+    for position in positions:
+        new[arguments[position]] = copy.node_copy(arguments[position])
     for node in graph.nodes:
         if node.op == "placeholder":
-            assert node in new or not node.users, "it depends on an argument of the step"
+            assert node in new or not node.users, "the graph depends on an argument of the step"
         elif node.op == "output":
             copy.output(fx.node.map_arg(node.args[0], new.__getitem__))
         else:
@@ -146,7 +148,7 @@ def _taking(module: fx.GraphModule, graph: fx.Graph, places: Sequence[int]) -> f
 
 
 def _has_custom_function(node: Any) -> bool:
-    return any(isinstance(one, torch.autograd.function.BackwardCFunction) for one, _ in nodes_behind([node]))
+    return any(isinstance(reached, torch.autograd.function.BackwardCFunction) for reached, _ in reachable_nodes([node]))
 
 
 _LINEAR = """
@@ -156,34 +158,34 @@ _LINEAR = """
 _LINEAR_OPS = frozenset(_LINEAR.split())
 
 
-def _nonlinear(graph: fx.Graph, place: int) -> UnsupportedCoreError | None:
-    """The error for a gradient that is not a linear function of its argument, or `None`.
+def _find_nonlinear(graph: fx.Graph, position: int) -> UnsupportedCoreError | None:
+    """The error for a gradient that is not a linear function of the incoming gradient, or `None`.
 
-    In the loop, the backward of a custom function receives the gradient of each step. Before the loop, the backward
-    receives the sum of these gradients. The results are equal if the backward is linear. Torch's own formulas are
-    linear.
+    If a custom function runs in the loop, its backward receives the gradient of each step. If the function runs before
+    the loop, its backward receives the sum of these gradients. The results are equal if the backward is linear. Torch's
+    own formulas are linear.
     """
-    linear = {_placeholders(graph)[place]}
+    linear = {_list_placeholders(graph)[position]}
     for node in graph.nodes:
         if _is_zero(node):
             linear.add(node)
         if node.op == "output":
             constant = [result for result in node.args[0] if result not in linear]
-            return _not_linear(constant[0]) if constant else None
-        came = [argument for argument in node.all_input_nodes if argument in linear]
-        if node.op != "call_function" or not came:
+            return _nonlinear_error(constant[0]) if constant else None
+        linear_arguments = [argument for argument in node.all_input_nodes if argument in linear]
+        if node.op != "call_function" or not linear_arguments:
             continue
         if not _is_linear(node, linear):
-            return _not_linear(node)
+            return _nonlinear_error(node)
         linear.add(node)
     return None
 
 
-def _not_linear(node: fx.Node) -> UnsupportedCoreError:
+def _nonlinear_error(node: fx.Node) -> UnsupportedCoreError:
     return UnsupportedCoreError(
         f"the backward of an autograd.Function on captured tensors alone is not linear in its gradient "
-        f"({called_op(node)}): the loop calls it with each step's gradient, and kernels with the sum of "
-        "all. Apply the function outside of the core.",
+        f"({called_op(node)}): the loop calls the backward with each step's gradient, but kernels call it "
+        "with the sum of these gradients. Apply the function outside of the core.",
         called_op(node),
         location_of(node),
     )
@@ -208,7 +210,7 @@ def _is_linear(node: fx.Node, linear: Collection[fx.Node]) -> bool:
 
 
 def _vanishes(value: Any, linear: Collection[fx.Node]) -> bool:
-    """True if the value is linear in the gradient, or zero."""
+    """True if the value is zero, or linear in the incoming gradient."""
     if not isinstance(value, fx.Node):
         return bool(value == 0)
     return value in linear

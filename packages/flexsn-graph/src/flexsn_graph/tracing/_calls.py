@@ -1,4 +1,4 @@
-"""Observes the calls of a core before autograd does: calls that read a value, and calls on captured tensors alone."""
+"""Observes the torch functions that a core calls: those that read a value, and those on captured tensors alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flexsn_graph._location import SourceLocation, user_location
-from flexsn_graph._torch_private import TorchFunctionMode, autocast_now, nodes_behind
+from flexsn_graph._torch_private import TorchFunctionMode, autocast_now, reachable_nodes
 from flexsn_graph._torch_private_ops import pytree
 from flexsn_graph.ir._ops import Op
 from flexsn_graph.reads import is_library
@@ -25,13 +25,13 @@ from flexsn_graph.tracing._sizes import OF_SIZES, depends_on_batch
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _KnownValue:
     """A tensor of the core that was computed from captured tensors alone, and its state at that time.
 
     Attributes:
-        number: number of the value that the tensor holds, with its autograd history.
-        memory: the tensor's memory. It is kept alive even if the tensor gets other memory, so that `storage` is unique.
-        replaced: True if calls with other arguments receive the value that was computed before the loop.
+        number: number of the value that the tensor had at that time. The autograd history is part of the value.
+        memory: the tensor's memory at that time. It is kept alive so that no other memory gets the id `storage`.
+        replaced: True if calls that also have other arguments receive the value that was computed before the loop.
     """
 
     number: int
@@ -44,16 +44,16 @@ class _Known:
     replaced: bool
 
     @classmethod
-    def of(cls, number: int, tensor: Tensor, *, replaced: bool) -> _Known:
+    def of(cls, number: int, tensor: Tensor, *, replaced: bool) -> _KnownValue:
         storage, memory = storage_of(tensor), tensor.untyped_storage()
         return cls(number, tensor, tensor._version, storage, memory, tensor.requires_grad, tensor.grad_fn, replaced)
 
     def holds(self) -> bool:
-        """True if the tensor still holds this value."""
+        """True if the tensor still has this value, possibly with another autograd history."""
         return self.tensor._version == self.version and storage_of(self.tensor) == self.storage
 
     def is_same(self) -> bool:
-        """True if the tensor still holds this value with this autograd history."""
+        """True if the tensor still has this value with this autograd history."""
         tensor = self.tensor
         return self.holds() and tensor.requires_grad == self.requires_grad and tensor.grad_fn is self.node
 
@@ -61,23 +61,24 @@ class _Known:
 class CoreCalls(TorchFunctionMode):
     """Replaces values that the core computes from captured tensors alone, and that no step can compute, with variables.
 
-    The variables are also leaves for autograd: the gradient of the step ends at these variables, and continues outside
-    of the step through the computation before the loop.
+    For autograd, the variables are leaves. The gradient of the step ends at them, and continues outside of the step
+    through the computation before the loop.
 
     Args:
         mode: the dispatch mode under which the core runs.
-        hoists: a predicate for the calls that are replaced.
-        keep_views: True to replace a view of a computed value where the core combines it with other values, instead of
-            where the core creates it. An in-place op on the view then changes all views. If False, the op is rejected.
-        whole: True to replace no calls. The core runs unchanged, and the computed values are stored in `computed`.
+        hoists: selects the calls whose results are replaced.
+        keep_views: True to replace a view of a computed value where the core combines the view with other values. An
+            in-place op on the view then changes all views. If False, the view is replaced where the core creates it,
+            and the in-place op is refused.
+        is_complete: True to replace no results. The core runs unchanged, and `computed` stores the computed values.
         arguments: the core's arguments, on which no value computed before the loop depends. `None` in a backward pass.
-        note: called with a name and a location when the core reads a tensor's property that may differ in a call.
+        note: called with a name and a location when the core reads a tensor's property that may differ in later calls.
 
     Attributes:
-        variables: the variables that have a gradient, by the number of the value that they replace. A captured tensor
-            with an autograd history has a variable, too.
-        computed: for each number, the lifted values with their histories.
-        is_core_running: True until the core has returned. After that, the tracer reads the results.
+        variables: the variables that require a gradient, by the number of the replaced value. Captured tensors with an
+            autograd history are also replaced.
+        computed: the computed values that are lifted, with their histories, by number.
+        is_core_running: True until the core has returned. Afterwards, the tracer itself reads the results.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class CoreCalls(TorchFunctionMode):
         hoists: Hoists,
         *,
         keep_views: bool = False,
-        whole: bool = False,
+        is_complete: bool = False,
         arguments: Sequence[Tensor] | None = None,
         note: Callable[[str, SourceLocation | None], None] = lambda name, location: None,
     ) -> None:
@@ -98,11 +99,11 @@ class CoreCalls(TorchFunctionMode):
         self._captures = mode.captures
         self._hoists = hoists
         self._keep_views = keep_views
-        self._whole = whole
+        self._is_complete = is_complete
         self._arguments = arguments
         self._note = note
-        # Keyed by the tensor's id. The tensors are kept alive, so that no other tensor gets their ids or their memory.
-        self._known: dict[int, _Known] = {}
+        # By the tensor's id. The tensors are kept alive, so that no other tensors get their ids or their memory.
+        self._known_values: dict[int, _KnownValue] = {}
         self._nodes: dict[Any, int] = {}
         self._fixed_nodes: dict[Any, bool] = {}
 
@@ -117,9 +118,10 @@ class CoreCalls(TorchFunctionMode):
         func = WITHOUT_CHECKS.get(func, func)
         reductions = as_reductions(func, args, kwargs)
         if reductions is not None and self.is_core_running:
-            if isinstance(func, Op):  # inside a captured graph. Tensors of the graph itself do not belong to a step
+            # A compiler has captured this call in a graph. The tensors of that graph do not belong to a step.
+            if isinstance(func, Op):
                 return reductions(*args, **kwargs)
-            with self:  # inner calls without a tensor of the step are computed before the loop
+            with self:  # nested calls on captured tensors alone can still be hoisted
                 return reductions(*args, **kwargs)
         if func in VALUE_READS:
             raise reads_value(f"Tensor.{func.__name__}", user_location())
@@ -127,24 +129,24 @@ class CoreCalls(TorchFunctionMode):
             self._note_read(func, args)
         if func in OF_SIZES and self.is_core_running and not _is_own(sys._getframe(1)):
             tensors = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, Tensor)]
-            of_step = [t.dim() for t in tensors if not self._captures.is_captured(t)]
-            if of_step or not tensors:
-                self._captures.reads_sizes |= depends_on_batch(func, args, kwargs, max(of_step, default=0))
+            step_ranks = [t.dim() for t in tensors if not self._captures.is_captured(t)]
+            if step_ranks or not tensors:
+                self._captures.reads_sizes |= depends_on_batch(func, args, kwargs, max(step_ranks, default=0))
         if self._hoists is Hoists.NOTHING:
             return func(*args, **kwargs)
         tensors = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, Tensor)]
         if kwargs.get("out") is not None and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
             raise writes_out(func.__name__, user_location())
-        if func not in _OF_THE_TENSOR_ITSELF:
+        if func not in _PROPERTY_GETTERS:
             for tensor in tensors:
-                self._without_history(tensor)  # required before any unrecorded op uses the tensor
-        known = [self._captures.is_captured(t) or self._find(t) is not None for t in tensors]
-        if known and func in HOOKS and known[0]:
+                self._drop_history(tensor)  # must precede any op on the tensor that is not recorded
+        is_known = [self._captures.is_captured(t) or self._find(t) is not None for t in tensors]
+        if is_known and func in HOOKS and is_known[0]:
             raise adds_hook(func.__name__, user_location())
-        if all(known) and (known or func in _FACTORIES):
-            return self._on_captured_alone(func, args, kwargs, tensors)
-        if any(known):
-            args, kwargs = pytree.tree_map_only(Tensor, self._standing, (args, kwargs))
+        if all(is_known) and (is_known or func in _FACTORIES):
+            return self._call_on_captured(func, args, kwargs, tensors)
+        if any(is_known):
+            args, kwargs = pytree.tree_map_only(Tensor, self._replace_known, (args, kwargs))
         return self._call(func, args, kwargs)
 
     def _note_read(self, func: Any, args: tuple[Any, ...]) -> None:
@@ -153,46 +155,46 @@ class CoreCalls(TorchFunctionMode):
         if name == "requires_grad" and self._captures.is_captured(args[0]):
             return  # `requires_grad` of captured tensors is compared
         frame: FrameType | None = sys._getframe(2)
-        while frame is not None and frame.f_globals.get("__name__") in _ON_THE_WAY:
+        while frame is not None and frame.f_globals.get("__name__") in _INTERMEDIATE_MODULES:
             frame = frame.f_back
         if frame is not None and not is_library(frame.f_globals.get("__name__")):
             self._note(f"Tensor.{name}", SourceLocation.of(frame))
 
     def finish(self, results: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Returns the results of the core with computed values replaced. Called last in a run."""
+        """Replaces computed values among the results of the core. Call this method at the end of a run."""
         if self._hoists is not Hoists.NOTHING:
             for tensor in results:
                 self._find(tensor)
-            return tuple(self._without_history(self._standing(t)) for t in results)
+            return tuple(self._drop_history(self._replace_known(t)) for t in results)
         return tuple(results)
 
-    def _on_captured_alone(
+    def _call_on_captured(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[Tensor]
     ) -> Any:
-        refs = pytree.tree_map_only(Tensor, self._ref, (args, kwargs))
+        refs = pytree.tree_map_only(Tensor, self._make_ref, (args, kwargs))
         autocast = autocast_now()
         key = (func, repr(refs), self._captures.identities(refs), autocast, torch.is_grad_enabled())
         decided = self._captures.decided
         if key not in decided:
             if not self._mode.may_add:
                 return self._call(func, args, kwargs)
-            own = {storage_of(t) for t in tensors if not self._captures.is_captured(t)}
+            own_storages = {storage_of(t) for t in tensors if not self._captures.is_captured(t)}
             try:
-                with self._mode.on_trial(own) as ops:
+                with self._mode.on_trial(own_storages) as ops:
                     result = self._call(func, args, kwargs)
             except UnexpectedWriteError:
                 return self._write(func, args, kwargs, tensors, refs, key)
             if not ops:  # the call computes nothing
-                given = {id(t) for t in tensors}
-                made = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor) and id(t) not in given]
-                self._captures.note_passing([t for t in made if self._captures.is_captured(t)])
+                argument_ids = {id(t) for t in tensors}
+                created = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor) and id(t) not in argument_ids]
+                self._captures.note_passing([t for t in created if self._captures.is_captured(t)])
                 return result
-            decided[key] = self._new_call(func, refs, ops, result, own)
+            decided[key] = self._decide_call(func, refs, ops, result, own_storages)
         call = decided[key]
         if call.writes:
             return self._write(func, args, kwargs, tensors, refs, key)
-        in_step = call.stays or self._whole or (call.is_view and self._keep_views)
-        roots = self._roots(tensors)
+        in_step = call.stays or self._is_complete or (call.is_view and self._keep_views)
+        roots = self._find_roots(tensors)
         with self._mode.apart(recorded=in_step and self._is_recorded(roots)):
             result = self._call(func, args, kwargs)
         leaves, structure = pytree.tree_flatten(result)
@@ -203,25 +205,25 @@ class CoreCalls(TorchFunctionMode):
                 else:
                     if call.is_view:
                         self._mode.tie([leaves[i], *(t for t in tensors if not self._captures.is_captured(t))])
-                    leaves[i] = self._variable(number, leaves[i])
+                    leaves[i] = self._create_variable(number, leaves[i])
                     if call.is_view:
                         self._mode.tie([leaves[i]])
-                self._know(number, leaves[i], replaced=call.is_view and not call.stays)
+                self._record_value(number, leaves[i], replaced=call.is_view and not call.stays)
         return pytree.tree_unflatten(leaves, structure)
 
-    def _new_call(
-        self, func: Callable[..., Any], refs: Any, ops: Sequence[CalledOp], result: Any, own: set[int]
+    def _decide_call(
+        self, func: Callable[..., Any], refs: Any, ops: Sequence[CalledOp], result: Any, own_storages: set[int]
     ) -> RecordedCall:
-        """Decides how a call is treated when the call occurs for the first time."""
+        """Creates the record of a call that occurs for the first time, and decides if the call stays in the step."""
         leaves = pytree.tree_leaves(result)
         new = [t for t in leaves if isinstance(t, Tensor) and not self._captures.is_captured(t)]
         has_gradient = any(t.requires_grad for t in new)
         return RecordedCall(
             getattr(func, "__name__", str(func)),
             tuple(self._mode.add_value(t) if any(t is n for n in new) else None for t in leaves),
-            _numbers(refs),
+            _list_numbers(refs),
             stays=all(stays(called, self._hoists, has_gradient=has_gradient) for called in ops),
-            is_view=any(storage_of(t) in own for t in new),
+            is_view=any(storage_of(t) in own_storages for t in new),
             location=user_location(),
         )
 
@@ -235,77 +237,79 @@ class CoreCalls(TorchFunctionMode):
         key: Hashable,
     ) -> Any:
         """Runs a call that writes to a value computed from captured tensors alone. All views of the value change."""
-        before = [known for known in self._known.values() if self._is_same(known)]
-        roots = self._roots(tensors)
+        known_values = [known for known in self._known_values.values() if self._is_same(known)]
+        roots = self._find_roots(tensors)
         with self._mode.apart(recorded=self._is_recorded(roots)) as ops:
             result = self._call(func, args, kwargs)
         decided = self._captures.decided
         if key not in decided:
             # A step cannot write to a view of a value that is computed before the loop.
             into = {s for called in ops for s in called.writes}
-            can = all(stays(called, self._hoists, has_gradient=True) for called in ops) and all(
+            can_stay = all(stays(called, self._hoists, has_gradient=True) for called in ops) and all(
                 self._captures.stays(known.number)
-                for known in before
+                for known in known_values
                 if known.storage in into and any(known.tensor is t for t in tensors)
             )
             name, location = getattr(func, "__name__", str(func)), user_location()
-            decided[key] = RecordedCall(name, (), _numbers(refs), can, writes=True, is_plain=False, location=location)
+            decided[key] = RecordedCall(
+                name, (), _list_numbers(refs), can_stay, writes=True, is_plain=False, location=location
+            )
         call = decided[key]
         written = frozenset[int]().union(*(called.writes for called in ops))
-        for known in before:
+        for known in known_values:
             if known.storage not in written:
                 continue
             self._mode.defer(known.tensor, roots)
-            after = ("written", key, known.number)
-            if after not in decided:
+            new_key = ("written", key, known.number)
+            if new_key not in decided:
                 if not self._mode.may_add:
                     continue
                 number = self._mode.add_value(known.tensor)
-                can = call.stays and self._captures.stays(known.number)
+                can_stay = call.stays and self._captures.stays(known.number)
                 reads = call.reads | {known.number}
-                decided[after] = RecordedCall(
-                    call.name, (number,), reads, stays=can, is_view=True, location=call.location
+                decided[new_key] = RecordedCall(
+                    call.name, (number,), reads, stays=can_stay, is_view=True, location=call.location
                 )
-            (written_number,) = decided[after].results
+            (written_number,) = decided[new_key].results
             assert written_number is not None
-            self._know(written_number, known.tensor, replaced=not decided[after].stays)
+            self._record_value(written_number, known.tensor, replaced=not decided[new_key].stays)
         return result
 
     # -- known values ------------------------------------------------------------------------------------
 
-    def _know(self, number: int, tensor: Tensor, *, replaced: bool) -> None:
+    def _record_value(self, number: int, tensor: Tensor, *, replaced: bool) -> None:
         with self._mode.on_trial():
-            self._known[id(tensor)] = _Known.of(number, tensor, replaced=replaced)
+            self._known_values[id(tensor)] = _KnownValue.of(number, tensor, replaced=replaced)
         lifted = self._captures.lifted
-        if self._whole and lifted is not None and number in lifted and number not in self.computed:
+        if self._is_complete and lifted is not None and number in lifted and number not in self.computed:
             self.computed[number] = tensor.clone()  # a copy, because later ops may write to the tensor
 
-    def _find(self, tensor: Tensor) -> _Known | None:
+    def _find(self, tensor: Tensor) -> _KnownValue | None:
         """Finds the record of a tensor that was computed from captured tensors alone."""
-        known = self._known.get(id(tensor))
+        known = self._known_values.get(id(tensor))
         if known is not None and self._is_same(known):
             return known
         if self._arguments is None or self._captures.is_captured(tensor):
             return None
-        old = known.number if known is not None and known.holds() else self._number_of_alias(tensor)
-        return None if old is None else self._know_history(old, tensor)
+        old = known.number if known is not None and known.holds() else self._find_alias_number(tensor)
+        return None if old is None else self._record_history(old, tensor)
 
-    def _is_same(self, known: _Known) -> bool:
+    def _is_same(self, known: _KnownValue) -> bool:
         with self._mode.on_trial():  # torch creates a new history for a view after a write to its memory
             return known.is_same()
 
-    def _number_of_alias(self, tensor: Tensor) -> int | None:
+    def _find_alias_number(self, tensor: Tensor) -> int | None:
         """The number of a value in the same memory. A custom function may return its argument."""
         storage = storage_of(tensor)
-        place = _place(tensor)
-        for known in self._known.values():
-            if known.storage == storage and known.holds() and _place(known.tensor) == place:
+        place = _describe_layout(tensor)
+        for known in self._known_values.values():
+            if known.storage == storage and known.holds() and _describe_layout(known.tensor) == place:
                 return known.number
         number = self._captures.number_of(storage)
-        return number if number is not None and _place(self._captures.stand_ins[number]) == place else None
+        return number if number is not None and _describe_layout(self._captures.stand_ins[number]) == place else None
 
-    def _know_history(self, old: int, tensor: Tensor) -> _Known | None:
-        """Records that a custom `autograd.Function` has given a known value another history."""
+    def _record_history(self, old: int, tensor: Tensor) -> _KnownValue | None:
+        """Records a tensor to which a custom `autograd.Function` has assigned another history, with the same value."""
         with self._mode.on_trial():
             node = tensor.grad_fn
         if (node is None and tensor.requires_grad) or not self._is_fixed(node):
@@ -317,76 +321,80 @@ class CoreCalls(TorchFunctionMode):
             if not self._mode.may_add:
                 return None
             number = self._mode.add_value(tensor)
-            can = self._captures.stays(old) and self._hoists is not Hoists.EVERYTHING
+            can_stay = self._captures.stays(old) and self._hoists is not Hoists.EVERYTHING
             name = "autograd.Function" if node is None else str(node.name())
             location = user_location()
-            decided[key] = RecordedCall(name, (number,), {old}, can, is_view=True, is_plain=False, location=location)
+            decided[key] = RecordedCall(
+                name, (number,), {old}, can_stay, is_view=True, is_plain=False, location=location
+            )
         (new,) = decided[key].results
         assert new is not None
-        self._mode.defer(tensor, self._mode.behind(tensor))
-        self._know(new, tensor, replaced=not decided[key].stays)
-        return self._known[id(tensor)]
+        self._mode.defer(tensor, self._mode.sources_of(tensor))
+        self._record_value(new, tensor, replaced=not decided[key].stays)
+        return self._known_values[id(tensor)]
 
     def _is_fixed(self, node: Any) -> bool:
         """True if a gradient that flows on from this node reaches only captured tensors and variables."""
         assert self._arguments is not None
         arguments = {id(t) for t in self._arguments}
         ends = {t.grad_fn for t in self._captures.tensors.values() if t.grad_fn is not None}
-        reached = (one for one, _ in nodes_behind([node], stop=ends) if one not in ends)
-        return all(id(getattr(one, "variable", None)) not in arguments for one in reached)
+        reached = (reached_node for reached_node, _ in reachable_nodes([node], stop=ends) if reached_node not in ends)
+        return all(id(getattr(reached_node, "variable", None)) not in arguments for reached_node in reached)
 
-    def _ref(self, tensor: Tensor) -> Ref:
-        known = self._known.get(id(tensor))
+    def _make_ref(self, tensor: Tensor) -> Ref:
+        known = self._known_values.get(id(tensor))
         if known is not None:
             return Ref(known.number, tensor.requires_grad)
         return Ref(self._mode.number_of(tensor, user_location()), tensor.requires_grad)
 
-    def _roots(self, tensors: Sequence[Tensor]) -> set[int]:
+    def _find_roots(self, tensors: Sequence[Tensor]) -> set[int]:
         """Numbers of the captured values on which a step with these tensors depends."""
-        return set[int]().union(*(self._mode.behind(t) for t in tensors))
+        return set[int]().union(*(self._mode.sources_of(t) for t in tensors))
 
     def _is_recorded(self, numbers: set[int]) -> bool:
-        """True if the step has arguments for these values. Other values are only used by calls before the loop."""
-        return self._whole or self._captures.lifted is None or numbers <= set(self._captures.lifted)
+        """True if the step has arguments for these values. All other values are used only before the loop."""
+        return self._is_complete or self._captures.lifted is None or numbers <= set(self._captures.lifted)
 
     # -- captured tensors with a history -----------------------------------------------------------------
 
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls a torch function so that its result does not include the history of captured tensors.
+        """Calls a torch function so that its result does not include the autograd history of captured tensors.
 
-        One captured tensor may have been computed from another captured tensor. The gradient of the latter would then
-        be counted twice. The gradient of the history continues outside of the core.
+        If a captured tensor was computed from another captured tensor, the gradient of the other tensor would be
+        counted twice. The gradient continues through the history outside of the core.
         """
-        if func in _OF_THE_TENSOR_ITSELF:
+        if func in _PROPERTY_GETTERS:
             return func(*args, **kwargs)
-        given = {id(t): t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor) and self._has_history(t)}
-        if not given:
+        with_history = {
+            id(t): t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor) and self._has_history(t)
+        }
+        if not with_history:
             return func(*args, **kwargs)
-        leaves = {key: self._without_history(t) for key, t in given.items()}
-        of_leaf = {id(leaf): given[key] for key, leaf in leaves.items()}
+        leaves = {key: self._drop_history(t) for key, t in with_history.items()}
+        of_leaf = {id(leaf): with_history[key] for key, leaf in leaves.items()}
         args, kwargs = pytree.tree_map_only(Tensor, lambda t: leaves.get(id(t), t), (args, kwargs))
         return pytree.tree_map_only(Tensor, lambda t: of_leaf.get(id(t), t), func(*args, **kwargs))
 
     def _has_history(self, tensor: Tensor) -> bool:
         return self._captures.is_captured(tensor) and tensor.requires_grad and not tensor.is_leaf
 
-    def _without_history(self, tensor: Tensor) -> Tensor:
-        """Replaces a captured tensor that was computed from other tensors with a leaf, at which its gradient ends."""
+    def _drop_history(self, tensor: Tensor) -> Tensor:
+        """Replaces a captured tensor that has an autograd history with a leaf, at which the gradient ends."""
         if not self._has_history(tensor):
             return tensor
-        return self._leaf(self._mode.number_of(tensor, user_location()), requires_grad=True)
+        return self._get_leaf(self._mode.number_of(tensor, user_location()), requires_grad=True)
 
     # -- stand-ins for values that are computed before the loop ------------------------------------------
 
-    def _standing(self, tensor: Tensor) -> Tensor:
-        known = self._known.get(id(tensor))
-        if self._whole or known is None or not known.replaced or not self._is_same(known):
+    def _replace_known(self, tensor: Tensor) -> Tensor:
+        known = self._known_values.get(id(tensor))
+        if self._is_complete or known is None or not known.replaced or not self._is_same(known):
             return tensor
-        standing = self._variable(known.number, tensor)
-        self._mode.freeze(standing)  # because a write would not reach the views
+        standing = self._create_variable(known.number, tensor)
+        self._mode.freeze(standing)  # because a write would not change the views
         return standing
 
-    def _leaf(self, number: int, requires_grad: bool) -> Tensor:
+    def _get_leaf(self, number: int, requires_grad: bool) -> Tensor:
         if number in self.variables:
             return self.variables[number]
         with self._mode.apart(recorded=self._is_recorded({number})):
@@ -395,9 +403,9 @@ class CoreCalls(TorchFunctionMode):
             self.variables[number] = leaf.requires_grad_()
         return leaf
 
-    def _variable(self, number: int, like: Tensor) -> Tensor:
+    def _create_variable(self, number: int, like: Tensor) -> Tensor:
         """A separate copy for each call, because the core may write to it."""
-        leaf = self._leaf(number, like.requires_grad)
+        leaf = self._get_leaf(number, like.requires_grad)
         with self._mode.apart(recorded=self._is_recorded({number})):
             variable = leaf.clone()
         self._mode.defer(variable, {number})
@@ -405,12 +413,12 @@ class CoreCalls(TorchFunctionMode):
 
 
 # Modules on the stack between the read of a property and this mode.
-_ON_THE_WAY = ("torch._tensor", "torch.overrides")
+_INTERMEDIATE_MODULES = ("torch._tensor", "torch.overrides")
 # Properties that describe a tensor and compute nothing.
 _PROPERTIES = """
     data dtype device grad grad_fn is_leaf ndim output_nr requires_grad shape _base _version
 """
-_OF_THE_TENSOR_ITSELF = frozenset(getattr(Tensor, name).__get__ for name in _PROPERTIES.split())
+_PROPERTY_GETTERS = frozenset(getattr(Tensor, name).__get__ for name in _PROPERTIES.split())
 _FACTORIES = frozenset(
     {torch.arange, torch.empty, torch.eye, torch.full, torch.linspace, torch.ones, torch.tensor, torch.zeros}
 )
@@ -421,9 +429,9 @@ def _is_own(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__")).startswith("flexsn_graph.")
 
 
-def _numbers(refs: Any) -> set[int]:
+def _list_numbers(refs: Any) -> set[int]:
     return {a.value for a in pytree.tree_leaves(refs) if isinstance(a, Ref)}
 
 
-def _place(tensor: Tensor) -> tuple[Any, ...]:
+def _describe_layout(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()

@@ -47,28 +47,28 @@ class UnexpectedWriteError(Exception):
 
 
 class CaptureMode(TorchDispatchMode):
-    """Runs a core on fake tensors, replaces captured tensors, and rejects ops that a scan cannot contain.
+    """The dispatch mode in which a core runs. It replaces captured tensors, and refuses ops that a scan cannot contain.
 
     Args:
         captures: the captured tensors that are known so far.
-        may_add: True to record a new captured tensor (discovery). If False, a new captured tensor is rejected
-            (recording), because the graph has no argument for the tensor.
+        may_add: True during discovery, to record new captured tensors. If False, during recording, a new captured
+            tensor is refused, because the graph has no argument for it.
         frozen: the core's arguments or the incoming gradients, which the core must not change in place.
 
     Attributes:
         trail: the calls of the core. The calls of different runs are compared.
-        met: the values of `captures` that the step read.
-        refusal: the error that this mode raised. It is stored because TorchScript replaces it with another error.
+        numbers_read: the values of `captures` that the step read.
+        refusal: the error that this mode raised. The error is stored because TorchScript replaces it with another one.
     """
 
-    supports_higher_order_operators = True  # lets them reach `__torch_dispatch__`, which rejects them
+    supports_higher_order_operators = True  # such operators then reach `__torch_dispatch__`, which refuses them
 
     def __init__(self, captures: Captures, *, may_add: bool, frozen: Sequence[Tensor] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.captures = captures
         self.may_add = may_add
         self.trail: list[tuple[str, ...]] = []
-        self.met: set[int] = set()
+        self.numbers_read: set[int] = set()
         self.refusal: UnsupportedCoreError | None = None
         self._frozen = {storage_of(t) for t in (*frozen, *captures.stand_ins)}
         self._origins = Origins(frozen)
@@ -76,23 +76,25 @@ class CaptureMode(TorchDispatchMode):
         self._guarded: Collection[int] = ()
         self._deferred: dict[int, set[int]] = {}
         self._tied: set[int] = set()
-        self._noted: list[Any] = []  # tensors and their memory, kept alive so that no other objects get their ids
+        self._owners: list[Any] = []  # tensors and their memory, kept alive so that no other objects get their ids
 
     @contextmanager
     def apart(self, *, recorded: bool = False) -> Iterator[list[CalledOp]]:
-        """Context whose ops lift nothing. The ops are not part of the step, unless `recorded` is True.
+        """Context in which an op that reads a captured value does not lift this value.
+
+        The ops in this context become part of the step only if `recorded` is True.
 
         Yields:
             A list to which the ops are added.
         """
-        around, met = self._apart, set(self.met)
+        outer_ops, numbers_read = self._apart, set(self.numbers_read)
         ops: list[CalledOp] = []
         self._apart = ops
         try:
             with nullcontext() if recorded else unrecorded():
                 yield ops
         finally:
-            self._apart, self.met = around, met
+            self._apart, self.numbers_read = outer_ops, numbers_read
 
     @contextmanager
     def on_trial(self, guarded: Collection[int] = ()) -> Iterator[list[CalledOp]]:
@@ -101,31 +103,31 @@ class CaptureMode(TorchDispatchMode):
         Args:
             guarded: memory that the ops must not write to. `UnexpectedWriteError` is raised before a write.
         """
-        done, around = len(self.trail), self._guarded
+        num_calls, outer_guarded = len(self.trail), self._guarded
         self._guarded = guarded
         try:
             with self.apart() as ops:
                 yield ops
         finally:
-            del self.trail[done:]
-            self._guarded = around
+            del self.trail[num_calls:]
+            self._guarded = outer_guarded
 
     def defer(self, tensor: Tensor, roots: set[int]) -> None:
-        """Makes later uses of `tensor`, created within `apart`, count as reads of the values in `roots`."""
-        self._deferred.setdefault(self._note(tensor), set()).update(roots)
+        """Makes later uses of `tensor`, which was created in `apart`, count as reads of the values in `roots`."""
+        self._deferred.setdefault(self._keep_alive(tensor), set()).update(roots)
 
     def freeze(self, tensor: Tensor) -> None:
-        """Rejects later writes to a tensor."""
-        self._frozen.add(self._note(tensor))
+        """Refuses later writes to a tensor."""
+        self._frozen.add(self._keep_alive(tensor))
 
     def tie(self, tensors: Sequence[Tensor]) -> None:
-        """Raises `WrittenViewError` on later writes to one of these tensors, which would not change the others."""
+        """Makes later writes to one of these tensors raise `WrittenViewError`, because the others would not change."""
         for tensor in tensors:
-            self._tied.add(self._note(tensor))
+            self._tied.add(self._keep_alive(tensor))
 
-    def _note(self, tensor: Tensor) -> int:
+    def _keep_alive(self, tensor: Tensor) -> int:
         """Returns the identity of a tensor's memory, and keeps the memory alive so that the identity stays unique."""
-        self._noted += [tensor, tensor.untyped_storage()]
+        self._owners += [tensor, tensor.untyped_storage()]
         return storage_of(tensor)
 
     def add_value(self, like: Tensor) -> int:
@@ -156,10 +158,10 @@ class CaptureMode(TorchDispatchMode):
         location = self._locate()
         refuse_higher_order(func, location)
         if func not in _CONSTANT_OPS:
-            swap: Callable[[Any], Any] = lambda value: self._swap(value, location)  # noqa: E731
-            args, kwargs = pytree.tree_map(swap, (args, kwargs))
+            replace: Callable[[Any], Any] = lambda value: self._replace(value, location)  # noqa: E731
+            args, kwargs = pytree.tree_map(replace, (args, kwargs))
         leaves = pytree.tree_leaves((args, kwargs))
-        self.trail.append((str(func), *map(self._mark, leaves)))
+        self.trail.append((str(func), *map(self._describe, leaves)))
         refuse_op(func, args, kwargs, self._frozen, location)
         body = custom_op_body(func) if facts_of(func) is None else None
         if body is not None:
@@ -170,16 +172,16 @@ class CaptureMode(TorchDispatchMode):
         written = {storage_of(t) for t in writes}
         if not written.isdisjoint(self._tied):
             raise WrittenViewError(
-                "the core changes in place a view of another value that it computes from captured tensors alone "
-                f"({func}). Change a copy.",
+                "the core changes a value in place that is a view of another value, computed from captured tensors "
+                f"alone ({func}). Change a copy.",
                 str(func),
                 location,
             )
         if not written.isdisjoint(self._guarded):
             raise UnexpectedWriteError
-        self._meet_all(leaves)
+        self._record_reads(leaves)
         set_stack_trace(stack_trace(location, str(func)))
-        args, kwargs = _on_one_device(leaves, args, kwargs, writes)
+        args, kwargs = _move_to_one_device(leaves, args, kwargs, writes)
         results = func(*args, **kwargs)
         refuse_complex((leaves, results), str(func), location)
         self._origins.follow(leaves, results, location)
@@ -192,22 +194,22 @@ class CaptureMode(TorchDispatchMode):
         """Properties of the tensors of this run."""
         return self._origins.origin(lambda t: not self.captures.is_captured(t), self.captures.has)
 
-    def _meet_all(self, leaves: Sequence[Any]) -> None:
+    def _record_reads(self, leaves: Sequence[Any]) -> None:
         for leaf in leaves:
             if isinstance(leaf, FakeTensor):
-                self.met |= self.behind(leaf)
+                self.numbers_read |= self.sources_of(leaf)
 
-    def behind(self, tensor: Tensor) -> set[int]:
+    def sources_of(self, tensor: Tensor) -> set[int]:
         """Numbers of the captured values from which a tensor was computed.
 
-        For a tensor in the memory of a captured value, the set contains the number of that value.
+        If the tensor has the memory of a captured value, the result contains only the number of this value.
         """
         storage = storage_of(self.captures.stand_in(tensor))
         number = self.captures.number_of(storage)
         return self._deferred.get(storage, set()) if number is None else {number}
 
-    def _mark(self, value: Any) -> str:
-        """Describes an op's argument. Descriptions in different calls are equal if the core behaves equally."""
+    def _describe(self, value: Any) -> str:
+        """Describes an op's argument. If a core does the same in two calls, the descriptions are equal."""
         if not isinstance(value, Tensor):
             return repr(value)
         # A constant that the core creates is a new tensor each time, so its value identifies it.
@@ -219,11 +221,11 @@ class CaptureMode(TorchDispatchMode):
         if in_backward:
             return location or self.captures.locations.get(number)
         if location is not None:
-            # Several ops may have this number, but only the first one has a node.
+            # Several ops may have this number, but only the first of them has an autograd node.
             self.captures.locations.setdefault(number, location)
         return location
 
-    def _swap(self, value: Any, location: SourceLocation | None) -> Any:
+    def _replace(self, value: Any, location: SourceLocation | None) -> Any:
         if not isinstance(value, Tensor) or not self.captures.is_captured(value):
             return value
         return self.captures.stand_ins[self.number_of(value, location)]
@@ -248,8 +250,8 @@ class CaptureMode(TorchDispatchMode):
             if not self.may_add:
                 raise CaptureError(
                     "the core used a captured tensor that it did not use when it was traced before: "
-                    f"{tuple(value.shape)} {value.dtype}. It must reach the same tensor objects in "
-                    "every call; create constants outside of it.",
+                    f"{tuple(value.shape)} {value.dtype}. The core must use the same tensor objects in "
+                    "every call. Create constants outside of the core.",
                     "capture",
                     location,
                 )
@@ -266,23 +268,23 @@ class CaptureMode(TorchDispatchMode):
         return number
 
 
-def _on_one_device(
+def _move_to_one_device(
     leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any], writes: Collection[Tensor]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Moves CPU tensors without dimensions to the GPU of the other tensors.
 
-    Eager mode accepts both devices in one op, but decompositions reject them. For example, the number in
-    `h[1:] = 0.25` is such a tensor.
+    Eager mode accepts such tensors in one op with tensors on a GPU, but decompositions do not. For example, torch turns
+    the number in `h[1:] = 0.25` into such a tensor.
     """
     tensors = [a for a in leaves if isinstance(a, Tensor)]
-    elsewhere = {t.device for t in tensors if t.device.type != "cpu"}
-    here = {id(t) for t in tensors if t.dim() == 0 and t.device.type == "cpu"} - {id(t) for t in writes}
-    if len(elsewhere) != 1 or not here:
+    gpus = {t.device for t in tensors if t.device.type != "cpu"}
+    cpu_scalars = {id(t) for t in tensors if t.dim() == 0 and t.device.type == "cpu"} - {id(t) for t in writes}
+    if len(gpus) != 1 or not cpu_scalars:
         return args, kwargs
-    (device,) = elsewhere
+    (device,) = gpus
 
-    def moved(tensor: Tensor) -> Tensor:
-        return _aten._to_copy.default(tensor, device=device) if id(tensor) in here else tensor
+    def move(tensor: Tensor) -> Tensor:
+        return _aten._to_copy.default(tensor, device=device) if id(tensor) in cpu_scalars else tensor
 
-    args, kwargs = pytree.tree_map_only(Tensor, moved, (args, kwargs))
+    args, kwargs = pytree.tree_map_only(Tensor, move, (args, kwargs))
     return args, kwargs

@@ -1,4 +1,4 @@
-"""Numbered values that a core reads in addition to its arguments."""
+"""Assigns numbers to the tensors that a core captures, and to the values that it computes from them alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flexsn_graph._torch_private_ops import pytree
 from flexsn_graph.tracing._prologue import RecordedCall, Ref
 from flexsn_graph.tracing._refusals import storage_of
 
-_TOLD_APART = (
+_UNAMBIGUOUS = (
     *(bool, int, float, complex, str, bytes, type(None), type(...), slice, Ref),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
 )
@@ -26,10 +26,11 @@ class Captures:
     Attributes:
         stand_ins: a fake tensor for each captured or computed value. Its index is the value's number.
         tensors: the captured tensors, by number, in order of first use.
-        aliases: captured tensors that share the memory of another captured tensor, each with the number of the latter.
+        aliases: captured tensors that share the memory of a tensor in `tensors`, each with the number of that tensor.
         passing: ids of tensors that the core itself derives from captured tensors, such as `w.data`.
         decided: the calls that compute the computed values, by function and arguments.
-        lifted: the values that the step needs, once they are known. All other values are only used by `calls`.
+        lifted: numbers of the values that the step needs, or `None` until they are known. All other values are used
+            only before the loop.
         reads_sizes: True if the core may depend on the sizes of its arguments.
         locations: for each autograd sequence number, the user's line in the last run of the core. Errors in backward
             formulas name this line.
@@ -46,7 +47,7 @@ class Captures:
         self.reads_sizes = False
         self.locations: dict[int, SourceLocation] = {}
         # Objects kept alive, so that no other objects get their ids and addresses in the meantime.
-        self._kept: list[Any] = []
+        self._owners: list[Any] = []
         self._by_identity: dict[int, tuple[int, Tensor]] = {}
         self._by_memory: dict[tuple[Any, ...], int] = {}
         self._by_storage: dict[int, int] = {}
@@ -60,20 +61,20 @@ class Captures:
         return id(tensor) in self._by_identity
 
     def find(self, tensor: Tensor) -> int | None:
-        """The number of a captured tensor, or of another tensor with the same memory (`w.data` is a new object)."""
+        """The number of a captured tensor, found by identity or by memory (`w.data` is a new object), or `None`."""
         if id(tensor) in self._by_identity:
             return self._by_identity[id(tensor)][0]
-        memory = _memory_of(tensor)
+        memory = _describe_memory(tensor)
         number = self._by_memory.get(memory)
-        if number is None or _memory_of(self.tensors[number]) != memory:
+        if number is None or _describe_memory(self.tensors[number]) != memory:
             return None
-        before = self.tensors[number]
-        if tensor.requires_grad and before.requires_grad:
+        recorded = self.tensors[number]
+        if tensor.requires_grad and recorded.requires_grad:
             return None  # a different variable, with its own gradient
-        if tensor.requires_grad or id(before) in self.passing:
+        if tensor.requires_grad or id(recorded) in self.passing:
             # `w.data` was recorded before `w`. Only `w` has a gradient and can be moved.
             self.tensors[number] = tensor
-            tensor, other = before, tensor
+            tensor, other = recorded, tensor
             self._by_identity[id(other)] = (number, other)
         if id(tensor) not in self.passing:
             self.aliases.append((number, tensor))
@@ -83,7 +84,7 @@ class Captures:
     def note_passing(self, tensors: Iterable[Tensor]) -> None:
         """Records tensors that exist only while the core runs."""
         for tensor in tensors:
-            self._kept.append(tensor)
+            self._owners.append(tensor)
             self.passing.add(id(tensor))
 
     def add(self, tensor: Tensor) -> int:
@@ -91,7 +92,7 @@ class Captures:
         number = self.add_value(tensor)
         self.tensors[number] = tensor
         self._by_identity[id(tensor)] = (number, tensor)
-        self._by_memory[_memory_of(tensor)] = number
+        self._by_memory[_describe_memory(tensor)] = number
         return number
 
     def add_value(self, like: Tensor) -> int:
@@ -112,12 +113,12 @@ class Captures:
 
     def identities(self, arguments: Any) -> tuple[int, ...]:
         """Identities of arguments, such as NumPy arrays, whose `repr` is ambiguous."""
-        others = [a for a in pytree.tree_leaves(arguments) if not isinstance(a, _TOLD_APART)]
-        self._kept += others
-        return tuple(map(id, others))
+        ambiguous = [a for a in pytree.tree_leaves(arguments) if not isinstance(a, _UNAMBIGUOUS)]
+        self._owners += ambiguous
+        return tuple(map(id, ambiguous))
 
     def location_of(self, sequence_number: int) -> SourceLocation | None:
-        """The user's line of an autograd node. The number of a custom function precedes the numbers of its ops."""
+        """The user's line of an autograd node. A custom function has a smaller number than its ops."""
         later = [number for number in self.locations if number >= sequence_number]
         return self.locations[min(later)] if later else None
 
@@ -126,14 +127,14 @@ class Captures:
         return self._by_storage.get(storage)
 
     def stand_in(self, tensor: Tensor) -> Tensor:
-        """The stand-in of a captured tensor that a core returns unchanged. A fake tensor is returned unchanged."""
+        """The stand-in of a captured tensor. A tensor that is not captured is returned unchanged."""
         if not self.is_captured(tensor):
             return tensor
         number = self.find(tensor)
         return self.stand_ins[self.add(tensor) if number is None else number]
 
 
-def _memory_of(tensor: Tensor) -> tuple[Any, ...]:
+def _describe_memory(tensor: Tensor) -> tuple[Any, ...]:
     return (
         storage_of(tensor),
         tensor.storage_offset(),

@@ -1,4 +1,4 @@
-"""Replacements of torch functions that check values before they compute. No kernel can perform such a check."""
+"""Replaces torch functions that check values before they compute, because no kernel can perform such a check."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _gaussian_nll_loss(
     eps: float = 1e-6,
     reduction: str = "mean",
 ) -> Tensor:
-    """Eager mode rejects negative variances. Here, their losses are NaN."""
+    """Computes the loss. It is NaN for a negative variance, for which eager mode raises an error."""
     if not isinstance(var, Tensor):
         var = var * torch.ones_like(input)
     elif var.dim() == input.dim() - 1 and input.shape[:-1] == var.shape:

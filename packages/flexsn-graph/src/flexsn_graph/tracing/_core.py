@@ -16,7 +16,7 @@ from flexsn_graph.errors import ComplexDtypeError, CoreArityError, CoreReturnErr
 def check_arity(
     core: Callable[..., Any], num_inputs: int, num_states: int, num_outputs: int, num_examples: int
 ) -> None:
-    """Raises `CoreArityError` if `core` cannot take the inputs and states, or examples are missing."""
+    """Raises `CoreArityError` if `core` cannot take the inputs and states, or if the number of examples is wrong."""
     expected = num_inputs + num_states
     if min(num_inputs, num_states, num_outputs) < 0 or num_outputs + num_states == 0:
         raise CoreArityError(
@@ -31,7 +31,7 @@ def check_arity(
     try:
         signature = inspect.signature(called)
     except (TypeError, ValueError):
-        return  # a built-in without a signature: the call itself raises
+        return  # a built-in has no signature. The call itself raises an error if the number is wrong
     try:
         signature.bind(*range(expected))
     except TypeError as error:
@@ -52,11 +52,11 @@ def check_examples(examples: Sequence[Any]) -> None:
             raise complex_error(f"example {i}", example.dtype, None)
 
 
-def complex_error(what: str, dtype: torch.dtype, location: SourceLocation | None) -> ComplexDtypeError:
-    """The error for a complex tensor. `what` is the name of its op or argument."""
+def complex_error(name: str, dtype: torch.dtype, location: SourceLocation | None) -> ComplexDtypeError:
+    """The error for a complex tensor. `name` is the name of its op or argument."""
     return ComplexDtypeError(
-        f"{what} is {dtype}: complex numbers are not supported. Carry the real and the imaginary part as two tensors.",
-        what,
+        f"{name} is {dtype}: complex numbers are not supported. Carry the real and the imaginary part as two tensors.",
+        name,
         location,
     )
 

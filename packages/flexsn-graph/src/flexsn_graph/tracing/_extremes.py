@@ -1,4 +1,4 @@
-"""Maxima and minima with their positions, expressed as reductions that kernels have. Ties and gradients match torch.
+"""Expresses maxima and minima, and their positions, as reductions that kernels have. Results and gradients match torch.
 
 The position is the index of the first element that equals the extreme value or is NaN. The gradient of the value flows
 to this element only.
@@ -22,8 +22,8 @@ def _position(x: Tensor, dim: int, extreme: Callable[..., Tensor]) -> tuple[Tens
     shape = [1] * x.dim()
     shape[dim] = size
     numbers = torch.arange(size, dtype=torch.float32, device=x.device).view(shape)
-    has_it = (fixed == extreme(fixed, dim, keepdim=True)) | (fixed != fixed)
-    return numbers, torch.amin(torch.where(has_it, numbers, float(size)), dim, keepdim=True)
+    is_extreme = (fixed == extreme(fixed, dim, keepdim=True)) | (fixed != fixed)
+    return numbers, torch.amin(torch.where(is_extreme, numbers, float(size)), dim, keepdim=True)
 
 
 def _with_position(extreme: Callable[..., Tensor], result: Any, x: Tensor, dim: int, keepdim: bool = False) -> Any:
@@ -64,7 +64,7 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.argmin: _argmin,
     Tensor.argmin: _argmin,
     functional.one_hot: _one_hot,
-    # Ops in graphs that a compiler has captured.
+    # Ops of graphs that a compiler has captured.
     _aten.max.dim: _max,
     _aten.min.dim: _min,
     _aten.argmax.default: _argmax,
@@ -74,7 +74,7 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
 
 
 def as_reductions(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any] | None:
-    """A function that computes the result of a call. `None` if the call has no dimension or has other arguments."""
+    """A function that computes the result of a call by reductions. `None` if the call's arguments are not supported."""
     entry = _FUNCTIONS.get(func)
     if entry is None or not args or not isinstance(args[0], Tensor) or len(args) + len(kwargs) < 2:
         return None

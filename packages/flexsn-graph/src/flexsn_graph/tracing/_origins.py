@@ -15,7 +15,7 @@ from flexsn_graph.tracing._refusals import storage_of
 
 
 class Origins:
-    """Origins of the memory of one run: its dependence on the step's arguments, and the lines that computed it.
+    """The origin of each tensor's memory in one run: dependence on the step's arguments, and the line that computed it.
 
     Args:
         arguments: arguments of the step, or incoming gradients.
@@ -24,7 +24,7 @@ class Origins:
     def __init__(self, arguments: Sequence[Tensor]) -> None:
         self._of_step = {storage_of(t) for t in arguments}
         self._computed_at: dict[int, SourceLocation | None] = {}
-        self._kept: list[Any] = []  # memory kept alive, so that no other memory gets its id in the meantime
+        self._owners: list[Any] = []  # memory kept alive, so that no other memory gets its id in the meantime
 
     def follow(self, arguments: Sequence[Any], results: Any, location: SourceLocation | None) -> None:
         """Records an operation.
@@ -37,7 +37,7 @@ class Origins:
         for result in pytree.tree_leaves(results):
             if isinstance(result, FakeTensor):
                 storage = storage_of(result)
-                self._kept.append(result.untyped_storage())
+                self._owners.append(result.untyped_storage())
                 self._computed_at.setdefault(storage, location)
                 if of_step:
                     self._of_step.add(storage)
@@ -53,7 +53,7 @@ class Origins:
 
 
 class Following(TorchDispatchMode):
-    """Reports all operations to `origins`."""
+    """A dispatch mode that records all operations in `origins`."""
 
     def __init__(self, origins: Origins) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

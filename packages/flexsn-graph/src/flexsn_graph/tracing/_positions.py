@@ -1,15 +1,15 @@
 """Maps the elements of each value to elements of the step and of the captured tensors.
 
-A kernel processes one position of the step at a time. It can omit all views of a lowered graph, and all sums of
-a backward formula, if the result does not change. This module proves that the result does not change, or rejects the
-graph. Each value has strided tensors without data: one for the step, and one for each captured tensor on which the
-value depends. These tensors have the value's shape. The strides define the element of the step (or of the captured
-tensor) from which an element of the value comes. A stride of 0 marks a dimension along which the value does not vary.
-Views of the value are replayed on these tensors. For example, in a step of shape `[B, C]`, a value of shape `[C, 1]`
-with strides `(1, 0)` in the step varies along the step's second axis.
+A kernel processes one position of the step at a time. It can omit all views of a lowered graph, and all sums of a
+backward formula, if the result does not change. This module proves that the result does not change, or refuses the
+graph. Each value is described by strided tensors without data: one for the step, and one for each captured tensor on
+which the value depends. These tensors have the value's shape. For each element of the value, the strides define the
+position in the step, or the element of the captured tensor, to which the element corresponds. A stride of 0 marks a
+dimension along which the value does not vary. Views of the value are replayed on these tensors. For example, in a step
+of shape `[B, C]`, a value of shape `[C, 1]` with strides `(1, 0)` in the step varies along the step's second axis.
 
-Sums: the gradient of an argument that broadcasts is a sum over axes of the step. The kernel omits this sum. Its caller
-computes the sum once, over the gradient that was accumulated over time. The gradient is the same as long as all
+The gradient of an argument that broadcasts is a sum over axes of the step. The kernel omits this sum. The caller of the
+kernel computes the sum once, from the gradient that was accumulated over time. The gradient is the same as long as all
 operations after the sum are linear in the sum.
 """
 
@@ -37,7 +37,7 @@ from flexsn_graph.ir._ops import (
     facts_of,
     is_pointwise,
 )
-from flexsn_graph.lowering._strides import StepAxes, broadcast_shapes, compatible, contiguous, numel, without
+from flexsn_graph.lowering._strides import StepAxes, broadcast_shapes, contiguous, drop_dims, is_compatible, numel
 from flexsn_graph.tracing._refusals import refuse_without_rule
 
 # The key of the step in `_Value.reads`. All other keys are indices of lifted tensors.
@@ -60,7 +60,7 @@ def check_positions(
     step_shape: Sequence[int],
     lifted: Sequence[int | None],
     gradient_of: Sequence[int | None],
-    known: Mapping[int, LiftedLayout],
+    forward_layouts: Mapping[int, LiftedLayout],
     *,
     sums_allowed: bool = False,
 ) -> dict[int, LiftedLayout]:
@@ -70,19 +70,19 @@ def check_positions(
         graph: the lowered graph, with views.
         step_shape: shape of one step.
         lifted: for each placeholder, the index of its lifted tensor, or `None`.
-        gradient_of: for each result, the placeholder whose gradient it is, or `None`. If there are
-            gradients, sums are allowed.
-        known: layouts in another graph of the step. `graph` must have the same layouts.
-        sums_allowed: True to allow sums without such results. `graph` then computes gradients and returns their terms.
+        gradient_of: for each result, the placeholder whose gradient it is, or `None`. If a result is a gradient, sums
+            are allowed.
+        forward_layouts: layouts in another graph of the step. `graph` must have the same layouts.
+        sums_allowed: True to allow sums in any case, because `graph` computes gradients and returns their terms.
 
     Returns:
         The layout of each lifted tensor that is read.
 
     Raises:
-        NonPointwiseError: an op mixes elements of the step, or a sum cannot be moved to a point after the scan.
+        NonPointwiseError: an op mixes elements of the step, or a sum cannot be computed after the scan.
         CaptureError: a lifted tensor is read in two layouts, or in a layout that no strides express.
     """
-    return _Check(tuple(step_shape), lifted, gradient_of, known, sums_allowed).run(graph)
+    return _Check(tuple(step_shape), lifted, gradient_of, forward_layouts, sums_allowed).run(graph)
 
 
 class _Check:
@@ -91,7 +91,7 @@ class _Check:
         step_shape: tuple[int, ...],
         lifted: Sequence[int | None],
         gradient_of: Sequence[int | None],
-        known: Mapping[int, LiftedLayout],
+        forward_layouts: Mapping[int, LiftedLayout],
         sums_allowed: bool,
     ) -> None:
         self._step = StepAxes(step_shape)
@@ -100,17 +100,17 @@ class _Check:
         self._sums_allowed = sums_allowed or any(position is not None for position in gradient_of)
         self._values: dict[fx.Node, _Values] = {}
         self._moved: fx.Node | None = None
-        self._known = known
+        self._forward_layouts = forward_layouts
         self._layouts: dict[int, LiftedLayout] = {}
 
     def run(self, graph: fx.Graph) -> dict[int, LiftedLayout]:
         placeholders = [node for node in graph.nodes if node.op == "placeholder"]
         for node, index in zip(placeholders, self._lifted, strict=True):
-            shape = _shape(node)
+            shape = _get_shape(node)
             if index is not None:
                 self._values[node] = _Value(shape, {index: contiguous(shape)})
                 continue
-            user = _first_use(node)
+            user = _find_first_use(node)
             if user is not None and not self._step.reaches(shape):
                 raise self._refusal(
                     user,
@@ -120,11 +120,11 @@ class _Check:
             self._values[node] = _Value(shape, {_STEP: self._step.place(shape)})
         for node in graph.nodes:
             if node.op == "get_attr":
-                self._values[node] = _Value(_shape(node))
+                self._values[node] = _Value(_get_shape(node))
             elif node.op == "call_function":
-                self._values[node] = self._call(node)
+                self._values[node] = self._evaluate(node)
             elif node.op == "output":
-                results = [(entry, self._value(entry)) for entry in node.args[0]]
+                results = [(entry, self._get_value(entry)) for entry in node.args[0]]
                 for (entry, value), position in zip(results, self._gradient_of, strict=True):
                     if position is None:
                         self._finish_result(value, entry)
@@ -134,46 +134,46 @@ class _Check:
 
     # Values of nodes.
 
-    def _value(self, node: fx.Node) -> _Value:
+    def _get_value(self, node: fx.Node) -> _Value:
         value = self._values[node]
         assert isinstance(value, _Value), f"{node} has several results"
         return value
 
-    def _call(self, node: fx.Node) -> _Values:
+    def _evaluate(self, node: fx.Node) -> _Values:
         target: Any = node.target
         if target in FILL_OPS:
             position = FILL_OPS[target]
             number = 0 if position is None else node.args[position]
-            return _Value(_shape(node), zero=isinstance(number, bool | int | float) and number == 0)
+            return _Value(_get_shape(node), zero=isinstance(number, bool | int | float) and number == 0)
         if target in EMPTY_OPS:
-            return _Value(_shape(node))
+            return _Value(_get_shape(node))
         if target is operator.getitem:
             source = self._values[node.all_input_nodes[0]]
             return source[node.args[1]] if isinstance(source, tuple) else source  # type: ignore[index]
         if target in (TERMS, UNIFORM):
-            # The code that inserts these ops has proved this. See `_pointwise`.
-            return _Value(_shape(node), {_STEP: self._step.place(_shape(node))})
+            # The code that inserts these ops guarantees this. See `traces/_pointwise.py`.
+            return _Value(_get_shape(node), {_STEP: self._step.place(_get_shape(node))})
         if target in ALIAS_OPS:
-            return self._view(node)
+            return self._evaluate_view(node)
         if target is SUM_OP:
-            return self._sum(node)
+            return self._evaluate_sum(node)
         if is_pointwise(target):
-            return self._pointwise(node)
+            return self._evaluate_pointwise(node)
         refuse_without_rule(node)
         operands = [self._values[operand] for operand in node.all_input_nodes]
         in_step = any(isinstance(value, _Value) and _STEP in value.reads for value in operands)
         raise self._refusal(node, f"{called_op(node)} does not work element by element", in_any_step=in_step)
 
-    def _view(self, node: fx.Node) -> _Values:
-        value = self._value(node.all_input_nodes[0])
+    def _evaluate_view(self, node: fx.Node) -> _Values:
+        value = self._get_value(node.all_input_nodes[0])
         try:
-            moved = {index: _replay(node, seen) for index, seen in value.reads.items()}
+            moved = {index: _replay(node, strided) for index, strided in value.reads.items()}
         except RuntimeError as error:
             raise self._refusal(node, f"{called_op(node)} has no strides here ({error})") from None
         results = node.meta["val"]
         if isinstance(results, Tensor):
-            self._check_view(node, value, _shape(node), moved.get(_STEP))
-            return _Value(_shape(node), moved, value.summed, value.zero)
+            self._check_view(node, value, _get_shape(node), moved.get(_STEP))
+            return _Value(_get_shape(node), moved, value.summed, value.zero)
         for part, result in enumerate(results):
             step = moved.get(_STEP)
             self._check_view(node, value, tuple(result.shape), step and step[part])
@@ -181,7 +181,7 @@ class _Check:
             replace(
                 value,
                 shape=tuple(result.shape),
-                reads={index: seen[part] for index, seen in moved.items()},
+                reads={index: strided[part] for index, strided in moved.items()},
             )
             for part, result in enumerate(results)
         )
@@ -192,111 +192,112 @@ class _Check:
             raise self._sum_refusal(node)
         if step is None:
             return
-        if not compatible(step, self._step.place(after)):
-            self._moved = self._moved or node  # the error names this node, unless a later view moves the elements back
+        if not is_compatible(step, self._step.place(after)):
+            # An error names this node. There is no error if a later view moves the elements back.
+            self._moved = self._moved or node
         if numel(after) < numel(before):
             raise self._refusal(node, f"{called_op(node)} selects only some of the step's elements")
 
-    def _pointwise(self, node: fx.Node) -> _Value:
-        operands = [self._value(operand) for operand in node.args if isinstance(operand, fx.Node)]
-        shape = _shape(node)
+    def _evaluate_pointwise(self, node: fx.Node) -> _Value:
+        operands = [self._get_value(operand) for operand in node.args if isinstance(operand, fx.Node)]
+        shape = _get_shape(node)
         expanded = broadcast_shapes([operand.shape for operand in operands])
         if expanded != shape:
             raise self._refusal(node, f"{called_op(node)} turns {list(expanded or ())} into {list(shape)}")
-        summed = self._summed(node, operands)
+        summed = self._find_summed_axes(node, operands)
         reads: dict[int, Tensor] = {}
         for operand in operands:
-            for index, seen in operand.reads.items():
-                seen = seen if operand.shape == shape else seen.expand(shape)
-                known = reads.get(index)
-                reads[index] = seen if known is None else self._merge(index, known, seen, node)
+            for index, strided in operand.reads.items():
+                strided = strided if operand.shape == shape else strided.expand(shape)
+                existing = reads.get(index)
+                reads[index] = strided if existing is None else self._merge(index, existing, strided, node)
         return _Value(shape, reads, summed, _is_zero(node, operands))
 
-    def _merge(self, index: int, one: Tensor, other: Tensor, node: fx.Node) -> Tensor:
-        pairs = list(zip(one.shape, one.stride(), other.stride(), strict=True))
-        same = all(size <= 1 or a == b for size, a, b in pairs)
-        if same and one.storage_offset() == other.storage_offset():
-            return one
+    def _merge(self, index: int, strided: Tensor, other: Tensor, node: fx.Node) -> Tensor:
+        pairs = list(zip(strided.shape, strided.stride(), other.stride(), strict=True))
+        is_same = all(size <= 1 or a == b for size, a, b in pairs)
+        if is_same and strided.storage_offset() == other.storage_offset():
+            return strided
         if index != _STEP:
-            raise self._two_layouts(index, node)
+            raise self._two_layouts_error(index, node)
         if not all(size <= 1 or a == b or 0 in (a, b) for size, a, b in pairs):
             raise self._moved_refusal(node)
-        return torch.empty_strided(one.shape, [max(a, b) for _, a, b in pairs], device="meta")
+        return torch.empty_strided(strided.shape, [max(a, b) for _, a, b in pairs], device="meta")
 
     # Sums.
 
-    def _sum(self, node: fx.Node) -> _Value:
-        value = self._value(node.all_input_nodes[0])
+    def _evaluate_sum(self, node: fx.Node) -> _Value:
+        value = self._get_value(node.all_input_nodes[0])
         dims: Any = node.args[1]
-        after = _shape(node)
+        after = _get_shape(node)
         if numel(value.shape) == 0:  # a sum over no elements
             return _Value(after, zero=True)
         if all(value.shape[d] == 1 for d in dims) or value.zero:
-            reads = {i: without(seen, dims) for i, seen in value.reads.items()}
+            reads = {i: drop_dims(strided, dims) for i, strided in value.reads.items()}
             return _Value(after, {} if value.zero else reads, value.summed, value.zero)
         if not self._sums_allowed:
             raise self._refusal(node, f"{called_op(node)} sums over elements")
         step = value.reads.get(_STEP)
-        gone = frozenset(
+        summed_axes = frozenset(
             a for d in dims if step is not None and value.shape[d] > 1 for a in self._step.axes_of(step, d)
         )
-        if step is None or numel([self._step.shape[a] for a in gone]) != numel([value.shape[d] for d in dims]):
+        if step is None or numel([self._step.shape[a] for a in summed_axes]) != numel([value.shape[d] for d in dims]):
             raise self._refusal(node, f"{called_op(node)} sums a value that is the same for all elements")
         self._record_layouts(value, step, node)
-        return _Value(after, {_STEP: without(step, dims)}, value.summed | gone)
+        return _Value(after, {_STEP: drop_dims(step, dims)}, value.summed | summed_axes)
 
-    def _summed(self, node: fx.Node, operands: Sequence[_Value]) -> frozenset[int]:
-        """The axes over which the op's result is summed. Rejects ops that are not linear in a sum."""
+    def _find_summed_axes(self, node: fx.Node, operands: Sequence[_Value]) -> frozenset[int]:
+        """The axes over which the op's result is summed. Refuses ops that are not linear in a sum."""
         axes = {operand.summed for operand in operands if operand.summed}
         if not axes:
             return frozenset()
         facts = facts_of(node.target)
-        summed = {i for i, a in enumerate(node.args) if isinstance(a, fx.Node) and self._value(a).summed}
-        # The op is jointly linear in some of its arguments. Of these arguments, all that are not sums have to be 0.
+        summed = {i for i, a in enumerate(node.args) if isinstance(a, fx.Node) and self._get_value(a).summed}
+        # The op must be jointly linear in a set of arguments with all sums. The other arguments of the set must be 0.
         linear = facts is not None and any(
             summed <= together and all(self._vanishes(node.args[i]) for i in together - summed)
             for together in facts.linear
         )
         # An operand larger than the sum would contain the sum once for each of its elements.
-        grows = any(o.summed and numel(o.shape) != numel(_shape(node)) for o in operands)
+        grows = any(o.summed and numel(o.shape) != numel(_get_shape(node)) for o in operands)
         if len(axes) > 1 or not linear or grows or not _is_float(node):
             raise self._sum_refusal(node)
         return next(iter(axes))
 
     def _vanishes(self, argument: Any) -> bool:
-        return self._value(argument).zero if isinstance(argument, fx.Node) else argument == 0
+        return self._get_value(argument).zero if isinstance(argument, fx.Node) else argument == 0
 
     # Results.
 
     def _finish_result(self, value: _Value, node: fx.Node) -> None:
-        where = self._step.place(value.shape)
+        positions = self._step.place(value.shape)
         step = value.reads.get(_STEP)
-        if value.summed or (step is not None and not compatible(step, where)):
+        if value.summed or (step is not None and not is_compatible(step, positions)):
             raise self._moved_refusal(node)
-        self._record_layouts(value, where, node)
+        self._record_layouts(value, positions, node)
 
     def _finish_gradient(self, value: _Value, node: fx.Node, position: int) -> None:
         index = self._lifted[position]
         step = value.reads.get(_STEP)
-        where = self._step.place(value.shape)
-        who = f"argument number {position}" if index is None else f"captured tensor number {index}"
+        positions = self._step.place(value.shape)
+        owner = f"argument number {position}" if index is None else f"captured tensor number {index}"
         if index is not None:
             # An element of the gradient belongs to the element of the tensor at the same index.
-            where = torch.empty((), device="meta") if step is None else step
+            positions = torch.empty((), device="meta") if step is None else step
             value = replace(value, reads={**value.reads, index: contiguous(value.shape)})
-        elif step is not None and not compatible(step, where):
+        elif step is not None and not is_compatible(step, positions):
             raise self._moved_refusal(node)
-        here = {axis for d in range(where.dim()) for axis in self._step.axes_of(where, d)}
-        if here | value.summed != self._step.varying:
-            # Otherwise, each element would be counted once for each element of the step that shares it.
-            raise self._refusal(node, f"the gradient of {who} is not a sum over the elements that share it")
-        self._record_layouts(value, where, node)
+        axes = {axis for d in range(positions.dim()) for axis in self._step.axes_of(positions, d)}
+        if axes | value.summed != self._step.varying:
+            # Otherwise, the sum would count each element once for each element of the step that shares it.
+            raise self._refusal(node, f"the gradient of {owner} is not a sum over the elements that share it")
+        self._record_layouts(value, positions, node)
 
     def _record_layouts(self, value: _Value, step: Tensor, node: fx.Node) -> None:
         """Records the layouts in which `value` reads the lifted tensors. Its elements are at the positions `step`."""
-        for index, seen in value.reads.items():
+        for index, strided in value.reads.items():
             if index != _STEP:
-                layout = self._step.layout(step, seen)
+                layout = self._step.layout(step, strided)
                 if layout is None:
                     raise CaptureError(
                         f"{called_op(node)} reads a captured tensor in a layout that has no strides in the step. "
@@ -304,15 +305,15 @@ class _Check:
                         called_op(node),
                         location_of(node),
                     )
-                before = self._layouts.setdefault(index, self._known.get(index, layout))
+                before = self._layouts.setdefault(index, self._forward_layouts.get(index, layout))
                 if layout != before:
-                    raise self._two_layouts(index, node)
+                    raise self._two_layouts_error(index, node)
 
     # Errors.
 
-    def _refusal(self, node: fx.Node, what: str, *, in_any_step: bool = False) -> NonPointwiseError:
+    def _refusal(self, node: fx.Node, reason: str, *, in_any_step: bool = False) -> NonPointwiseError:
         error = NonPointwiseError(
-            f"{what}: a step function must work on each element of the step by itself. Do this outside of the core.",
+            f"{reason}: a step function must work on each element of the step by itself. Do this outside of the core.",
             called_op(node),
             location_of(node),
         )
@@ -332,7 +333,7 @@ class _Check:
             location_of(node),
         )
 
-    def _two_layouts(self, index: int, node: fx.Node) -> TwoLayoutsError:
+    def _two_layouts_error(self, index: int, node: fx.Node) -> TwoLayoutsError:
         return TwoLayoutsError(
             f"captured tensor number {index} is read in two different layouts in one step. Make the "
             "second one a separate tensor outside of the core.",
@@ -341,19 +342,19 @@ class _Check:
         )
 
 
-def _replay(node: fx.Node, seen: Tensor) -> Any:
+def _replay(node: fx.Node, strided: Tensor) -> Any:
     target: Any = node.target
     if target in RESHAPE_OPS:
-        return seen.view(_shape(node))
-    return target(seen, *node.args[1:], **node.kwargs)
+        return strided.view(_get_shape(node))
+    return target(strided, *node.args[1:], **node.kwargs)
 
 
-def _first_use(node: fx.Node) -> fx.Node | None:
+def _find_first_use(node: fx.Node) -> fx.Node | None:
     """The first op that the core applies to a value, after the tracer's `detach`."""
     for user in node.users:
-        found = _first_use(user) if user.target is torch.ops.aten.detach.default else user
-        if found is not None:
-            return found
+        first_use = _find_first_use(user) if user.target is torch.ops.aten.detach.default else user
+        if first_use is not None:
+            return first_use
     return None
 
 
@@ -369,7 +370,7 @@ def _is_float(node: fx.Node) -> bool:
     return bool(node.meta["val"].is_floating_point())
 
 
-def _shape(node: fx.Node) -> tuple[int, ...]:
+def _get_shape(node: fx.Node) -> tuple[int, ...]:
     value = node.meta["val"]
     value = value[0] if isinstance(value, list | tuple) else value
     return tuple(value.shape) if isinstance(value, Tensor) else ()

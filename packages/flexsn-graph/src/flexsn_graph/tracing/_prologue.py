@@ -1,11 +1,11 @@
 """Computations on captured tensors alone that no step can perform. They run once, before the loop over time.
 
 Examples are a row `w[0]` of a parameter, `w.softmax(0)`, and `w @ u`. The result of such a call is lifted like a
-captured tensor. Pointwise ops on captured tensors stay in the step, and so do views that a `LiftedLayout` can express,
-because they have no cost there.
+captured tensor. Pointwise ops on captured tensors remain in the step, where they cost almost nothing. Views of captured
+tensors also remain in the step if a `LiftedLayout` can express them.
 
-The computations before the loop form a graph, and so do their gradients. The graph is recorded below autograd, like the
-step itself. It contains in-place operations and custom `autograd.Function`s in the order in which they ran.
+The computations before the loop form a graph, and their gradients form further graphs. Like the step itself, these
+graphs are recorded below autograd, and include in-place operations and custom `autograd.Function`s.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class Hoists(Enum):
     """Selects the calls on captured tensors alone that run before the loop."""
 
     NOTHING = auto()
-    WHAT_NO_STEP_CAN = auto()
+    IMPOSSIBLE_IN_STEP = auto()
     VIEWS_TOO = auto()  # for a tensor that the step reads in two layouts
-    EVERYTHING = auto()  # if a part cannot be differentiated in the step
+    EVERYTHING = auto()  # for computations that cannot be differentiated in the step
 
 
-# Ops without the tag of pointwise ops that a step can nevertheless compute.
+# Ops that a step can compute although they do not have the tag of pointwise ops.
 _STAYING = """
     alias clone copy detach empty empty_like expand fill full full_like lift_fresh lift_fresh_copy new_empty
     new_full new_ones new_zeros ones ones_like repeat scalar_tensor _to_copy zero zeros zeros_like
@@ -56,13 +56,13 @@ class CalledOp:
 def stays(called: CalledOp, hoists: Hoists, *, has_gradient: bool) -> bool:
     """True if an op that is called on captured tensors alone can be a part of the step."""
     if hoists is Hoists.EVERYTHING:
-        return called.op is ELEMENT_WORD  # a draw of integers, which a kernel computes in a fraction of the time
+        return called.op is ELEMENT_WORD  # random integers, which a kernel computes much faster
     name = called.op._opname.rstrip("_") if called.writes else called.op._opname
     if torch.Tag.pointwise in called.op.tags or name in _STAYING_OPS:
         return True
     if called.op not in _RESHAPES or hoists is Hoists.VIEWS_TOO:
         return False
-    # The gradient of a part of a tensor is zero outside of the part. No layout can express this gradient.
+    # The gradient of a view that selects a part is zero outside of this part. No layout can express such a gradient.
     same_size = isinstance(called.result, Tensor) and called.result.numel() >= called.args[0].numel()
     return same_size or not has_gradient
 
@@ -84,9 +84,9 @@ class RecordedCall:
         results: for each leaf of the function's result, the number of its value, or `None` if it is not a new tensor.
         reads: the values that the call needs.
         stays: True if the call is a part of the step.
-        is_view: True if the call creates another view, content or autograd history of memory that the core already has.
+        is_view: True if a result is a view, new content or a new autograd history of memory that the core already has.
         writes: True if the call changes its arguments.
-        is_plain: True if the call neither changes its arguments nor is an `autograd.Function`.
+        is_plain: False if the call changes its arguments, or if it is an `autograd.Function`.
         location: the line of the core that makes the call.
     """
 
@@ -138,11 +138,10 @@ class Prologue:
         self.captured = tuple(tensors.values())
         positions = {number: i for i, number in enumerate(tensors)}
         values = iter(range(len(lifted)))
-        # Each place is an index into the captured tensors, followed by the computed values.
-        # The graphs require tensors with these strides on this device.
+        # The graphs require captured tensors with these strides on this device.
         self._layouts = [] if computed is None else [(t.stride(), t.device) for t in self.captured]
-        self._places = [positions[n] if n in positions else len(positions) + next(values) for n in lifted]
-        self._as_they_are = computed is None and self._places == list(range(len(self.captured)))
+        self._positions = [positions[n] if n in positions else len(positions) + next(values) for n in lifted]
+        self._is_identity = computed is None and self._positions == list(range(len(self.captured)))
 
     def of(self, captured: Sequence[Tensor]) -> Prologue:
         """A copy of this prologue for other tensors, in the order of `captured`. `fits` must accept these tensors."""
@@ -151,7 +150,7 @@ class Prologue:
         return result
 
     def fits(self, captured: Sequence[Tensor]) -> bool:
-        """True if the prologue works with these tensors. Their shapes and dtypes must be right already."""
+        """True if the prologue accepts these tensors, whose shapes and dtypes have already been checked."""
         return all(
             t.stride() == stride and t.device == device
             for t, (stride, device) in zip(captured, self._layouts, strict=False)
@@ -160,7 +159,7 @@ class Prologue:
     def __call__(self, captured: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Computes the lifted tensors. The result is differentiable if gradients are enabled."""
         values = tuple(captured)
-        if self._as_they_are:
+        if self._is_identity:
             return values
         if self.computed is not None:
             if torch.is_grad_enabled() and any(t.requires_grad for t in captured):
@@ -168,7 +167,7 @@ class Prologue:
             else:
                 with _as_recorded(self.computed):
                     values += tuple(self.computed.forward(*captured))
-        return tuple(values[place] for place in self._places)
+        return tuple(values[position] for position in self._positions)
 
 
 class _Computed(torch.autograd.Function):
@@ -179,15 +178,17 @@ class _Computed(torch.autograd.Function):
         ctx.save_for_backward(*captured)
         with _as_recorded(computed):
             values = tuple(computed.forward(*captured))
-        # A tensor that represents two values may be differentiable as one of them and not as the other.
+        # If one tensor represents two values, only one of the two may be differentiable.
         values = tuple(v.clone() if any(v is other for other in values[:i]) else v for i, v in enumerate(values))
         differentiable = [bool(to) or i in computed.refusals for i, to in enumerate(computed.gradients)]
-        ctx.mark_non_differentiable(*(v for v, is_so in zip(values, differentiable, strict=True) if not is_so))
+        ctx.mark_non_differentiable(
+            *(v for v, is_differentiable in zip(values, differentiable, strict=True) if not is_differentiable)
+        )
         return values
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Skips values without a gradient. With zeros as gradients, an infinite derivative would result in NaN."""
+        """Skips values without a gradient, because a gradient of zero times an infinite derivative would be NaN."""
         computed: ComputedBefore = ctx.computed
         sums: list[Tensor | None] = [None] * len(ctx.saved_tensors)
         parts = zip(gradients, computed.backward, computed.gradients, strict=True)

@@ -1,4 +1,4 @@
-"""Rejects ops that a scan cannot contain, with the name of the op and the user's line."""
+"""Refuses ops that a scan cannot contain. Each error names the op and the user's line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _DATA_DEPENDENT_OPS = frozenset({_aten._local_scalar_dense.default, _aten.equal.
 # Functions that pass a tensor's values to Python or NumPy without the dispatcher.
 VALUE_READS = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__})
 
-# Properties that can be read during a trace, but may differ in a call. Maps a function to its name.
+# Properties of a tensor that can be read during a trace, but may differ in later calls.
 _ONCE = """
     requires_grad is_leaf grad_fn grad retains_grad _version _base output_nr
     data_ptr storage_offset stride is_contiguous is_pinned is_shared is_inference untyped_storage _is_view is_set_to
@@ -73,7 +73,7 @@ def writes_out(name: str, location: SourceLocation | None) -> UnsupportedCoreErr
 
 
 def refuse_without_rule(node: fx.Node) -> None:
-    """Rejects an op that works element by element, but has no rule for kernels."""
+    """Refuses an op that works element by element, but has no rule for kernels."""
     if lacks_a_rule(node.target):
         raise UnsupportedCoreError(
             f"{called_op(node)} has no rule. Write it in other ops, or add one with flexsn_codegen.register_op.",
@@ -83,7 +83,7 @@ def refuse_without_rule(node: fx.Node) -> None:
 
 
 def refuse_higher_order(func: Any, location: SourceLocation | None) -> None:
-    """Rejects higher-order operators such as `torch.cond`."""
+    """Refuses higher-order operators such as `torch.cond`."""
     if not isinstance(func, Op):
         raise UnsupportedCoreError(
             f"the core calls the higher-order operator {func}: it cannot be part of a step function. "
@@ -100,13 +100,14 @@ def refuse_op(
     frozen: Container[int],
     location: SourceLocation | None,
 ) -> None:
-    """Rejects ops of unsupported kinds, and ops that write to one of the storages `frozen`."""
+    """Refuses random ops, ops that depend on values in Python, and ops that write to one of the storages `frozen`."""
     name = str(op)
     if torch.Tag.nondeterministic_seeded in op.tags:
         raise RandomOpError(
             f"the core calls {name}: random ops are not supported, because the backward pass "
             "recomputes the step. Draw in the step with normal_like, uniform_like or bernoulli_like of "
-            "flexsn_nn.random, whose numbers are the same each time, or draw outside and pass an input sequence.",
+            "flexsn_nn.random, whose numbers are the same each time, or draw outside of the core and pass the numbers "
+            "as an input sequence.",
             name,
             location,
         )
@@ -124,7 +125,7 @@ def refuse_op(
             raise MutationError(
                 "the core changes an input, a state, a captured tensor, a value computed from captured tensors before "
                 f"the loop, or an incoming gradient in place ({name}). Return the new value instead, or change a "
-                "copy: in-place ops on values that the core made in the step are fine.",
+                "copy: in-place ops on values that the core made in the step are allowed.",
                 name,
                 location,
             )
@@ -143,13 +144,13 @@ def written_by(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Te
 
 
 def _indexes_by_number(op: Op, args: tuple[Any, ...]) -> bool:
-    """True if the shape of the result does not depend on a mask. Indexing within a step is rejected later."""
+    """True if the shape of the result does not depend on a mask. Indexing within a step is refused later."""
     masks = (torch.bool, torch.uint8)
     return op is _aten.index.Tensor and not any(i is not None and i.dtype in masks for i in args[1])
 
 
 def refuse_complex(values: Any, name: str, location: SourceLocation | None) -> None:
-    """Rejects complex tensors among an op's arguments and results."""
+    """Refuses complex tensors among an op's arguments and results."""
     for value in pytree.tree_leaves(values):
         if isinstance(value, Tensor) and value.is_complex():
             raise complex_error(name, value.dtype, location)

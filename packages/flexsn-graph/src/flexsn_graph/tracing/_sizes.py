@@ -19,10 +19,10 @@ _FUNCTIONS = """
     arange block_diag cartesian_prod cat column_stack concat concatenate diag_embed dstack empty empty_strided eye full
     hstack linspace logspace meshgrid ones row_stack stack tensordot tril_indices triu_indices vstack zeros
 """
-_OF_NN = "fold interpolate one_hot pad pixel_shuffle pixel_unshuffle unfold"
+_NN_FUNCTIONS = "fold interpolate one_hot pad pixel_shuffle pixel_unshuffle unfold"
 
 
-def _found(owner: Any, names: str) -> set[Any]:
+def _find_functions(owner: Any, names: str) -> set[Any]:
     return {getattr(owner, name) for name in names.split() if hasattr(owner, name)}
 
 
@@ -40,26 +40,26 @@ def depends_on_batch(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapp
         return False
     if func is Tensor.__getitem__:
         index = args[1] if isinstance(args[1], tuple) else (args[1],)
-        return not (index[0] is Ellipsis and len(index) <= ndim) and not _is_whole(index[0])
+        return not (index[0] is Ellipsis and len(index) <= ndim) and not _is_full_slice(index[0])
     if func in _DIMENSIONS:
-        place = _DIMENSIONS[func]
-        dim = kwargs.get("dim", args[place] if len(args) > place else 0)
+        position = _DIMENSIONS[func]
+        dim = kwargs.get("dim", args[position] if len(args) > position else 0)
         return not isinstance(dim, int) or dim % max(ndim, 1) == 0
     return True
 
 
-def _is_whole(index: Any) -> bool:
+def _is_full_slice(index: Any) -> bool:
     return isinstance(index, slice) and index == slice(None)
 
 
-# If the core calls one of these functions with its arguments, a kernel for one size may be wrong for other sizes.
+# If the core calls one of these functions, a kernel for one size of the arguments may be wrong for other sizes.
 OF_SIZES: frozenset[Callable[..., Any]] = frozenset(
     {
         *(getattr(Tensor, name).__get__ for name in ("shape", "nbytes")),
-        *_found(Tensor, _METHODS),
-        *_found(torch, _METHODS),
-        *_found(torch, _FUNCTIONS),
-        *_found(functional, _OF_NN),
+        *_find_functions(Tensor, _METHODS),
+        *_find_functions(torch, _METHODS),
+        *_find_functions(torch, _FUNCTIONS),
+        *_find_functions(functional, _NN_FUNCTIONS),
     }
 )
 _DIMENSIONS: dict[Callable[..., Any], int] = {

@@ -1,4 +1,4 @@
-"""Side effects of a function: the tensors that it captures, and the arguments that it changes."""
+"""Finds the tensors that a function captures, and the arguments that it changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flexsn_graph.tracing._origins import Following, Origins
 
 
 class Converted(TorchFunctionMode):
-    """Converts arguments of torch functions.
+    """A function mode that converts the arguments of torch functions.
 
     Args:
         convert: maps an argument to its replacement. It is applied to each element of lists and tuples.
@@ -29,11 +29,13 @@ class Converted(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         func = WITHOUT_CHECKS.get(func, func)
-        return func(*self._in(args), **{name: self._in(value) for name, value in (kwargs or {}).items()})
+        return func(
+            *self._convert_all(args), **{name: self._convert_all(value) for name, value in (kwargs or {}).items()}
+        )
 
-    def _in(self, value: Any) -> Any:
+    def _convert_all(self, value: Any) -> Any:
         if type(value) in (tuple, list):
-            return type(value)(self._in(part) for part in value)
+            return type(value)(self._convert_all(part) for part in value)
         return self._convert(value)
 
 
@@ -113,8 +115,8 @@ def effects_of(
             else:
                 origins = Origins(arguments)
                 origin = origins.origin(lambda t: isinstance(t, FakeTensor), lambda t: id(t) in captured)
-                kept = reads.restored(), reads.recording(), reads.run(origin)
-                with kept[0], kept[1], kept[2], Following(origins), Substituted(stand_ins, make):
+                contexts = reads.restored(), reads.recording(), reads.run(origin)
+                with contexts[0], contexts[1], contexts[2], Following(origins), Substituted(stand_ins, make):
                     returned = fn(*arguments)
     written = tuple(i for i, argument in enumerate(arguments) if argument._version > 0)
     return Effects(tuple(captured.values()), written, returned, arguments)

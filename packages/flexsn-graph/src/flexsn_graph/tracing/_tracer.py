@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from flexsn_graph._location import raised_at, told_by_torch
+from flexsn_graph._location import is_raised_by_torch, raised_at
 from flexsn_graph._torch_private import (
     DataDependentOutputException,
     FakeTensor,
@@ -18,9 +18,9 @@ from flexsn_graph._torch_private import (
     fake_like,
     forget_fake_results,
     gradients,
-    nodes_behind,
-    noting_nodes,
+    reachable_nodes,
     record,
+    recording_nodes,
     without_hooks,
 )
 from flexsn_graph.errors import (
@@ -32,7 +32,7 @@ from flexsn_graph.errors import (
     UnsupportedOpError,
 )
 from flexsn_graph.ir._layout import LiftedLayout
-from flexsn_graph.lowering._decompositions import AS_RECORDED, TO_PRIMS
+from flexsn_graph.lowering._decompositions import DURING_RECORDING, TO_PRIMS
 from flexsn_graph.lowering._lowering import lower
 from flexsn_graph.reads import Reads
 from flexsn_graph.tracing._before import compute_before
@@ -54,8 +54,9 @@ class Tracer:
         examples: arguments of the function, of which only shape, dtype and device matter.
         as_results: converts the return value of `fn` to a tuple of tensors, or raises an error.
         requires_grad: for each argument, True if it is differentiable. `None` means all floating-point arguments.
-        hoists: selects the calls on captured tensors alone that are computed before the step.
-        keep_views: True if views of such values remain views, so that an in-place op on one view changes all views.
+        hoists: selects the calls on captured tensors alone that run before the loop.
+        keep_views: True if views of values that are computed before the loop remain views. An in-place op on one view
+            then changes all views.
         reads: records the other values that `fn` reads.
         captures: creates the object that stores the captured tensors.
 
@@ -87,18 +88,18 @@ class Tracer:
         self._as_results = as_results
         self._requires_grad = [True] * len(examples) if requires_grad is None else list(requires_grad)
         # Errors by the position of an example that torch cannot differentiate, such as the target of a loss.
-        self._constant: dict[int, TorchError] = {}
+        self._constant_errors: dict[int, TorchError] = {}
         forget_fake_results()
         self.mode = FakeTensorMode()
         self.examples = [fake_like(self.mode, t) for t in examples]
         self.captures = captures(self.mode)
         # For each combination of tensors that require gradients: the function's calls, and the values that it read.
-        self._done: dict[tuple[bool, ...], tuple[list[tuple[str, ...]], set[int]]] = {}
+        self._trails: dict[tuple[bool, ...], tuple[list[tuple[str, ...]], set[int]]] = {}
         needed: set[int] = set()
         with self._reads.recording():
             self.results, self.differentiable = self._discover(needed)
         self.lifted = self.captures.lifted = tuple(sorted(needed))
-        self.leads_to = tuple(map(self._positions, self._reached))
+        self.leads_to = tuple(map(self._find_positions, self._reached))
         self._trained = {number: t.requires_grad for number, t in self.captures.tensors.items()}
 
     @property
@@ -131,22 +132,22 @@ class Tracer:
         return Prologue(tensors, self.lifted, before)
 
     def aliases(self, captured: Sequence[Tensor]) -> tuple[tuple[int, Tensor], ...]:
-        """Captured tensors that share memory with one of `captured`, each with the position of the latter."""
-        numbers = [next(n for n, t in self.captures.tensors.items() if t is one) for one in captured]
+        """Other captured tensors that share memory with one of `captured`, each with the position of that tensor."""
+        numbers = [next(n for n, t in self.captures.tensors.items() if t is tensor) for tensor in captured]
         return tuple((numbers.index(n), t) for n, t in self.captures.aliases if n in numbers)
 
     def compute(self, arguments: Sequence[Tensor]) -> tuple[list[Tensor], CoreCalls]:
-        """The values that are computed from captured tensors alone, from a complete run of the function."""
+        """Computes the lifted values that are not captured, by a complete run of the function."""
         with torch.enable_grad():
-            leaves = self._leaves(arguments)
-            results, calls = self._run(leaves, whole=True)
+            leaves = self._make_leaves(arguments)
+            results, calls = self._run(leaves, is_complete=True)
             computed = dict(calls.computed)
-            if any(number not in computed for number in self.computed):  # a backward formula computes it
+            if any(number not in computed for number in self.computed):  # a backward formula computes the value
                 roots = [t for t in results if t.requires_grad]
                 ones = [torch.ones_like(self.captures.stand_in(t)) for t in roots]
-                targets = [*([t] for t in leaves if t.requires_grad), *self._trained_targets(calls).values()]
-                with suppress(RuntimeError), self._capturing(ones, whole=True) as (_, of_backward):
-                    self._gradients_of(roots, targets, ones)
+                targets = [*([t] for t in leaves if t.requires_grad), *self._list_trained_targets(calls).values()]
+                with suppress(RuntimeError), self._capturing(ones, is_complete=True) as (_, of_backward):
+                    self._differentiate(roots, targets, ones)
                 computed = {**of_backward.computed, **computed}
         missing = [number for number in self.computed if number not in computed]
         if missing:
@@ -160,29 +161,29 @@ class Tracer:
             )
         return [computed[number] for number in self.computed], calls
 
-    def gradients_of(self, value: Tensor, given: Tensor, calls: CoreCalls) -> list[Tensor | None]:
-        """The gradients of captured tensors, from the gradient `given` of a value that `compute` returned.
+    def gradients_of(self, value: Tensor, gradient: Tensor, calls: CoreCalls) -> list[Tensor | None]:
+        """The gradients of captured tensors, from the gradient `gradient` of a value that `compute` returned.
 
         Raises:
             UnsupportedCoreError: autograd cannot differentiate the value.
         """
-        targets = list(self._trained_targets(calls).values())
+        targets = list(self._list_trained_targets(calls).values())
         if not value.requires_grad:
             return [None] * len(targets)
-        with self._explaining([value]), self._capturing([given], whole=True):
-            return self._gradients_of([value], targets, [given])
+        with self._explaining([value]), self._capturing([gradient], is_complete=True):
+            return self._differentiate([value], targets, [gradient])
 
     def record_forward(self) -> fx.GraphModule:
         """Records `[*primals] -> [*results]` as ATen ops."""
 
         def forward(*arguments: Tensor) -> list[Tensor]:
-            # Gradients are enabled, though unused, so that the lifted values are the same as in the VJP.
+            # Gradients are enabled so that the lifted values are the same as in the VJP. None is computed here.
             with torch.enable_grad():
-                results, _ = self._run(self._leaves(arguments[: len(self.examples)]))
+                results, _ = self._run(self._make_leaves(arguments[: len(self.examples)]))
             return [self.captures.stand_in(t).detach() for t in results]
 
         with self._as_discovered():
-            return record(forward, self.primals, self.mode, AS_RECORDED)
+            return record(forward, self.primals, self.mode, DURING_RECORDING)
 
     def record_vjp(
         self, cotangents: Sequence[bool], wanted: Sequence[bool], *, with_results: bool = False
@@ -190,14 +191,14 @@ class Tracer:
         """Records `[*primals, *present cotangents] -> [*results if with_results, *gradients]` as ATen ops.
 
         Returns:
-            The graph, and for each primal the position of its gradient among the gradients, or `None`.
+            The graph, and for each primal, the position of its gradient among the gradients, or `None`.
         """
         positions: list[int | None] = []
 
         def vjp(*arguments: Tensor) -> list[Tensor]:
-            given = iter(arguments[len(self.primals) :])
-            weights = [next(given) if is_present else None for is_present in cotangents]
-            results, result = self._gradients(arguments[: len(self.examples)], weights, wanted)
+            cotangent_values = iter(arguments[len(self.primals) :])
+            weights = [next(cotangent_values) if is_present else None for is_present in cotangents]
+            results, result = self._compute_gradients(arguments[: len(self.examples)], weights, wanted)
             count = iter(range(len(result)))
             positions.extend(None if g is None else next(count) for g in result)
             first = [self.captures.stand_in(t) for t in results] if with_results else []
@@ -205,7 +206,7 @@ class Tracer:
 
         present = [t for t, is_present in zip(self.results, cotangents, strict=True) if is_present]
         with self._as_discovered(), self._reads.recording():
-            recorded = record(vjp, [*self.primals, *present], self.mode, AS_RECORDED)
+            recorded = record(vjp, [*self.primals, *present], self.mode, DURING_RECORDING)
         return recorded, tuple(positions)
 
     def lower(
@@ -213,7 +214,7 @@ class Tracer:
         recorded: fx.GraphModule,
         step_shape: Sequence[int],
         positions: Sequence[int | None] = (),
-        known: Mapping[int, LiftedLayout] | None = None,
+        forward_layouts: Mapping[int, LiftedLayout] | None = None,
         *,
         sums_allowed: bool = False,
     ) -> tuple[fx.GraphModule, dict[int, LiftedLayout]]:
@@ -223,12 +224,14 @@ class Tracer:
             recorded: the result of `record_forward` or `record_vjp`.
             step_shape: shape of one step.
             positions: positions of the gradients, as returned by `record_vjp`.
-            known: the layouts in the forward graph.
+            forward_layouts: the layouts in the forward graph.
             sums_allowed: see `check_positions`.
         """
         lowered = self.lowered(recorded)
         roles, gradient_of = self.roles(lowered, positions)
-        layouts = check_positions(lowered.graph, step_shape, roles, gradient_of, known or {}, sums_allowed=sums_allowed)
+        layouts = check_positions(
+            lowered.graph, step_shape, roles, gradient_of, forward_layouts or {}, sums_allowed=sums_allowed
+        )
         return lowered, layouts
 
     def roles(
@@ -236,46 +239,50 @@ class Tracer:
     ) -> tuple[list[int | None], list[int | None]]:
         """For each placeholder, its lifted tensor. For each result, the placeholder whose gradient it is."""
         count = sum(n.op == "placeholder" for n in lowered.graph.nodes)
-        others = count - len(self.primals)
+        num_others = count - len(self.primals)
         lifted = [None] * len(self.examples) + list(range(len(self.lifted)))
         gradient_of = [primal for primal, p in enumerate(positions) if p is not None]
         results = next(n for n in reversed(lowered.graph.nodes) if n.op == "output").args[0]
         first = [None] * (len(results) - len(gradient_of))
-        return [*lifted, *[None] * others], [*first, *gradient_of]
+        return [*lifted, *[None] * num_others], [*first, *gradient_of]
 
-    def lowered(self, recorded: fx.GraphModule, kept: Collection[Any] = ()) -> fx.GraphModule:
-        """A recorded graph without mutation. All ops except for those in `kept` are decomposed."""
-        table = {op: decomposition for op, decomposition in TO_PRIMS.items() if op not in kept} if kept else TO_PRIMS
+    def lowered(self, recorded: fx.GraphModule, undecomposed: Collection[Any] = ()) -> fx.GraphModule:
+        """A recorded graph without mutation. All ops except for those in `undecomposed` are decomposed."""
+        table = (
+            {op: decomposition for op, decomposition in TO_PRIMS.items() if op not in undecomposed}
+            if undecomposed
+            else TO_PRIMS
+        )
         with explained():
             return lower(recorded, self.mode, table)
 
-    def _leaves(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def _make_leaves(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         leaves = [t.detach() for t in tensors]
-        for leaf, want in zip(leaves, self._requires_grad, strict=True):
-            leaf.requires_grad_(want and leaf.is_floating_point())
+        for leaf, is_differentiable in zip(leaves, self._requires_grad, strict=True):
+            leaf.requires_grad_(is_differentiable and leaf.is_floating_point())
         return leaves
 
     def _run(
-        self, arguments: Sequence[Tensor], needed: set[int] | None = None, *, whole: bool = False
+        self, arguments: Sequence[Tensor], needed: set[int] | None = None, *, is_complete: bool = False
     ) -> tuple[tuple[Tensor, ...], CoreCalls]:
         """Calls the function. For discovery, pass `needed`: the values that the step reads are added to this set."""
         self.captures.locations.clear()
-        with self._capturing(arguments, needed, whole=whole, forward=True) as (mode, calls), explained():
+        with self._capturing(arguments, needed, is_complete=is_complete, forward=True) as (mode, calls), explained():
             returned = self._fn(*arguments)
             calls.is_core_running = False
             results = calls.finish(self._as_results(returned))
-        # Autograd itself makes a few more calls. They depend on the tensors that require gradients.
+        # Autograd itself makes a few calls, which depend on the tensors that require gradients.
         captured = (t.requires_grad for t in self.captures.tensors.values())
-        recording = (torch.is_grad_enabled(), whole, *self._requires_grad, *captured)
-        if (mode.trail, mode.met) != self._done.setdefault(recording, (mode.trail, mode.met)):
+        recording = (torch.is_grad_enabled(), is_complete, *self._requires_grad, *captured)
+        if (mode.trail, mode.numbers_read) != self._trails.setdefault(recording, (mode.trail, mode.numbers_read)):
             raise StatefulCoreError(
-                "the core does something else in each call, but it must depend on its arguments alone. Return "
+                "the core behaves differently in each call, but it must depend on its arguments alone. Return "
                 "changing values as states, and create captured tensors before tracing.",
                 "state",
                 None,
             )
         if needed is not None:
-            needed.update(*(mode.behind(t) for t in results))
+            needed.update(*(mode.sources_of(t) for t in results))
         return results, calls
 
     @contextmanager
@@ -284,13 +291,18 @@ class Tracer:
         frozen: Sequence[Tensor],
         needed: set[int] | None = None,
         *,
-        whole: bool = False,
+        is_complete: bool = False,
         forward: bool = False,
     ) -> Iterator[tuple[CaptureMode, CoreCalls]]:
         mode = CaptureMode(self.captures, may_add=needed is not None, frozen=frozen)
-        given = frozen if forward else None
+        arguments = frozen if forward else None
         calls = CoreCalls(
-            mode, self._hoists, whole=whole, arguments=given, keep_views=self._keep_views, note=self._reads.note
+            mode,
+            self._hoists,
+            is_complete=is_complete,
+            arguments=arguments,
+            keep_views=self._keep_views,
+            note=self._reads.note,
         )
         try:
             with self._reads.run(mode.origin), calls, mode, without_hooks(list(self.captures.tensors.values())):
@@ -301,18 +313,18 @@ class Tracer:
             if any(t.is_inference() for t in self.captures.tensors.values()) and "Inference tensor" in str(error):
                 raise CaptureError(
                     "the core captures a tensor that was made under torch.inference_mode(), for which autograd records "
-                    "nothing. Make it outside of inference_mode, or capture a .clone() of it made outside.",
+                    "nothing. Create it outside of inference_mode, or capture a .clone() that is created outside.",
                     "capture",
                     raised_at(error.__cause__ or error.__context__ or error),
                 ) from None
             raise
         finally:
             if needed is not None:
-                needed.update(mode.met)
+                needed.update(mode.numbers_read)
 
     @contextmanager
     def _as_discovered(self) -> Iterator[None]:
-        """Restores `requires_grad` of captured tensors from discovery, because the user may have changed it since."""
+        """Resets `requires_grad` of captured tensors to its value at discovery, because users may have changed it."""
         captured = self.captures.tensors.items()
         changed = [t for n, t in captured if t.requires_grad != self._trained.get(n, t.requires_grad)]
         for tensor in changed:
@@ -329,144 +341,148 @@ class Tracer:
         The backward is necessary because a surrogate's parameter may be read in the backward formula only.
         """
         with self.mode, torch.no_grad():
-            # The first run is without gradients, so that an in-place op on an argument is rejected by name. Autograd
-            # would only report that the argument is a leaf.
+            # Gradients are disabled in the first run, so that the error for an in-place op on an argument names the op.
+            # Autograd would only report that the argument is a leaf.
             self._run([t.detach() for t in self.examples], set())
         with self.mode, torch.enable_grad():
-            leaves = self._leaves(self.examples)
+            leaves = self._make_leaves(self.examples)
             try:
                 results, calls = self._run(leaves, needed)
             except TorchError as error:
                 self._find_constants(error)
-                leaves = self._leaves(self.examples)
+                leaves = self._make_leaves(self.examples)
                 results, calls = self._run(leaves, needed)
             stand_ins = [self.captures.stand_in(t) for t in results]
             roots = [t for t in results if t.requires_grad]
             if roots:
-                captured = self._trained_targets(calls)
+                captured = self._list_trained_targets(calls)
                 of_leaves = [[t] for t in leaves if t.requires_grad]
                 ones = [torch.ones_like(self.captures.stand_in(t)) for t in roots]
                 of_captured: list[Tensor | None] = [targets[0] for targets in captured.values()]
-                # If a gradient is required, this error is raised again later. Inference does not need gradients.
+                # An error is raised again later if a gradient is required. Inference does not need gradients.
                 with suppress(RuntimeError), self._reads.of_backward(), self._capturing(ones, needed):
-                    result = self._gradients_of(roots, [*of_leaves, *captured.values()], ones)
+                    result = self._differentiate(roots, [*of_leaves, *captured.values()], ones)
                     of_captured = result[len(of_leaves) :]
                 needed.update(n for n, g in zip(captured, of_captured, strict=True) if g is not None)
-            self._reached = [self._reached_from(t, leaves, calls) for t in results]
-            described = [fake_like(self.mode, t) for t in stand_ins]
-        return described, tuple(t.requires_grad for t in results)
+            self._reached = [self._find_reached(t, leaves, calls) for t in results]
+            descriptions = [fake_like(self.mode, t) for t in stand_ins]
+        return descriptions, tuple(t.requires_grad for t in results)
 
-    def _reached_from(self, result: Tensor, leaves: Sequence[Tensor], calls: CoreCalls) -> set[int] | None:
-        """The values that autograd reaches from a result.
+    def _find_reached(self, result: Tensor, leaves: Sequence[Tensor], calls: CoreCalls) -> set[int] | None:
+        """The examples and captured values that autograd reaches from a result.
 
-        The result contains the position of each example, and -1 minus the number of each captured value. `None` if
+        The set contains the position of each example, and -1 minus the number of each captured value. `None` if
         autograd reaches any other variable.
         """
         if not result.requires_grad:
             return set()
-        known = {id(leaf): i for i, leaf in enumerate(leaves)}
+        position_by_id = {id(leaf): i for i, leaf in enumerate(leaves)}
         for number in {*self.captures.tensors, *calls.variables}:
-            known.update((id(t), -1 - number) for t in self._targets(number, calls))
-        ends, match = self._ends(), set[int]()
+            position_by_id.update((id(t), -1 - number) for t in self._list_targets(number, calls))
+        ends, reached = self._find_history_nodes(), set[int]()
         if result.grad_fn is None:
-            return {known[id(result)]} if id(result) in known else None
-        for node, _ in nodes_behind([result.grad_fn], stop=ends):
+            return {position_by_id[id(result)]} if id(result) in position_by_id else None
+        for node, _ in reachable_nodes([result.grad_fn], stop=ends):
             variable = ends[node] if node in ends else getattr(node, "variable", None)
-            if variable is not None and id(variable) not in known:
+            if variable is not None and id(variable) not in position_by_id:
                 return None
             if variable is not None:
-                match.add(known[id(variable)])
-        return match
+                reached.add(position_by_id[id(variable)])
+        return reached
 
-    def _positions(self, reached: set[int] | None) -> frozenset[int]:
-        """The positions in `primals` for a result of `_reached_from`. All positions if that result is `None`."""
+    def _find_positions(self, reached: set[int] | None) -> frozenset[int]:
+        """The positions in `primals` for a set from `_find_reached`. If `reached` is `None`, all positions."""
         count = len(self.examples)
-        places = {-1 - number: i for i, number in enumerate(self.lifted, count)}
-        if reached is None or any(one < 0 and one not in places for one in reached):
+        position_by_key = {-1 - number: i for i, number in enumerate(self.lifted, count)}
+        if reached is None or any(key < 0 and key not in position_by_key for key in reached):
             return frozenset(range(count + len(self.lifted)))
         if not reached:
             return frozenset()
         # A captured tensor that does not require a gradient now may require one later.
         tensors = self.captures.tensors
         later = {i for i, n in enumerate(self.lifted, count) if n not in tensors or not tensors[n].requires_grad}
-        return frozenset({places.get(one, one) for one in reached} | later)
+        return frozenset({position_by_key.get(key, key) for key in reached} | later)
 
     def _find_constants(self, error: TorchError) -> None:
-        """Finds the examples that torch cannot differentiate, after an `error` with all examples."""
-        all_of_them = self._requires_grad
-        for i, want in enumerate(all_of_them):
-            self._requires_grad = [want and i == j for j in range(len(all_of_them))]
+        """Finds the examples that torch cannot differentiate. A run that differentiated all examples raised `error`."""
+        originals = self._requires_grad
+        for i, needs_gradient in enumerate(originals):
+            self._requires_grad = [needs_gradient and i == j for j in range(len(originals))]
             try:
-                self._run(self._leaves(self.examples))
-            except TorchError as refusal:
-                self._constant[i] = refusal
-        self._requires_grad = [False] * len(all_of_them)
+                self._run(self._make_leaves(self.examples))
+            except TorchError as constant_error:
+                self._constant_errors[i] = constant_error
+        self._requires_grad = [False] * len(originals)
         try:
-            self._run(self._leaves(self.examples))
-        except TorchError as refusal:
-            raise _not_recorded(refusal) from refusal
-        if not self._constant:
-            raise _not_recorded(error) from error
-        self._requires_grad = [want and i not in self._constant for i, want in enumerate(all_of_them)]
+            self._run(self._make_leaves(self.examples))
+        except TorchError as constant_error:
+            raise _recording_error(constant_error) from constant_error
+        if not self._constant_errors:
+            raise _recording_error(error) from error
+        self._requires_grad = [
+            needs_gradient and i not in self._constant_errors for i, needs_gradient in enumerate(originals)
+        ]
 
-    def _gradients(
+    def _compute_gradients(
         self, arguments: Sequence[Tensor], weights: Sequence[Tensor | None], wanted: Sequence[bool]
     ) -> tuple[tuple[Tensor, ...], list[Tensor | None]]:
-        for i, refusal in self._constant.items():
+        for i, constant_error in self._constant_errors.items():
             if wanted[i]:
-                raise refusal
+                raise constant_error
         with torch.enable_grad():
-            leaves = self._leaves(arguments)
+            leaves = self._make_leaves(arguments)
             results, calls = self._run(leaves)
             targets = {i: [leaf] for i, leaf in enumerate(leaves) if wanted[i] and leaf.requires_grad}
             for i, number in enumerate(self.lifted, len(leaves)):
-                of_lifted = self._targets(number, calls)
+                of_lifted = self._list_targets(number, calls)
                 if wanted[i] and of_lifted:
                     targets[i] = of_lifted
             weighted = [(t, w) for t, w in zip(results, weights, strict=True) if w is not None and t.requires_grad]
             if not weighted or not targets:
                 return results, [None] * len(wanted)
-            roots, given = [t for t, _ in weighted], [w for _, w in weighted]
-            with self._explaining(roots), self._reads.of_backward(), self._capturing([*arguments, *given]):
-                matches = dict(zip(targets, self._gradients_of(roots, list(targets.values()), given), strict=True))
-        return results, [matches.get(i) for i in range(len(wanted))]
+            roots, given_cotangents = [t for t, _ in weighted], [w for _, w in weighted]
+            with self._explaining(roots), self._reads.of_backward(), self._capturing([*arguments, *given_cotangents]):
+                gradient_by_primal = dict(
+                    zip(targets, self._differentiate(roots, list(targets.values()), given_cotangents), strict=True)
+                )
+        return results, [gradient_by_primal.get(i) for i in range(len(wanted))]
 
     # -- targets of autograd ----------------------------------------------------------------------
 
-    def _targets(self, number: int, calls: CoreCalls) -> list[Tensor]:
-        """Tensors that represent a value for autograd: the captured tensor, and the variable that replaces it."""
-        both = (self.captures.tensors.get(number), calls.variables.get(number))
-        return [t for t in both if t is not None and t.requires_grad]
+    def _list_targets(self, number: int, calls: CoreCalls) -> list[Tensor]:
+        """The tensors that represent a value for autograd: the captured tensor, and the variable that replaces it."""
+        candidates = (self.captures.tensors.get(number), calls.variables.get(number))
+        return [t for t in candidates if t is not None and t.requires_grad]
 
-    def _trained_targets(self, calls: CoreCalls) -> dict[int, list[Tensor]]:
+    def _list_trained_targets(self, calls: CoreCalls) -> dict[int, list[Tensor]]:
         """Targets of the captured tensors that require a gradient, by number."""
-        return {n: self._targets(n, calls) for n, t in self.captures.tensors.items() if t.requires_grad}
+        return {n: self._list_targets(n, calls) for n, t in self.captures.tensors.items() if t.requires_grad}
 
-    def _gradients_of(
-        self, roots: Sequence[Tensor], targets: Sequence[Sequence[Tensor]], given: Sequence[Tensor]
+    def _differentiate(
+        self, roots: Sequence[Tensor], targets: Sequence[Sequence[Tensor]], cotangents: Sequence[Tensor]
     ) -> list[Tensor | None]:
-        """The gradient of each entry of `targets`: the sum of the gradients of its tensors."""
+        """The gradient of each value in `targets`, which is the sum of the gradients of its tensors."""
         self._check_histories(roots)
-        results = iter(gradients(roots, [t for known_as in targets for t in known_as], given))
+        results = iter(gradients(roots, [t for candidates in targets for t in candidates], cotangents))
         sums: list[Tensor | None] = []
-        for known_as in targets:
-            parts = [part for part in (next(results) for _ in known_as) if part is not None]
+        for candidates in targets:
+            parts = [part for part in (next(results) for _ in candidates) if part is not None]
             sums.append(functools.reduce(torch.add, parts) if parts else None)
         return sums
 
     def _check_histories(self, roots: Sequence[Tensor]) -> None:
-        """Rejects a captured tensor whose autograd history leads to another captured tensor, if it cannot be replaced.
+        """Refuses a captured tensor that was not replaced and whose autograd history leads to another captured tensor.
 
         Autograd would continue through this history and count the gradient of the other tensor twice.
         """
-        ends = self._ends()
+        ends = self._find_history_nodes()
         if not ends:
             return
         leaves = {id(t) for t in self.captures.tensors.values() if t.requires_grad}
-        for node, reached_from in nodes_behind([t.grad_fn for t in roots], stop=ends):
+        for node, reached_from in reachable_nodes([t.grad_fn for t in roots], stop=ends):
             if node not in ends:
                 continue
-            for other, _ in nodes_behind([following for following, _ in node.next_functions]):
+            for other, _ in reachable_nodes([following for following, _ in node.next_functions]):
                 if other in ends or id(getattr(other, "variable", None)) in leaves:
                     name = "a function" if reached_from is None else reached_from.name()
                     raise CaptureError(
@@ -477,28 +493,28 @@ class Tracer:
                         None if reached_from is None else self.captures.location_of(reached_from._sequence_nr()),
                     )
 
-    def _ends(self) -> dict[Any, Tensor]:
-        """The first nodes of the captured tensors' own histories."""
+    def _find_history_nodes(self) -> dict[Any, Tensor]:
+        """The autograd nodes that computed captured tensors, each with its tensor."""
         return {t.grad_fn: t for t in self.captures.tensors.values() if t.grad_fn is not None}
 
     @contextmanager
     def _explaining(self, roots: Sequence[Tensor]) -> Iterator[None]:
         """Adds the user's line to errors that autograd raises about the core's gradient."""
-        ran: list[Any] = []
+        executed: list[Any] = []
         try:
-            with noting_nodes([t.grad_fn for t in roots], self._ends()) as ran:
+            with recording_nodes([t.grad_fn for t in roots], self._find_history_nodes()) as executed:
                 yield
         except (UnsupportedCoreError, UnsupportedVersionError):
             raise
         except RuntimeError as error:
-            # The node of an op without a derivative has no number. In that case, a node before it has the location.
-            results = (self.captures.location_of(node._sequence_nr()) for node in reversed(ran))
-            location = next((one for one in results if one is not None), None)
+            # The node of an op without a derivative has no location. In that case, the node that ran before it is used.
+            results = (self.captures.location_of(node._sequence_nr()) for node in reversed(executed))
+            location = next((result for result in results if result is not None), None)
             message = f"autograd cannot differentiate the core: {error}"
             raise UnsupportedCoreError(message, "autograd", location) from error
 
 
-def _not_recorded(error: TorchError) -> UnsupportedCoreError:
+def _recording_error(error: TorchError) -> UnsupportedCoreError:
     cause = error.__cause__ or error
     return UnsupportedCoreError(
         f"the core runs without gradients, but torch refuses to record it for gradients: {cause}",
@@ -515,10 +531,10 @@ def explained() -> Iterator[None]:
     except (TraceError, UnsupportedOpError, UnsupportedVersionError):
         raise
     except Exception as error:
-        if not told_by_torch(error):
+        if not is_raised_by_torch(error):
             raise
-        where = raised_at(error)
+        location = raised_at(error)
         if isinstance(error, DataDependentOutputException):
-            raise reads_value(str(error), where) from error
-        at = "" if where is None else f"\n  at {where}"
-        raise TorchError(f"torch cannot trace the core: {error}{at}") from error
+            raise reads_value(str(error), location) from error
+        suffix = "" if location is None else f"\n  at {location}"
+        raise TorchError(f"torch cannot trace the core: {error}{suffix}") from error

@@ -31,7 +31,7 @@ from flexsn_hop._torch_private._tracing import (
     unlogged,
     watch_operators,
 )
-from flexsn_hop.versions import say_if_newer
+from flexsn_hop.versions import warn_if_newer
 
 __all__ = [
     "ALIGNMENT",
@@ -71,4 +71,4 @@ __all__ = [
     "why_dynamo_cannot_capture",
 ]
 
-say_if_newer("torch")
+warn_if_newer("torch")

@@ -15,10 +15,12 @@ from flexsn_nn.neuron import Recurrent, RunOptions
 
 
 class Concatenated(nn.Module):
-    """Weights of a `LinearRecurrentContainer`. The first columns apply to the input, the others to the last output.
+    """Weights of a `LinearRecurrentContainer`, applied to the input and to the last output separately.
+
+    The first columns of `rc.weight` multiply the input, and the other columns multiply the last output.
 
     Args:
-        rc: the linear layer that maps `[x, y]` to the input of `layers`.
+        rc: linear layer that maps the concatenated input `x` and last output `y` to the input of `layers`.
         layers: linear layers from `rc` to the neuron.
     """
 
@@ -55,7 +57,7 @@ class LinearRecurrent(Recurrent):
 
     def forward(self, *inputs: Tensor, affine: Producer | None = None, **options: Unpack[StepChanges]) -> Tensor:
         """Runs the layer: `[T, N, *, in_features] -> [T, N, *, out_features]`; without `T` in step mode `"s"`."""
-        return super().forward(*self._currents(inputs, affine), **options)
+        return super().forward(*self._compute_currents(inputs, affine), **options)
 
     def step(
         self,
@@ -66,10 +68,10 @@ class LinearRecurrent(Recurrent):
         **options: Unpack[StepChanges],
     ) -> tuple[Tensor, list[Tensor]]:
         """Runs the layer from `states`; see `Recurrent.step`."""
-        given = (inputs,) if isinstance(inputs, Tensor) else inputs
-        return super().step(self._currents(given, affine), states, **options)
+        sequences = (inputs,) if isinstance(inputs, Tensor) else inputs
+        return super().step(self._compute_currents(sequences, affine), states, **options)
 
-    def _currents(self, inputs: Sequence[Tensor], affine: Producer | None) -> list[Tensor]:
+    def _compute_currents(self, inputs: Sequence[Tensor], affine: Producer | None) -> list[Tensor]:
         return [self.recurrent.of_input(x if affine is None else affine.of(x)) for x in inputs]
 
 
@@ -85,6 +87,6 @@ class ElementWiseRecurrent(Recurrent):
         self.element_wise_function = element_wise_function
 
     def driven(self, x: Tensor, s: Tensor) -> Tensor:
-        """Computes the neuron's input."""
+        """Computes the neuron's input from the layer's input `x` and the last output `s`."""
         driven: Tensor = self.element_wise_function(s, x)
         return driven

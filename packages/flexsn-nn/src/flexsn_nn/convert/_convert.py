@@ -20,11 +20,12 @@ LIBRARIES = (_spikingjelly, _snntorch)
 def convert(model: nn.Module, *, backend: str = "auto", strict: bool = False) -> Conversion:
     """Replaces the neurons of SpikingJelly and snnTorch by neurons of this package, in place.
 
-    Calls of the network do not change. Its outputs are equal, up to the differences that the report names. Learned
-    parameters remain the same objects, so an optimizer keeps them, except for parameters that the report calls new. A
-    learned number without dimensions gets the shape `[1]`, because `fully_shard` rejects numbers without dimensions. An
-    optimizer that has already taken a step with this number has to be created again. States are not copied: neurons
-    begin with their initial states. Each module keeps its step mode, so a network with a loop over time keeps its loop.
+    The network is called as before, and its outputs are equal, up to the differences that the report names. Learned
+    parameters remain the same objects, so an optimizer still updates them, except for the parameters that the report
+    calls new objects. A learned parameter without dimensions gets the shape `[1]`, because `fully_shard` rejects
+    parameters without dimensions. An optimizer that has already taken a step with such a parameter has to be created
+    again. States are not copied: neurons begin with their initial states. Each module keeps its step mode, so a network
+    with a loop over time keeps its loop.
 
     Args:
         model: a network or a single neuron. Modules of other kinds do not change.
@@ -54,7 +55,7 @@ def convert(model: nn.Module, *, backend: str = "auto", strict: bool = False) ->
 
 
 class _Place(NamedTuple):
-    """Replacement of a module, and its future place in the parent module."""
+    """A new module, and the parent module and name under which it replaces the old module."""
 
     parent: nn.Module
     child: str
@@ -70,65 +71,70 @@ class _Visitor:
         self.left: list[Left] = []
         self.places: list[_Place] = []
         self.numbers: list[nn.Parameter] = []
-        self._seen: dict[int, Replacement] = {}
+        self._replacements: dict[int, Replacement] = {}
 
     def visit(self, name: str, module: nn.Module) -> Replacement:
         """Returns the replacement of a module, which may be the module itself."""
-        if id(module) not in self._seen:
-            self._seen[id(module)] = self._replace(name, module)
-        return self._seen[id(module)]
+        if id(module) not in self._replacements:
+            self._replacements[id(module)] = self._replace(name, module)
+        return self._replacements[id(module)]
 
     def _replace(self, name: str, module: nn.Module) -> Replacement:
-        shown = name or type(module).__name__
+        label = name or type(module).__name__
         kind = f"{library(type(module))} {type(module).__name__}"
-        rule = next((found for found in (lib.rule_of(module) for lib in LIBRARIES) if found is not None), None)
+        rule = next(
+            (candidate for candidate in (lib.rule_of(module) for lib in LIBRARIES) if candidate is not None), None
+        )
         try:
             if rule is not None and not rule.container:
-                replacement = self._with_dimensions(rule.make(module, self.backend))
+                replacement = self._plan_dimensions(rule.make(module, self.backend))
                 replacement.module.train(module.training)
-                self._note(shown, kind, replacement, module)
+                self._record_conversion(label, kind, replacement, module)
                 return replacement
         except Unconvertible as reason:
-            self.left.append(Left(shown, kind, str(reason)))
+            self.left.append(Left(label, kind, str(reason)))
             if rule is not None and not rule.container and not rule.descend:
                 return Replacement(module)
-        return self._inside(name, module, rule, kind)
+        return self._visit_children(name, module, rule, kind)
 
-    def _inside(self, name: str, module: nn.Module, rule: Rule | None, kind: str) -> Replacement:
+    def _visit_children(self, name: str, module: nn.Module, rule: Rule | None, kind: str) -> Replacement:
         """Visits the children of a module. Returns the module itself, or its new container."""
         moved: dict[str, Moved] = {}
         dropped: dict[str, str] = {}
         children: dict[str, nn.Module] = {}
-        for child, old in module._modules.items():
-            if old is None:
+        for child, child_module in module._modules.items():
+            if child_module is None:
                 continue
-            replacement = self.visit(f"{name}.{child}" if name else child, old)
+            replacement = self.visit(f"{name}.{child}" if name else child, child_module)
             children[child] = replacement.module
             for key, place in replacement.moved.items():
                 moved[f"{child}.{key}"] = Moved(f"{child}.{place.key}", place.shape)
-            dropped.update({f"{child}.{key}": why for key, why in replacement.dropped.items()})
+            dropped.update({f"{child}.{key}": reason for key, reason in replacement.dropped.items()})
         if rule is not None and rule.container:
-            made = rule.make_container(module, children)
-            made.train(module.training)
-            result = Replacement(made, moved, dropped)
-            self._note(name or type(module).__name__, kind, result, module)
+            container = rule.make_container(module, children)
+            container.train(module.training)
+            result = Replacement(container, moved, dropped)
+            self._record_conversion(name or type(module).__name__, kind, result, module)
             return result
         self.places += [
             _Place(module, child, new) for child, new in children.items() if new is not module._modules[child]
         ]
         return Replacement(module, moved, dropped)
 
-    def _with_dimensions(self, made: Replacement) -> Replacement:
-        """Plans the shape `[1]` for the learned numbers of a replacement, to be applied after all other changes."""
-        numbers = {name: value for name, value in made.module.named_parameters() if value.dim() == 0}
+    def _plan_dimensions(self, replacement: Replacement) -> Replacement:
+        """Plans the shape `[1]` for learned parameters without dimensions, to be applied after all other changes."""
+        numbers = {name: value for name, value in replacement.module.named_parameters() if value.dim() == 0}
         self.numbers += numbers.values()
-        moved = {k: replace(place, shape=(1,)) if place.key in numbers else place for k, place in made.moved.items()}
-        return replace(made, moved=moved)
+        moved = {
+            name_in_old: replace(place, shape=(1,)) if place.key in numbers else place
+            for name_in_old, place in replacement.moved.items()
+        }
+        return replace(replacement, moved=moved)
 
-    def _note(self, name: str, kind: str, replacement: Replacement, old: nn.Module) -> None:
-        hooks = len(old._forward_hooks) + len(old._forward_pre_hooks) + len(old._backward_hooks)
-        kept = len(replacement.module._forward_hooks) + len(replacement.module._forward_pre_hooks)
+    def _record_conversion(self, name: str, kind: str, replacement: Replacement, old: nn.Module) -> None:
+        num_hooks = len(old._forward_hooks) + len(old._forward_pre_hooks) + len(old._backward_hooks)
+        num_kept = len(replacement.module._forward_hooks) + len(replacement.module._forward_pre_hooks)
         differences = replacement.differences
-        if hooks > kept:
-            differences += (f"{hooks} hooks stayed with the old module: register them again.",)
+        if num_hooks > num_kept:
+            differences += (f"{num_hooks} hooks stayed with the old module: register them again.",)
         self.converted.append(Converted(name, kind, type(replacement.module).__name__, differences))

@@ -39,9 +39,9 @@ class LoopCall(DelayedReset):
 
     Args:
         init_hidden: True if the module stores the states instead of taking them as arguments.
-        output: True to return the states even if they are hidden.
+        output: True to return the states even if the module stores them.
         graded_spikes_factor: factor by which each spike is multiplied.
-        arguments: arguments of the neuron.
+        arguments: other arguments of the neuron's class.
     """
 
     loop_names: ClassVar[tuple[str, ...]]
@@ -75,27 +75,28 @@ class LoopCall(DelayedReset):
         Args:
             x: `[*step]`, or `[T, *step]` in step mode `"m"`.
             states: states in snnTorch's order, or by snnTorch's names. If a state is `None` or absent, the state that
-                the neuron stores is used. A state that is not shaped like the step, such as the state of a new neuron,
-                counts as zeros.
+                the neuron stores is used. A state that is not shaped like the step, such as the empty state from
+                `reset_mem`, is replaced by zeros.
             lengths, resets, transforms: same as in `FlexSN`.
 
         Raises:
             TypeError: states are passed although `init_hidden=True`, or their names are unknown.
             InputCountError: too many states are passed.
         """
-        given = self._given(states, named)
+        passed = self._collect_states(states, named)
         step = x if self.step_mode == "s" else x.new_empty(()).expand(x.shape[1:])
-        held: list[Tensor | None] = [*self.states] or [None] * self.num_states
-        chosen = [new if new is not None else old for new, old in zip(given, held, strict=True)]
-        if any(state is not None for state in chosen):
+        stored: list[Tensor | None] = [*self.states] or [None] * self.num_states
+        current = [new if new is not None else old for new, old in zip(passed, stored, strict=True)]
+        if any(state is not None for state in current):
             zeros = x.new_zeros(step.shape)
-            self.states = [s if s is not None and s.shape == step.shape else zeros for s in chosen]
+            self.states = [s if s is not None and s.shape == step.shape else zeros for s in current]
         spikes = super().forward(x, lengths=lengths, resets=resets, transforms=transforms)
         if self.init_hidden and not self.output:
             return spikes
-        found = self.states if self.step_mode == "s" else self.state_seqs
-        # The last spikes are a state of recurrent neurons. The spikes are returned only once.
-        return spikes, *(found[1:] if self.state_names[0] == "s" else found)
+        new_states = self.states if self.step_mode == "s" else self.state_seqs
+        # The first state of recurrent neurons is the last spikes. The spikes are already the output, so they are not
+        # returned again.
+        return spikes, *(new_states[1:] if self.state_names[0] == "s" else new_states)
 
     def dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
         """Computes one step: `(spike, *states)`."""
@@ -106,7 +107,7 @@ class LoopCall(DelayedReset):
         return graded, *new
 
     def base_dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
-        """Computes one step of the neuron itself."""
+        """Computes one step before `graded_spikes_factor` is applied."""
         raise NotImplementedError
 
     def reset_mem(self) -> Any:
@@ -126,17 +127,19 @@ class LoopCall(DelayedReset):
         state = self.state(name)
         return torch.zeros(0) if state is None else state
 
-    def _given(self, states: tuple[Tensor | None, ...], named: dict[str, Tensor | None]) -> list[Tensor | None]:
+    def _collect_states(
+        self, states: tuple[Tensor | None, ...], named: dict[str, Tensor | None]
+    ) -> list[Tensor | None]:
         names = ", ".join(self.loop_names)
         if len(states) > len(self.loop_names):
             raise InputCountError(f"got {len(states)} states; {type(self).__name__} has {names}.")
         unknown = [name for name in named if name not in self.loop_names[len(states) :]]
         if unknown:
-            raise TypeError(f"unexpected {unknown[0]!r}; the states are {names}.")
-        given = [*states, *(named.get(name) for name in self.loop_names[len(states) :])]
-        if self.init_hidden and any(state is not None for state in given):
-            raise TypeError(f"{names}: states are not passed with init_hidden=True.")
-        return given
+            raise TypeError(f"unexpected argument {unknown[0]!r}; the states are {names}.")
+        passed = [*states, *(named.get(name) for name in self.loop_names[len(states) :])]
+        if self.init_hidden and any(state is not None for state in passed):
+            raise TypeError(f"{names}: with init_hidden=True, the neuron stores its states, so do not pass them.")
+        return passed
 
 
 class LoopLeaky(LoopCall, Leaky):

@@ -1,4 +1,4 @@
-"""Report of a conversion: modules that were replaced or not, and new places of a checkpoint's tensors."""
+"""Report of a conversion: replaced modules, modules that were not replaced, and new keys of a checkpoint's tensors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Left:
 
     Attributes:
         name, kind: name as in `Converted`, and name of the class.
-        reason: reason why it was not replaced, and advice.
+        reason: reason why the module was not replaced, and advice.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """New place of a parameter or buffer: its key, and its shape if the shape has changed."""
+    """New key of a parameter or buffer, and its new shape if the shape has changed."""
 
     key: str
     shape: tuple[int, ...] | None = None
@@ -51,7 +51,7 @@ class Loaded:
     """Result of loading a checkpoint.
 
     Attributes:
-        dropped: reasons why the converted network does not use entries, by key of the checkpoint.
+        dropped: reasons why the converted network does not use entries of the checkpoint, by key of the entry.
         missing: keys of the network that the checkpoint lacks.
         unexpected: keys of the checkpoint that neither the original nor the converted network has.
     """
@@ -70,7 +70,7 @@ class Conversion:
             single neuron.
         converted: modules that were replaced.
         left: modules that were not replaced, and the reasons.
-        moved: new places of the tensors of replaced modules, by key of the original state dict.
+        moved: new keys and shapes of the tensors of replaced modules, by key of the original state dict.
         dropped: reasons why tensors of replaced modules were removed, by key of the original state dict.
     """
 
@@ -104,11 +104,11 @@ class Conversion:
             The dropped, missing and unexpected keys.
 
         Raises:
-            RuntimeError: a tensor has another shape or, with `strict`, keys are missing or unexpected. PyTorch writes
-                the message.
+            RuntimeError: a tensor has another shape or, with `strict`, keys are missing or unexpected. PyTorch raises
+                this error.
         """
         result = self.model.load_state_dict(self.map_state_dict(state), strict=strict)
-        dropped = {key: why for key, why in self.dropped.items() if key in state}
+        dropped = {key: reason for key, reason in self.dropped.items() if key in state}
         return Loaded(dropped, tuple(result.missing_keys), tuple(result.unexpected_keys))
 
     def __str__(self) -> str:
@@ -121,5 +121,5 @@ class Conversion:
             if place != Moved(key):
                 shape = "" if place.shape is None else f" as {list(place.shape)}"
                 lines.append(f"  moved {key} -> {place.key}{shape}")
-        lines += [f"  dropped {key}: {why}" for key, why in self.dropped.items()]
+        lines += [f"  dropped {key}: {reason}" for key, reason in self.dropped.items()]
         return "\n".join(lines)

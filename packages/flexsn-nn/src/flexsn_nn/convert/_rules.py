@@ -1,4 +1,4 @@
-"""Conversion rules for the two libraries, and reasons why a module cannot be converted."""
+"""Conversion rules for modules of SpikingJelly and snnTorch, and reasons why a module cannot be converted."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Unconvertible(Exception):
 
 @dataclass(frozen=True)
 class Replacement:
-    """A module that replaces another.
+    """A module that replaces a module of another library.
 
     Attributes:
         module: the new module.
-        moved: new places of parameters and buffers that have moved, by their names in the old module.
+        moved: new keys and shapes of parameters and buffers, by their names in the old module.
         dropped: parameters and buffers of the old module that the new module lacks. Maps their names to reasons.
         differences: same as in `Converted`.
     """
@@ -32,8 +32,8 @@ class Replacement:
     differences: tuple[str, ...] = ()
 
 
-def _no_container(module: nn.Module, children: Mapping[str, nn.Module]) -> nn.Module:
-    raise AssertionError("this rule makes no container")
+def _reject_container(module: nn.Module, children: Mapping[str, nn.Module]) -> nn.Module:
+    raise AssertionError("the modules of this rule are not containers")
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ class Rule:
     """
 
     make: Callable[[Any, str], Replacement]
-    make_container: Callable[[Any, Mapping[str, nn.Module]], nn.Module] = _no_container
+    make_container: Callable[[Any, Mapping[str, nn.Module]], nn.Module] = _reject_container
     container: bool = False
     descend: bool = False
 
 
-def stays(reason: str, *, descend: bool = False) -> Rule:
+def leave_unchanged(reason: str, *, descend: bool = False) -> Rule:
     """Returns the rule for a module that is not converted."""
 
     def make(module: nn.Module, backend: str) -> Replacement:
@@ -68,15 +68,15 @@ def library(kind: type) -> str:
     return kind.__module__.partition(".")[0]
 
 
-def derived_from(module: nn.Module, package: str, name: str) -> bool:
-    """True if the module's class has a base class with this name and package."""
+def is_derived_from(module: nn.Module, package: str, name: str) -> bool:
+    """True if the module's class has a base class of this name in this package."""
     return any(library(kind) == package and kind.__name__ == name for kind in type(module).__mro__)
 
 
-def of_ones_own(module: nn.Module, package: str) -> str:
+def explain_own_class(module: nn.Module, package: str) -> str:
     """Returns the reason why a user's subclass of a library's class is not converted."""
     base = next(kind for kind in type(module).__mro__ if library(kind) == package)
     return (
         f"it is your own class, derived from {base.__name__}, with unknown methods. Write its time step as a "
-        "function, FlexSN(core, ...), or derive from a flexsn_nn.neuron."
+        "function, FlexSN(core, ...), or derive the class from a neuron of flexsn_nn.neuron."
     )

@@ -20,7 +20,15 @@ from flexsn_nn.convert._loop import (
     LoopSynaptic,
 )
 from flexsn_nn.convert._report import Moved
-from flexsn_nn.convert._rules import Replacement, Rule, Unconvertible, derived_from, library, of_ones_own, stays
+from flexsn_nn.convert._rules import (
+    Replacement,
+    Rule,
+    Unconvertible,
+    explain_own_class,
+    is_derived_from,
+    leave_unchanged,
+    library,
+)
 from flexsn_nn.neuron._connections import connection, convolution
 
 PACKAGE = "snntorch"
@@ -29,31 +37,31 @@ GATES = "it is a recurrent layer with internal weights, not a neuron: it runs un
 REASONS = {
     "SLSTM": GATES,
     "SConv2dLSTM": GATES,
-    "LeakyParallel": "it is an nn.RNN with a mask, and its weights belong to it: it runs unchanged.",
+    "LeakyParallel": "it is an nn.RNN with a mask and its own weights: it runs unchanged.",
     "StateLeaky": "it is a convolution over time without a reset, not a scan: it runs unchanged.",
     "LinearLeaky": "it is a linear layer and a convolution over time without a reset: it runs unchanged.",
     "AssociativeLeaky": "it is a state-space layer without a reset: it runs unchanged.",
     "DeltaLeaky": "it fires when its membrane changes. No neuron here does this. Write its step: FlexSN(core, ...).",
 }
 RESET_NET = (
-    "snntorch.utils.reset(net) and reset_hidden() do not reach it: call flexsn_nn.functional.reset_net(net), and "
-    "detach_net(net) for detach_hidden()."
+    "snntorch.utils.reset(net) and reset_hidden() do not reset it: call flexsn_nn.functional.reset_net(net), and "
+    "detach_net(net) instead of detach_hidden()."
 )
 
 
 def rule_of(module: nn.Module) -> Rule | None:
-    """Returns the rule for a module; `None` if it is not one of snnTorch's neurons."""
+    """Returns the rule for a module; `None` if the module is not a neuron of snnTorch."""
     kind = type(module)
     if library(kind) == PACKAGE:
         if kind.__name__ in RULES:
             return RULES[kind.__name__]
         if kind.__name__ in REASONS:
-            return stays(REASONS[kind.__name__])
-        if derived_from(module, PACKAGE, "SpikingNeuron"):
-            return stays("it has no counterpart here. Write its step: FlexSN(core, ...).")
+            return leave_unchanged(REASONS[kind.__name__])
+        if is_derived_from(module, PACKAGE, "SpikingNeuron"):
+            return leave_unchanged("it has no counterpart here. Write its step: FlexSN(core, ...).")
         return None
-    if derived_from(module, PACKAGE, "SpikingNeuron"):
-        return stays(of_ones_own(module, PACKAGE))
+    if is_derived_from(module, PACKAGE, "SpikingNeuron"):
+        return leave_unchanged(explain_own_class(module, PACKAGE))
     return None
 
 
@@ -62,56 +70,56 @@ def forget(model: nn.Module) -> None:
 
 
 def _leaky(old: Any, backend: str) -> Replacement:
-    return _replacement(LoopLeaky(beta=0.5, **_options(old, backend)), old, ["beta"])
+    return _move_tensors(LoopLeaky(beta=0.5, **_read_options(old, backend)), old, ["beta"])
 
 
 def _synaptic(old: Any, backend: str) -> Replacement:
-    return _replacement(LoopSynaptic(alpha=0.5, beta=0.5, **_options(old, backend)), old, ["alpha", "beta"])
+    return _move_tensors(LoopSynaptic(alpha=0.5, beta=0.5, **_read_options(old, backend)), old, ["alpha", "beta"])
 
 
 def _alpha(old: Any, backend: str) -> Replacement:
-    return _replacement(LoopAlpha(alpha=0.5, beta=0.25, **_options(old, backend)), old, ["alpha", "beta"])
+    return _move_tensors(LoopAlpha(alpha=0.5, beta=0.25, **_read_options(old, backend)), old, ["alpha", "beta"])
 
 
 def _lapicque(old: Any, backend: str) -> Replacement:
-    return _replacement(LoopLapicque(**_options(old, backend)), old, ["beta", "R", "C", "time_step"])
+    return _move_tensors(LoopLapicque(**_read_options(old, backend)), old, ["beta", "R", "C", "time_step"])
 
 
 def _rleaky(old: Any, backend: str) -> Replacement:
-    made = LoopRLeaky(beta=0.5, all_to_all=False, **_options(old, backend))
-    return _connected(_replacement(made, old, ["beta"]), old)
+    neuron = LoopRLeaky(beta=0.5, all_to_all=False, **_read_options(old, backend))
+    return _move_recurrent_weights(_move_tensors(neuron, old, ["beta"]), old)
 
 
 def _rsynaptic(old: Any, backend: str) -> Replacement:
     # snnTorch 1.0 computes the immediate reset of this neuron, and discards it.
-    options = {**_options(old, backend), "reset_delay": True}
-    made = LoopRSynaptic(alpha=0.5, beta=0.5, all_to_all=False, **options)
-    replacement = _connected(_replacement(made, old, ["alpha", "beta"]), old)
+    options = {**_read_options(old, backend), "reset_delay": True}
+    neuron = LoopRSynaptic(alpha=0.5, beta=0.5, all_to_all=False, **options)
+    replacement = _move_recurrent_weights(_move_tensors(neuron, old, ["alpha", "beta"]), old)
     if getattr(old, "reset_delay", True):
         return replacement
-    why = "snnTorch 1.0 ignores its reset_delay=False, as does this; flexsn_nn.RSynaptic(reset_delay=False) does not."
-    return replace(replacement, differences=(*replacement.differences, why))
+    difference = "reset_delay=False is ignored, as in snnTorch 1.0, but not by flexsn_nn.RSynaptic(reset_delay=False)."
+    return replace(replacement, differences=(*replacement.differences, difference))
 
 
-def _connected(replacement: Replacement, old: Any) -> Replacement:
+def _move_recurrent_weights(replacement: Replacement, old: Any) -> Replacement:
     """Moves the recurrent weights of the old neuron to the new one. The weights remain the same objects."""
     new: Any = replacement.module
-    theirs = old.recurrent
-    if isinstance(theirs, nn.Linear):
-        new.recurrent = connection(theirs.in_features, True, 1.0, theirs.bias is not None, True, None)
-        new.recurrent._parameters = dict(theirs._parameters)
-        moved = {f"recurrent.{name}": Moved(f"recurrent.{name}") for name, _ in theirs.named_parameters()}
-    elif isinstance(theirs, nn.Conv2d):
-        bias = theirs.bias is not None
-        new.recurrent = convolution(theirs.in_channels, theirs.kernel_size, bias, True, None)  # type: ignore[arg-type]
-        new.recurrent._parameters = dict(theirs._parameters)
-        moved = {f"recurrent.{name}": Moved(f"recurrent.{name}") for name, _ in theirs.named_parameters()}
+    recurrent = old.recurrent
+    if isinstance(recurrent, nn.Linear):
+        new.recurrent = connection(recurrent.in_features, True, 1.0, recurrent.bias is not None, True, None)
+        new.recurrent._parameters = dict(recurrent._parameters)
+        moved = {f"recurrent.{name}": Moved(f"recurrent.{name}") for name, _ in recurrent.named_parameters()}
+    elif isinstance(recurrent, nn.Conv2d):
+        bias = recurrent.bias is not None
+        new.recurrent = convolution(recurrent.in_channels, recurrent.kernel_size, bias, True, None)  # type: ignore[arg-type]
+        new.recurrent._parameters = dict(recurrent._parameters)
+        moved = {f"recurrent.{name}": Moved(f"recurrent.{name}") for name, _ in recurrent.named_parameters()}
     else:
-        if isinstance(theirs.V, nn.Parameter):
-            new.recurrent.V = theirs.V
+        if isinstance(recurrent.V, nn.Parameter):
+            new.recurrent.V = recurrent.V
         else:
-            new.recurrent = connection(None, False, theirs.V.float(), False, False, None)
-        # In snnTorch, this parameter has two names, and a checkpoint contains both.
+            new.recurrent = connection(None, False, recurrent.V.float(), False, False, None)
+        # In snnTorch, this parameter has two names, and a checkpoint contains it under both names.
         moved = {name: Moved("recurrent.V") for name in ("V", "recurrent.V")}
     kept = {key: place for key, place in replacement.moved.items() if not key.startswith("recurrent.")}
     return replace(replacement, moved={**kept, **moved})
@@ -131,8 +139,8 @@ RULES = {
 }
 
 
-def _options(old: Any, backend: str) -> dict[str, Any]:
-    """Returns the options that all snnTorch neurons share. Rejects a neuron whose step combines different elements."""
+def _read_options(old: Any, backend: str) -> dict[str, Any]:
+    """Returns the options that all snnTorch neurons share. Rejects neurons whose step combines different elements."""
     if old.inhibition:
         raise Unconvertible("inhibition=True lets only one neuron of a layer fire, so its step is not elementwise.")
     if old.state_quant:
@@ -148,18 +156,18 @@ def _options(old: Any, backend: str) -> dict[str, Any]:
     }
 
 
-def _replacement(new: LoopCall, old: Any, names: list[str]) -> Replacement:
+def _move_tensors(new: LoopCall, old: Any, names: list[str]) -> Replacement:
     """Passes the old neuron's tensors to the new neuron, under the same names."""
     for name in ("threshold", "graded_spikes_factor", *names):
         value = getattr(old, name, None)
-        if value is None:  # this version of snnTorch has no graded spikes
+        if value is None:  # the installed version of snnTorch has no graded spikes
             continue
         if not isinstance(value, nn.Parameter) and not value.is_floating_point():
             value = value.float()  # snnTorch stores threshold=1 as an integer
         new.hold(name, value)
-    kept = {name: Moved(name) for name in new.state_dict()}
+    moved = {name: Moved(name) for name in new.state_dict()}
     dropped = {
-        key: "the reset mechanism is fixed when the neuron is made, there and here."
+        key: "the reset mechanism is fixed when a neuron is created."
         for key in old.state_dict()
         if key == "reset_mechanism_val"
     }
@@ -168,31 +176,33 @@ def _replacement(new: LoopCall, old: Any, names: list[str]) -> Replacement:
         differences.append(RESET_NET)
     if not isinstance(new.spike_grad, surrogate.Surrogate) and new.spike_grad is not without_gradient:
         differences.append("its spike function is not a surrogate of snnTorch, and is traced unchanged.")
-    return Replacement(new, kept, dropped, tuple(differences))
+    return Replacement(new, moved, dropped, tuple(differences))
 
 
 def without_gradient(x: Tensor) -> Tensor:
-    """Spike function of `surrogate_disable=True`."""
+    """Computes spikes without a gradient, like snnTorch with `surrogate_disable=True`."""
     return (x > 0).to(x.dtype)
 
 
 def spike_function(function: Any) -> Callable[[Tensor], Tensor]:
     """Returns this package's surrogate for a surrogate of snnTorch. Returns other functions unchanged."""
-    as_it_is: Callable[[Tensor], Tensor] = function
+    unchanged: Callable[[Tensor], Tensor] = function
     if getattr(function, "__name__", "") == "_surrogate_bypass":
         return without_gradient
     if getattr(function, "__module__", "") != "snntorch.surrogate" or not inspect.isfunction(function):
-        return as_it_is
+        return unchanged
     factory = function.__qualname__.partition(".")[0]
     if factory == "SSO":
         raise Unconvertible(
-            "its surrogate SSO draws random numbers in the backward pass, but kernels cannot: use LSO, or another one."
+            "its surrogate SSO draws random numbers in the backward pass, but kernels cannot: use LSO or another "
+            "surrogate."
         )
     parameters = dict(inspect.getclosurevars(function).nonlocals)
     if factory == "custom_surrogate":
         return surrogate.custom_surrogate(parameters["func"])
-    made = getattr(surrogate, factory, None)
-    if made is None:
-        return as_it_is
-    chosen: Callable[[Tensor], Tensor] = made(**{name: float(value) for name, value in parameters.items()})
-    return chosen
+    surrogate_class = getattr(surrogate, factory, None)
+    if surrogate_class is None:
+        return unchanged
+    numbers = {name: float(value) for name, value in parameters.items()}
+    converted: Callable[[Tensor], Tensor] = surrogate_class(**numbers)
+    return converted

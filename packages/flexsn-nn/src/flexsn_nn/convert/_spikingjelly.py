@@ -16,7 +16,15 @@ from flexsn_nn._leaf import Leaf
 from flexsn_nn._over_time import OverTime
 from flexsn_nn.convert._containers import Concatenated, ElementWiseRecurrent, LinearRecurrent
 from flexsn_nn.convert._report import Moved
-from flexsn_nn.convert._rules import Replacement, Rule, Unconvertible, derived_from, library, of_ones_own, stays
+from flexsn_nn.convert._rules import (
+    Replacement,
+    Rule,
+    Unconvertible,
+    explain_own_class,
+    is_derived_from,
+    leave_unchanged,
+    library,
+)
 from flexsn_nn.neuron import (
     CLIF,
     CUBALIF,
@@ -44,44 +52,48 @@ PACKAGE = "spikingjelly"
 NEURONS = ("BaseNode", "SimpleBaseNode", "NonSpikingBaseNode", "NoisyBaseNode", "NoisyNonSpikingBaseNode")
 NO_COUNTERPART = "it has no counterpart here. Write its step: FlexSN(core, ...)."
 FLEXSN = (
-    "its core is a step function already: flexsn_nn.FlexSN(core, num_inputs, num_states, num_outputs), with tensors "
-    "that the core captures instead of static inputs."
+    "its core is already a step function: use flexsn_nn.FlexSN(core, num_inputs, num_states, num_outputs), with "
+    "tensors that the core captures instead of static inputs."
 )
-RUNS_AS_IT_IS = "it runs unchanged, with SpikingJelly's code; SpikingJelly's set_step_mode and reset_net reach it."
+RUNS_AS_IT_IS = "it runs unchanged, with SpikingJelly's code, set_step_mode and reset_net."
 
 
 def rule_of(module: nn.Module) -> Rule | None:
-    """Returns the rule for a module; `None` if it is not from SpikingJelly, or if it only holds other modules."""
+    """Returns the rule for a module; `None` for other packages' modules, and for modules that only hold modules."""
     kind = type(module)
-    neuron = any(derived_from(module, PACKAGE, name) for name in NEURONS)
-    stateful = neuron or derived_from(module, PACKAGE, "MemoryModule")
+    neuron = any(is_derived_from(module, PACKAGE, name) for name in NEURONS)
+    stateful = neuron or is_derived_from(module, PACKAGE, "MemoryModule")
     if library(kind) != PACKAGE:
-        if stateful or derived_from(module, PACKAGE, "StepModule"):
-            return stays(of_ones_own(module, PACKAGE), descend=not neuron)
+        if stateful or is_derived_from(module, PACKAGE, "StepModule"):
+            return leave_unchanged(explain_own_class(module, PACKAGE), descend=not neuron)
         return None
     if not kind.__module__.startswith("spikingjelly.activation_based"):
-        return stays("it is from the old clock_driven or event_driven package: rebuild it with activation_based first.")
+        return leave_unchanged(
+            "it is from the old clock_driven or event_driven package: first rebuild it with activation_based."
+        )
     if kind.__name__ in CONTAINERS:
-        return _container(module)
+        return _choose_container_rule(module)
     if kind.__name__ in RECURRENT:
-        return _recurrent_container(module)
+        return _choose_recurrent_rule(module)
     if kind.__name__ in RULES:
         return Rule(RULES[kind.__name__])
     if neuron:
-        return stays(NO_COUNTERPART)
+        return leave_unchanged(NO_COUNTERPART)
     if kind.__name__ == "FlexSN":
-        return stays(FLEXSN)
+        return leave_unchanged(FLEXSN)
     if stateful:
-        return stays(RUNS_AS_IT_IS, descend=True)
-    if derived_from(module, PACKAGE, "SurrogateFunctionBase"):
-        return stays("a surrogate outside of a neuron: use one of flexsn_nn.surrogate.")
-    if derived_from(module, PACKAGE, "StepModule"):
-        return Rule(_stateless) if _torch_class(module) is not None else stays(RUNS_AS_IT_IS, descend=True)
+        return leave_unchanged(RUNS_AS_IT_IS, descend=True)
+    if is_derived_from(module, PACKAGE, "SurrogateFunctionBase"):
+        return leave_unchanged("a surrogate outside of a neuron: use a surrogate of flexsn_nn.surrogate.")
+    if is_derived_from(module, PACKAGE, "StepModule"):
+        return (
+            Rule(_stateless) if _find_torch_class(module) is not None else leave_unchanged(RUNS_AS_IT_IS, descend=True)
+        )
     return None
 
 
 def forget(model: nn.Module) -> None:
-    """Clears SpikingJelly 2's record of modules with a reset, so that it searches the network again."""
+    """Clears SpikingJelly 2's list of modules to reset, so that SpikingJelly searches the network again."""
     functional = sys.modules.get("spikingjelly.activation_based.functional")
     invalidate = getattr(functional, "invalidate_reset_cache", None)
     if invalidate is not None:
@@ -92,9 +104,9 @@ def forget(model: nn.Module) -> None:
 # -- neurons ---------------------------------------------------------------------------------------------
 
 
-def _run(old: Any, backend: str) -> dict[str, Any]:
+def _read_run_options(old: Any, backend: str) -> dict[str, Any]:
     if getattr(old, "_neuron_precision", None) is not None:
-        raise Unconvertible("it sets its own precision. Create it without one, and use precision='float32' here.")
+        raise Unconvertible("it sets a precision. Create it without this setting, and use precision='float32' here.")
     return {
         "step_mode": old.step_mode,
         "backend": backend,
@@ -102,75 +114,75 @@ def _run(old: Any, backend: str) -> dict[str, Any]:
     }
 
 
-def _threshold_and_reset(old: Any, backend: str) -> dict[str, Any]:
+def _read_reset_options(old: Any, backend: str) -> dict[str, Any]:
     return {
         "v_threshold": old.v_threshold,
         "v_reset": old.v_reset,
         "surrogate_function": surrogate_of(old.surrogate_function),
         "detach_reset": old.detach_reset,
-        **_run(old, backend),
+        **_read_run_options(old, backend),
     }
 
 
-def _with(new: Neuron, old: Any, *learned: str) -> Replacement:
-    """Passes the old neuron's learned parameters to the new neuron: the same objects, names and shapes."""
+def _move_learned(new: Neuron, old: Any, *learned: str) -> Replacement:
+    """Passes the old neuron's learned parameters to the new neuron, as the same objects with the same names."""
     for name in learned:
         new.hold(name, getattr(old, name))
     return Replacement(new, {name: Moved(name) for name in learned})
 
 
 def _if(old: Any, backend: str) -> Replacement:
-    return Replacement(IF(**_threshold_and_reset(old, backend)))
+    return Replacement(IF(**_read_reset_options(old, backend)))
 
 
 def _simple_if(old: Any, backend: str) -> Replacement:
     if old.v_reset:
-        raise Unconvertible("it starts at 0 whatever its v_reset is; neurons here start at v_reset. Use IFNode.")
+        raise Unconvertible("it starts at 0 for any v_reset, but neurons here start at v_reset. Use IFNode.")
     return _if(old, backend)
 
 
 def _lif(old: Any, backend: str) -> Replacement:
-    return Replacement(LIF(old.tau, old.decay_input, **_threshold_and_reset(old, backend)))
+    return Replacement(LIF(old.tau, old.decay_input, **_read_reset_options(old, backend)))
 
 
 def _simple_lif(old: Any, backend: str) -> Replacement:
     if old.v_reset != 0:
-        raise Unconvertible("it starts at 0 whatever its v_reset is; neurons here start at v_reset. Use LIFNode.")
+        raise Unconvertible("it starts at 0 for any v_reset, but neurons here start at v_reset. Use LIFNode.")
     return _lif(old, backend)
 
 
 def _plif(old: Any, backend: str) -> Replacement:
-    return _with(PLIF(2.0, old.decay_input, **_threshold_and_reset(old, backend)), old, "w")
+    return _move_learned(PLIF(2.0, old.decay_input, **_read_reset_options(old, backend)), old, "w")
 
 
 def _qif(old: Any, backend: str) -> Replacement:
-    common = _threshold_and_reset(old, backend)
+    common = _read_reset_options(old, backend)
     return Replacement(QIF(old.tau, old.v_c, old.a0, v_rest=old.v_rest, **common))
 
 
 def _eif(old: Any, backend: str) -> Replacement:
-    common = _threshold_and_reset(old, backend)
+    common = _read_reset_options(old, backend)
     return Replacement(EIF(old.tau, old.delta_T, old.theta_rh, v_rest=old.v_rest, **common))
 
 
 def _izhikevich(old: Any, backend: str) -> Replacement:
     if old.w_rest != 0:
-        raise Unconvertible(f"its adaptation starts at w_rest={old.w_rest}; here it starts at 0.")
+        raise Unconvertible(f"its adaptation starts at w_rest={old.w_rest}, but here at 0.")
     numbers = {name: getattr(old, name) for name in ("tau", "v_c", "a0", "v_rest", "tau_w", "a", "b")}
-    return Replacement(Izhikevich(**numbers, **_threshold_and_reset(old, backend)))
+    return Replacement(Izhikevich(**numbers, **_read_reset_options(old, backend)))
 
 
 def _klif(old: Any, backend: str) -> Replacement:
-    common = _threshold_and_reset(old, backend)
-    return _with(KLIF(old.scale_reset, old.tau, old.decay_input, **common), old, "k")
+    common = _read_reset_options(old, backend)
+    return _move_learned(KLIF(old.scale_reset, old.tau, old.decay_input, **common), old, "k")
 
 
 def _cubalif(old: Any, backend: str) -> Replacement:
-    return Replacement(CUBALIF(old.c_decay, old.v_decay, **_threshold_and_reset(old, backend)))
+    return Replacement(CUBALIF(old.c_decay, old.v_decay, **_read_reset_options(old, backend)))
 
 
 def _liaf(old: Any, backend: str) -> Replacement:
-    common = _threshold_and_reset(old, backend)
+    common = _read_reset_options(old, backend)
     new = LIAF(old.act, old.threshold_related, old.tau, old.decay_input, **common)
     differences: tuple[str, ...] = ()
     if old.step_mode == "m" and not old.store_v_seq and hasattr(old, "multi_step_functional_forward"):
@@ -183,8 +195,8 @@ def _liaf(old: Any, backend: str) -> Replacement:
 def _ilif(old: Any, backend: str) -> Replacement:
     count = old.surrogate_function
     if (count.grad_min, count.grad_max) != (0, count.max_spike_count):
-        raise Unconvertible("its gradient has another window than here: from 0 to the largest number of spikes.")
-    new = ILIF(old.tau, count.max_spike_count, old.v_threshold, old.detach_reset, **_run(old, backend))
+        raise Unconvertible("the window of its gradient must be from 0 to the largest number of spikes.")
+    new = ILIF(old.tau, count.max_spike_count, old.v_threshold, old.detach_reset, **_read_run_options(old, backend))
     return Replacement(new, differences=("it rounds v - v / tau where SpikingJelly rounds (1 - 1 / tau) v.",))
 
 
@@ -195,39 +207,37 @@ def _gated_lif(old: Any, backend: str) -> Replacement:
         channels,
         init_linear_decay=0.1,
         surrogate_function=surrogate_of(old.surrogate_function),
-        **_run(old, backend),
+        **_read_run_options(old, backend),
     )
     names = {"linear_decay": "leak", "v_subreset": "v_sub"}
     moved = {}
     for name, value in old.named_parameters():
         key = names.get(name, name)
         target = getattr(new, key)
-        kept = target.shape == value.shape or value.dim() == 0
-        if kept:
+        fits = target.shape == value.shape or value.dim() == 0
+        if fits:
             setattr(new, key, value)
         else:
             target.data = value.detach().reshape(target.shape).clone()
-        moved[name] = Moved(key, None if kept else tuple(target.shape))
-    differences = [
-        "from one call to the next, without a reset, it keeps its last spike; SpikingJelly's begins without one."
-    ]
+        moved[name] = Moved(key, None if fits else tuple(target.shape))
+    differences = ["without a reset between calls, it keeps its last spike; SpikingJelly's neuron does not."]
     if channels is not None:
         differences.append("its parameters have the shape [C, 1, 1], and are new objects: give them to the optimizer.")
     return Replacement(new, moved, differences=tuple(differences))
 
 
 def _clif(old: Any, backend: str) -> Replacement:
-    common = _run(old, backend)
+    common = _read_run_options(old, backend)
     common["store_state_seqs"] = bool(getattr(old, "store_state_seqs", False))
     return Replacement(CLIF(old.tau, old.v_threshold, surrogate_of(old.surrogate_function), **common))
 
 
 def _ternary_if(old: Any, backend: str) -> Replacement:
-    return Replacement(TernaryIF(**_threshold_and_reset(old, backend)))
+    return Replacement(TernaryIF(**_read_reset_options(old, backend)))
 
 
 def _ternary_lif(old: Any, backend: str) -> Replacement:
-    return Replacement(TernaryLIF(old.tau, old.decay_input, **_threshold_and_reset(old, backend)))
+    return Replacement(TernaryLIF(old.tau, old.decay_input, **_read_reset_options(old, backend)))
 
 
 def _li(old: Any, backend: str) -> Replacement:
@@ -235,28 +245,30 @@ def _li(old: Any, backend: str) -> Replacement:
 
 
 def _psn(old: Any, backend: str) -> Replacement:
-    return _with_weights(PSN(old.T, surrogate_of(old.surrogate_function)), old)
+    return _move_weights(PSN(old.T, surrogate_of(old.surrogate_function)), old)
 
 
 def _masked_psn(old: Any, backend: str) -> Replacement:
     if old.step_mode != "m":
-        raise Unconvertible("in step mode 's' it depends on the number of the step; here it takes whole sequences.")
+        raise Unconvertible("in step mode 's', it depends on the index of the step; here, it takes whole sequences.")
     new = MaskedPSN(old.k, old.T, 0.0, surrogate_of(old.surrogate_function))
     new._lambda_ = old._lambda_
-    replacement = _with_weights(new, old)
-    made_of = "it is computed from k and T."
+    replacement = _move_weights(new, old)
+    reason = "it is computed from k and T."
     moved = {**replacement.moved, "_lambda_": Moved("_lambda_")}
-    return Replacement(new, moved, {"mask0": made_of, "mask1": made_of})
+    return Replacement(new, moved, {"mask0": reason, "mask1": reason})
 
 
 def _sliding_psn(old: Any, backend: str) -> Replacement:
     new = SlidingPSN(old.k, surrogate_function=surrogate_of(old.surrogate_function), step_mode=old.step_mode)
-    replacement = _with_weights(new, old)
-    continues = "a sequence continues from the last call, until reset(); in step mode 'm', SpikingJelly's begins again."
-    return Replacement(new, replacement.moved, differences=(continues,))
+    replacement = _move_weights(new, old)
+    difference = (
+        "a call continues the sequence of the last call, until reset(); SpikingJelly's multi-step calls do not."
+    )
+    return Replacement(new, replacement.moved, differences=(difference,))
 
 
-def _with_weights(new: Any, old: Any) -> Replacement:
+def _move_weights(new: Any, old: Any) -> Replacement:
     new.weight, new.bias = old.weight, old.bias
     return Replacement(new, {"weight": Moved("weight"), "bias": Moved("bias")})
 
@@ -304,21 +316,21 @@ def surrogate_of(function: Any) -> Callable[[Tensor], Tensor]:
         raise Unconvertible("its surrogate draws random numbers: use StochasticLIF.")
     if kind.__name__ == "SquarewaveFourierSeries":
         if function.n < 2:
-            raise Unconvertible("its surrogate has no terms (n=1), so no gradient.")
+            raise Unconvertible("its surrogate has no terms (n=1), and therefore no gradient.")
         # In SpikingJelly, n is the index of the first omitted term.
         return surrogate.SquarewaveFourierSeries(function.n - 1, function.T_period)
-    made = getattr(surrogate, kind.__name__, None)
-    if made is None:
+    surrogate_class = getattr(surrogate, kind.__name__, None)
+    if surrogate_class is None:
         raise Unconvertible(f"its surrogate {kind.__name__} has no counterpart in flexsn_nn.surrogate.")
-    fields = [name for name in made.__dataclass_fields__ if name != "strict"]
-    return made(**{name: getattr(function, name) for name in fields})  # type: ignore[no-any-return]
+    fields = [name for name in surrogate_class.__dataclass_fields__ if name != "strict"]
+    return surrogate_class(**{name: getattr(function, name) for name in fields})  # type: ignore[no-any-return]
 
 
 # -- layers ----------------------------------------------------------------------------------------------
 
 
-def _torch_class(module: nn.Module) -> type[nn.Module] | None:
-    """Returns PyTorch's layer of the same name, if the module only adds a step mode to it."""
+def _find_torch_class(module: nn.Module) -> type[nn.Module] | None:
+    """Returns PyTorch's class from which a layer of the same name is derived; `None` if there is no such class."""
     kind = type(module)
     for base in kind.__mro__:
         if library(base) == "torch" and base.__name__ == kind.__name__:
@@ -326,35 +338,37 @@ def _torch_class(module: nn.Module) -> type[nn.Module] | None:
     return None
 
 
-def plain(module: nn.Module) -> nn.Module:
-    """Copies a layer to PyTorch's own class, with the same parameters and hooks."""
-    kind = _torch_class(module)
+def to_torch_layer(module: nn.Module) -> nn.Module:
+    """Returns a copy of a layer as an object of PyTorch's own class, with the same parameters and hooks."""
+    kind = _find_torch_class(module)
     assert kind is not None
-    made = kind.__new__(kind)
+    torch_layer = kind.__new__(kind)
     attributes = {name: copy.copy(value) if name[0] == "_" else value for name, value in module.__dict__.items()}
     attributes.pop("_step_mode", None)
-    made.__dict__.update(attributes)
-    return made
+    torch_layer.__dict__.update(attributes)
+    return torch_layer
 
 
 def _stateless(old: Any, backend: str) -> Replacement:
-    """Converts a layer that only adds a step mode to PyTorch's layer, inside of an `OverTime` for sequences."""
-    made = plain(old)
-    if old.step_mode == "s" or isinstance(made, nn.Linear):
-        return Replacement(made, {key: Moved(key) for key in old.state_dict()})
-    if isinstance(made, nn.MaxUnpool1d | nn.MaxUnpool2d | nn.MaxUnpool3d) or getattr(made, "return_indices", False):
+    """Converts a layer that adds only a step mode to PyTorch's class, inside of an `OverTime` for sequences."""
+    torch_layer = to_torch_layer(old)
+    if old.step_mode == "s" or isinstance(torch_layer, nn.Linear):
+        return Replacement(torch_layer, {key: Moved(key) for key in old.state_dict()})
+    if isinstance(torch_layer, nn.MaxUnpool1d | nn.MaxUnpool2d | nn.MaxUnpool3d) or getattr(
+        torch_layer, "return_indices", False
+    ):
         raise Unconvertible(f"it takes or returns indices with the sequence: {RUNS_AS_IT_IS}")
-    return Replacement(OverTime(made), {key: Moved(f"0.{key}") for key in old.state_dict()})
+    return Replacement(OverTime(torch_layer), {key: Moved(f"0.{key}") for key in old.state_dict()})
 
 
 def _threshold_norm(old: Any, backend: str) -> Replacement:
-    made = getattr(layer, type(old).__name__)(
+    new = getattr(layer, type(old).__name__)(
         old.num_features, eps=old.eps, momentum=old.momentum, track_running_stats=old.track_running_stats
     )
-    norm = made[0]
+    norm = new[0]
     norm._parameters = dict(old._parameters)
     norm._buffers = dict(old._buffers)
-    return Replacement(made, {key: Moved(f"0.{key}") for key in old.state_dict()})
+    return Replacement(new, {key: Moved(f"0.{key}") for key in old.state_dict()})
 
 
 def _dropout(old: Any, backend: str) -> Replacement:
@@ -365,63 +379,63 @@ def _delay(old: Any, backend: str) -> Replacement:
     return Replacement(layer.Delay(old.delay_steps, step_mode=old.step_mode))
 
 
-def _container(module: Any) -> Rule:
+def _choose_container_rule(module: Any) -> Rule:
     """Chooses the rule of a container: `OverTime` if it folds time into the batch, `nn.Sequential` for single steps."""
     if type(module).__name__ == "StepModeContainer":
         if module.step_mode == "s":
-            return Rule(_stateless, _sequential, container=True)
+            return Rule(_stateless, _create_sequential, container=True)
         if module.stateful:
-            return stays("it loops over time; its neurons are converted. " + RUNS_AS_IT_IS, descend=True)
-    return Rule(_stateless, _over_time, container=True)
+            return leave_unchanged("it loops over time; its neurons are converted. " + RUNS_AS_IT_IS, descend=True)
+    return Rule(_stateless, _create_over_time, container=True)
 
 
-def _recurrent_container(module: Any) -> Rule:
+def _choose_recurrent_rule(module: Any) -> Rule:
     """Chooses the rule of a recurrent container.
 
     A container that consists of linear layers followed by a neuron becomes a `Recurrent`. Other containers are not
     replaced, and loop over time.
     """
     linear = type(module).__name__ == "LinearRecurrentContainer"
-    inside = module.sub_module
-    parts = list(inside.named_children()) if type(inside) is nn.Sequential else []
-    (*before_last, last) = [part for _, part in parts] or [inside]
-    known = library(type(last)) == PACKAGE and type(last).__name__ in RULES
-    layers = [part for part in before_last if isinstance(part, nn.Linear)]
-    if not known or len(layers) < len(before_last) or (layers and not linear):
-        return stays("it loops over time; its neurons are converted. " + RUNS_AS_IT_IS, descend=True)
+    sub_module = module.sub_module
+    children = list(sub_module.named_children()) if type(sub_module) is nn.Sequential else []
+    (*others, last) = [child for _, child in children] or [sub_module]
+    is_convertible = library(type(last)) == PACKAGE and type(last).__name__ in RULES
+    layers = [child for child in others if isinstance(child, nn.Linear)]
+    if not is_convertible or len(layers) < len(others) or (layers and not linear):
+        return leave_unchanged("it loops over time; its neurons are converted. " + RUNS_AS_IT_IS, descend=True)
 
     def make(old: Any, backend: str) -> Replacement:
         neuron = RULES[type(last).__name__](last, backend)
         if not isinstance(neuron.module, FlexSN):
             raise Unconvertible(f"its {type(last).__name__} has no step-by-step counterpart here.")
         options: Any = {"step_mode": old.step_mode, "backend": backend}
-        before = f"sub_module.{parts[-1][0]}." if parts else "sub_module."
-        moved = {before + key: replace(place, key=f"neuron.{place.key}") for key, place in neuron.moved.items()}
-        dropped = {before + key: why for key, why in neuron.dropped.items()}
+        prefix = f"sub_module.{children[-1][0]}." if children else "sub_module."
+        moved = {prefix + key: replace(place, key=f"neuron.{place.key}") for key, place in neuron.moved.items()}
+        dropped = {prefix + key: reason for key, reason in neuron.dropped.items()}
         if not linear:
-            made: FlexSN = ElementWiseRecurrent(neuron.module, old.element_wise_function, **options)
-            return Replacement(made, moved, dropped, neuron.differences)
-        made = LinearRecurrent(neuron.module, Concatenated(old.rc, layers), **options)
+            recurrent: FlexSN = ElementWiseRecurrent(neuron.module, old.element_wise_function, **options)
+            return Replacement(recurrent, moved, dropped, neuron.differences)
+        recurrent = LinearRecurrent(neuron.module, Concatenated(old.rc, layers), **options)
         moved |= {f"rc.{key}": Moved(f"recurrent.rc.{key}") for key in old.rc.state_dict()}
-        for i, (name, part) in enumerate(parts[:-1]):
-            moved |= {f"sub_module.{name}.{key}": Moved(f"recurrent.layers.{i}.{key}") for key in part.state_dict()}
-        return Replacement(made, moved, dropped, (*neuron.differences, APART))
+        for i, (name, child) in enumerate(children[:-1]):
+            moved |= {f"sub_module.{name}.{key}": Moved(f"recurrent.layers.{i}.{key}") for key in child.state_dict()}
+        return Replacement(recurrent, moved, dropped, (*neuron.differences, APART))
 
     return Rule(make, descend=True)
 
 
-def _over_time(module: Any, children: Mapping[str, nn.Module]) -> nn.Module:
-    return _filled(OverTime(), children)
+def _create_over_time(module: Any, children: Mapping[str, nn.Module]) -> nn.Module:
+    return _add_children(OverTime(), children)
 
 
-def _sequential(module: Any, children: Mapping[str, nn.Module]) -> nn.Module:
-    return _filled(nn.Sequential(), children)
+def _create_sequential(module: Any, children: Mapping[str, nn.Module]) -> nn.Module:
+    return _add_children(nn.Sequential(), children)
 
 
-def _filled(made: nn.Sequential, children: Mapping[str, nn.Module]) -> nn.Module:
+def _add_children(container: nn.Sequential, children: Mapping[str, nn.Module]) -> nn.Module:
     for name, child in children.items():
-        made.add_module(name, child)
-    return made
+        container.add_module(name, child)
+    return container
 
 
 RECURRENT = ("LinearRecurrentContainer", "ElementWiseRecurrentContainer")

@@ -10,7 +10,7 @@ from flexsn_nn._flexsn import FlexSN
 from flexsn_nn.exact._sources import SAME_FUNCTIONS, SAME_MODULES
 from flexsn_nn.fusion._dataflow import forward_graphs
 
-# Functions and methods that do not change their arguments. Views are listed elsewhere.
+# Functions and methods that do not change their arguments. `SAME_FUNCTIONS` contains the views.
 _PURE = frozenset(
     {
         "add", "cat", "div", "dropout", "matmul", "max", "mean", "mul", "neg", "stack", "sub", "sum", "truediv",
@@ -19,17 +19,17 @@ _PURE = frozenset(
     }
 )  # fmt: skip
 _SIZES = frozenset({"shape", "ndim", "dtype", "device"})
-_CHANGING = "inplace"
+_INPLACE_ATTRIBUTE = "inplace"
 
 
 class Edges:
-    """Connections that exist in all graphs of a network, in training and in evaluation.
+    """Direct connections between neurons and layers, from the graphs of a network in training and in evaluation.
 
     Attributes:
-        writers: names of neurons whose output reaches layers unchanged, and reaches no operation that could change it
-            in place.
+        writers: names of neurons whose output reaches layers unchanged, and is never read by an operation that could
+            change the output in place.
         readers: names of layers that read such an output.
-        links: for each layer whose output only a single neuron reads, the name of that neuron.
+        links: names of neurons, by name of the layer whose output is read by this neuron and nothing else.
     """
 
     def __init__(self, net: nn.Module, layers: tuple[type[nn.Module], ...]) -> None:
@@ -38,16 +38,16 @@ class Edges:
         self.readers: set[str] = set()
         self.links: dict[str, str] = {}
         spoiled: set[str] = set()
-        found: list[tuple[str, str]] = []
+        connections: list[tuple[str, str]] = []
         for training in (False, True):
             for root, twin, graph in forward_graphs(net, training=training):
-                self._read(root, twin, graph, spoiled, found)
-        self.writers = {neuron for neuron, _ in found} - spoiled
-        self.readers = {layer for neuron, layer in found if neuron in self.writers}
+                self._read(root, twin, graph, spoiled, connections)
+        self.writers = {neuron for neuron, _ in connections} - spoiled
+        self.readers = {layer for neuron, layer in connections if neuron in self.writers}
         self.links = {layer: neuron for layer, neuron in self.links.items() if layer not in spoiled}
 
     def _read(
-        self, root: str, net: nn.Module, graph: fx.Graph, spoiled: set[str], found: list[tuple[str, str]]
+        self, root: str, net: nn.Module, graph: fx.Graph, spoiled: set[str], connections: list[tuple[str, str]]
     ) -> None:
         prefix = f"{root}." if root else ""
         for node in graph.nodes:
@@ -56,7 +56,7 @@ class Edges:
             name = f"{prefix}{node.target}"
             module = net.get_submodule(name)
             if isinstance(module, FlexSN):
-                self._follow(name, node, prefix, net, spoiled, found, whole=not root)
+                self._follow(name, node, prefix, net, spoiled, connections, is_root=not root)
             elif type(module) is nn.Linear:
                 self._follow_layer(name, node, prefix, net, spoiled)
 
@@ -67,29 +67,29 @@ class Edges:
         prefix: str,
         net: nn.Module,
         spoiled: set[str],
-        found: list[tuple[str, str]],
+        connections: list[tuple[str, str]],
         *,
-        whole: bool,
+        is_root: bool,
     ) -> None:
         """Follows the output of a neuron through views to its readers."""
-        waiting, seen = [neuron], set()
-        while waiting:
-            value = waiting.pop()
+        unvisited, visited = [neuron], set()
+        while unvisited:
+            value = unvisited.pop()
             for user in value.users:
-                if user in seen:
+                if user in visited:
                     continue
-                seen.add(user)
-                if user.op == "output" and whole:
+                visited.add(user)
+                if user.op == "output" and is_root:
                     continue
                 module = net.get_submodule(f"{prefix}{user.target}") if user.op == "call_module" else None
                 if module is not None and type(module) in SAME_MODULES:
-                    waiting.append(user)
-                elif module is not None and not getattr(module, _CHANGING, False):
+                    unvisited.append(user)
+                elif module is not None and not getattr(module, _INPLACE_ATTRIBUTE, False):
                     if type(module) in self._layers:
-                        found.append((name, f"{prefix}{user.target}"))
-                elif _name_of(user) in SAME_FUNCTIONS:
-                    waiting.append(user)
-                elif _name_of(user) not in _PURE and not _reads_size(user):
+                        connections.append((name, f"{prefix}{user.target}"))
+                elif _find_name(user) in SAME_FUNCTIONS:
+                    unvisited.append(user)
+                elif _find_name(user) not in _PURE and not _reads_size(user):
                     spoiled.add(name)
 
     def _follow_layer(self, name: str, layer: fx.Node, prefix: str, net: nn.Module, spoiled: set[str]) -> None:
@@ -102,8 +102,8 @@ class Edges:
         spoiled.add(name)
 
 
-def _name_of(node: fx.Node) -> str:
-    """Returns the name of a function of torch or of a method; `""` for other nodes."""
+def _find_name(node: fx.Node) -> str:
+    """Returns the name of the torch function or the method that a node calls; `""` for other nodes."""
     if node.op == "call_method":
         return str(node.target)
     if node.op != "call_function":

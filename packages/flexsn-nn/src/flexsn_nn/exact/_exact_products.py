@@ -28,7 +28,7 @@ class LayerProduct:
     Attributes:
         layer: name of the layer, as in `named_modules()`.
         exact: True if an exact product ran.
-        account: description of the product that ran. For torch's product, the reason.
+        account: description of the product that ran. For torch's product, the reason why it ran.
     """
 
     layer: str
@@ -44,7 +44,7 @@ class ExactProducts(ReplacementReport):
 
     Args:
         net: the network.
-        left: for each layer that always uses torch's product, the reason, by name.
+        left: reasons why layers always use torch's product, by name of the layer.
     """
 
     _forward = ExactForward
@@ -70,24 +70,25 @@ def exact_products(
 ) -> ExactProducts:
     """Makes linear layers multiply spikes exactly on tensor cores, forward and backward, in place.
 
-    One bfloat16 can represent a spike exactly. A float32 product with spikes can therefore be replaced by three
-    bfloat16 products with unrounded operands. The same is true for small whole numbers, such as the sums of residual
-    blocks. A layer computes the exact product in each call whose input is known to consist of such numbers: after
-    neurons with a `spike_range`, also through views, sums, pooling and similar operations. The kernel also checks the
-    input. If it finds a number that is not whole, the product is computed again in float32. Modules, parameters and
-    `state_dict()` do not change.
+    One bfloat16 can represent a spike exactly, and the sum of three bfloat16 can represent a float32 weight exactly. A
+    float32 product with spikes can therefore be replaced by three bfloat16 products, without rounding the operands.
+    Instead of spikes, the input may also consist of small whole numbers, such as the sums of residual blocks. A layer
+    computes the exact product in each call whose input is known to consist of spikes or small whole numbers. Such
+    inputs are outputs of neurons with a `spike_range`, and results of views, sums, pooling and similar operations on
+    these outputs. The kernel also checks the input. If the input contains a number that is not whole, the product is
+    computed again in float32. Modules, parameters and `state_dict()` do not change.
 
     Exact products run in `nn.Linear`, and in convolutions of size 1 with channels-last input, in float32 on a GPU.
-    Torch's product still runs under autocast, on other devices, and for products that are so small that launching the
-    kernels would take longer.
+    Torch's product still runs under autocast, on other devices, and for products that are so small that launches of
+    kernels would take longer than the product.
 
     Args:
         net: trained or new network, in any mode, on any device. Call this function before `torch.compile`, and before
             using a wrapper such as `DistributedDataParallel`.
         precision: precision of weights and gradients. `"highest"` is float32, in three parts. `"high"` is 16 bits, in
             two parts. `"medium"` is 8 bits, in one part. `None` follows `torch.get_float32_matmul_precision()` in each
-            call. Weights from `on_grid` are never rounded. `"exact"` only multiplies in layers whose weight is on a
-            grid.
+            call. Weights from `on_grid` are never rounded. With `"exact"`, exact products run only in layers whose
+            weight is on a grid.
         also: names of other layers whose input consists of spikes, such as the first layer if the data are spikes.
         skip: names of layers to leave unchanged.
 
@@ -102,7 +103,7 @@ def exact_products(
         >>> net = nn.Sequential(nn.Linear(8, 64), LIF(), nn.Linear(64, 5))
         >>> products = exact_products(net)
         >>> y = net(torch.rand(4, 2, 8))
-        >>> [one.layer for one in products.layers]  # print(products) shows kernels and reasons
+        >>> [product.layer for product in products.layers]  # print(products) shows kernels and reasons
         ['0', '2']
     """
     if precision is not None:
@@ -111,42 +112,42 @@ def exact_products(
     for name in (*also, *skip):
         check_name("layer", name, modules)
     plain_products(net)
-    inside = {part for module in modules.values() if isinstance(module, FlexSN) for part in module.modules()}
+    neuron_modules = {part for module in modules.values() if isinstance(module, FlexSN) for part in module.modules()}
     edges = Edges(net, _LAYERS)
-    known = {mode: known_inputs(net, _LAYERS, training=mode) for mode in (False, True)}
-    left: dict[str, str] = {}
-    takers: set[str] = set()
+    ranges_by_mode = {mode: known_inputs(net, _LAYERS, training=mode) for mode in (False, True)}
+    reasons: dict[str, str] = {}
+    linked_neurons: set[str] = set()
     for name, module in modules.items():
         if not isinstance(module, _LAYERS):
             continue
-        reason = "part of a neuron's step" if module in inside else why_no_product(module)
+        reason = "part of a neuron's step" if module in neuron_modules else why_no_product(module)
         if name in skip:
             reason = "it is in skip"
         if reason is not None:
-            left[name] = reason
+            reasons[name] = reason
             continue
-        ranges = (known[False].get(name), known[True].get(name))
-        around = _around(name, modules)
+        ranges = (ranges_by_mode[False].get(name), ranges_by_mode[True].get(name))
+        enclosing = _list_enclosing(name, modules)
         neuron = edges.links.get(name)
         module.forward = ExactForward(
             module,
             precision,
             ranges,
             claimed=name in also,
-            reads=around if name in edges.readers else None,
-            links=around if neuron is not None else None,
+            reads=enclosing if name in edges.readers else None,
+            links=enclosing if neuron is not None else None,
         )
         if neuron is not None:
-            takers.add(neuron)
+            linked_neurons.add(neuron)
     for name, module in modules.items():
         if not isinstance(module, FlexSN):
             continue
         if module.spike_range is not None:
             module.register_forward_hook(_mark_spikes, prepend=True)
-        writes, takes = name in edges.writers, name in takers
+        writes, takes = name in edges.writers, name in linked_neurons
         if (writes or takes) and can_exchange(module):
-            vars(module)[ATTRIBUTE] = SpikeExchange(writes, takes, _around(name, modules))
-    return ExactProducts(net, left)
+            vars(module)[ATTRIBUTE] = SpikeExchange(writes, takes, _list_enclosing(name, modules))
+    return ExactProducts(net, reasons)
 
 
 def plain_products(net: nn.Module) -> None:
@@ -156,18 +157,18 @@ def plain_products(net: nn.Module) -> None:
             del module.forward
         vars(module).pop(ATTRIBUTE, None)
         hooks = module._forward_hooks
-        for number in [number for number, hook in hooks.items() if hook is _mark_spikes]:
-            del hooks[number]
+        for hook_id in [hook_id for hook_id, hook in hooks.items() if hook is _mark_spikes]:
+            del hooks[hook_id]
 
 
-def _around(name: str, modules: dict[str, nn.Module]) -> tuple[nn.Module, ...]:
+def _list_enclosing(name: str, modules: dict[str, nn.Module]) -> tuple[nn.Module, ...]:
     """Returns a module and the modules that contain it, except the whole network."""
     path = name.split(".")
     return tuple(modules[".".join(path[:i])] for i in range(len(path), 0, -1) if ".".join(path[:i]) in modules)
 
 
 def _mark_spikes(neuron: Any, inputs: Any, output: Any) -> None:
-    """Forward hook that marks the (first) output as whole numbers."""
+    """Marks the first output of a neuron as whole numbers. This function is a forward hook."""
     if torch.compiler.is_compiling() or neuron.spike_range is None:
         return
     first: Tensor = output if isinstance(output, Tensor) else output[0]

@@ -1,4 +1,4 @@
-"""Spikes and gradients that neurons and layers exchange without a pass over memory to convert them."""
+"""Exchange of spikes and gradients between neurons and layers, without a pass over memory for their conversion."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ATTRIBUTE = "_exchange"
 
 
 class _Written(NamedTuple):
-    """Spikes in bfloat16, with the version and address of the output when they were written."""
+    """Spikes in bfloat16, with the version and address of the output when the spikes were written."""
 
     spikes: Tensor
     version: int
@@ -30,81 +30,84 @@ class _Written(NamedTuple):
 
 
 def written_of(x: Tensor) -> Tensor | None:
-    """Returns the values of `x` that the neuron's kernel wrote in bfloat16, shaped like `x`; `None` if absent.
+    """Returns the values of `x` that a neuron's kernel wrote in bfloat16, shaped like `x`; `None` without such values.
 
-    The values exist if `x` is the neuron's output, or a view of the whole output in the same order, and has not
-    changed.
+    These values exist if `x` has not changed, and is the neuron's output or a view of the whole output in the same
+    order.
     """
-    found: _Written | None = getattr(x, _WRITTEN, None)
-    if found is None:
+    record: _Written | None = getattr(x, _WRITTEN, None)
+    if record is None:
         base = x._base
-        found = None if base is None else getattr(base, _WRITTEN, None)
-    if found is None or x.is_inference() or x._version != found.version or x.data_ptr() != found.address:
+        record = None if base is None else getattr(base, _WRITTEN, None)
+    if record is None or x.is_inference() or x._version != record.version or x.data_ptr() != record.address:
         return None
-    if x.numel() != found.spikes.numel() or not x.is_contiguous() or x.dtype != torch.float32:
+    if x.numel() != record.spikes.numel() or not x.is_contiguous() or x.dtype != torch.float32:
         return None
-    return found.spikes.view(x.shape)
+    return record.spikes.view(x.shape)
 
 
 def offer_links(y: Tensor, links: Links) -> None:
-    """Attaches links to the output of a product. The neuron that reads the output takes them."""
+    """Attaches links to the output of a product. The neuron that reads the output removes and uses them."""
     setattr(y, _LINKS, (links, y._version))
 
 
 def _take_links(x: Tensor) -> Links | None:
     """Removes and returns the links of a tensor.
 
-    If a second reader also had links, gradients would be summed in bfloat16.
+    Only one reader of a tensor may receive links. The gradients of several readers would be summed in bfloat16.
     """
-    found: tuple[Links, int] | None = getattr(x, _LINKS, None)
-    if found is None:
+    offer: tuple[Links, int] | None = getattr(x, _LINKS, None)
+    if offer is None:
         return None
     delattr(x, _LINKS)
-    links, version = found
-    seen_by_others = x._backward_hooks or x.retains_grad
-    return None if x._version != version or seen_by_others else links
+    links, version = offer
+    has_other_readers = x._backward_hooks or x.retains_grad
+    return None if x._version != version or has_other_readers else links
 
 
 def has_hooks_before(modules: Sequence[nn.Module]) -> bool:
-    """True if hooks see inputs of these modules, and may change the inputs without a new version of the tensors."""
-    return bool(_modules._global_forward_pre_hooks) or any(one._forward_pre_hooks for one in modules)
+    """True if hooks receive inputs of these modules, and may change the inputs without a new version of a tensor."""
+    return bool(_modules._global_forward_pre_hooks) or any(module._forward_pre_hooks for module in modules)
 
 
 def has_hooks_after(modules: Sequence[nn.Module]) -> bool:
-    """True if hooks other than those of `exact_products` see outputs of these modules."""
+    """True if hooks other than those of `exact_products` receive outputs of these modules."""
     if _modules._global_forward_hooks:
         return True
-    return any(_is_of_others(hook) for one in modules for hook in one._forward_hooks.values())
+    return any(_is_foreign_hook(hook) for module in modules for hook in module._forward_hooks.values())
 
 
-def _is_of_others(hook: object) -> bool:
+def _is_foreign_hook(hook: object) -> bool:
     return getattr(hook, "__module__", None) != f"{__package__}._exact_products"
 
 
 def can_exchange(neuron: FlexSN) -> bool:
-    """True for a neuron with one input and one output, if no subclass overrides its call."""
-    one = neuron.num_inputs == neuron.num_outputs == 1
-    return one and neuron.requires_grad is None and neuron.precision == "eager" and is_own_forward(neuron)
+    """True for a neuron with one input and one output, whose call no subclass overrides.
+
+    `precision` and `requires_grad` of the neuron must have their default values.
+    """
+    is_single = neuron.num_inputs == neuron.num_outputs == 1
+    return is_single and neuron.requires_grad is None and neuron.precision == "eager" and is_own_forward(neuron)
 
 
 # -- in a neuron -------------------------------------------------------------------------------------------------------
 
 
 class SpikeExchange:
-    """Runs calls of a neuron between layers with exact products. The neuron's attribute `ATTRIBUTE` holds this object.
+    """Runs calls of a neuron next to layers with exact products. The neuron's attribute `ATTRIBUTE` holds this object.
 
-    Copies and pickles have their own programs.
+    Copies and unpickled objects create their own programs.
 
     Args:
         writes: True if the layers after the neuron read its spikes in bfloat16.
-        takes: True if the layer before the neuron takes gradients in parts.
+        takes: True if the layer before the neuron offers links, through which that layer receives gradients in parts.
         around: the neuron, and the modules that contain it.
     """
 
     def __init__(self, writes: bool, takes: bool, around: tuple[nn.Module, ...]) -> None:
         self.writes, self.takes, self.around = writes, takes, around
         self._programs: dict[tuple[bool, int, bool], ScanProgram] = {}
-        self._refused: object = None
+        self._rejected_core: object = None
         self._zero: Tensor | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -116,13 +119,13 @@ class SpikeExchange:
         The call must be outside of compilers, and return only an output and states.
         """
         x = inputs[0]
-        own = neuron.__dict__
+        attributes = neuron.__dict__
         if type(x) is not Tensor or x.dtype != torch.float32 or x.dim() < 2 or 0 in x.shape:
             return None
         core = neuron.core
-        if core is self._refused or torch.is_autocast_enabled(x.device.type):
+        if core is self._rejected_core or torch.is_autocast_enabled(x.device.type):
             return None
-        if neuron._choose(own["_backend"], "m", x.device, False) != "triton":
+        if neuron._choose(attributes["_backend"], "m", x.device, False) != "triton":
             return None
         links = _take_links(x) if self.takes else None
         if links is not None and (not torch.is_grad_enabled() or has_hooks_before(self.around)):
@@ -131,45 +134,46 @@ class SpikeExchange:
         if links is None and not writes:
             return None
         parts, sums = (0, False) if links is None else (len(links.parts), links.total is not None)
-        program = self._program(neuron, core, (writes, parts, sums))
-        states: list[Tensor] = own["states"]
-        given = inputs
+        program = self._get_program(neuron, core, (writes, parts, sums))
+        states: list[Tensor] = attributes["states"]
+        scan_inputs = inputs
         if states:
             states = neuron._fitting(states, inputs)
         elif sums or not neuron._kernels_start_alike(inputs):
-            states = self._initial(neuron, inputs)
+            states = self._create_states(neuron, inputs)
         if links is not None:
-            given = (x.detach(), *links.parts)
+            scan_inputs = (x.detach(), *links.parts)
             if links.total is not None:
                 states = [*states, links.total]
         try:
-            results = scan_again(program, given, states)
+            results = scan_again(program, scan_inputs, states)
         except (TraceError, SpikeBitsError, NotImplementedError):
-            self._refused = core
+            self._rejected_core = core
             return None
         except (RuntimeError, ValueError):  # the ordinary call raises a clear error
             return None
         end = neuron.num_outputs
         first_state = end + writes
         neuron._hold_results(list(results[first_state : first_state + neuron.num_states]), [], None)
-        own["_graph"] = None
+        attributes["_graph"] = None
         y = results[0]
         if writes and not y.is_inference() and y.is_contiguous() and results[end].is_contiguous():
             setattr(y, _WRITTEN, _Written(results[end].detach(), y._version, y.data_ptr()))
         return y
 
-    def _initial(self, neuron: FlexSN, inputs: tuple[Tensor, ...]) -> list[Tensor]:
+    def _create_states(self, neuron: FlexSN, inputs: tuple[Tensor, ...]) -> list[Tensor]:
         if not neuron._kernels_start_alike(inputs):
             return neuron._initial(inputs)
         x = inputs[0]
         zero = self._zero
         if zero is None or zero.device != x.device or zero.is_inference() or zero.shape != x.shape[1:]:
             zero = torch.zeros((), dtype=x.dtype, device=x.device).expand(x.shape[1:])
-            if not (x.is_cuda and torch.cuda.is_current_stream_capturing()):  # each replay of a graph would write it
+            # Each replay of a graph would write a zero that is created during the capture.
+            if not (x.is_cuda and torch.cuda.is_current_stream_capturing()):
                 self._zero = zero
         return [zero] * neuron.num_states
 
-    def _program(self, neuron: FlexSN, core: Any, kind: tuple[bool, int, bool]) -> ScanProgram:
+    def _get_program(self, neuron: FlexSN, core: Any, kind: tuple[bool, int, bool]) -> ScanProgram:
         program = self._programs.get(kind)
         if program is None or not isinstance(program.core, LinkedStep) or program.core.core is not core:
             writes, parts, sums = kind

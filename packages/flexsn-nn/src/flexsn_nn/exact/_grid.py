@@ -7,12 +7,12 @@ from torch import Tensor
 
 from flexsn_nn.errors import ParameterError
 
-# float32 can represent all whole numbers up to this limit. Sums of parts can be a little larger than sums of the
-# numbers.
+# float32 can represent all whole numbers up to 2 ** 24. The limit is a little lower, because sums of the bfloat16 parts
+# of numbers can be a little larger than sums of the numbers.
 _LARGEST_SUM = 2.0**24 * (1 - 2.0**-6)
-# Beyond these exponents, parts of a number would not be normal float32 numbers.
+# Beyond these exponents, the bfloat16 parts of a number might not be normal float32 numbers.
 _EXPONENTS = (-100.0, 100.0)
-# In float64, numbers from 1/2 up to 1 have the biased exponent `_HALF`.
+# In float64, numbers from 1/2 to just below 1 have the biased exponent `_HALF`.
 _MANTISSA_BITS, _HALF = 52, 1022
 
 
@@ -22,26 +22,26 @@ def exponents(weight: Tensor, bits: int, largest_input: int, bias: Tensor | None
     Args:
         weight: `[rows, ...]`, of any floating-point dtype.
         bits: number of bits of the whole numbers, whose magnitude is below `2 ** (bits - 1)`.
-        largest_input: largest factor by which the numbers are multiplied.
-        bias: `[rows]`, added to the sums.
-        rounding: True if the numbers will be rounded to the grid, False if they are already on it.
+        largest_input: largest magnitude of the inputs by which the whole numbers are multiplied.
+        bias: `[rows]`, added to the sums; `None` without a bias.
+        rounding: True if the weight will be rounded to the grid, False if the weight is already on the grid.
 
     Returns:
         float64 `[rows, 1, ...]`.
     """
     rows = weight.detach().abs().flatten(1).double()
-    each = rows.shape[1]
+    row_length = rows.shape[1]
     total, limit = rows.sum(1) * largest_input, _LARGEST_SUM
     if bias is not None:
         total = total + bias.detach().abs().double()
     if rounding:
-        limit -= 0.5 * each * largest_input + 1
-    e = torch.minimum(_below(limit, total), _below(2.0 ** (bits - 1), rows.amax(1)))
+        limit -= 0.5 * row_length * largest_input + 1
+    e = torch.minimum(_find_exponent_below(limit, total), _find_exponent_below(2.0 ** (bits - 1), rows.amax(1)))
     return e.clamp(*_EXPONENTS).reshape(-1, *(1,) * (weight.dim() - 1))
 
 
-def _below(limit: float, value: Tensor) -> Tensor:
-    """Computes exactly the largest exponent `e` with `value * 2 ** e < limit`; 1022 if `value` is 0.
+def _find_exponent_below(limit: float, value: Tensor) -> Tensor:
+    """Computes the largest whole exponent `e` with `value * 2 ** e < limit`, without rounding; 1022 if `value` is 0.
 
     Reads the bits of the quotient instead of calling `frexp`, for which Inductor of torch 2.11 writes C++ code that
     does not compile.
@@ -50,22 +50,22 @@ def _below(limit: float, value: Tensor) -> Tensor:
     return (_HALF - exponent).double()
 
 
-def rounded(values: Tensor, e: Tensor, bits: int | None) -> Tensor:
-    """Rounds `values` to multiples of `2 ** -e` whose whole numbers have at most `bits` bits. Exact in their dtype."""
+def round_to_grid(values: Tensor, e: Tensor, bits: int | None) -> Tensor:
+    """Rounds `values` to `2 ** -e` times whole numbers of at most `bits` bits. `None` does not limit the bits."""
     scale = torch.exp2(e)
-    whole = torch.round(values.detach().double() * scale)
+    multiples = torch.round(values.detach().double() * scale)
     if bits is not None:
-        most = 2.0 ** (bits - 1) - 1
-        whole = whole.clamp(-most, most)
-    return (whole / scale).to(values.dtype)
+        largest = 2.0 ** (bits - 1) - 1
+        multiples = multiples.clamp(-largest, largest)
+    return (multiples / scale).to(values.dtype)
 
 
 def is_on_grid(weight: Tensor, bits: int = 16, largest_input: int = 1) -> bool:
-    """True if sums of a weight's rows are exact. Reads the weight, so it waits for a GPU."""
+    """True if each row of a weight is on a grid, so that sums are exact. Reads the weight, and waits for a GPU."""
     if weight.dim() < 2 or weight.dtype != torch.float32 or weight.numel() == 0:
         return False
     e = exponents(weight, bits, largest_input, None, rounding=False)
-    return bool(torch.equal(rounded(weight, e, bits), weight.detach()))
+    return bool(torch.equal(round_to_grid(weight, e, bits), weight.detach()))
 
 
 def whole_numbers(weight: Tensor, bits: int = 16, largest_input: int = 1) -> tuple[Tensor, Tensor]:
@@ -76,8 +76,8 @@ def whole_numbers(weight: Tensor, bits: int = 16, largest_input: int = 1) -> tup
         bits, largest_input: same as for `on_grid`.
 
     Returns:
-        int8 or int16 numbers, shaped like `weight`, and a power of two for each row, float32 `[rows]`. Their product is
-        `weight`.
+        int8 or int16 numbers, shaped like `weight`, and a power of two for each row, float32 `[rows]`. The product of
+        the two is `weight`.
 
     Raises:
         ParameterError: the weight is not on a grid with these properties.
@@ -91,7 +91,7 @@ def whole_numbers(weight: Tensor, bits: int = 16, largest_input: int = 1) -> tup
         (torch.int8, True)
     """
     if not is_on_grid(weight, bits, largest_input):
-        raise ParameterError(f"the weight is not on a grid of {bits} bits: flexsn_nn.on_grid(layer, bits={bits}).")
+        raise ParameterError(f"the weight is not on a grid of {bits} bits: call flexsn_nn.on_grid(layer, bits={bits}).")
     e = exponents(weight, bits, largest_input, None, rounding=False)
     numbers = (weight.detach().double() * torch.exp2(e)).to(torch.int8 if bits <= 8 else torch.int16)
     return numbers, torch.exp2(-e).flatten().float()

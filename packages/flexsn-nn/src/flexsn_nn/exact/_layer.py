@@ -1,4 +1,4 @@
-"""Replaces the forward of a layer that multiplies spikes by an exact product, where the exact product is faster."""
+"""Exact products with spikes, which replace a layer's own `forward` in calls where they are faster."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LARGEST = 1 << 8
 
 
 class ExactForward(ReplacedForward):
-    """Forward of a linear layer or a convolution of size 1. It replaces the layer's attribute `forward`.
+    """Forward of a linear layer or a convolution of size 1. The layer's attribute `forward` holds this object.
 
     Args:
         layer: `nn.Linear`, or a convolution of size 1 in one to three dimensions.
@@ -44,7 +44,8 @@ class ExactForward(ReplacedForward):
         links: if only a neuron reads the output, the layer and the modules that contain it; otherwise `None`.
 
     Attributes:
-        last: same as in `ReplacedForward`. For an exact product, `last` holds the numbers of parts.
+        last: same as in `ReplacedForward`. For an exact product, `last` contains the number of parts for the weight and
+            for gradients.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class ExactForward(ReplacedForward):
         if self.reads is not None and not compiling and input.dim() > 1 and not has_hooks_before(self.reads):
             written = written_of(input if isinstance(layer, nn.Linear) else input.movedim(1, -1))
         reason = self._why_not(input, written, weight, compiling)
-        parts = None if reason is not None else self._parts(weight, compiling)
+        parts = None if reason is not None else self._count_parts(weight, compiling)
         if parts is None:
             if not compiling:
                 self.last, self._record = (reason or _NO_GRID, False), None
@@ -87,16 +88,16 @@ class ExactForward(ReplacedForward):
             return result
         bias: Tensor | None = layer.bias  # type: ignore[assignment]
         if isinstance(layer, nn.Linear):
-            y, record, ran = self._multiplied(input, written, weight, bias, parts, compiling)
+            y, record, ran = self._multiply(input, written, weight, bias, parts, compiling)
         else:
             x = input.movedim(1, -1)
-            y, record, ran = self._multiplied(x, written, weight.flatten(1), bias, parts, compiling)
+            y, record, ran = self._multiply(x, written, weight.flatten(1), bias, parts, compiling)
             y = y.movedim(-1, 1)
         if not compiling:
             self.last, self._record = (parts, ran), record
         return y
 
-    def _multiplied(
+    def _multiply(
         self,
         x: Tensor,
         written: Tensor | None,
@@ -105,7 +106,7 @@ class ExactForward(ReplacedForward):
         parts: tuple[int, int],
         compiling: bool,
     ) -> tuple[Tensor, Tensor | None, bool]:
-        """Returns the product, the record of rows that are not whole numbers, and True if the exact product ran."""
+        """Returns the product, a record of rows with numbers that are not whole, and True if the exact product ran."""
         if compiling or type(x) is not Tensor or transform_at_work() is not None:
             if self._scale != 1.0:
                 return torch.nn.functional.linear(x, weight, bias), None, False
@@ -128,19 +129,19 @@ class ExactForward(ReplacedForward):
     def account(self) -> tuple[str, bool]:
         """Describes the last call. Also returns True if an exact product ran. On a GPU, waits for that call."""
         outcome, ran = self.last
-        words = outcome if isinstance(outcome, str) else _in_words(outcome)
+        text = outcome if isinstance(outcome, str) else _describe_parts(outcome)
         if self._record is not None and bool(self._record.any()):
-            words += "; its input had numbers that are not whole, so rows were computed again in float32"
+            text += "; its input had numbers that are not whole, so rows were computed again in float32"
         if not self.was_called and any(self.known):
-            low, high = next(one for one in self.known if one is not None)
-            words += f"; its input consists of whole numbers from {low} to {high}"
-        return words, ran
+            low, high = next(input_range for input_range in self.known if input_range is not None)
+            text += f"; its input consists of whole numbers from {low} to {high}"
+        return text, ran
 
     def _why_not(self, x: Tensor, written: Tensor | None, weight: Tensor, compiling: bool) -> str | None:
         """Returns the reason why torch's product runs; `None` if the exact product can run.
 
         Args:
-            written: input in bfloat16, as a neuron wrote it, so it consists of spikes.
+            written: spikes in bfloat16 that a neuron wrote in addition to `x`; `None` without these spikes.
         """
         if torch.is_autocast_enabled(x.device.type):
             return "under autocast"
@@ -157,7 +158,7 @@ class ExactForward(ReplacedForward):
     def _why_never(self, x: Tensor, weight: Tensor, compiling: bool) -> str | None:
         """Returns the reason why torch's product runs for all tensors with these layouts; `None` if there is none."""
         if x.dtype != torch.float32 or weight.dtype != torch.float32:
-            return f"its input is {x.dtype} and its weight {weight.dtype}; exact products are of float32"
+            return f"its input is {x.dtype} and its weight {weight.dtype}; exact products need float32"
         if x.device != weight.device or x.dim() == 0:
             return "its input and its weight do not match"
         unavailable = why_unavailable(x.device)
@@ -168,12 +169,12 @@ class ExactForward(ReplacedForward):
             return "exported programs contain only torch's operators"
         if not isinstance(self.layer, nn.Linear):
             if x.dim() != weight.dim():
-                return "its input has no batch"
+                return "its input has no batch dimension"
             if not x.movedim(1, -1).is_contiguous():
                 return "its input is not channels-last in memory"
         if x.shape[-1 if isinstance(self.layer, nn.Linear) else 1] != weight.shape[1]:
             return "its input and its weight do not match"
-        if x.numel() * weight.shape[0] < _fewest():
+        if x.numel() * weight.shape[0] < _get_fewest():
             return "too small: launches would take longer than the product"
         return _why_slow(x.device)
 
@@ -181,32 +182,32 @@ class ExactForward(ReplacedForward):
         self._scale = 1.0
         if self.claimed:
             return None
-        found: WholeRange | None = self.known[self.layer.training]
+        input_range: WholeRange | None = self.known[self.layer.training]
         if not compiling and x.grad_fn is not None:
-            followed = scaled_range_of(x)
-            if isinstance(followed, Unknown):
-                made = f": {followed.reason} computes it from spikes" if followed.reason else ""
-                return f"its input does not consist of spikes{made}"
-            found, self._scale = followed
-        if found is None:
+            traced = scaled_range_of(x)
+            if isinstance(traced, Unknown):
+                operation = f": {traced.reason} computes it from spikes" if traced.reason else ""
+                return f"its input does not consist of spikes{operation}"
+            input_range, self._scale = traced
+        if input_range is None:
             return "its input is not known to consist of spikes"
-        if max(-found.low, found.high) > _LARGEST:
-            return f"its input has whole numbers from {found.low} to {found.high}, at most {_LARGEST} is possible"
+        if max(-input_range.low, input_range.high) > _LARGEST:
+            return f"its input has whole numbers from {input_range.low} to {input_range.high}; the limit is {_LARGEST}"
         return None
 
-    def _parts(self, weight: Tensor, compiling: bool) -> tuple[int, int] | None:
-        """Returns the number of parts for the weight and for gradients; `None` if `"exact"` is set without a grid."""
-        asked = self.precision
-        of_gradients = _PARTS[_torch_precision() if asked is None or asked == "exact" else asked]
+    def _count_parts(self, weight: Tensor, compiling: bool) -> tuple[int, int] | None:
+        """Returns the number of parts for the weight and for gradients; `None` for `"exact"` without a grid."""
+        precision = self.precision
+        gradient_parts = _PARTS[_read_torch_precision() if precision is None or precision == "exact" else precision]
         grid = grid_of(self.layer)
         if grid is not None:
-            return (1 if grid.bits <= _BITS_OF_ONE_PART else 2), of_gradients
-        if asked != "exact":
-            return of_gradients, of_gradients
-        return (2, of_gradients) if not compiling and self._left_on_grid(weight) else None
+            return (1 if grid.bits <= _BITS_OF_ONE_PART else 2), gradient_parts
+        if precision != "exact":
+            return gradient_parts, gradient_parts
+        return (2, gradient_parts) if not compiling and self._is_still_on_grid(weight) else None
 
-    def _left_on_grid(self, weight: Tensor) -> bool:
-        """True if the weight is still on a grid without its parametrization. Reads each new weight once."""
+    def _is_still_on_grid(self, weight: Tensor) -> bool:
+        """True if the weight is still on a grid after its parametrization was removed. Checks each new weight once."""
         key = weight.data_ptr(), 0 if weight.is_inference() else weight._version
         if self._grid is None or self._grid[:2] != key:
             self._grid = (*key, is_on_grid(weight.flatten(1)))
@@ -217,7 +218,7 @@ class ExactForward(ReplacedForward):
 
 
 @constant
-def _fewest() -> int:
+def _get_fewest() -> int:
     return fewest_multiplications()
 
 
@@ -227,20 +228,20 @@ def _why_slow(device: torch.device) -> str | None:
 
 
 @constant
-def _torch_precision() -> str:
+def _read_torch_precision() -> str:
     """Returns the precision that the user has set for torch's float32 products."""
     return float32_precision()
 
 
 _NO_GRID = "its weight is not on a grid: flexsn_nn.on_grid(layer)"
-_HELD = {1: "8 bits", 2: "16 bits", 3: "float32"}
+_PRECISION_BY_PARTS = {1: "8 bits", 2: "16 bits", 3: "float32"}
 
 
-def _in_words(parts: tuple[int, int]) -> str:
-    of_weight, of_gradients = parts
+def _describe_parts(parts: tuple[int, int]) -> str:
+    weight_parts, gradient_parts = parts
     return (
-        f"exact products; weight in {of_weight} part{'s' if of_weight > 1 else ''}, gradients in {of_gradients} "
-        f"({_HELD[of_gradients]})"
+        f"exact products; weight in {weight_parts} part{'s' if weight_parts > 1 else ''}, gradients in "
+        f"{gradient_parts} ({_PRECISION_BY_PARTS[gradient_parts]})"
     )
 
 
@@ -248,17 +249,17 @@ def why_no_product(layer: nn.Module) -> str | None:
     """Returns the reason why a layer always uses torch's product; `None` if there is none."""
     kind: Any = type(layer)
     kinds: tuple[Any, ...] = (nn.Linear, *CONVOLUTIONS)
-    own = next(one for one in kinds if isinstance(layer, one))
-    if kind.forward is not own.forward or "forward" in vars(layer):
+    base = next(candidate for candidate in kinds if isinstance(layer, candidate))
+    if kind.forward is not base.forward or "forward" in vars(layer):
         return f"{kind.__name__} overrides forward"
-    if own is not nn.Linear:
-        ones = (layer.kernel_size, layer.stride, layer.dilation)
-        if any(size != 1 for sizes in ones for size in sizes) or layer.groups != 1 or _pads(layer.padding):  # type: ignore[union-attr]
-            return "a convolution over more than single points"
+    if base is not nn.Linear:
+        extents = (layer.kernel_size, layer.stride, layer.dilation)
+        if any(size != 1 for sizes in extents for size in sizes) or layer.groups != 1 or _has_padding(layer.padding):  # type: ignore[union-attr]
+            return "not a convolution of size 1 without stride, groups and padding"
     return None
 
 
-def _pads(padding: Any) -> bool:
+def _has_padding(padding: Any) -> bool:
     return padding not in ("same", "valid") and any(size != 0 for size in padding)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Largest finite bfloat16: larger float32 numbers would become infinite.
+# Largest finite bfloat16. As bfloat16, larger float32 numbers would become infinite.
 _LARGEST = 3.3895313892515355e38
 
 
@@ -17,7 +17,7 @@ class LinkedStep:
 
     The step is `(x, *links, *states, total) -> (*outputs, spikes, *new_states, total)`. `spikes` is the first output in
     bfloat16. The gradient of `x` only flows to the links: each of the `parts` links receives one bfloat16 part of this
-    gradient. `total`, as an initial state, receives the sum of the gradient over time.
+    gradient. The gradient of the initial state `total` is the sum of this gradient over time.
 
     Args:
         core: step with one input.
@@ -34,36 +34,36 @@ class LinkedStep:
 
     def __call__(self, x: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         links, states = rest[: self.parts], rest[self.parts :]
-        after: tuple[Tensor, ...] = ()
+        total_state: tuple[Tensor, ...] = ()
         if self.sums:
             *states, total = states  # type: ignore[assignment]
-            after = (total,)
+            total_state = (total,)
         if self.parts:
-            x = _LinkedFunction.apply(x, *after, *links)
-        found = self.core(x, *states)
-        results = (found,) if isinstance(found, Tensor) else tuple(found)
+            x = _LinkedFunction.apply(x, *total_state, *links)
+        returned = self.core(x, *states)
+        results = (returned,) if isinstance(returned, Tensor) else tuple(returned)
         spikes = (results[0].to(torch.bfloat16),) if self.writes else ()
-        return (*results[: self.num_outputs], *spikes, *results[self.num_outputs :], *after)
+        return (*results[: self.num_outputs], *spikes, *results[self.num_outputs :], *total_state)
 
 
 class _LinkedFunction(torch.autograd.Function):
-    """Returns `x`. Its gradient flows to the other arguments: whole if they are float32, otherwise in parts."""
+    """Returns `x`. Each float32 argument receives the whole gradient, and each other argument a part of it."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *others: Tensor) -> Tensor:
-        ctx.dtypes = [one.dtype for one in others]
+    def forward(ctx: Any, x: Tensor, *targets: Tensor) -> Tensor:
+        ctx.dtypes = [target.dtype for target in targets]
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        left, found = grad, []
+        remainder, gradients = grad, []
         for dtype in ctx.dtypes:
             if dtype == torch.float32:
-                found.append(grad)
+                gradients.append(grad)
                 continue
-            finite = torch.where(left.abs() == torch.inf, left, left.clamp(-_LARGEST, _LARGEST))
+            finite = torch.where(remainder.abs() == torch.inf, remainder, remainder.clamp(-_LARGEST, _LARGEST))
             part = finite.to(torch.bfloat16)
-            found.append(part)
-            taken = part.to(torch.float32)
-            left = torch.where(taken == left, 0.0, left - taken)
-        return None, *found
+            gradients.append(part)
+            represented = part.to(torch.float32)
+            remainder = torch.where(represented == remainder, 0.0, remainder - represented)
+        return None, *gradients

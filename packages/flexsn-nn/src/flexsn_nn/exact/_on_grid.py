@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize
 
 from flexsn_nn._checks import check_count
 from flexsn_nn.errors import ParameterError
-from flexsn_nn.exact._grid import exponents, rounded
+from flexsn_nn.exact._grid import exponents, round_to_grid
 
 FEWEST_BITS, MOST_BITS = 8, 16
 _BIAS = "bias"
@@ -37,7 +37,7 @@ class Gridded:
     def __str__(self) -> str:
         return (
             f"{self.name} on a grid of {self.bits} bits: elements change by at most {self.largest_change:.1e}, "
-            f"{self.relative_change:.1e} of the largest one"
+            f"{self.relative_change:.1e} of the largest element"
         )
 
 
@@ -59,13 +59,14 @@ class OnGrid(nn.Module):
 
     def forward(self, values: Tensor) -> Tensor:
         """Returns the weight `[rows, ...]` or the bias `[rows]` on the grid."""
-        weight, bias = (_original(self._layer[0], name) for name in (self._name, _BIAS))
+        weight, bias = (_read_original(self._layer[0], name) for name in (self._name, _BIAS))
         assert weight is not None
         with torch.no_grad():
             e = exponents(weight, self.bits, self.largest_input, bias, rounding=True)
             is_bias = values.dim() == 1
-            near = rounded(values, e.flatten() if is_bias else e, None if is_bias else self.bits)
-            # A number is close to its rounded value. Therefore, their difference is exact, and the sum is also exact.
+            near = round_to_grid(values, e.flatten() if is_bias else e, None if is_bias else self.bits)
+            # A value is close to its rounded value. Therefore, the difference between the two is exact, and the sum is
+            # exact.
             difference = near - values
         return values + difference
 
@@ -76,11 +77,11 @@ class OnGrid(nn.Module):
 def on_grid(module: nn.Module, name: str = "weight", bits: int = 16, *, largest_input: int = 1) -> tuple[Gridded, ...]:
     """Keeps each row of a layer's weight on a grid, so that sums over spikes are exact. Changes the layer in place.
 
-    The numbers of a row become multiples of a power of two, `2 ** -e`. This is the smallest power for which the
-    multiples are whole numbers of `bits` bits and float32 can represent each of their sums exactly. A product with
+    The numbers of a row become multiples of a power of two, `2 ** -e`. The power is the smallest for which the
+    multipliers are whole numbers of `bits` bits, and float32 can represent all sums of a row exactly. A product with
     spikes then has the same bits in any order of summation: in the loop and in kernels, for any batch size, on any
     device. If the layer has a `bias`, the bias is rounded to the same grid. The grid is a `torch.nn.utils.parametrize`
-    parametrization: the learned numbers are not rounded, the gradient passes straight through, and
+    parametrization: the learned values are not rounded, the gradient passes straight through, and
     `remove_parametrizations(module, name)` leaves the weight on its grid.
 
     Args:
@@ -91,7 +92,7 @@ def on_grid(module: nn.Module, name: str = "weight", bits: int = 16, *, largest_
             of 40 spikes.
 
     Returns:
-        The changes of the weight and of the bias by the rounding.
+        A record of the weight, and of the bias if the layer has a bias, with the changes that the rounding makes.
 
     Raises:
         ParameterError: the tensor has no rows, is not float32, or is already on a grid; or `bits` is out of range.
@@ -106,59 +107,69 @@ def on_grid(module: nn.Module, name: str = "weight", bits: int = 16, *, largest_
     """
     check_count("bits", bits, at_least=FEWEST_BITS)
     if bits > MOST_BITS:
-        raise ParameterError(f"bits is {bits}; a grid has {FEWEST_BITS} to {MOST_BITS}.")
+        raise ParameterError(f"bits is {bits}; a grid has {FEWEST_BITS} to {MOST_BITS} bits.")
     check_count("largest_input", largest_input)
     weight = getattr(module, name, None)
-    if not isinstance(weight, Tensor) or name not in {*module._parameters, *module._buffers, *_names(module)}:
+    if not isinstance(weight, Tensor) or name not in {
+        *module._parameters,
+        *module._buffers,
+        *_parametrized_names(module),
+    }:
         raise ParameterError(f"{type(module).__name__} has no parameter or buffer {name!r}.")
     if grid_of(module, name) is not None:
         raise ParameterError(f"{name} of {type(module).__name__} is on a grid: call remove_parametrizations first.")
     if isinstance(module, _TRANSPOSED):
-        raise ParameterError(f"{type(module).__name__} sums over the first dimension of its weight: it has no rows.")
+        raise ParameterError(
+            f"{type(module).__name__} sums over the first dimension of its weight, so the weight has no rows."
+        )
     if weight.dim() < 2:
         raise ParameterError(f"{name} is {list(weight.shape)}; a weight with rows is [outputs, inputs, ...].")
     if weight.dtype != torch.float32:
-        raise ParameterError(f"{name} is {weight.dtype}; grids are of float32.")
-    found = []
-    names = [name] if name == _BIAS or _rows_of(module, _BIAS) != weight.shape[0] else [name, _BIAS]
-    before = {one: getattr(module, one).detach().clone() for one in names}
-    for one in names:
-        parametrize.register_parametrization(module, one, OnGrid(module, name, bits, largest_input))
-    for one in names:
-        change = (getattr(module, one).detach() - before[one]).abs()
-        largest, most = (float(t.amax()) if t.numel() else 0.0 for t in (change, before[one].abs()))
-        found.append(Gridded(one, bits, largest, largest / most if most else 0.0))
-    return tuple(found)
+        raise ParameterError(f"{name} is {weight.dtype}; a grid needs float32.")
+    records = []
+    names = [name] if name == _BIAS or _count_rows(module, _BIAS) != weight.shape[0] else [name, _BIAS]
+    before = {tensor_name: getattr(module, tensor_name).detach().clone() for tensor_name in names}
+    for tensor_name in names:
+        parametrize.register_parametrization(module, tensor_name, OnGrid(module, name, bits, largest_input))
+    for tensor_name in names:
+        change = (getattr(module, tensor_name).detach() - before[tensor_name]).abs()
+        largest_change, largest_value = (
+            float(t.amax()) if t.numel() else 0.0 for t in (change, before[tensor_name].abs())
+        )
+        records.append(
+            Gridded(tensor_name, bits, largest_change, largest_change / largest_value if largest_value else 0.0)
+        )
+    return tuple(records)
 
 
 def grid_of(module: nn.Module, name: str = "weight") -> OnGrid | None:
     """Returns the grid of a tensor if it is the last parametrization of the tensor, otherwise `None`."""
-    if name not in _names(module):
+    if name not in _parametrized_names(module):
         return None
     last = list(module.parametrizations[name])[-1]  # type: ignore[index]
     return last if isinstance(last, OnGrid) else None
 
 
-def _names(module: nn.Module) -> set[str]:
+def _parametrized_names(module: nn.Module) -> set[str]:
     """Returns the names of a module's parametrized tensors."""
-    found = module._modules.get("parametrizations")
-    return set(found.keys()) if isinstance(found, nn.ModuleDict) else set()
+    parametrizations = module._modules.get("parametrizations")
+    return set(parametrizations.keys()) if isinstance(parametrizations, nn.ModuleDict) else set()
 
 
-def _rows_of(module: nn.Module, name: str) -> int | None:
+def _count_rows(module: nn.Module, name: str) -> int | None:
     tensor = getattr(module, name, None)
     return len(tensor) if isinstance(tensor, Tensor) and tensor.dim() == 1 else None
 
 
-def _original(module: nn.Module, name: str) -> Tensor | None:
-    """Returns a tensor before its rounding to the grid; `None` if the layer does not have the tensor."""
-    if name not in _names(module):
+def _read_original(module: nn.Module, name: str) -> Tensor | None:
+    """Returns the values of a tensor before rounding to the grid; `None` if the layer does not have the tensor."""
+    if name not in _parametrized_names(module):
         tensor = getattr(module, name, None)
         return tensor if isinstance(tensor, Tensor) else None
     chain: Any = module.parametrizations[name]  # type: ignore[index]
     value: Tensor = chain.original
-    for one in chain:
-        if isinstance(one, OnGrid):
+    for parametrization in chain:
+        if isinstance(parametrization, OnGrid):
             break
-        value = one(value)
+        value = parametrization(value)
     return value

@@ -1,4 +1,4 @@
-"""Finds layers whose input consists of spikes by reading the network's `forward`, without data."""
+"""Reads the network's `forward`, without data, to find layers whose input consists of spikes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from flexsn_nn.fusion._dataflow import forward_graphs
 from flexsn_nn.layer import NormNeuron
 from flexsn_nn.memory._ranges import WholeRange
 
-_Known = dict[str, list[WholeRange | None]]
+_InputRanges = dict[str, list[WholeRange | None]]
 
-# Modules, functions and methods whose results contain only numbers from their first argument, and zeros.
+# Modules, functions and methods whose results contain only elements of the first argument, and zeros.
 SAME_MODULES = (
     nn.Identity, nn.Flatten, nn.Unflatten, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AdaptiveMaxPool1d,
     nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d, nn.UpsamplingNearest2d, nn.PixelShuffle, nn.PixelUnshuffle,
@@ -33,74 +33,78 @@ _CHOICES = frozenset({"maximum", "minimum"})
 
 
 def known_inputs(net: nn.Module, layers: tuple[type[nn.Module], ...], *, training: bool) -> dict[str, WholeRange]:
-    """Finds the layers that read only spikes or small whole numbers in all calls, and the ranges of these numbers.
+    """Finds the layers that read only spikes or small whole numbers in all calls. Returns the ranges of these numbers.
 
     Args:
         layers: types of the layers.
-        training: mode of the network whose graphs are read.
+        training: True to read the graphs of training, False for those of evaluation.
     """
-    found: _Known = {}
+    input_ranges: _InputRanges = {}
     for root, twin, graph in forward_graphs(net, training=training):
-        _Reader(root, twin, layers, found).read(graph)
+        _Reader(root, twin, layers, input_ranges).read(graph)
     return {
-        name: WholeRange(min(one.low for one in ranges), max(one.high for one in ranges))
-        for name, inputs in found.items()
-        if len(ranges := [one for one in inputs if one is not None]) == len(inputs)
+        name: WholeRange(
+            min(input_range.low for input_range in ranges), max(input_range.high for input_range in ranges)
+        )
+        for name, inputs in input_ranges.items()
+        if len(ranges := [input_range for input_range in inputs if input_range is not None]) == len(inputs)
     }
 
 
-def _of_neuron(neuron: FlexSN | NormNeuron) -> WholeRange | None:
+def _range_of_neuron(neuron: FlexSN | NormNeuron) -> WholeRange | None:
     inner = neuron.neuron if isinstance(neuron, NormNeuron) else neuron
     low_high = inner.spike_range if inner.num_outputs == 1 else None
     return None if low_high is None else WholeRange(*low_high)
 
 
 class _Reader:
-    """Computes ranges along the graph of a part of a network."""
+    """Computes the ranges of the values in the graph of a part of a network."""
 
-    def __init__(self, root: str, net: nn.Module, layers: tuple[type[nn.Module], ...], found: _Known) -> None:
+    def __init__(
+        self, root: str, net: nn.Module, layers: tuple[type[nn.Module], ...], input_ranges: _InputRanges
+    ) -> None:
         self._prefix = f"{root}." if root else ""
-        self._net, self._layers, self._found = net, layers, found
+        self._net, self._layers, self._input_ranges = net, layers, input_ranges
         self._names = {module: name for name, module in net.named_modules()}
 
     def read(self, graph: fx.Graph) -> None:
         ranges: dict[fx.Node, WholeRange | None] = {}
         for node in graph.nodes:
-            arguments = [ranges.get(one) if isinstance(one, fx.Node) else one for one in node.args]
-            ranges[node] = self._of(node, arguments)
+            arguments = [ranges.get(argument) if isinstance(argument, fx.Node) else argument for argument in node.args]
+            ranges[node] = self._range_of_node(node, arguments)
 
-    def _of(self, node: fx.Node, arguments: Sequence[Any]) -> WholeRange | None:
+    def _range_of_node(self, node: fx.Node, arguments: Sequence[Any]) -> WholeRange | None:
         first = arguments[0] if arguments else None
         if node.op == "call_module":
             module = self._net.get_submodule(f"{self._prefix}{node.target}")
-            return self._of_module(module, first if isinstance(first, WholeRange) else None)
+            return self._range_of_module(module, first if isinstance(first, WholeRange) else None)
         if node.op == "call_method":
-            return self._of_function(str(node.target), node, arguments)
+            return self._range_of_function(str(node.target), node, arguments)
         if node.op == "call_function":
             target: Any = node.target
             owner = getattr(target, "__module__", None) or ""
             if owner.startswith("torch") or target in (operator.add, operator.iadd) or owner in ("_operator", ""):
-                return self._of_function(getattr(target, "__name__", ""), node, arguments)
+                return self._range_of_function(getattr(target, "__name__", ""), node, arguments)
         return None
 
-    def _of_module(self, module: nn.Module, before: WholeRange | None) -> WholeRange | None:
+    def _range_of_module(self, module: nn.Module, before: WholeRange | None) -> WholeRange | None:
         name = self._names[module]
         if isinstance(module, self._layers):
-            self._found.setdefault(name, []).append(before)
+            self._input_ranges.setdefault(name, []).append(before)
         if isinstance(module, FlexSN | NormNeuron):
-            return _of_neuron(module)
+            return _range_of_neuron(module)
         if type(module) in (OverTime, nn.Sequential):
             for child in module.children():
-                before = self._of_module(child, before)
+                before = self._range_of_module(child, before)
             return before
         if type(module) in SAME_MODULES or (type(module) in _DROPOUTS and not module.training):
             return None if before is None else WholeRange(min(before.low, 0), max(before.high, 0))
         return None
 
-    def _of_function(self, name: str, node: fx.Node, arguments: Sequence[Any]) -> WholeRange | None:
+    def _range_of_function(self, name: str, node: fx.Node, arguments: Sequence[Any]) -> WholeRange | None:
         if name in SAME_FUNCTIONS:
             return arguments[0] if arguments and isinstance(arguments[0], WholeRange) else None
-        if node.kwargs or len(arguments) != 2 or not all(isinstance(one, WholeRange) for one in arguments):
+        if node.kwargs or len(arguments) != 2 or not all(isinstance(argument, WholeRange) for argument in arguments):
             return None
         a, b = arguments
         if name in _SUMS:

@@ -23,7 +23,7 @@ from flexsn_nn.flexsn._choice import PLAIN, Chooses
 from flexsn_nn.noise._draws import Draws, Means
 from flexsn_nn.transforms._absorbed import Absorb, parts_of
 from flexsn_nn.transforms._bits import SpikesAsBits
-from flexsn_nn.transforms._compose import Counts, added, before, composed, key_of, tell_ends
+from flexsn_nn.transforms._compose import Counts, added, before, compose, key_of, tell_ends
 from flexsn_nn.transforms._delayed import Delayed
 from flexsn_nn.transforms._transform import Transform, Values
 from flexsn_runtime import (
@@ -300,7 +300,7 @@ class Runs(Chooses):
         """
         single = self._step_mode == "s"
         counts = Counts(self.num_inputs, self.num_states, self.num_outputs)
-        core = composed(self.core, counts, transforms, [transform.tensors for transform in transforms])
+        core = compose(self.core, counts, transforms, [transform.tensors for transform in transforms])
         if self.requires_grad is not None:  # kernels apply this setting themselves
             inputs = (*_masked(inputs, self.requires_grad[: self.num_inputs]), *inputs[self.num_inputs :])
             states = (*_masked(states, self.requires_grad[self.num_inputs :]), *states[self.num_states :])

@@ -1,4 +1,4 @@
-"""Fuses norms, delays and elementwise functions into the step of the neuron after them."""
+"""Fuses norms, delays and elementwise functions with the neurons after them."""
 
 from __future__ import annotations
 

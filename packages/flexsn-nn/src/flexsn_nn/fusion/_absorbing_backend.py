@@ -19,10 +19,11 @@ class AbsorbingBackend:
     the affine part of `batch_norm` become part of the step. The sequence between the function and the neuron is then
     neither written, read nor stored. The graph is changed before AOTAutograd, so gradients are those of the new step. A
     function is not moved if the move would save nothing, because another node also reads its result, or if the move
-    would change the result. `print` shows the functions that were not moved, with the reasons.
+    would change the result. `print` shows the functions that were moved, and the reasons why other functions were not
+    moved.
 
-    Results equal those of the unchanged network, except for `batch_norm`. A norm is computed as
-    `(x - mean) * scale + shift`, as with `fuse_norms`.
+    Results equal those of the unchanged network, except for `batch_norm`. A norm is computed as `(x - mean) * scale +
+    shift`, as after `fuse_norms`.
 
     Args:
         backend: backend that compiles the changed graph: a name, or a function of a graph and examples of its inputs,
@@ -39,7 +40,7 @@ class AbsorbingBackend:
         >>> neuron, backend = LIF(), AbsorbingBackend("eager")
         >>> torch.compile(lambda x: neuron(2 * x + 0.1), backend=backend)(torch.rand(4, 3)).shape
         torch.Size([4, 3])
-        >>> [len(one.producers) for one in backend.absorbed]
+        >>> [len(entry.producers) for entry in backend.absorbed]
         [2]
     """
 
@@ -55,7 +56,7 @@ class AbsorbingBackend:
         return compiler_of(self._backend)(graph, examples, **options)
 
     def __str__(self) -> str:
-        lines = [f"neurons compute {len(self.absorbed)} of their inputs", *(f"  {one}" for one in self.absorbed)]
+        lines = [f"neurons compute {len(self.absorbed)} of their inputs", *(f"  {entry}" for entry in self.absorbed)]
         if self.left:
-            lines += ["not moved into a step:", *(f"  {one}" for one in self.left)]
+            lines += ["not moved into a step:", *(f"  {entry}" for entry in self.left)]
         return "\n".join(lines)

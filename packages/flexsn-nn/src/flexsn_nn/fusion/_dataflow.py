@@ -55,12 +55,12 @@ def dataflow(net: nn.Module, *, training: bool) -> Dataflow:
     Args:
         training: True for training mode, False for evaluation.
     """
-    found = Dataflow()
-    twin = _twin(net, training, found)
+    flow = Dataflow()
+    twin = _copy_network(net, training, flow)
     if twin is not None:
-        for root, graph in _graphs("", twin, found):
-            _read(root, twin, graph, found)
-    return found
+        for root, graph in _trace_graphs("", twin, flow):
+            _read(root, twin, graph, flow)
+    return flow
 
 
 def forward_graphs(net: nn.Module, *, training: bool) -> Iterator[tuple[str, nn.Module, fx.Graph]]:
@@ -69,20 +69,20 @@ def forward_graphs(net: nn.Module, *, training: bool) -> Iterator[tuple[str, nn.
     Args:
         training: True for training mode, False for evaluation.
     """
-    found = Dataflow()
-    twin = _twin(net, training, found)
+    flow = Dataflow()
+    twin = _copy_network(net, training, flow)
     if twin is not None:
-        for root, graph in _graphs("", twin, found):
+        for root, graph in _trace_graphs("", twin, flow):
             yield root, twin, graph
 
 
-def _twin(net: nn.Module, training: bool, found: Dataflow) -> nn.Module | None:
+def _copy_network(net: nn.Module, training: bool, flow: Dataflow) -> nn.Module | None:
     """Copies a network without hooks and with shared tensors. On failure, returns `None` and records the reason."""
     shared = {id(tensor): tensor for tensor in (*net.parameters(), *net.buffers())}
     try:
         twin = copy.deepcopy(net, dict(shared))
     except Exception as error:  # copying a module can raise any error
-        found.untraced[""] = f"the network cannot be copied: {_first_line(error)}"
+        flow.untraced[""] = f"the network cannot be copied: {_first_line(error)}"
         return None
     for module in twin.modules():
         for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks):
@@ -107,17 +107,26 @@ class _Proxy(fx.Proxy):
 
 @lru_cache(maxsize=4096)
 def _calls_isinstance(code: CodeType, offset: int) -> bool:
-    """True if the instruction at this offset calls `isinstance` by name. The call begins by loading the name."""
+    """True if the instruction at this offset calls `isinstance` by name.
+
+    In the source, such a call begins at the position of the instruction that loads the name.
+    """
     if "isinstance" not in code.co_names:
         return False
-    listed = list(get_instructions(code))
-    begins = {at.offset: (at.positions.lineno, at.positions.col_offset) for at in listed if at.positions}
-    called = begins.get(offset)
-    if called is None or None in called:
+    instructions = list(get_instructions(code))
+    positions = {
+        instruction.offset: (instruction.positions.lineno, instruction.positions.col_offset)
+        for instruction in instructions
+        if instruction.positions
+    }
+    call_position = positions.get(offset)
+    if call_position is None or None in call_position:
         return False
     return any(
-        at.opname in ("LOAD_GLOBAL", "LOAD_NAME") and at.argval == "isinstance" and begins.get(at.offset) == called
-        for at in listed
+        instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+        and instruction.argval == "isinstance"
+        and positions.get(instruction.offset) == call_position
+        for instruction in instructions
     )
 
 
@@ -125,7 +134,7 @@ _SIZES = frozenset({"shape", "ndim", "size", "dim", "numel", "stride", "nelement
 
 
 def _is_size(node: fx.Node) -> bool:
-    """True for numbers that are computed only from sizes."""
+    """True for a node that is computed only from sizes."""
     if node.op == "call_method":
         return node.target in _SIZES
     if node.op != "call_function":
@@ -137,11 +146,11 @@ def _is_size(node: fx.Node) -> bool:
 
 
 class _Tracer(fx.Tracer):
-    """Traces into the user's modules, and records calls of layers."""
+    """Traces the code of the user's modules, and records calls of layers without tracing their code."""
 
     def __init__(self, closed: set[nn.Module]) -> None:
         super().__init__()
-        self._closed = closed
+        self._leaves = closed
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return fx.Proxy(node, self) if _is_size(node) else _Proxy(node, self)
@@ -150,7 +159,7 @@ class _Tracer(fx.Tracer):
         return a.node if issubclass(type(a), fx.Proxy) else super().create_arg(a)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return m in self._closed or _is_layer(m)
+        return m in self._leaves or _is_layer(m)
 
 
 def _is_layer(module: nn.Module) -> bool:
@@ -159,7 +168,7 @@ def _is_layer(module: nn.Module) -> bool:
     return type(module).__module__.startswith("torch.nn.") and not isinstance(module, nn.Sequential)
 
 
-def _graphs(name: str, module: nn.Module, found: Dataflow) -> Iterator[tuple[str, fx.Graph]]:
+def _trace_graphs(name: str, module: nn.Module, flow: Dataflow) -> Iterator[tuple[str, fx.Graph]]:
     """Yields the graph of a module with its name, or the graphs of its parts if the module cannot be traced."""
     if _is_layer(module):
         return
@@ -167,20 +176,20 @@ def _graphs(name: str, module: nn.Module, found: Dataflow) -> Iterator[tuple[str
         yield name, _Tracer(set()).trace(module)
         return
     except Exception as error:  # code that does not support a proxy can raise any error
-        why = _first_line(error)
+        reason = _first_line(error)
     children = [(child, part) for child, part in module.named_children() if not _is_layer(part)]
     for child, part in module.named_children():
         if not _is_layer(part):
-            yield from _graphs(f"{name}.{child}" if name else child, part, found)
+            yield from _trace_graphs(f"{name}.{child}" if name else child, part, flow)
     try:
         if not children:
-            raise RuntimeError(why)
+            raise RuntimeError(reason)
         yield name, _Tracer({part for _, part in children}).trace(module)
     except Exception as error:
-        found.untraced[name] = _first_line(error)
+        flow.untraced[name] = _first_line(error)
 
 
-def _read(root: str, net: nn.Module, graph: fx.Graph, found: Dataflow) -> None:
+def _read(root: str, net: nn.Module, graph: fx.Graph, flow: Dataflow) -> None:
     canonical = {module: name for name, module in net.named_modules()}
     prefix = f"{root}." if root else ""
 
@@ -192,18 +201,18 @@ def _read(root: str, net: nn.Module, graph: fx.Graph, found: Dataflow) -> None:
         if node.op != "call_module":
             continue
         name = name_of(node)
-        found.calls[name] += 1
-        found.uses[name] = [
-            Use(layer := name_of(user), layer) if _takes_it_alone(user, node) else Use(None, _described(user))
+        flow.calls[name] += 1
+        flow.uses[name] = [
+            Use(layer := name_of(user), layer) if _is_only_input(user, node) else Use(None, _describe(user))
             for user in node.users
         ]
 
 
-def _takes_it_alone(user: fx.Node, node: fx.Node) -> bool:
+def _is_only_input(user: fx.Node, node: fx.Node) -> bool:
     return user.op == "call_module" and bool(user.args) and user.args[0] is node and user.all_input_nodes == [node]
 
 
-def _described(user: fx.Node) -> str:
+def _describe(user: fx.Node) -> str:
     if user.op == "output":
         return "the module's result"
     if user.op == "call_module":

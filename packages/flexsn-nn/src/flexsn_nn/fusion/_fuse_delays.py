@@ -10,7 +10,7 @@ from flexsn_nn._delay import Delay
 from flexsn_nn._flexsn import FlexSN
 from flexsn_nn._handover import Handover
 from flexsn_nn._stateful import is_own_forward
-from flexsn_nn.fusion._pairs import LeftError, followed, neuron_behind, why_not_into
+from flexsn_nn.fusion._pairs import LeftError, find_neuron_after, trace_network, why_not_into
 from flexsn_nn.fusion._report import DelayFusion
 
 
@@ -20,8 +20,9 @@ def fuse_delays(net: nn.Module, *, skip: Collection[str] = ()) -> DelayFusion:
     A `layer.Delay` is fused if its output goes only to one neuron. To check this, `forward` is traced with `torch.fx`.
     Outputs, states and gradients equal those of the unchanged network. If the neuron's kernels are elementwise and in
     Triton, they read each input from the earlier step. Otherwise, the delay runs before the neuron as usual: in the
-    loop, in C++, inside of `torch.compile`, in step mode `"s"`, if it continues from an earlier call, and when
-    `"triangle"` or `"gaussian"` is trained. A fused `Delay` returns its input, even if it is called separately.
+    loop, in C++, inside of `torch.compile`, in step mode `"s"`, if the delay continues from an earlier call, and if a
+    delay with the interpolation `"triangle"` or `"gaussian"` is trained. A fused `Delay` returns its input, even if it
+    is called separately.
 
     Args:
         net: trained or new network, in any mode, on any device. Fuse before `torch.compile`, and before using a wrapper
@@ -43,40 +44,40 @@ def fuse_delays(net: nn.Module, *, skip: Collection[str] = ()) -> DelayFusion:
         unchanged:
           3: its output goes to the module's result, which is not a neuron
     """
-    modules, flows = followed(net, skip)
+    modules, flows = trace_network(net, skip)
     fused: dict[str, str] = {}
     left: dict[str, str] = {}
     for name, layer in modules.items():
         if not isinstance(layer, Delay):
             continue
         try:
-            behind = neuron_behind(name, modules, flows, whose="")
-            if not {name, behind}.isdisjoint(skip):
+            neuron_name = find_neuron_after(name, modules, flows, owner="")
+            if not {name, neuron_name}.isdisjoint(skip):
                 raise LeftError("it is in skip")
-            neuron = modules[behind]
+            neuron = modules[neuron_name]
             assert isinstance(neuron, FlexSN)
             if layer._handover is None or layer._handover is not neuron._handover:
-                why = _why_not(layer, neuron)
-                if why is not None:
-                    raise LeftError(why)
+                reason = _why_not(layer, neuron)
+                if reason is not None:
+                    raise LeftError(reason)
                 layer._handover = neuron._handover = Handover()
-        except LeftError as reason:
-            left[name] = str(reason)
+        except LeftError as error:
+            left[name] = str(error)
             continue
-        fused[name] = behind
+        fused[name] = neuron_name
     return DelayFusion(fused, left)
 
 
 def _why_not(layer: Delay, neuron: FlexSN) -> str | None:
-    why = why_not_into(neuron)
-    if why is not None:
-        return why
+    reason = why_not_into(neuron)
+    if reason is not None:
+        return reason
     if not is_own_forward(layer):
         return f"{type(layer).__name__} overrides forward"
     if layer._forward_hooks:
-        return "it has a forward hook, which would see the undelayed sequence"
+        return "it has a forward hook, which would receive the undelayed sequence"
     if neuron._handover is not None or layer._handover is not None:
         return "it or its neuron is part of another pair"
     if layer.step_mode != neuron.step_mode:
-        return f"it has step_mode={layer.step_mode!r}, its neuron {neuron.step_mode!r}"
+        return f"it has step_mode={layer.step_mode!r}, but its neuron has {neuron.step_mode!r}"
     return None

@@ -13,7 +13,7 @@ from flexsn_nn._flexsn import FlexSN
 from flexsn_nn._handover import Handover
 from flexsn_nn._over_time import OverTime, split_norm
 from flexsn_nn.fusion._dataflow import Dataflow
-from flexsn_nn.fusion._pairs import LeftError, followed, neuron_behind, why_not_into
+from flexsn_nn.fusion._pairs import LeftError, find_neuron_after, trace_network, why_not_into
 from flexsn_nn.fusion._report import FusedNorm, Fusion, LeftNorm
 from flexsn_nn.layer import NormNeuron
 
@@ -46,31 +46,33 @@ def fuse_norms(net: nn.Module, *, skip: Collection[str] = ()) -> Fusion:
         unchanged:
           2.0: its output goes to the module's result, which is not a neuron
     """
-    modules, flows = followed(net, skip)
-    ended_by = {_last(layer): name for name, layer in modules.items() if isinstance(layer, OverTime)}
-    taken = {norm for module in modules.values() if isinstance(module, NormNeuron) for norm in module.norm.modules()}
+    modules, flows = trace_network(net, skip)
+    ended_by = {_find_last_layer(layer): name for name, layer in modules.items() if isinstance(layer, OverTime)}
+    absorbed_norms = {
+        norm for module in modules.values() if isinstance(module, NormNeuron) for norm in module.norm.modules()
+    }
     fused: list[FusedNorm] = []
     left: list[LeftNorm] = []
     for name, norm in modules.items():
-        if not is_batch_norm(norm) or norm in taken:
+        if not is_batch_norm(norm) or norm in absorbed_norms:
             continue
         try:
             if norm not in ended_by:
                 raise LeftError("it is not the last layer of an OverTime")
-            place = ended_by[norm]
-            neuron = _neuron_behind(place, modules, flows)
-            if not {name, place, neuron}.isdisjoint(skip):
+            layer_name = ended_by[norm]
+            neuron_name = _find_neuron_after(layer_name, modules, flows)
+            if not {name, layer_name, neuron_name}.isdisjoint(skip):
                 raise LeftError("it is in skip")
-        except LeftError as reason:
-            left.append(LeftNorm(name, str(reason)))
+        except LeftError as error:
+            left.append(LeftNorm(name, str(error)))
             continue
-        fused.append(FusedNorm(name, place, neuron))
+        fused.append(FusedNorm(name, layer_name, neuron_name))
     for pair in fused:
-        layer, behind = modules[pair.layer], modules[pair.neuron]
+        layer, neuron = modules[pair.layer], modules[pair.neuron]
         assert isinstance(layer, OverTime)
-        assert isinstance(behind, FlexSN)
+        assert isinstance(neuron, FlexSN)
         if layer._handover is None:
-            layer._handover = behind._handover = Handover()
+            layer._handover = neuron._handover = Handover()
     return Fusion(tuple(fused), tuple(left))
 
 
@@ -82,7 +84,7 @@ def unfuse_norms(net: nn.Module) -> None:
             module._handover = None
 
 
-def _last(layer: nn.Module) -> nn.Module | None:
+def _find_last_layer(layer: nn.Module) -> nn.Module | None:
     while isinstance(layer, OverTime) or type(layer) is nn.Sequential:
         if not len(layer):
             return None
@@ -90,30 +92,30 @@ def _last(layer: nn.Module) -> nn.Module | None:
     return layer
 
 
-def _neuron_behind(place: str, modules: dict[str, nn.Module], flows: list[Dataflow]) -> str:
+def _find_neuron_after(layer_name: str, modules: dict[str, nn.Module], flows: list[Dataflow]) -> str:
     """Returns the name of the neuron that is the only reader of an `OverTime`'s output and can compute its norm."""
-    layer = modules[place]
+    layer = modules[layer_name]
     assert isinstance(layer, OverTime)
-    name = neuron_behind(place, modules, flows, whose="its layer")
+    name = find_neuron_after(layer_name, modules, flows, owner="its layer")
     neuron = modules[name]
     assert isinstance(neuron, FlexSN)
     if layer._handover is None or layer._handover is not neuron._handover:
-        why = _why_not(layer, neuron)
-        if why is not None:
-            raise LeftError(why)
+        reason = _why_not(layer, neuron)
+        if reason is not None:
+            raise LeftError(reason)
     return name
 
 
 def _why_not(layer: OverTime, neuron: FlexSN) -> str | None:
-    why = why_not_into(neuron)
-    if why is not None:
-        return why
+    reason = why_not_into(neuron)
+    if reason is not None:
+        return reason
     if layer._forward_hooks:
-        return "its layer has a forward hook, which would see the sequence before the norm"
+        return "its layer has a forward hook, which would receive the sequence before the norm"
     if split_norm(layer)[1] is None:
         return "it has hooks"
     if neuron._handover is not None or layer._handover is not None:
         return "its layer or its neuron is part of another pair"
     if layer.step_mode != neuron.step_mode:
-        return f"its layer has step_mode={layer.step_mode!r}, its neuron {neuron.step_mode!r}"
+        return f"its layer has step_mode={layer.step_mode!r}, but its neuron has {neuron.step_mode!r}"
     return None

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from flexsn_nn._dynamo_graphs import example, is_scan, is_written
-from flexsn_nn.fusion._pointwise import forgets_versions, is_of_form, is_pointwise, separates
+from flexsn_nn.fusion._pointwise import forgets_versions, is_pointwise, reads_form, separates
 
 _VIEWS = ("reshape", "view", "unflatten")
 
@@ -20,7 +20,8 @@ class Sequence:
 
     Attributes:
         node: node that has the elements.
-        view: view of frames `[T * B, ...]` as `[T, B, ...]`, which also has to be applied to `node`.
+        view: view of frames `[T * B, ...]` as `[T, B, ...]` that has to be applied to `node`; `None` if no view is
+            needed.
     """
 
     node: fx.Node
@@ -39,7 +40,7 @@ class Constant:
     """An operand that does not change from step to step: a captured tensor.
 
     Attributes:
-        squeezed: True if its first dimension is 1 instead of time.
+        squeezed: True if the operand's first dimension is 1 instead of T, and has to be removed.
     """
 
     node: fx.Node
@@ -51,7 +52,7 @@ class ElementwiseCall:
     """A call of an elementwise function.
 
     Attributes:
-        args, kwargs: expressions, and other arguments of the node.
+        args, kwargs: arguments of the node, in which expressions replace nodes.
     """
 
     node: fx.Node
@@ -71,7 +72,7 @@ Expression = Sequence | Constant | ElementwiseCall | Norm
 
 
 def parts(expression: Expression) -> Iterator[Expression]:
-    """Yields the parts of an expression, then the expression itself."""
+    """Yields all parts of an expression, the innermost first, and at last the expression itself."""
     if isinstance(expression, ElementwiseCall):
         for value in (*expression.args, *expression.kwargs.values()):
             if isinstance(value, Expression):
@@ -89,110 +90,116 @@ class Producers:
         scan: node of the scan.
 
     Attributes:
-        left: reasons why the step does not compute nodes that it could compute, by node.
+        left: reasons why elementwise functions and norms remain outside of the step, by node.
     """
 
     scan: fx.Node
     left: dict[fx.Node, str] = field(default_factory=dict)
     # Nodes whose value could differ if they were evaluated at the position of the scan.
-    _ahead: frozenset[fx.Node] = frozenset()
+    _immovable: frozenset[fx.Node] = frozenset()
 
     def __post_init__(self) -> None:
         nodes = list(self.scan.graph.nodes)
         end = nodes.index(self.scan)
         if any(map(forgets_versions, nodes)):
-            self._ahead = frozenset(nodes)
+            self._immovable = frozenset(nodes)
             return
         last = max((i for i, node in enumerate(nodes[:end]) if not is_scan(node) and separates(node)), default=-1)
-        self._ahead = frozenset(nodes[: last + 1])
+        self._immovable = frozenset(nodes[: last + 1])
 
     def of(self, node: fx.Node) -> Expression:
-        """Returns the expression of an input `[T, *step]`: a plain `Sequence` if the step can compute no part of it."""
+        """Returns the expression of an input `[T, *step]`: a plain `Sequence` if the step cannot compute anything."""
         tensor = example(node)
-        if tensor is None or tensor.dim() < 2:  # type promotion treats numbers differently
+        if tensor is None or tensor.dim() < 2:  # type promotion treats steps without dimensions differently
             return Sequence(node)
-        return self._of(node, self.scan, None)
+        return self._find_expression(node, self.scan, None)
 
-    def _of(self, node: fx.Node, reader: fx.Node, view: fx.Node | None) -> Expression:
+    def _find_expression(self, node: fx.Node, reader: fx.Node, view: fx.Node | None) -> Expression:
         leaf = Sequence(node, view)
-        if view is None and _unfolds(node) and not is_written(node):
+        if view is None and _is_unfolding(node) and not is_written(node):
             frames = node.args[0]
             assert isinstance(frames, fx.Node)
-            before = self._of(frames, node, node) if self._is_read_by(node, reader) else leaf
-            return leaf if isinstance(before, Sequence) else before
-        found: Expression | None = None
+            producer = self._find_expression(frames, node, node) if self._is_read_by(node, reader) else leaf
+            return leaf if isinstance(producer, Sequence) else producer
+        expression: Expression | None = None
         if is_pointwise(node):
-            found = self._call(node, view)
+            expression = self._find_call(node, view)
         elif node.target is nn.functional.batch_norm and node.args and isinstance(node.args[0], fx.Node):
-            x = self._of(node.args[0], node, view)
-            # The statistics also need the sequence.
-            found = Norm(node, x if len(_sequences(x)) == 1 else Sequence(node.args[0], view))
-        if found is None:
+            x = self._find_expression(node.args[0], node, view)
+            # The statistics of the norm also read the sequence.
+            expression = Norm(node, x if len(_list_sequences(x)) == 1 else Sequence(node.args[0], view))
+        if expression is None:
             return leaf
-        if node in self._ahead:
-            return self._leave(leaf, "after it, autocast or no_grad ends, or memory that it may read is written to")
+        if node in self._immovable:
+            return self._note_reason(
+                leaf, "after it, autocast or no_grad ends, or a tensor that it may read is changed"
+            )
         written = [
-            part.node for part in parts(found) if not isinstance(part, ElementwiseCall | Norm) and is_written(part.node)
+            part.node
+            for part in parts(expression)
+            if not isinstance(part, ElementwiseCall | Norm) and is_written(part.node)
         ]
         if written or is_written(node):
-            return self._leave(leaf, "it, or a tensor that it reads, is changed in place")
-        if not self._is_read_by(node, reader) and (isinstance(found, Norm) or len(_sequences(found)) > 1):
-            return self._leave(leaf, "another node reads it, so it is written in any case")
-        return found
+            return self._note_reason(leaf, "it, or a tensor that it reads, is changed in place")
+        if not self._is_read_by(node, reader) and (
+            isinstance(expression, Norm) or len(_list_sequences(expression)) > 1
+        ):
+            return self._note_reason(leaf, "another node reads its result, so the result is written in any case")
+        return expression
 
-    def _call(self, node: fx.Node, view: fx.Node | None) -> ElementwiseCall | None:
-        """Returns an expression for a node if its operands are sequences like its result, or have no time dimension."""
+    def _find_call(self, node: fx.Node, view: fx.Node | None) -> ElementwiseCall | None:
+        """Returns an expression for a node if each operand is a sequence of T steps or has no time dimension."""
         result = example(node)
         if result is None or result.dim() < 2:
             return None
-        found: dict[fx.Node, Expression] = {}
+        operands: dict[fx.Node, Expression] = {}
         for operand in node.all_input_nodes:
             tensor = example(operand)
             assert tensor is not None
             if tensor.dim() < result.dim():
-                found[operand] = Constant(operand)
-            elif _is(tensor.shape[0], 1) and not _is(result.shape[0], 1):
-                found[operand] = Constant(operand, squeezed=view is None)
-            elif not _is(tensor.shape[0], result.shape[0]) or (view is not None and tensor.shape != result.shape):
+                operands[operand] = Constant(operand)
+            elif _is_equal(tensor.shape[0], 1) and not _is_equal(result.shape[0], 1):
+                operands[operand] = Constant(operand, squeezed=view is None)
+            elif not _is_equal(tensor.shape[0], result.shape[0]) or (view is not None and tensor.shape != result.shape):
                 return None
             else:
-                found[operand] = self._of(operand, node, view)
-        # One sequence must have the whole shape, because the step's shape is derived from it.
-        whole = result.shape if view is None else Sequence(node, view).like.shape
-        sequences = [sequence for e in found.values() for sequence in _sequences(e)]
-        if not any(sequence.like.shape == whole for sequence in sequences):
+                operands[operand] = self._find_expression(operand, node, view)
+        # One sequence must have the full shape of the result, because the step's shape is derived from the sequences.
+        full_shape = result.shape if view is None else Sequence(node, view).like.shape
+        sequences = [sequence for expression in operands.values() for sequence in _list_sequences(expression)]
+        if not any(sequence.like.shape == full_shape for sequence in sequences):
             return None
         if not all(sequence.like.dtype.is_floating_point for sequence in sequences):
             return None
-        args = tuple(found[value] if isinstance(value, fx.Node) else value for value in node.args)
-        kwargs = {key: found[value] if isinstance(value, fx.Node) else value for key, value in node.kwargs.items()}
+        args = tuple(operands[value] if isinstance(value, fx.Node) else value for value in node.args)
+        kwargs = {key: operands[value] if isinstance(value, fx.Node) else value for key, value in node.kwargs.items()}
         return ElementwiseCall(node, args, kwargs)
 
     def _is_read_by(self, node: fx.Node, reader: fx.Node) -> bool:
         """True if only `reader` and scans read the values of a node."""
-        return all(user is reader or is_scan(user) or is_of_form(user) for user in node.users)
+        return all(user is reader or is_scan(user) or reads_form(user) for user in node.users)
 
-    def _leave(self, leaf: Sequence, why: str) -> Sequence:
-        self.left[leaf.node] = why
+    def _note_reason(self, leaf: Sequence, reason: str) -> Sequence:
+        self.left[leaf.node] = reason
         return leaf
 
 
-def _sequences(expression: Expression) -> set[Sequence]:
+def _list_sequences(expression: Expression) -> set[Sequence]:
     return {part for part in parts(expression) if isinstance(part, Sequence)}
 
 
-def _is(size: Any, other: Any) -> bool:
+def _is_equal(size: Any, other: Any) -> bool:
     """True if two sizes are known to be equal. Adds no guards."""
     if isinstance(size, int) and isinstance(other, int):
         return size == other
     return bool(str(size) == str(other))
 
 
-def _unfolds(node: fx.Node) -> bool:
+def _is_unfolding(node: fx.Node) -> bool:
     """True if a node is a view of `[T * B, ...]` as `[T, B, ...]`."""
     if node.op != "call_method" or node.target not in _VIEWS:
         return False
     before, after = example(node.args[0]), example(node)
     if before is None or after is None or after.dim() != before.dim() + 1 or before.dim() < 2:
         return False
-    return all(_is(a, b) for a, b in zip(before.shape[1:], after.shape[2:], strict=True))
+    return all(_is_equal(a, b) for a, b in zip(before.shape[1:], after.shape[2:], strict=True))

@@ -46,9 +46,9 @@ class Fusion:
 
     def __str__(self) -> str:
         lines = [f"{len(self.fused)} of {len(self.fused) + len(self.left)} batch norms are computed by neurons"]
-        lines += [f"  {one}" for one in self.fused]
+        lines += [f"  {norm}" for norm in self.fused]
         if self.left:
-            lines += ["unchanged:", *(f"  {one}" for one in self.left)]
+            lines += ["unchanged:", *(f"  {norm}" for norm in self.left)]
         return "\n".join(lines)
 
 
@@ -57,8 +57,8 @@ class DelayFusion:
     """Delays of a network that neurons compute, and delays that were not fused. `print` shows the report.
 
     Attributes:
-        fused: name of the neuron of each fused delay, including delays that were fused before.
-        left: reasons why delays were not fused, by delay.
+        fused: names of the neurons, by name of the delay. Includes delays that were fused before.
+        left: reasons why delays were not fused, by name of the delay.
     """
 
     fused: dict[str, str]
@@ -90,7 +90,7 @@ class Absorbed:
 
 @dataclass(frozen=True, slots=True)
 class LeftProducer:
-    """A function that produces a scan's input, and the reason why the scan's step does not compute it."""
+    """A function that produces a scan's input, and the reason why the scan's step does not compute this function."""
 
     producer: str
     reason: str

@@ -40,8 +40,9 @@ def capture(
     of any of these properties, one call runs in Python, and the next call is recorded. On the CPU, all calls run in
     Python, with the same results.
 
-    If the whole step, or only the optimizer's part of the step, cannot be recorded, that part runs in Python. A
-    `CaptureWarning` then gives the reason once, with the module and the line. `explain()` gives the reason at any time.
+    If a step cannot be recorded, it runs in Python. If only the optimizer's part of the step cannot be recorded, only
+    this part runs in Python. In both cases, a `CaptureWarning` gives the reason once, with the module and the line.
+    `explain()` gives the reason at any time.
 
     Args:
         net: network, whose parameters are trained in place.
@@ -53,7 +54,8 @@ def capture(
             time). `functional.reset_net` between two steps begins a new sequence.
         scaler: scaler that scales the loss and calls the optimizer's step.
         autocast: dtype of `torch.autocast` during forward and loss; `None` for the caller's setting.
-        max_norm: maximum norm of the optimizer's gradients, to which they are clipped.
+        max_norm: maximum norm of the gradients. Gradients with a larger norm are clipped to this norm. `None` for no
+            clipping.
         before_update: function to call after the backward and before the optimizer's step. The graph contains this
             function if it contains the optimizer's step.
         max_graphs: largest number of graphs. With more kinds of calls, the least recently used graph is dropped. All
@@ -67,8 +69,8 @@ def capture(
 
     Raises:
         UnknownNameError: `states` is unknown.
-        ParameterError: a number is out of range, or `scaler`, `max_norm` or `before_update` is given without an
-            optimizer.
+        ParameterError: `max_norm` or `max_graphs` is out of range, or `scaler`, `max_norm` or `before_update` is given
+            without an optimizer.
 
     Example:
         >>> from flexsn_nn import LIF
@@ -93,9 +95,9 @@ def capture(
     if max_norm is not None and not max_norm > 0:
         raise ParameterError(f"max_norm is {max_norm}; expected a number greater than 0.")
     if optimizer is None:
-        given = {"scaler": scaler, "max_norm": max_norm, "before_update": before_update}
-        for name, value in given.items():
+        optimizer_options = {"scaler": scaler, "max_norm": max_norm, "before_update": before_update}
+        for name, value in optimizer_options.items():
             if value is not None:
-                raise ParameterError(f"{name} needs an optimizer: without one, the step ends with the gradients.")
+                raise ParameterError(f"{name} needs an optimizer, without which the step ends after the backward.")
     step = TrainingStep(net, loss, optimizer, scaler, states == "carry", autocast, max_norm, before_update)
     return CapturedStep(step, max_graphs, tuple(generators))

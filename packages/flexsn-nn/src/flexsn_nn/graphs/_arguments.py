@@ -1,4 +1,4 @@
-"""Arguments of a captured step: splits them into tensors and a form, compares them, and copies them to a graph."""
+"""Splits the arguments of a captured step into tensors and a form, and copies tensors to the memory of a graph."""
 
 from __future__ import annotations
 
@@ -20,32 +20,34 @@ class CallArguments:
 
     Attributes:
         tensors: tensors, in the order of the arguments.
-        form: the arguments, in which a mark replaces each tensor.
-        why_not: reason why a graph cannot run with these arguments; `None` if it can.
+        form: structure of the arguments, in which a mark replaces each tensor.
+        obstacle: reason why no graph can run with these arguments; `None` if a graph can.
     """
 
     tensors: tuple[Tensor, ...]
     form: Any
-    why_not: str | None
+    obstacle: str | None
 
     @classmethod
     def of(cls, arguments: tuple[Any, ...]) -> CallArguments:
-        """Splits arguments, including tuples, lists and dicts of them."""
+        """Splits arguments, which may be tuples, lists and dicts of further arguments."""
         tensors: list[Tensor] = []
         others: list[object] = []
         form = _take_apart(arguments, tensors, others)
-        why = None
+        reason = None
         if others:
-            why = f"an argument is a {type(others[0]).__name__}; a graph takes tensors, numbers and containers of them"
-        return cls(tuple(tensors), form, why)
+            reason = (
+                f"an argument is a {type(others[0]).__name__}; a graph takes tensors, numbers, and containers of both"
+            )
+        return cls(tuple(tensors), form, reason)
 
     def check(self, device: torch.device) -> str | None:
-        """Returns the reason why a graph cannot run with these arguments on this device; `None` if it can."""
-        if self.why_not is not None:
-            return self.why_not
+        """Returns the reason why no graph on this device can run with these arguments; `None` if a graph can."""
+        if self.obstacle is not None:
+            return self.obstacle
         for i, tensor in enumerate(self.tensors):
             if tensor.device != device:
-                return f"tensor {i} of the arguments is on {tensor.device}, the network on {device}: move it first"
+                return f"tensor {i} of the arguments is on {tensor.device}, the network on {device}: move the tensor"
             if type(tensor) is not Tensor:
                 return f"tensor {i} of the arguments is a {type(tensor).__name__}, whose memory a graph does not copy"
             if tensor.requires_grad:
@@ -58,7 +60,7 @@ class CallArguments:
         return self.form, tuple((t.shape, t.stride(), t.dtype) for t in self.tensors)
 
     def like(self) -> tuple[Tensor, ...]:
-        """Returns copies of the tensors, with their shapes, strides and values."""
+        """Returns copies of the tensors, with the same shapes, strides and values."""
         return tuple(copy_of(tensor) for tensor in self.tensors)
 
     def put_together(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
@@ -88,7 +90,11 @@ def _take_apart(value: Any, tensors: list[Tensor], others: list[object]) -> Any:
         tensors.append(value)
         return _TENSOR
     if isinstance(value, tuple | list):
-        return type(value) is tuple, tuple(_take_apart(item, tensors, others) for item in value), _named(value)
+        return (
+            type(value) is tuple,
+            tuple(_take_apart(item, tensors, others) for item in value),
+            _find_named_tuple_class(value),
+        )
     if isinstance(value, dict):
         return dict, tuple((key, _take_apart(item, tensors, others)) for key, item in value.items())
     if not isinstance(value, _NUMBERS):
@@ -97,7 +103,7 @@ def _take_apart(value: Any, tensors: list[Tensor], others: list[object]) -> Any:
     return _Constant(value)
 
 
-def _named(value: Any) -> type | None:
+def _find_named_tuple_class(value: Any) -> type | None:
     """Returns the class of a named tuple; `None` for other values."""
     return type(value) if hasattr(value, "_fields") else None
 
@@ -108,8 +114,8 @@ class _Constant:
 
     def __eq__(self, other: object) -> bool:
         # 1, 1.0 and True count as different arguments.
-        same = isinstance(other, _Constant) and type(self.value) is type(other.value)
-        return same and bool(self.value == other.value)  # type: ignore[attr-defined]
+        is_same_type = isinstance(other, _Constant) and type(self.value) is type(other.value)
+        return is_same_type and bool(self.value == other.value)  # type: ignore[attr-defined]
 
     def __hash__(self) -> int:
         return hash((type(self.value), self.value))
@@ -123,24 +129,24 @@ def put_together(form: Any, tensors: Any) -> Any:
         return form.value
     if form[0] is dict:
         return {key: put_together(item, tensors) for key, item in form[1]}
-    is_tuple, items, named = form
-    found = [put_together(item, tensors) for item in items]
-    if named is not None:
-        return named(*found)
-    return tuple(found) if is_tuple else found
+    is_tuple, items, tuple_class = form
+    values = [put_together(item, tensors) for item in items]
+    if tuple_class is not None:
+        return tuple_class(*values)
+    return tuple(values) if is_tuple else values
 
 
 def copy_of(tensor: Tensor) -> Tensor:
-    """Copies a tensor, with its strides if they are dense."""
+    """Copies a tensor. If the tensor is dense, the copy has the same strides."""
     with torch.no_grad():
         return torch.empty_like(tensor).copy_(tensor)
 
 
 def copies_of(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Copies tensors in few launches."""
-    found = [torch.empty_like(tensor) for tensor in tensors]
-    copy_all(found, tensors)
-    return found
+    copies = [torch.empty_like(tensor) for tensor in tensors]
+    copy_all(copies, tensors)
+    return copies
 
 
 def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:

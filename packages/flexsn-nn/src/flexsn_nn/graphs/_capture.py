@@ -26,13 +26,14 @@ from flexsn_nn.neuron import Neuron
 
 # Minimum number of calls for which recording a graph pays off.
 _FEW_CALLS = 20
-# Number of graphs with fewer calls after which a warning is given. If the cause is a changed number of the optimizer,
-# later graphs do not contain the optimizer's step.
-_MANY_CHANGES = 3
-# A warning is given when `max_graphs * _MANY_DROPPED` kinds were dropped after few calls each.
-_MANY_DROPPED = 4
-# Number of replays after which learned numbers are compared with their ranges.
-_CALLS_BETWEEN_LOOKS = 8
+# Number of graphs that may become outdated after fewer than `_FEW_CALLS` calls before a warning is given. If changed
+# numbers of the optimizer are the cause, later graphs do not contain the optimizer's step.
+_MAX_SHORT_LIVED = 3
+# A warning is given when `max_graphs * _MAX_DROPPED_RATIO` kinds have been dropped after fewer than `_FEW_CALLS` calls
+# each.
+_MAX_DROPPED_RATIO = 4
+# Number of calls after which learned parameters are compared with their ranges.
+_CALLS_BETWEEN_RANGE_CHECKS = 8
 _OPTIMIZER = "optimizer"
 
 
@@ -44,17 +45,17 @@ class _Kind:
         key: key of the arguments.
         settings: settings of torch during these calls.
         layers: layers with a state.
-        states: shapes of the states at the beginning of the calls.
+        states: layouts of the states at the beginning of the calls; `None` if the step does not carry states.
         parameters: all parameters for which the step computes gradients.
-        gradients: memory of the gradients to which the calls add. Empty with an optimizer.
-        watch: values of everything that must not change; `None` before the end of the first run.
+        gradients: addresses and strides of the gradients to which the calls add; `None` with an optimizer.
+        watch: all values that must not change between calls; `None` before the end of the first run.
         runs: number of runs in Python before the recording.
-        rehearsed: True if a graph could repeat everything in the last run.
+        rehearsed: True if a graph could repeat all operations of the last run.
         calls: total number of calls.
         graph: the graph; `None` before the recording.
-        why: reason why there is no graph.
-        why_update: reason why the optimizer's part is not in the graph.
-        ignoring: names of watched places that the step itself changes.
+        reason: reason why there is no graph.
+        update_reason: reason why the optimizer's part is not in the graph.
+        ignoring: names of the values that the step itself changes, which are not watched.
         outdated: True if a watched value has changed since the recording.
     """
 
@@ -69,8 +70,8 @@ class _Kind:
     rehearsed: bool = False
     calls: int = 0
     graph: Graph | None = None
-    why: str | None = None
-    why_update: str | None = None
+    reason: str | None = None
+    update_reason: str | None = None
     ignoring: Sequence[str] = ()
     outdated: bool = False
 
@@ -87,15 +88,15 @@ class CapturedStep:
         self._max_graphs = max_graphs
         self._generators = generators
         self._recorder: GraphRecorder | None = None
-        self._why_plain = "nothing has run yet"
+        self._reason_without_recorder = "nothing has run yet"
         self._first: Tensor | None = None
         self._device = torch.device("cpu")
         self._kinds: list[_Kind] = []  # the most recently used kind first
-        self._recorded = 0
-        self._why_update: str | None = None
+        self._num_recorded = 0
+        self._update_reason: str | None = None
         self._changes: Counter[str] = Counter()
-        self._short_lived = 0
-        self._dropped_early = 0
+        self._num_short_lived = 0
+        self._num_dropped_early = 0
         self._replaced = replaced_states()
         self._warned: set[str] = set()
 
@@ -112,15 +113,15 @@ class CapturedStep:
         if torch.compiler.is_compiling() or not self._can_record():
             return self.step.run(inputs, others)
         arguments = CallArguments.of((inputs, others))
-        why = arguments.check(self._device)
-        if why is not None:
-            self._say(why)
+        reason = arguments.check(self._device)
+        if reason is not None:
+            self._warn_once(reason)
             return self.step.run(inputs, others)
         kind = self._find(arguments)
         kind.calls += 1
-        if kind.graph is None and kind.why is None and kind.rehearsed and kind.runs >= self._warm_ups:
+        if kind.graph is None and kind.reason is None and kind.rehearsed and kind.runs >= self._num_warm_ups:
             self._record(kind, arguments)
-        if kind.why is not None:
+        if kind.reason is not None:
             result = self.step.run(inputs, others)
             if kind.watch is None or not kind.watch.holds():
                 kind.watch = self._watch(kind)
@@ -131,7 +132,7 @@ class CapturedStep:
         else:
             states = [state.detach() for layer in kind.layers for state in layer.states] if self.step.carry else []
             result = kind.graph.run(arguments.tensors, states)
-            if kind.calls % _CALLS_BETWEEN_LOOKS == 0:
+            if kind.calls % _CALLS_BETWEEN_RANGE_CHECKS == 0:
                 _look_at_ranges(kind.layers)
         self._finish(kind)
         return result
@@ -140,30 +141,32 @@ class CapturedStep:
         """Describes the graphs in use, the calls that run in Python, and the reasons. The first line is a summary."""
         recorded = [kind for kind in self._kinds if kind.graph is not None]
         if self._recorder is None:
-            return f"plain calls: {self._why_plain}"
+            return f"plain calls: {self._reason_without_recorder}"
         if not self._kinds:
             return "no graph: nothing has run yet"
-        words = "1 graph" if len(recorded) == 1 else f"{len(recorded)} graphs"
-        by_python = any(kind.why is not None for kind in self._kinds)
-        lines = [f"{words} in use, of at most {self._max_graphs}{'; some calls run in Python' if by_python else ''}"]
+        summary = "1 graph" if len(recorded) == 1 else f"{len(recorded)} graphs"
+        has_python_calls = any(kind.reason is not None for kind in self._kinds)
+        lines = [
+            f"{summary} in use, of at most {self._max_graphs}{'; some calls run in Python' if has_python_calls else ''}"
+        ]
         for kind in self._kinds:
             shapes = ", ".join(str(list(shape)) for shape, *_ in kind.key[1])  # type: ignore[index]
             if kind.graph is not None:
                 state = "a graph"
-            elif kind.why is not None:
-                state = f"in Python: {kind.why}"
+            elif kind.reason is not None:
+                state = f"in Python: {kind.reason}"
             else:
                 state = f"in Python before the recording: {kind.runs} runs so far"
             lines.append(f"  {shapes}, {kind.calls} calls: {state}")
-        updates = dict.fromkeys(kind.why_update for kind in self._kinds if kind.why_update is not None)
-        lines += [f"  the optimizer's step runs in Python: {why}" for why in updates]
+        updates = dict.fromkeys(kind.update_reason for kind in self._kinds if kind.update_reason is not None)
+        lines += [f"  the optimizer's step runs in Python: {reason}" for reason in updates]
         lines += [f"  recorded again, {count} times, after a change of {name}" for name, count in self._changes.items()]
         return "\n".join(lines)
 
     def forget(self) -> None:
         """Drops all graphs and their memory; later calls record again."""
         self._kinds.clear()
-        self._recorded = 0
+        self._num_recorded = 0
 
     # -- the choice of the graph ---------------------------------------------------------------------------
 
@@ -176,24 +179,26 @@ class CapturedStep:
         if first is None or first.device != self._device:
             self.forget()
             net = self.step.net
-            self._recorder, self._why_plain = recorder_for(net, self._generators)
+            self._recorder, self._reason_without_recorder = recorder_for(net, self._generators)
             tensors = [*net.parameters(), *net.buffers()]
             if self._recorder is None and any(tensor.is_cuda for tensor in tensors):
-                self._say(self._why_plain)  # the next call checks again
+                self._warn_once(self._reason_without_recorder)  # the next call checks again
             elif tensors:
                 self._first, self._device = tensors[0], tensors[0].device
         return self._recorder is not None and not _is_being_captured(self._device)
 
     def _find(self, arguments: CallArguments) -> _Kind:
-        """Returns the kind of a call, or a new kind. Keeps the last `max_graphs` kinds."""
-        key, now = arguments.key, settings(self._device, self.step.scaler)
+        """Returns the kind of a call, which may be new. Stores the `max_graphs` kinds that were used last."""
+        key, current_settings = arguments.key, settings(self._device, self.step.scaler)
         outdated = []
         for i, kind in enumerate(self._kinds):
-            if kind.key != key or kind.settings != now:
+            if kind.key != key or kind.settings != current_settings:
                 continue
             if kind.watch is not None and not kind.watch.holds():
                 outdated.append(kind)
-            elif kind.states == self._states(kind.layers) and kind.gradients == self._gradients(kind.parameters):
+                continue
+            has_states = kind.states == self._read_states(kind.layers)
+            if has_states and kind.gradients == self._read_gradients(kind.parameters):
                 if i:
                     self._kinds.insert(0, self._kinds.pop(i))
                 return kind
@@ -201,26 +206,28 @@ class CapturedStep:
             self._note_change(kind)
         layers = [layer for _, layer in with_state(self.step.net)]
         parameters = self.step.parameters()
-        new = _Kind(key, now, layers, self._states(layers), parameters, self._gradients(parameters))
-        new.why = why_no_graph(self.step)
-        if new.why is not None:
-            self._say(new.why)
+        new = _Kind(
+            key, current_settings, layers, self._read_states(layers), parameters, self._read_gradients(parameters)
+        )
+        new.reason = why_no_graph(self.step)
+        if new.reason is not None:
+            self._warn_once(new.reason)
         elif self.step.optimizer is not None:
-            new.why_update = self._why_update or why_update_eager(self.step)
-            if new.why_update is not None:
-                self._say(f"the optimizer's step runs in Python: {new.why_update}")
+            new.update_reason = self._update_reason or why_update_eager(self.step)
+            if new.update_reason is not None:
+                self._warn_once(f"the optimizer's step runs in Python: {new.update_reason}")
         self._kinds.insert(0, new)
         for dropped in self._kinds[self._max_graphs :]:
-            self._dropped_early += dropped.calls < _FEW_CALLS
+            self._num_dropped_early += dropped.calls < _FEW_CALLS
         del self._kinds[self._max_graphs :]
-        if self._dropped_early >= _MANY_DROPPED * self._max_graphs:
-            self._say(
-                f"more than max_graphs={self._max_graphs} kinds of calls alternate, and graphs are dropped before they "
-                "are of use. Raise max_graphs, pad batches to fewer shapes, give numbers that change as tensors"
+        if self._num_dropped_early >= _MAX_DROPPED_RATIO * self._max_graphs:
+            self._warn_once(
+                f"more than max_graphs={self._max_graphs} kinds of calls alternate, and graphs are dropped after few "
+                "calls. Raise max_graphs, pad batches to fewer shapes, or give tensors for numbers that change"
             )
         return new
 
-    def _states(self, layers: Sequence[Any]) -> Hashable:
+    def _read_states(self, layers: Sequence[Any]) -> Hashable:
         if not self.step.carry:
             return None
         return tuple(
@@ -228,7 +235,7 @@ class CapturedStep:
             for layer in layers
         )
 
-    def _gradients(self, parameters: Sequence[nn.Parameter]) -> Hashable:
+    def _read_gradients(self, parameters: Sequence[nn.Parameter]) -> Hashable:
         if self.step.optimizer is not None:
             return None
         return tuple(None if p.grad is None else (p.grad.data_ptr(), p.grad.stride()) for p in parameters)
@@ -238,7 +245,7 @@ class CapturedStep:
         step = self.step
         roots: dict[str, object] = {"net": step.net, "loss": step.loss, "before_update": step.before_update}
         optimizer = step.optimizer
-        if optimizer is not None and kind.why_update is None and kind.why is None:
+        if optimizer is not None and kind.update_reason is None and kind.reason is None:
             hooks = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
             roots[_OPTIMIZER] = WatchedAttributes(optimizer, ("param_groups", "state", *hooks))
         elif optimizer is not None:
@@ -247,53 +254,57 @@ class CapturedStep:
         return StepWatch(roots, self._device, kind.ignoring)
 
     def _note_change(self, kind: _Kind) -> None:
-        """Counts a change that requires a new recording. Drops a graph whose numbers are outdated."""
+        """Counts a change that requires a new recording.
+
+        Drops the kind if only numbers of the optimizer have changed.
+        """
         assert kind.watch is not None
         changes = kind.watch.changes()
         if kind.outdated or not changes:
             return
         kind.outdated = True
-        numbers = [name for name in changes if name.startswith(f"{_OPTIMIZER}.param_groups")]
-        if len(numbers) == len(changes):
+        optimizer_changes = [name for name in changes if name.startswith(f"{_OPTIMIZER}.param_groups")]
+        if len(optimizer_changes) == len(changes):
             self._kinds.remove(kind)
-        if kind.why is not None:
+        if kind.reason is not None:
             return
         self._changes.update([readable(name) for name in changes[:1]])
         if kind.calls >= _FEW_CALLS:
             return
-        self._short_lived += 1
-        if self._short_lived < _MANY_CHANGES:
+        self._num_short_lived += 1
+        if self._num_short_lived < _MAX_SHORT_LIVED:
             return
-        if numbers:
-            self._why_update = (
-                f"{readable(numbers[0])} changes often, and a graph holds its number: give a tensor on {self._device}, "
-                f"as torch.optim.SGD(net.parameters(), lr=torch.tensor(0.1, device='{self._device.type}'), fused=True)"
+        if optimizer_changes:
+            self._update_reason = (
+                f"{readable(optimizer_changes[0])} changes often, and a graph contains its value: give a tensor on "
+                f"{self._device}, as in torch.optim.SGD(net.parameters(), lr=torch.tensor(0.1, "
+                f"device='{self._device.type}'), fused=True)"
             )
         else:
-            self._say(f"{readable(changes[0])} changes often; each value is recorded again")
+            self._warn_once(f"{readable(changes[0])} changes often, and each new value needs another recording")
 
     # -- one run -----------------------------------------------------------------------------------------
 
     @property
-    def _warm_ups(self) -> int:
-        """Number of runs in Python before a recording. The first kind of call also creates the optimizer's state."""
-        return 1 if self._recorded else 2
+    def _num_warm_ups(self) -> int:
+        """Number of runs in Python before a recording: 1, and 1 more at first, to create the optimizer's state."""
+        return 1 if self._num_recorded else 2
 
-    def _recorded_part(self, kind: _Kind, inputs: Any, others: Sequence[Any]) -> Any:
+    def _run_recorded_part(self, kind: _Kind, inputs: Any, others: Sequence[Any]) -> Any:
         step = self.step
         result = step.gradients(inputs, others, local(step.net))
-        if kind.why_update is None:
+        if kind.update_reason is None:
             step.update()
         return result
 
     def _finish(self, kind: _Kind) -> None:
-        """Runs the rest of a step in Python."""
+        """Runs the parts of a step that its graph does not contain."""
         average_gradients(self.step.net, kind.parameters)
-        if kind.why_update is not None:
+        if kind.update_reason is not None:
             self.step.update()
 
     def _warm_up(self, kind: _Kind, inputs: Any, others: Sequence[Any]) -> Any:
-        """Runs the step in Python, and records everything that a graph could not repeat.
+        """Runs the step in Python, and notes everything that a graph could not repeat.
 
         The first run may contain one-time work, such as compilation, or the creation of the optimizer's state. Such
         work does not prevent a graph, because the step is rehearsed again.
@@ -302,20 +313,20 @@ class CapturedStep:
         watch = kind.watch or self._watch(kind)
         before = draws(self._device)
         result, notes = self._recorder.rehearse(
-            lambda: self._recorded_part(kind, inputs, others), names_of(self.step.net)
+            lambda: self._run_recorded_part(kind, inputs, others), names_of(self.step.net)
         )
         after = draws(self._device)
         notes += [f"the step draws from {name}" for name in before if before[name] != after[name]]
         changes = watch.changes()
         if changes:
-            named = ", ".join(readable(name) for name in changes[:3])
-            notes.append(f"the step itself changes {named}, in Python")
+            names = ", ".join(readable(name) for name in changes[:3])
+            notes.append(f"the step itself changes {names}, in Python")
         if watch.too_many:
-            notes.append("the network or the loss function reaches more objects than can be compared at each call")
+            notes.append("the network or the loss function refers to more objects than each call can compare")
         kind.rehearsed = not notes
         if notes and kind.runs:
-            kind.why, kind.ignoring = "; ".join(notes[:3]), changes
-            self._say(kind.why)
+            kind.reason, kind.ignoring = "; ".join(notes[:3]), changes
+            self._warn_once(kind.reason)
         kind.runs += 1
         kind.watch = self._watch(kind)
         return result
@@ -329,7 +340,7 @@ class CapturedStep:
         try:
             graph = record(
                 self._recorder,
-                lambda given: take_apart(self._recorded_part(kind, *given)),
+                lambda rebuilt: take_apart(self._run_recorded_part(kind, *rebuilt)),
                 step.net,
                 arguments,
                 kind.parameters,
@@ -337,31 +348,31 @@ class CapturedStep:
             )
         except Exception as error:
             line = line_of_error(error, names_of(step.net))
-            kind.why = f"{line} cannot be recorded: {type(error).__name__}: {str(error).splitlines()[0]}"
+            kind.reason = f"{line} cannot be recorded: {type(error).__name__}: {str(error).splitlines()[0]}"
             if step.scaler is not None:
                 step.scaler._per_optimizer_states.clear()
         else:
             changes = kind.watch.changes()
             if changes:
-                kind.why = f"the step itself changes {readable(changes[0])}, in Python"
+                kind.reason = f"the step itself changes {readable(changes[0])}, in Python"
                 kind.ignoring = changes
             else:
                 kind.graph = graph
-                self._recorded += 1
+                self._num_recorded += 1
         finally:
             torch.clear_autocast_cache()
-        if kind.why is not None:
-            self._say(kind.why)
+        if kind.reason is not None:
+            self._warn_once(kind.reason)
 
-    def _say(self, why: str) -> None:
+    def _warn_once(self, reason: str) -> None:
         """Warns, once for each reason."""
-        if why not in self._warned:
-            self._warned.add(why)
-            warn(f"a captured step runs in Python: {why}.", CaptureWarning)
+        if reason not in self._warned:
+            self._warned.add(reason)
+            warn(f"a captured step runs in Python: {reason}.", CaptureWarning)
 
 
 def _look_at_ranges(layers: Sequence[Any]) -> None:
-    """Warns of learned numbers that have left their ranges, as calls of the neurons do."""
+    """Warns about learned parameters that have left their ranges. Ordinary calls of the neurons also warn."""
     for layer in layers:
         if isinstance(layer, Neuron):
             layer._ranges.written()
@@ -369,5 +380,5 @@ def _look_at_ranges(layers: Sequence[Any]) -> None:
 
 
 def _is_being_captured(device: torch.device) -> bool:
-    """True inside of a capture that the caller has started."""
+    """True during a capture that the caller has started."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

@@ -1,4 +1,4 @@
-"""The communication of `DistributedDataParallel`, outside of graphs: buffers before a forward, gradients after it."""
+"""Communication of `DistributedDataParallel`, which a graph does not contain: copies buffers, averages gradients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def local(net: nn.Module) -> nn.Module:
 
 
 def share_buffers(net: nn.Module) -> None:
-    """Copies the buffers of the first process to all processes, if `net` copies them before a forward."""
+    """Copies the buffers of the first process to all processes, if `net` is set to do so before a forward."""
     if not isinstance(net, nn.parallel.DistributedDataParallel):
         return
     if net.broadcast_buffers and net.require_forward_param_sync:
@@ -27,13 +27,13 @@ def share_buffers(net: nn.Module) -> None:
 
 
 def average_gradients(net: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
-    """Averages gradients over processes with one message per dtype, if `net` averages them after a backward."""
+    """Averages gradients over processes, one message per dtype, if `net` is set to do so after a backward."""
     if not isinstance(net, nn.parallel.DistributedDataParallel) or not net.require_backward_grad_sync:
         return
-    own = set(net.parameters())
+    net_parameters = set(net.parameters())
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for parameter in parameters:
-        if parameter in own and parameter.grad is not None:
+        if parameter in net_parameters and parameter.grad is not None:
             by_dtype.setdefault(parameter.grad.dtype, []).append(parameter.grad)
     for gradients in by_dtype.values():
         flat = torch.cat([gradient.flatten() for gradient in gradients])

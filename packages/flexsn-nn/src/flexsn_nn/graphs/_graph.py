@@ -14,21 +14,21 @@ from flexsn_nn.functional import with_state
 from flexsn_nn.graphs._arguments import copies_of, copy_all, copy_of, put_together
 
 # Attributes that hold a call's tensors, for neurons and for other layers with a state.
-_PLACES = {FlexSN: ("states", "state_seqs", "spike_counts"), Stateful: ("_states",)}
+_ATTRIBUTES = {FlexSN: ("states", "state_seqs", "spike_counts"), Stateful: ("_states",)}
 
 
-def _places(module: FlexSN | Stateful) -> tuple[str, ...]:
-    return _PLACES[FlexSN if isinstance(module, FlexSN) else Stateful]
+def _list_attributes(module: FlexSN | Stateful) -> tuple[str, ...]:
+    return _ATTRIBUTES[FlexSN if isinstance(module, FlexSN) else Stateful]
 
 
-def _listed(value: Any) -> list[Tensor]:
+def _to_list(value: Any) -> list[Tensor]:
     if value is None:
         return []
     return [value] if isinstance(value, Tensor) else list(value)
 
 
 class LeftTensors:
-    """Tensors that a step has stored on layers, with their places.
+    """Tensors that a step has stored on layers, and the attributes that hold these tensors.
 
     Args:
         net: the network.
@@ -36,25 +36,25 @@ class LeftTensors:
 
     def __init__(self, net: nn.Module) -> None:
         self._values: list[tuple[dict[str, Any], str, Any]] = [
-            (module.__dict__, place, module.__dict__[place])
+            (module.__dict__, attribute, module.__dict__[attribute])
             for _, module in with_state(net)
-            for place in _places(module)
+            for attribute in _list_attributes(module)
         ]
 
     def tensors(self) -> list[Tensor]:
         """Returns the tensors of all layers."""
-        return [tensor for _, _, value in self._values for tensor in _listed(value)]
+        return [tensor for _, _, value in self._values for tensor in _to_list(value)]
 
     def put(self, tensors: Sequence[Tensor] | None = None) -> None:
-        """Stores `tensors` on the layers. By default, stores the former tensors of the layers."""
-        found = iter(self.tensors() if tensors is None else tensors)
-        for own, place, value in self._values:
+        """Stores `tensors` on the layers. By default, restores the tensors with which this object was created."""
+        remaining = iter(self.tensors() if tensors is None else tensors)
+        for attributes, attribute, value in self._values:
             if isinstance(value, Tensor):
-                own[place] = next(found)
+                attributes[attribute] = next(remaining)
             else:
-                own[place] = value if value is None else [next(found) for _ in value]
-            if "_graph" in own:
-                own["_graph"] = None
+                attributes[attribute] = value if value is None else [next(remaining) for _ in value]
+            if "_graph" in attributes:
+                attributes["_graph"] = None
 
 
 def states_of(net: nn.Module) -> list[Tensor]:
@@ -70,7 +70,7 @@ class Graph:
         replay: function that repeats the step.
         arguments, states: memory that a replay reads.
         results, form: tensors of the step's result, and form of the result.
-        left: tensors that the step stored on the layers.
+        stored: tensors that the step stored on the layers.
         parameters, gradients: parameters, and the gradient of each; `None` for a parameter without a gradient.
     """
 
@@ -79,20 +79,20 @@ class Graph:
     states: Sequence[Tensor]
     results: Sequence[Tensor]
     form: Any
-    left: LeftTensors
+    stored: LeftTensors
     parameters: Sequence[nn.Parameter]
     gradients: Sequence[Tensor | None]
 
     def run(self, arguments: Sequence[Tensor], states: Sequence[Tensor]) -> Any:
-        """Repeats the step with other arguments and initial states, and returns its results."""
+        """Repeats the step with other arguments and initial states. Returns a copy of the result."""
         copy_all((*self.arguments, *self.states), (*arguments, *states))
         self.replay()
         for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
             if parameter.grad is not gradient:
                 parameter.grad = gradient
-        results = copies_of((*self.results, *self.left.tensors()))
+        results = copies_of((*self.results, *self.stored.tensors()))
         count = len(self.results)
-        self.left.put(results[count:])
+        self.stored.put(results[count:])
         return put_together(self.form, iter(results[:count]))
 
 
@@ -123,17 +123,17 @@ def record(
         if carry:
             _set_states(net, states)
         replay, (results, form) = recorder.record(lambda: run(arguments.put_together(static)))
-        found = [parameter.grad for parameter in parameters]
-        left = LeftTensors(net)
+        recorded_gradients = [parameter.grad for parameter in parameters]
+        stored = LeftTensors(net)
     finally:
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
         before.put()
-    return Graph(replay, static, states, results, form, left, parameters, found)
+    return Graph(replay, static, states, results, form, stored, parameters, recorded_gradients)
 
 
 def _set_states(net: nn.Module, states: Sequence[Tensor]) -> None:
-    found = iter(states)
+    remaining = iter(states)
     for _, module in with_state(net):
-        place = _places(module)[0]
-        module.__dict__[place] = [next(found) for _ in module.states]
+        attribute = _list_attributes(module)[0]
+        module.__dict__[attribute] = [next(remaining) for _ in module.states]

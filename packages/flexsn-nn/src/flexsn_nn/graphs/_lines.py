@@ -1,4 +1,4 @@
-"""Describes places in code: a line of the user's code, and the module that runs it."""
+"""Describes lines of the user's code for messages, with the modules that run these lines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def names_of(net: nn.Module) -> Names:
 
 def line_of_call(names: Names) -> str:
     """Describes the line of the user's code that is running."""
-    return _described(list(_callers(sys._getframe(1))), names)
+    return _describe(list(_walk_callers(sys._getframe(1))), names)
 
 
 def line_of_error(error: BaseException, names: Names) -> str:
@@ -35,7 +35,7 @@ def line_of_error(error: BaseException, names: Names) -> str:
     while trace is not None:
         frames.append((trace.tb_frame, trace.tb_lineno))
         trace = trace.tb_next
-    return _described(frames[::-1], names)
+    return _describe(frames[::-1], names)
 
 
 def line_of_function(function: Callable[..., Any]) -> str:
@@ -45,23 +45,23 @@ def line_of_function(function: Callable[..., Any]) -> str:
     return f"{name}" if code is None else f"{name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
 
 
-def _callers(frame: types.FrameType | None) -> Iterator[tuple[types.FrameType, int]]:
+def _walk_callers(frame: types.FrameType | None) -> Iterator[tuple[types.FrameType, int]]:
     while frame is not None:
         yield frame, frame.f_lineno
         frame = frame.f_back
 
 
-def _described(frames: list[tuple[types.FrameType, int]], names: Names) -> str:
+def _describe(frames: list[tuple[types.FrameType, int]], names: Names) -> str:
     """Describes the module and the line of the user's code.
 
     Args:
-        frames: frames with their line numbers, with the innermost first.
+        frames: frames with their line numbers. The innermost frame is first.
     """
     line = module = None
     for frame, number in frames:
-        found = frame.f_locals.get("self")
-        if module is None and isinstance(found, nn.Module):
-            module = names.get(found)
+        owner = frame.f_locals.get("self")
+        if module is None and isinstance(owner, nn.Module):
+            module = names.get(owner)
         file = frame.f_code.co_filename
         if line is None and not _is_library(frame):
             text = linecache.getline(file, number).strip()

@@ -24,7 +24,7 @@ class GraphRecorder(Protocol):
     """A recorder of graphs for one device."""
 
     def rehearse(self, function: Callable[[], _Result], names: Names) -> tuple[_Result, list[str]]:
-        """Calls a function under the conditions of its recording. Returns its result and descriptions of obstacles.
+        """Calls a function as in a recording. Returns its result, and a description of each obstacle to a recording.
 
         Args:
             names: names of modules, for the descriptions.
@@ -42,11 +42,11 @@ class GraphRecorder(Protocol):
 
 
 class CudaRecorder:
-    """CUDA graphs that share one pool of memory, so only one graph may replay at a time.
+    """A recorder of CUDA graphs. The graphs share one pool of memory, so only one graph may replay at a time.
 
     Args:
         device: device of all computations.
-        generators: generators of random numbers other than torch's own.
+        generators: generators of random numbers, other than torch's default generator.
     """
 
     def __init__(self, device: torch.device, generators: Sequence[torch.Generator] = ()) -> None:
@@ -57,7 +57,11 @@ class CudaRecorder:
 
     @contextmanager
     def _on_stream(self) -> Iterator[None]:
-        """Enters the stream of all captures, since autograd runs a parameter's node on the stream of its creation."""
+        """Enters the stream of all captures.
+
+        All captures use one stream, because autograd accumulates a parameter's gradient on the stream on which it
+        created the node for this parameter.
+        """
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -65,17 +69,17 @@ class CudaRecorder:
         current.wait_stream(self._stream)
 
     def rehearse(self, function: Callable[[], _Result], names: Names) -> tuple[_Result, list[str]]:
-        """Calls a function on the stream of the captures, and records each operation that waits for the device."""
+        """Calls a function on the stream of the captures, and notes each operation that waits for the device."""
         notes: dict[str, None] = {}
         before = torch.cuda.get_sync_debug_mode()
         with self._on_stream(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
             warnings.filterwarnings("always", message=f".*{_SYNCHRONIZES}")
-            others, thread = warnings.showwarning, threading.get_ident()
+            show_other, thread = warnings.showwarning, threading.get_ident()
 
             def note(message: Warning | str, *details: Any, **more: Any) -> None:
                 if _SYNCHRONIZES not in str(message):
-                    others(message, *details, **more)
+                    show_other(message, *details, **more)
                 elif threading.get_ident() == thread:  # other threads' operations are not part of the step
                     notes[f"{line_of_call(names)} waits for the device"] = None
 
@@ -96,13 +100,13 @@ class CudaRecorder:
         gc.collect()
         torch.cuda.empty_cache()
         index = self._device.index if self._device.index is not None else torch.cuda.current_device()
-        drawing = [torch.cuda.default_generators[index], *self._generators]
-        states = [generator.clone_state() for generator in drawing]
-        collects = gc.isenabled()
+        generators = [torch.cuda.default_generators[index], *self._generators]
+        states = [generator.clone_state() for generator in generators]
+        collects_garbage = gc.isenabled()
         gc.disable()  # collecting an old graph would disturb the capture
         try:
             with self._on_stream():
-                # In the meantime, other threads may prepare batches, with calls that this thread must not make.
+                # During the capture, other threads may prepare batches, with calls that are forbidden in this thread.
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 try:
                     result = function()
@@ -113,31 +117,31 @@ class CudaRecorder:
                 graph.capture_end()
         except BaseException:
             # After a failed capture, the allocator still waits for the end of the capture, and generators still count
-            # for it.
+            # their draws for the capture.
             end_allocation_to_pool(index, self._pool)
             self._pool = torch.cuda.graph_pool_handle()
-            for generator, state in zip(drawing, states, strict=True):
-                if not _draws(generator):
+            for generator, state in zip(generators, states, strict=True):
+                if not _can_draw(generator):
                     generator.graphsafe_set_state(state)
-                    _REPLACED[0] += 1
+                    _NUM_REPLACED[0] += 1
             raise
         finally:
-            if collects:
+            if collects_garbage:
                 gc.enable()
         return graph.replay, result
 
 
 # Number of generator states that were replaced. Older graphs draw from states that no longer belong to a generator.
-_REPLACED = [0]
+_NUM_REPLACED = [0]
 
 
 def replaced_states() -> int:
-    """Returns a number that changes when existing graphs must not be replayed any more."""
-    return _REPLACED[0]
+    """Returns a count. When the count increases, existing graphs must no longer be replayed."""
+    return _NUM_REPLACED[0]
 
 
-def _draws(generator: torch.Generator) -> bool:
-    """True if a generator can draw numbers as usual. The check does not change the generator's position."""
+def _can_draw(generator: torch.Generator) -> bool:
+    """True if a generator can draw numbers as usual. The check does not change the generator's state."""
     try:
         before = generator.get_state()
         torch.rand(1, device=generator.device, generator=generator)
@@ -159,5 +163,5 @@ def recorder_for(net: nn.Module, generators: Sequence[torch.Generator]) -> tuple
         other = next(device for device in devices if device != on_gpu[0])
         named = (*net.named_parameters(), *net.named_buffers())
         name = next(name for name, tensor in named if tensor.device == other)
-        return None, f"{name} is on {other}, others on {on_gpu[0]}: a graph is of one device"
+        return None, f"{name} is on {other}, other tensors on {on_gpu[0]}: a graph runs on one device"
     return CudaRecorder(on_gpu[0], generators), ""

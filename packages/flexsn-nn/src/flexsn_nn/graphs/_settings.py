@@ -10,12 +10,12 @@ import torch
 
 
 def settings(device: torch.device, scaler: torch.amp.GradScaler | None) -> Hashable:
-    """Returns a key that changes if the same operations on the same tensors may launch other kernels."""
+    """Returns a key of the settings that determine the kernels of an operation, and of the numbers of a scaler."""
     kind = device.type
     cudnn = torch.backends.cudnn
-    numbers: Hashable = None
+    scaler_settings: Hashable = None
     if scaler is not None:
-        numbers = (
+        scaler_settings = (
             scaler.is_enabled(),
             scaler.get_growth_factor(),
             scaler.get_backoff_factor(),
@@ -34,17 +34,17 @@ def settings(device: torch.device, scaler: torch.amp.GradScaler | None) -> Hasha
         cudnn.deterministic,
         getattr(torch.backends.cuda.matmul, "fp32_precision", None),
         getattr(getattr(cudnn, "conv", None), "fp32_precision", None),
-        numbers,
+        scaler_settings,
     )
 
 
 def draws(device: torch.device) -> dict[str, object]:
-    """Returns the states of random generators from which a graph does not draw new numbers, by name."""
-    found: dict[str, object] = {"random": random.getstate()}
+    """Returns, by name, the states of random generators whose draws a graph cannot repeat."""
+    states: dict[str, object] = {"random": random.getstate()}
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         kind, keys, *rest = numpy.random.get_state()
-        found["numpy.random"] = (kind, keys.tobytes(), *rest)
+        states["numpy.random"] = (kind, keys.tobytes(), *rest)
     if device.type != "cpu":
-        found["torch's generator of the CPU"] = bytes(torch.get_rng_state().tolist())
-    return found
+        states["torch's CPU generator"] = bytes(torch.get_rng_state().tolist())
+    return states

@@ -15,7 +15,7 @@ from flexsn_nn.functional import detach_net, reset_net, with_state
 from flexsn_nn.graphs._arguments import put_together, take_apart
 
 # Results, other than states, that a call stores on a neuron.
-_LOOKED_AT = ("state_seqs", "spike_counts")
+_RESULTS = ("state_seqs", "spike_counts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +58,16 @@ class TrainingStep:
                 parameter.grad = None
         with self._autocast():
             output = (net or self.net)(*(inputs if isinstance(inputs, tuple) else (inputs,)))
-            found = self.loss(output, *others)
-        value = _loss_of(found)
+            result = self.loss(output, *others)
+        value = _find_loss(result)
         (value if self.scaler is None else self.scaler.scale(value)).backward()
-        # The step's graph must not outlive the step, because its nodes belong to the stream on which they were created.
+        # Autograd's graph of the step must not outlive the step, because the nodes of this graph belong to the stream
+        # on which they were created.
         del output, value
         detach_net(self.net)
         if not self.carry:
             _forget_states(self.net)
-        tensors, form = take_apart(found)
+        tensors, form = take_apart(result)
         return put_together(form, iter([tensor.detach() for tensor in tensors]))
 
     def update(self) -> None:
@@ -77,8 +78,8 @@ class TrainingStep:
         if scaler is not None and (self.max_norm is not None or self.before_update is not None):
             scaler.unscale_(optimizer)
         if self.max_norm is not None:
-            trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            nn.utils.clip_grad_norm_(trained, self.max_norm)
+            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            nn.utils.clip_grad_norm_(parameters, self.max_norm)
         if self.before_update is not None:
             self.before_update()
         if scaler is None:
@@ -89,9 +90,9 @@ class TrainingStep:
 
     def parameters(self) -> list[nn.Parameter]:
         """Lists the parameters of the network, of the loss and of the optimizer."""
-        return list(dict.fromkeys(self._parameters()))
+        return list(dict.fromkeys(self._walk_parameters()))
 
-    def _parameters(self) -> Iterator[nn.Parameter]:
+    def _walk_parameters(self) -> Iterator[nn.Parameter]:
         yield from self.net.parameters()
         if isinstance(self.loss, nn.Module):
             yield from self.loss.parameters()
@@ -106,11 +107,11 @@ class TrainingStep:
         return torch.autocast(device, dtype=self.autocast)
 
 
-def _loss_of(found: Any) -> Tensor:
+def _find_loss(result: Any) -> Tensor:
     """Finds the loss in the result of the loss function: the result itself, its first item, or its `"loss"`."""
-    value = found[0] if isinstance(found, tuple | list) and found else found
-    if isinstance(found, dict) and "loss" in found:
-        value = found["loss"]
+    value = result[0] if isinstance(result, tuple | list) and result else result
+    if isinstance(result, dict) and "loss" in result:
+        value = result["loss"]
     if not isinstance(value, Tensor):
         raise ParameterError(
             f"the loss function returned a {type(value).__name__}; expected a tensor, a tuple that begins with the "
@@ -122,7 +123,7 @@ def _loss_of(found: Any) -> Tensor:
 def _forget_states(net: nn.Module) -> None:
     """Frees the states, but keeps counts and sequences, which the user may read after the step."""
     for _, module in with_state(net):
-        own = module.__dict__
-        kept: dict[str, Any] = {name: own[name] for name in _LOOKED_AT if name in own}
+        attributes = module.__dict__
+        results: dict[str, Any] = {name: attributes[name] for name in _RESULTS if name in attributes}
         module.reset()
-        own.update(kept)
+        attributes.update(results)

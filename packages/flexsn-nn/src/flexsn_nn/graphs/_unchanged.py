@@ -1,4 +1,4 @@
-"""Compares many values and tensors in few passes, without a Python operation for each."""
+"""Compares many values and tensors in few passes, without a Python operation for each value."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torch import Tensor, nn
 
 _values_of = methodcaller("values")
 _contents = attrgetter("cell_contents")
-_read = attrgetter("shape", "dtype", "requires_grad")
+_layout = attrgetter("shape", "dtype", "requires_grad")
 _hooks = attrgetter("_backward_hooks")
 
 
 class SameObjects:
-    """Containers, and the objects that they contain, compared by identity.
+    """Containers whose contents must not change. Sizes are compared by value, and objects by identity.
 
     Attributes:
         sized: containers whose lengths are compared.
         mappings, sequences: containers whose values are compared in order. These containers are also in `sized`.
-        parts: a mapping's `get`, with the keys whose values are compared.
+        parts: for each mapping of which only some values are compared, its method `get` and the keys of these values.
         cells: closure variables of functions.
     """
 
@@ -39,8 +39,8 @@ class SameObjects:
         """Stores the current objects for later comparisons."""
         self._sizes = list(map(len, self.sized))
         try:
-            self._objects = list(self._now())
-        except ValueError:  # a variable has no value
+            self._objects = list(self._read_objects())
+        except ValueError:  # a closure variable has no value
             self._objects = None
 
     def same(self) -> bool:
@@ -48,11 +48,11 @@ class SameObjects:
         if self._objects is None or list(map(len, self.sized)) != self._sizes:
             return False
         try:
-            return all(map(is_, self._now(), self._objects))
+            return all(map(is_, self._read_objects(), self._objects))
         except ValueError:
             return False
 
-    def _now(self) -> Iterator[Any]:
+    def _read_objects(self) -> Iterator[Any]:
         return chain(
             chain.from_iterable(map(_values_of, self.mappings)),
             chain.from_iterable(self.sequences),
@@ -66,22 +66,22 @@ class SameTensors:
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self._tensors = list(tensors)
-        self._facts = self._now()
+        self._properties = self._read_properties()
 
     def same(self) -> bool:
         """True if none of the compared properties has changed."""
-        return self._facts == self._now()
+        return self._properties == self._read_properties()
 
-    def _now(self) -> tuple[list[Any], ...]:
+    def _read_properties(self) -> tuple[list[Any], ...]:
         tensors = self._tensors
         return (
             list(map(Tensor.data_ptr, tensors)),
             list(map(Tensor.stride, tensors)),
-            list(map(_read, tensors)),
+            list(map(_layout, tensors)),
             list(map(not_, map(_hooks, tensors))),
         )
 
 
 def is_plain(tensor: Tensor, device: str) -> bool:
-    """True if a tensor is on a device of this type, has memory, and is not of a special class."""
+    """True if a tensor is on a device of this type, and its class is `Tensor` or `nn.Parameter`, not a subclass."""
     return type(tensor) in (Tensor, nn.Parameter) and tensor.device.type == device

@@ -1,4 +1,4 @@
-"""Detects changes of a network, its loss and its optimizer by comparing objects by identity in each call."""
+"""Detects changes of a network, its loss and its optimizer. Each call compares objects by identity."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _RESULTS: dict[type, frozenset[str]] = {
     Ranges: frozenset(("_seen", "_changes", "_pending", "_warned")),
     ReplacedForward: frozenset(("last",)),
     ExactForward: frozenset(("_record", "_grid", "_kind", "_reason", "_scale")),
-    SpikeExchange: frozenset(("_programs", "_refused", "_zero")),
+    SpikeExchange: frozenset(("_programs", "_rejected_core", "_zero")),
 }
 # Packages whose objects and functions are compared only by identity.
 _FOREIGN = sys.stdlib_module_names | {"torch", "numpy", "triton", "pytest", "flexsn_graph", "flexsn_codegen"}
@@ -61,13 +61,13 @@ _FOREIGN |= {"flexsn_runtime", "flexsn_hop"}
 # Classes of the standard library that hold a user's values.
 _PLAIN_OBJECTS = (argparse.Namespace, types.SimpleNamespace)
 # Packages of objects that observe a step and are not part of it.
-_LOOKING = ("flexsn_nn.graphs", "flexsn_nn.monitor")
+_OBSERVERS = ("flexsn_nn.graphs", "flexsn_nn.monitor")
 _BY_VALUE = (int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
-_MOST_PLACES = 20_000
+_MAX_VALUES = 20_000
 # For containers with more items, such as a data set or a vocabulary, only the length is compared.
-_LONG = 10_000
+_MAX_LENGTH = 10_000
 
-Facts = tuple[Any, ...]
+Properties = tuple[Any, ...]
 
 
 class WatchedAttributes(NamedTuple):
@@ -80,17 +80,17 @@ class WatchedAttributes(NamedTuple):
 class StepWatch:
     """All values that are reachable from some roots: attributes, parameters, containers and closure variables.
 
-    Numbers and strings are compared by value, other objects by identity, and tensors by their memory and by
-    `requires_grad`. Tensors on other devices than the network's are also compared by version, because their values are
-    fixed in a graph.
+    Numbers and strings are compared by value, and tensors by memory, layout, dtype, `requires_grad` and the presence of
+    hooks. All other objects are compared by identity. Tensors that are not on the network's device are also compared by
+    version, because their values are fixed in a graph.
 
     Args:
         roots: objects by their names in messages.
         device: device of the network.
-        ignoring: names of places that may change.
+        ignoring: names of values that may change.
 
     Attributes:
-        too_many: True if there are more places than each call can compare. The remaining places are not watched.
+        too_many: True if there are more values than each call can compare. The remaining values are not watched.
     """
 
     def __init__(self, roots: Mapping[str, object], device: torch.device, ignoring: Iterable[str] = ()) -> None:
@@ -103,24 +103,24 @@ class StepWatch:
         self._places: list[_WatchedPlace] = []
         self._tensors: list[Tensor] = []
         self._tensor_names: list[str] = []
-        waiting: list[tuple[str, object]] = [*roots.items()][::-1]
-        while waiting:
-            name, value = waiting.pop()
-            waiting += reversed(self._visit(name, value))
-        self._facts = self._facts_now(self._tensors)
-        # Each call compares all values at once. If a value differs, the places are compared one by one, and equal
-        # numbers count as equal.
-        self._same_tensors = SameTensors(one for one in self._tensors if is_plain(one, self._device))
-        self._others = [one for one in self._tensors if not is_plain(one, self._device)]
-        self._facts_of_others = self._facts_now(self._others)
+        unvisited: list[tuple[str, object]] = [*roots.items()][::-1]
+        while unvisited:
+            name, value = unvisited.pop()
+            unvisited += reversed(self._visit(name, value))
+        self._properties = self._read_properties(self._tensors)
+        # Each call first compares all objects by identity, at once. If an object has changed, the places are compared
+        # one by one, and equal numbers count as equal.
+        self._same_tensors = SameTensors(tensor for tensor in self._tensors if is_plain(tensor, self._device))
+        self._others = [tensor for tensor in self._tensors if not is_plain(tensor, self._device)]
+        self._properties_of_others = self._read_properties(self._others)
         self._same_objects = SameObjects()
         self._same_objects.sized += self._empty
         for place in self._places:
             place.add_to(self._same_objects)
         self._same_objects.remember()
 
-    def _facts_now(self, tensors: Iterable[Tensor]) -> list[Facts]:
-        return [_facts(tensor, self._device) for tensor in tensors]
+    def _read_properties(self, tensors: Iterable[Tensor]) -> list[Properties]:
+        return [_properties(tensor, self._device) for tensor in tensors]
 
     def holds(self) -> bool:
         """True if no watched value has changed."""
@@ -128,23 +128,23 @@ class StepWatch:
             if any(map(len, self._empty)) or not all(place.holds() for place in self._places):
                 return False
             self._same_objects.remember()
-        return self._same_tensors.same() and self._facts_of_others == self._facts_now(self._others)
+        return self._same_tensors.same() and self._properties_of_others == self._read_properties(self._others)
 
     def changes(self) -> list[str]:
-        """Returns the names of the places that have changed."""
-        found = [name for name, container in zip(self._empty_names, self._empty, strict=True) if container]
+        """Returns the names of the values that have changed."""
+        names = [name for name, container in zip(self._empty_names, self._empty, strict=True) if container]
         for place in self._places:
             if not place.holds():
-                found += place.changes()
-        now = zip(self._tensor_names, self._facts_now(self._tensors), self._facts, strict=True)
-        return found + [name for name, facts, before in now if facts != before]
+                names += place.changes()
+        current = zip(self._tensor_names, self._read_properties(self._tensors), self._properties, strict=True)
+        return names + [name for name, properties, stored in current if properties != stored]
 
     def _visit(self, name: str, value: object) -> list[tuple[str, object]]:
-        """Adds the places of a value, and returns the values to visit next."""
+        """Watches a value, and returns the values that it contains, to be visited next."""
         if value is None or isinstance(value, _BY_VALUE) or id(value) in self._seen or name in self._ignoring:
             return []
         self._seen[id(value)] = value
-        if len(self._seen) > _MOST_PLACES:
+        if len(self._seen) > _MAX_VALUES:
             self.too_many = True
             return []
         if isinstance(value, Tensor):
@@ -152,9 +152,11 @@ class StepWatch:
             self._tensor_names.append(name)
             return []
         if isinstance(value, WatchedAttributes):
-            own = vars(value.owner)
-            return self._watch_keys(lambda key: f"{name}.{key}", own, [key for key in value.names if key in own])
-        if isinstance(value, dict | list | tuple | set | frozenset) and len(value) > _LONG:
+            attributes = vars(value.owner)
+            return self._watch_keys(
+                lambda key: f"{name}.{key}", attributes, [key for key in value.names if key in attributes]
+            )
+        if isinstance(value, dict | list | tuple | set | frozenset) and len(value) > _MAX_LENGTH:
             self._places.append(_LengthPlace(name, value))
             return []
         if isinstance(value, dict):
@@ -173,20 +175,20 @@ class StepWatch:
 
     def _watch_object(self, name: str, value: object) -> list[tuple[str, object]]:
         kind = type(value)
-        own = getattr(value, "__dict__", None)
-        if isinstance(value, type | types.ModuleType) or not isinstance(own, dict):
+        attributes = getattr(value, "__dict__", None)
+        if isinstance(value, type | types.ModuleType) or not isinstance(attributes, dict):
             return []
         is_module = isinstance(value, nn.Module)
-        if kind.__module__.startswith(_LOOKING):
+        if kind.__module__.startswith(_OBSERVERS):
             return []
         if not is_module and _is_foreign(kind) and not isinstance(value, _PLAIN_OBJECTS):
             return []
         results: frozenset[str] = frozenset().union(*(_RESULTS.get(base, ()) for base in kind.__mro__))
-        found = self._watch_dict(name, own, lambda key: _attribute(name, key), results)
+        values = self._watch_dict(name, attributes, lambda key: _name_attribute(name, key), results)
         for base in kind.__mro__:
             if not _is_foreign(base) and not base.__module__.startswith("flexsn_nn."):
-                found += self._watch_class(base)
-        return found
+                values += self._watch_class(base)
+        return values
 
     def _watch_class(self, kind: type) -> list[tuple[str, object]]:
         """Watches methods and values of a user's class."""
@@ -194,24 +196,26 @@ class StepWatch:
             return []
         self._seen[id(kind)] = kind
         kinds = (types.FunctionType, Tensor, list, dict, *_BY_VALUE)
-        own: Any = vars(kind)
-        keys = [key for key, value in own.items() if not _is_special(key) and isinstance(value, kinds)]
-        return self._watch_keys(lambda key: f"{kind.__name__}.{key}", own, keys)
+        attributes: Any = vars(kind)
+        keys = [key for key, value in attributes.items() if not _is_special(key) and isinstance(value, kinds)]
+        return self._watch_keys(lambda key: f"{kind.__name__}.{key}", attributes, keys)
 
     def _watch_dict(
         self,
         name: str,
         container: dict[Any, Any],
         describe: Callable[[Any], str],
-        but: frozenset[str] = frozenset(),
+        excluded: frozenset[str] = frozenset(),
     ) -> list[tuple[str, object]]:
         if not container:
             self._empty.append(container)
             self._empty_names.append(name)
             return []
         ignored = {key for key in container if describe(key) in self._ignoring}
-        self._places.append(_WatchedPlace(name, container, describe, but | ignored))
-        return [(describe(key), value) for key, value in container.items() if key not in but and key not in ignored]
+        self._places.append(_WatchedPlace(name, container, describe, excluded | ignored))
+        return [
+            (describe(key), value) for key, value in container.items() if key not in excluded and key not in ignored
+        ]
 
     def _watch_list(self, name: str, container: list[Any]) -> list[tuple[str, object]]:
         if not container:
@@ -224,7 +228,7 @@ class StepWatch:
     def _watch_keys(
         self, describe: Callable[[str], str], container: dict[str, Any], keys: list[str]
     ) -> list[tuple[str, object]]:
-        """Watches some keys of a dict; other keys may be added and removed."""
+        """Watches the values of some keys of a dict. Other keys may be added and removed."""
         if not keys:
             return []
         self._places.append(_KeysPlace(describe, container, keys))
@@ -233,34 +237,34 @@ class StepWatch:
     def _watch_function(self, name: str, function: types.FunctionType) -> list[tuple[str, object]]:
         if _is_foreign(function) or function.__module__.startswith("flexsn_nn."):
             return []
-        found: list[tuple[str, object]] = []
+        values: list[tuple[str, object]] = []
         for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             self._places.append(_CellPlace(variable, cell))
-            found.append((variable, _contents(cell)))
+            values.append((variable, _read_cell(cell)))
         variables = function.__globals__
-        names = [variable for variable in _names(function.__code__) if variable in variables]
-        found += self._watch_keys(lambda variable: variable, variables, names)
-        return [*found, (f"{name}.__defaults__", function.__defaults__)]
+        names = [variable for variable in _list_global_names(function.__code__) if variable in variables]
+        values += self._watch_keys(lambda variable: variable, variables, names)
+        return [*values, (f"{name}.__defaults__", function.__defaults__)]
 
 
 class _WatchedPlace:
     """Values of a dict, except the values of some keys."""
 
     def __init__(
-        self, name: str, container: dict[Any, Any], describe: Callable[[Any], str], but: frozenset[str] | set[Any]
+        self, name: str, container: dict[Any, Any], describe: Callable[[Any], str], excluded: frozenset[str] | set[Any]
     ) -> None:
         self._name = name
         self._container = container
         self._describe = describe
-        self._but = but
-        self._keys = tuple(key for key in container if key not in but)
+        self._excluded = excluded
+        self._keys = tuple(key for key in container if key not in excluded)
         self._values = [container[key] for key in self._keys]
         self._size = len(container)
 
     def add_to(self, same: SameObjects) -> None:
-        """Adds the values to compare to `same`."""
+        """Adds the values of this place to `same`, which compares them."""
         same.sized.append(self._container)
-        if self._but:
+        if self._excluded:
             same.parts.append((self._container.get, self._keys))
         else:
             same.mappings.append(self._container)
@@ -268,29 +272,29 @@ class _WatchedPlace:
     def holds(self) -> bool:
         """True if no value has changed."""
         container = self._container
-        if not self._but:
-            alike = len(container) == len(self._values) and all(map(is_, container.values(), self._values))
+        if not self._excluded:
+            is_same = len(container) == len(self._values) and all(map(is_, container.values(), self._values))
         else:
-            alike = len(container) == self._size and all(map(is_, map(container.get, self._keys), self._values))
-        if alike:
+            is_same = len(container) == self._size and all(map(is_, map(container.get, self._keys), self._values))
+        if is_same:
             return True
-        found = self.changes()
+        changes = self.changes()
         self._size = len(container)
-        return not found
+        return not changes
 
     def changes(self) -> list[str]:
-        """Returns the keys whose values differ. Replaces stored numbers by equal new objects."""
+        """Returns the names of the values that differ. Stores new objects that equal the stored objects."""
         container = self._container
-        keys = tuple(key for key in container if key not in self._but)
+        keys = tuple(key for key in container if key not in self._excluded)
         if keys != self._keys:
             return [self._describe(key) for key in {*keys} ^ {*self._keys}] or [self._name]
-        found = []
+        changes = []
         for i, key in enumerate(keys):
-            if _alike(container[key], self._values[i]):
+            if _is_alike(container[key], self._values[i]):
                 self._values[i] = container[key]
             else:
-                found.append(self._describe(key))
-        return found
+                changes.append(self._describe(key))
+        return changes
 
 
 class _ListPlace(_WatchedPlace):
@@ -314,10 +318,10 @@ class _ListPlace(_WatchedPlace):
         if len(self._items) != len(self._values):
             return [self._name]
         pairs = enumerate(zip(self._items, self._values, strict=True))
-        found = [f"{self._name}[{i}]" for i, (now, before) in pairs if not _alike(now, before)]
-        if not found:
+        changes = [f"{self._name}[{i}]" for i, (current, stored) in pairs if not _is_alike(current, stored)]
+        if not changes:
             self._values = list(self._items)
-        return found
+        return changes
 
 
 class _LengthPlace(_WatchedPlace):
@@ -344,13 +348,13 @@ class _CellPlace(_WatchedPlace):
     def __init__(self, name: str, cell: types.CellType) -> None:
         self._name = name
         self._cell = cell
-        self._value = _contents(cell)
+        self._value = _read_cell(cell)
 
     def add_to(self, same: SameObjects) -> None:
         same.cells.append(self._cell)
 
     def holds(self) -> bool:
-        return _alike(_contents(self._cell), self._value)
+        return _is_alike(_read_cell(self._cell), self._value)
 
     def changes(self) -> list[str]:
         return [] if self.holds() else [self._name]
@@ -362,24 +366,24 @@ class _KeysPlace(_WatchedPlace):
     def __init__(self, describe: Callable[[str], str], container: dict[str, Any], keys: list[str]) -> None:
         self._describe = describe
         self._container = container
-        self._some = keys
+        self._watched_keys = keys
         self._values = [container[key] for key in keys]
 
     def add_to(self, same: SameObjects) -> None:
-        same.parts.append((self._container.get, self._some))
+        same.parts.append((self._container.get, self._watched_keys))
 
     def holds(self) -> bool:
-        if all(map(is_, map(self._container.get, self._some), self._values)):
+        if all(map(is_, map(self._container.get, self._watched_keys), self._values)):
             return True
         return not self.changes()
 
     def changes(self) -> list[str]:
-        pairs = zip(self._some, self._values, strict=True)
-        return [self._describe(key) for key, value in pairs if not _alike(self._container.get(key), value)]
+        pairs = zip(self._watched_keys, self._values, strict=True)
+        return [self._describe(key) for key, value in pairs if not _is_alike(self._container.get(key), value)]
 
 
-def _facts(tensor: Tensor, device: str) -> Facts:
-    """Returns the memory, layout and role of a tensor."""
+def _properties(tensor: Tensor, device: str) -> Properties:
+    """Returns the properties by which a tensor is compared."""
     try:
         address = tensor.data_ptr()
     except RuntimeError:  # a subclass or a fake tensor without memory
@@ -396,21 +400,21 @@ def _facts(tensor: Tensor, device: str) -> Facts:
     )
 
 
-def _alike(now: object, before: object) -> bool:
-    if now is before:
+def _is_alike(current: object, stored: object) -> bool:
+    if current is stored:
         return True
-    if type(now) is not type(before):
+    if type(current) is not type(stored):
         return False
-    if isinstance(now, _BY_VALUE):
-        return now == before
-    if isinstance(now, tuple) and isinstance(before, tuple):
-        return len(now) == len(before) and all(map(_alike, now, before))
-    if isinstance(now, types.MethodType) and isinstance(before, types.MethodType):
-        return now.__func__ is before.__func__ and now.__self__ is before.__self__
+    if isinstance(current, _BY_VALUE):
+        return current == stored
+    if isinstance(current, tuple) and isinstance(stored, tuple):
+        return len(current) == len(stored) and all(map(_is_alike, current, stored))
+    if isinstance(current, types.MethodType) and isinstance(stored, types.MethodType):
+        return current.__func__ is stored.__func__ and current.__self__ is stored.__self__
     return False
 
 
-def _contents(cell: types.CellType) -> object:
+def _read_cell(cell: types.CellType) -> object:
     try:
         return cell.cell_contents
     except ValueError:  # the variable is not assigned yet
@@ -418,19 +422,19 @@ def _contents(cell: types.CellType) -> object:
 
 
 @functools.lru_cache(1024)
-def _names(code: types.CodeType) -> tuple[str, ...]:
-    """Returns the names of global variables that a function and the functions inside of it read."""
+def _list_global_names(code: types.CodeType) -> tuple[str, ...]:
+    """Returns the names of global variables that a function and its nested functions read."""
     loads = (step for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
-    found = dict.fromkeys(str(step.argval) for step in loads)
+    names = dict.fromkeys(str(step.argval) for step in loads)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            found |= dict.fromkeys(_names(constant))
-    return tuple(found)
+            names |= dict.fromkeys(_list_global_names(constant))
+    return tuple(names)
 
 
-def _is_foreign(thing: Any) -> bool:
-    """True for classes and functions of libraries, which are not searched."""
-    module = getattr(thing, "__module__", None) or ""
+def _is_foreign(definition: Any) -> bool:
+    """True for classes and functions of libraries, whose values are not watched."""
+    module = getattr(definition, "__module__", None) or ""
     return module.partition(".")[0] in _FOREIGN and module != "__main__"
 
 
@@ -442,7 +446,7 @@ def _is_special(name: str) -> bool:
     return name.startswith("__") and name != "__call__"
 
 
-def _attribute(name: str, key: Any) -> str:
+def _name_attribute(name: str, key: Any) -> str:
     return f"{name}.{key}"
 
 

@@ -1,4 +1,7 @@
-"""Ready-made neurons. Each neuron is a `FlexSN`, and each file is an example of how to write a neuron."""
+"""Ready-made neurons. Their files are examples of how to write a neuron.
+
+Every neuron is a `FlexSN`, except `PSN`, `MaskedPSN` and `SlidingPSN`.
+"""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class AdEx(EIF):
         b: amount that a spike adds to `w`.
         surrogate_function, detach_reset, options: same as in `ImmediateReset`.
 
-    All parameters except `v_reset` are numbers, tensors that broadcast to the step, or `nn.Parameter`s.
+    Each numeric parameter except `v_reset` is a number, a tensor that broadcasts to the step, or an `nn.Parameter`.
     """
 
     state_names: ClassVar[tuple[str, ...]] = ("v", "w")

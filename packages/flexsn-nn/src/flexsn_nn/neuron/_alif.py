@@ -17,8 +17,8 @@ class ALIF(LIF):
     """`h = v + (x - (v - v_reset)) / tau`; `s = step(h - v_threshold - beta a)`; `a' = exp(-1 / tau_a) a + s`.
 
     The neuron is a `LIF` with an adaptive threshold. Each spike raises the threshold by `beta`, and this increase
-    decays. The neuron is reset as in `ImmediateReset`. A soft reset subtracts the threshold of the step,
-    `v_threshold + beta a`.
+    decays. The neuron is reset as in `ImmediateReset`. The soft reset subtracts the current threshold, `v_threshold +
+    beta a`.
 
     Args:
         tau_a: time constant of the adaptation in steps, above 0.

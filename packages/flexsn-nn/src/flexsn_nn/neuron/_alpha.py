@@ -22,14 +22,14 @@ class Alpha(DelayedReset):
     `(1 - r) i'` and `h + r i`.
 
     Args:
-        alpha: decay of the excitatory current, in `(0, 1)` and above `beta`.
-        beta: decay of the inhibitory current, in `(0, 1)`.
+        alpha: factor of the excitatory current per step, in `(0, 1)` and above `beta`.
+        beta: factor of the inhibitory current per step, in `(0, 1)`.
         threshold, spike_grad: same as in `DelayedReset`.
-        learn_alpha, learn_beta: True to make the decay an `nn.Parameter`.
+        learn_alpha, learn_beta: True to make `alpha` or `beta` an `nn.Parameter`.
         learn_threshold, reset_mechanism, strict, options (`reset_delay`, `step_mode`, …): same as in `DelayedReset`.
 
-    `alpha` and `beta` are numbers, tensors that broadcast to the step, or `nn.Parameter`s. Tensors are clamped to `[0,
-    1]`.
+    `alpha` and `beta` are numbers, tensors that broadcast to the step, or `nn.Parameter`s. In each step, tensors are
+    limited to the range `(0, 1)`.
     """
 
     state_names: ClassVar[tuple[str, ...]] = ("e", "i", "v")
@@ -53,7 +53,7 @@ class Alpha(DelayedReset):
         self.hold_number("alpha", alpha, learn=learn_alpha, above=0, below=1)
         self.hold_number("beta", beta, learn=learn_beta, above=0, below=1)
         if not bool((torch.as_tensor(alpha) > torch.as_tensor(beta)).all()):
-            raise ParameterError(f"alpha is {alpha} and beta {beta}: alpha must be the larger one.")
+            raise ParameterError(f"alpha is {alpha} and beta is {beta}: alpha must be larger than beta.")
 
     def dynamics(self, x: Tensor, e: Tensor, i: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         """Computes one step: `(spike, e, i, v)`."""
@@ -62,10 +62,10 @@ class Alpha(DelayedReset):
         new_e = alpha * e + x
         new_i = beta * i - x
         log_alpha, log_beta = fit(_log(alpha), v), fit(_log(beta), v)
-        apart = log_beta - log_alpha
-        if isinstance(apart, Tensor):  # training may make alpha equal to beta, or smaller
-            apart = apart.clamp(max=-torch.finfo(apart.dtype).eps)
-        h = (log_alpha / apart + 1) * (new_e + new_i)
+        log_ratio = log_beta - log_alpha
+        if isinstance(log_ratio, Tensor):  # training may make alpha equal to beta or smaller than beta
+            log_ratio = log_ratio.clamp(max=-torch.finfo(log_ratio.dtype).eps)
+        h = (log_alpha / log_ratio + 1) * (new_e + new_i)
         if self.reset_mechanism == "zero":
             new_e, new_i, h = self.after(new_e, r), self.after(new_i, r), self.after(h, r)
         elif self.reset_mechanism == "subtract":

@@ -1,4 +1,4 @@
-"""Base class of all neurons: named parameters, named states, and checks of the inputs."""
+"""Base class of neurons whose step is a method, with named parameters, named states, and checks of the inputs."""
 
 from __future__ import annotations
 
@@ -76,9 +76,10 @@ class Neuron(FlexSN):
 
     def __init__(self, num_inputs: int = 1, **options: Unpack[RunOptions]) -> None:
         for name in options.keys() - RunOptions.__annotations__.keys():
-            known = [p for c in type(self).__mro__ if issubclass(c, Neuron) for p in signature(c.__init__).parameters]
-            known = [p for p in dict.fromkeys((*known, *RunOptions.__annotations__)) if p not in ("self", "options")]
-            hint = of_parameter(name, known)
+            classes = [kind for kind in type(self).__mro__ if issubclass(kind, Neuron)]
+            parameters = [parameter for kind in classes for parameter in signature(kind.__init__).parameters]
+            names = dict.fromkeys((*parameters, *RunOptions.__annotations__))
+            hint = of_parameter(name, [parameter for parameter in names if parameter not in ("self", "options")])
             raise UnknownParameterError(f"{type(self).__name__} has no argument {name!r}. {hint}")
         super().__init__(self.dynamics, num_inputs, len(self.state_names), 1, **options)
         self._held: list[str] = []
@@ -86,16 +87,17 @@ class Neuron(FlexSN):
         self._ranges = Ranges()
 
     def hold(self, name: str, value: object, *, learn: bool = False) -> None:
-        """Stores a parameter as the attribute `name`. Replaces an earlier parameter.
+        """Stores a parameter as the attribute `name`, and replaces an earlier parameter with this name.
 
         Args:
-            value: an `nn.Parameter` is learned. A tensor becomes a buffer, and must broadcast to the step (`[C, 1, 1]`
-                for a value per channel of `[B, C, H, W]`). Any other value becomes a constant of the compiled kernel.
+            value: value of the parameter. An `nn.Parameter` is learned. Any other tensor becomes a buffer, and must
+                broadcast to the step (`[C, 1, 1]` for a value per channel of `[B, C, H, W]`). A value that is not a
+                tensor becomes a constant of the compiled kernel.
             learn: True to make an `nn.Parameter` of a number or a tensor.
         """
         if hasattr(self, name):
             delattr(self, name)
-            self._programs.forget()  # a former buffer may be a parameter now
+            self._programs.forget()  # the former value may be a buffer, and the new value a parameter
         if name not in self._held:
             self._held.append(name)
         if learn and not isinstance(value, nn.Parameter):
@@ -109,9 +111,10 @@ class Neuron(FlexSN):
         """Stores a number, or a tensor of numbers, like `hold`, and checks its range.
 
         Numbers that are assigned later are also checked. If an optimizer moves a parameter out of its range, the
-        parameter is not changed. `bounded` then returns the nearest number in the range, with the gradient of that
-        number. The gradient leads the parameter back into the range if the loss falls in that direction. The next call
-        warns, once (`RangeWarning`). Inside of `torch.compile`, only `explain()` reports such a parameter.
+        parameter keeps its value. `bounded` then returns the nearest number in the range, with the gradient at that
+        number. This gradient leads the parameter back into the range if the loss decreases in that direction. The next
+        call warns about the parameter, once (`RangeWarning`). Inside of `torch.compile`, no call warns, and only
+        `explain()` reports that a parameter is out of range.
 
         Args:
             limits: `at_least`, `above`, `at_most`, `below`, and a `hint` for the error message.
@@ -126,18 +129,19 @@ class Neuron(FlexSN):
     def bounded(self, name: str, value: float | Tensor, like: Tensor) -> float | Tensor:
         """Returns a parameter in the dtype of `like`, within the limits of `hold_number`, for use in `dynamics`.
 
-        The gradient is that of the nearest number in the range, like for `functional.within`.
+        The gradient is the gradient at the nearest number in the range, as in `functional.within`.
 
         Args:
             name: name of the parameter.
             value: current value of the parameter, `self.name`.
             like: tensor with which the parameter is combined.
         """
-        fitting = fit(value, like)
-        return within(fitting, **self._limits[name]) if isinstance(fitting, Tensor) else fitting
+        fitted = fit(value, like)
+        return within(fitted, **self._limits[name]) if isinstance(fitted, Tensor) else fitted
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # Checking a tensor would wait for its device. Instead, `bounded` keeps its values in range.
+        # A check of a tensor would wait for the tensor's device. Instead, `bounded` limits the tensor's values in each
+        # step.
         if name in self.__dict__.get("_limits", ()) and not isinstance(value, Tensor):
             check_number(name, value, **self._limits[name])
         if name in self.state_names:
@@ -157,18 +161,19 @@ class Neuron(FlexSN):
         """Runs the neuron from its current state.
 
         Args:
-            inputs: floating point, `[T, *step]` in step mode `"m"`, or `[*step]` in `"s"`. In `"m"`, the first
+            inputs: floating-point tensors, `[T, *step]` in step mode `"m"`, or `[*step]` in `"s"`. In `"m"`, the first
                 dimension is always time, even if your data is batch-first.
             options: `lengths`, `resets`, `transforms`, `affine`, same as in `FlexSN`.
 
         Returns:
-            The output, shaped like the input. The output is one tensor, so `spikes, v = neuron(x)` would unpack time.
-            Use `step` to get the states.
+            The output, shaped like the input. The output is one tensor, so `spikes, v = neuron(x)` would unpack its
+            steps. Use `step` to get the states.
 
         Raises:
-            InputDtypeError: the input is integer, boolean, complex or float8. It is a `TypeError`.
-            InputLayoutError: the input is nested, sparse or quantised, or has named dimensions. It is a `TypeError`.
-            InputShapeError: a sequence has no dimensions. It is a `ValueError`.
+            InputDtypeError: the input is integer, boolean, complex or float8. The error is a `TypeError`.
+            InputLayoutError: the input is nested, sparse or quantised, or has named dimensions. The error is a
+                `TypeError`.
+            InputShapeError: a sequence has no dimensions. The error is a `ValueError`.
         """
         if inputs.__class__ is not tuple:  # torch.fx traces the neuron itself
             raise refuse_proxies(type(self).__name__)
@@ -180,8 +185,8 @@ class Neuron(FlexSN):
 
     def _look_at_ranges(self) -> None:
         """Warns once for each learned number that has left its range."""
-        own = self.__dict__
-        own["_ranges"].look(self, own["_limits"])
+        attributes = self.__dict__
+        attributes["_ranges"].look(self, attributes["_limits"])
 
     def step(
         self,
@@ -189,7 +194,7 @@ class Neuron(FlexSN):
         states: Sequence[Tensor] | None = None,
         **options: Unpack[CallOptions],
     ) -> tuple[Tensor, list[Tensor]]:
-        """Runs the neuron from `states`: `output, states = neuron.step(x, states)`. The module stores no state."""
+        """Runs the neuron from `states`: `output, states = neuron.step(x, states)`. The module stores no states."""
         if not torch.compiler.is_compiling():
             self._look_at_ranges()
         output, new_states = super().step(inputs, states, **options)
@@ -198,16 +203,16 @@ class Neuron(FlexSN):
 
     def state(self, name: str = "v") -> Tensor | None:
         """Returns the state with this name, `[*step]`; `None` before the first call and after `reset()`."""
-        index = self._state_index(name)
+        index = self._find_state_index(name)
         return self.states[index] if self.states else None
 
     def state_seq(self, name: str = "v") -> Tensor | None:
-        """Returns the state after each step of the last call, `[T, *step]`, if `store_state_seqs`; otherwise `None`."""
-        index = self._state_index(name)
+        """Returns the state after each step of the last call, `[T, *step]`; `None` without `store_state_seqs`."""
+        index = self._find_state_index(name)
         return self.state_seqs[index] if self.state_seqs else None
 
     def explain(self, *inputs: Tensor, affine: Producer | None = None) -> str:
-        """Returns `FlexSN.explain`, and the parameters that have left their range. Waits for the device."""
+        """Returns `FlexSN.explain`, and a line for each parameter out of its range. Waits for the device."""
         return "\n".join([super().explain(*inputs, affine=affine), *self._strays()])
 
     def _strays(self) -> Iterator[str]:
@@ -232,7 +237,7 @@ class Neuron(FlexSN):
         shape = x.shape[1:] if self.step_mode == "m" else x.shape
         for name in self._held:
             value = getattr(self, name)
-            if isinstance(value, Tensor) and not _broadcasts(value.shape, shape):
+            if isinstance(value, Tensor) and not _can_broadcast(value.shape, shape):
                 raise ParameterError(
                     f"{name} has shape {list(value.shape)}, which does not broadcast to a step of {list(shape)}. For "
                     "a value per channel of [B, C, H, W], give it the shape [C, 1, 1]."
@@ -251,34 +256,35 @@ class Neuron(FlexSN):
         return inputs
 
     def _is_ready_made(self) -> bool:
-        """True if the step, and each object that it holds, belongs to this package, not to the user."""
-        held = (getattr(self, name) for name in self._held)
+        """True if the step, and all objects that the neuron holds, belong to this package and not to the user."""
+        values = (getattr(self, name) for name in self._held)
         return _is_own(self) and all(
-            value is None or isinstance(value, bool | int | float | str | Tensor) or _is_own(value) for value in held
+            value is None or isinstance(value, bool | int | float | str | Tensor) or _is_own(value) for value in values
         )
 
     def _specs_beforehand(self, inputs: Sequence[Tensor], states: Sequence[Tensor] = ()) -> list[Spec] | None:
-        """Returns the shape and dtype of a ready-made neuron's output, from the step and from its inputs and states.
+        """Returns the shape and dtype of a ready-made neuron's output without a trace; `None` for a user's neuron.
 
-        With `precision="float32"`, the output has the dtype of the input.
+        The shape is that of a step of the inputs. The dtype is the promoted dtype of the first input and the states.
+        With `precision="float32"`, the output has the dtype of the first input.
         """
         if not _is_own(self):
             return None
-        wider = () if self.precision == "float32" else states
-        dtype = functools.reduce(torch.promote_types, (state.dtype for state in wider), inputs[0].dtype)
+        promoted = () if self.precision == "float32" else states
+        dtype = functools.reduce(torch.promote_types, (state.dtype for state in promoted), inputs[0].dtype)
         return [(step_shape(inputs, self.step_mode), dtype)]
 
     def _traced_specs(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Spec]:
         """Traces the user's `dynamics` to find the shapes and dtypes of the outputs."""
         try:
             return self._traced(inputs, states)
-        except Exception as error:  # `dynamics` may raise any error for tensors without data
+        except Exception as error:  # with tensors without data, `dynamics` may raise any error
             raise ExampleError(
                 f"the input has no steps (T == 0), and {type(self).__name__}.dynamics cannot be traced, so the shape "
                 "of an output is unknown: leave out sequences without steps."
             ) from error
 
-    def _state_index(self, name: str) -> int:
+    def _find_state_index(self, name: str) -> int:
         check_name("state", name, self.state_names)
         return self.state_names.index(name)
 
@@ -286,17 +292,20 @@ class Neuron(FlexSN):
 def fit(value: float | Tensor, like: Tensor) -> float | Tensor:
     """Returns `value` in the dtype of `like`.
 
-    A half-precision state must not be widened by a float32 parameter per channel, or by the float32 results of `exp`
-    and `log` under autocast. A tensor of one number also matches a step without dimensions.
+    Without this conversion, a float32 parameter per channel, or a float32 result of `exp` or `log` under autocast,
+    would widen a half-precision state. If `like` has no dimensions, a tensor with one element also loses its
+    dimensions.
     """
     if not isinstance(value, Tensor):
         return value
     return value.to(like.dtype) if like.dim() or not value.dim() else value.to(like.dtype).squeeze()
 
 
-def _broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
-    """True if a tensor of `shape` can be expanded to `to`."""
-    return len(shape) <= len(to) and all(a in (1, b) for a, b in zip(reversed(shape), reversed(to), strict=False))
+def _can_broadcast(shape: Sequence[int], target: Sequence[int]) -> bool:
+    """True if a tensor of `shape` can be expanded to `target`."""
+    return len(shape) <= len(target) and all(
+        a in (1, b) for a, b in zip(reversed(shape), reversed(target), strict=False)
+    )
 
 
 def _is_own(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""Recurrent connections from the spikes of a step to the next step: a matrix, a convolution, or one to one."""
+"""Recurrent connections from the spikes of a step to the next step: a matrix, a convolution, or a weight per neuron."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Initialize = Callable[[Tensor], object]
 
 
 class AllToAll(nn.Linear):
-    """Computes `V s + b`, with weights `[features, features]`: connects every neuron to all others.
+    """Computes `V s + b`, with weights `[features, features]` that connect every neuron to all neurons.
 
-    Neurons are along the last dimension. The product is computed in the dtype of `s`, so that a float32 matrix does not
-    widen a half-precision state.
+    The last dimension of `s` contains the neurons. The product is computed in the dtype of `s`, so that a float32
+    matrix does not widen a half-precision state.
     """
 
     def forward(self, s: Tensor) -> Tensor:
@@ -31,16 +31,16 @@ class AllToAll(nn.Linear):
 
     def check(self, step: Sequence[int]) -> None:
         """Raises `InputShapeError` unless the step has `in_features` neurons."""
-        found = step[-1] if len(step) else 1
-        if found != self.in_features:
+        num_neurons = step[-1] if len(step) else 1
+        if num_neurons != self.in_features:
             raise InputShapeError(
-                f"the step has shape {list(step)}, so {found} neurons in its last dimension; the recurrent weights are "
-                f"for {self.in_features}."
+                f"the step has shape {list(step)}, with {num_neurons} neurons in the last dimension; the recurrent "
+                f"weights are for {self.in_features} neurons."
             )
 
 
 class OneToOne(nn.Module):
-    """Computes `V s`: connects every neuron to itself. `V` is one number, or broadcasts to the step.
+    """Computes `V s`: connects every neuron to itself. `V` is a number or broadcasts to the step.
 
     Args:
         V: a number or a tensor.
@@ -80,7 +80,7 @@ class OneToOne(nn.Module):
 
 
 class Convolved(nn.Conv2d):
-    """Computes `V * s + b`: a convolution of odd size over neighbours. Padding with zeros keeps the step's shape.
+    """Computes `V * s + b`: a convolution of odd size. Padding with zeros keeps the shape of the step.
 
     The result is computed in the dtype of `s`. Compiled kernels do not support convolutions, so use `backend="torch"`.
     """
@@ -92,7 +92,7 @@ class Convolved(nn.Conv2d):
         return convolved
 
     def check(self, step: Sequence[int]) -> None:
-        """Raises `InputShapeError` unless the step is `[B, C, H, W]` with this number of channels."""
+        """Raises `InputShapeError` unless the step is `[B, C, H, W]` with `in_channels` channels."""
         if len(step) != 4 or step[1] != self.in_channels:
             raise InputShapeError(
                 f"the step has shape {list(step)}; the recurrent convolution takes [B, {self.in_channels}, H, W]."
@@ -110,34 +110,34 @@ def connection(
     """Returns an `AllToAll` or a `OneToOne`. The arguments are those of `Recurrent`.
 
     Raises:
-        ParameterError: arguments exclude each other.
+        ParameterError: `features` is missing, or arguments exclude each other.
     """
     if init is not None:
         check_function("init", init, "torch.nn.init.orthogonal_")
     if features is not None:
         check_count("features", features)
-    made: AllToAll | OneToOne
+    module: AllToAll | OneToOne
     if all_to_all:
         if features is None:
             raise ParameterError(
-                "features is missing: the number of neurons, which is the last dimension of the input. To connect each "
-                "neuron only to itself, set all_to_all=False."
+                "features is missing: give the number of neurons, the size of the input's last dimension. To connect "
+                "each neuron only to itself, set all_to_all=False."
             )
         if isinstance(V, Tensor) or V != 1:
             raise ParameterError(
                 "V is the weight from each neuron to itself, for all_to_all=False. To set the initial matrix, use "
                 "init=lambda weight: weight.copy_(V)."
             )
-        made = AllToAll(features, features, bias)
-        weight: Tensor = made.weight
+        module = AllToAll(features, features, bias)
+        weight: Tensor = module.weight
     else:
         if bias:
-            raise ParameterError("bias=True needs all_to_all=True; a single neuron has its threshold instead.")
+            raise ParameterError("bias=True needs all_to_all=True; weights from each neuron to itself have no bias.")
         if features is not None and (not isinstance(V, Tensor) or V.numel() == 1):
             V = torch.as_tensor(V, dtype=torch.get_default_dtype()).detach().expand(features)
-        made = OneToOne(V)
-        weight = made.V
-    return _started(made, weight, learn_recurrent, init)
+        module = OneToOne(V)
+        weight = module.V
+    return _initialize(module, weight, learn_recurrent, init)
 
 
 def convolution(
@@ -149,15 +149,15 @@ def convolution(
     for size in sizes:
         check_count("kernel_size", size)
     if len(sizes) != 2 or any(size % 2 == 0 for size in sizes):
-        raise ParameterError(f"kernel_size is {kernel_size}; it must be odd, so that the step keeps its shape.")
-    made = Convolved(channels, channels, sizes, padding=(sizes[0] // 2, sizes[1] // 2), bias=bias)
-    return _started(made, made.weight, learn_recurrent, init)
+        raise ParameterError(f"kernel_size is {kernel_size}; give odd sizes, so that the step keeps its shape.")
+    module = Convolved(channels, channels, sizes, padding=(sizes[0] // 2, sizes[1] // 2), bias=bias)
+    return _initialize(module, module.weight, learn_recurrent, init)
 
 
-def _started(made: nn.Module, weight: Tensor, learn: bool, init: Initialize | None) -> nn.Module:
+def _initialize(module: nn.Module, weight: Tensor, learn: bool, init: Initialize | None) -> nn.Module:
     if init is not None:
         with torch.no_grad():
             init(weight)
-    for parameter in made.parameters():
+    for parameter in module.parameters():
         parameter.requires_grad_(learn)
-    return made
+    return module

@@ -16,7 +16,7 @@ class EIF(ImmediateReset):
 
     Args:
         tau: time constant in steps, above 0.
-        delta_T: sharpness of the upstroke to a spike, above 0.
+        delta_T: scale of the membrane in the exponential upstroke, above 0. A smaller scale makes the upstroke steeper.
         theta_rh: membrane value at which the upstroke begins.
         v_threshold: same as in `ImmediateReset`.
         v_rest: membrane value at rest.
@@ -52,8 +52,8 @@ class EIF(ImmediateReset):
     def current(self, x: Tensor, v: Tensor) -> Tensor:
         """Computes the current that drives the membrane: input, leak and the exponential upstroke."""
         delta_T = self.bounded("delta_T", self.delta_T, v)
-        run_up = delta_T * fit(torch.exp((v - fit(self.theta_rh, v)) / delta_T), v)
-        return x + fit(self.v_rest, v) - v + run_up
+        upstroke = delta_T * fit(torch.exp((v - fit(self.theta_rh, v)) / delta_T), v)
+        return x + fit(self.v_rest, v) - v + upstroke
 
     def dynamics(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         """Computes one step: `(spike, v)`."""

@@ -11,23 +11,23 @@ from torch import Tensor, nn
 from flexsn_nn._checks import check_count, check_number
 from flexsn_nn.errors import ParameterError, StepModeError
 from flexsn_nn.neuron._base import Neuron, RunOptions, fit
-from flexsn_nn.neuron._reset import SIGMOID, SpikeFunction, spikes_of, with_strictness
+from flexsn_nn.neuron._reset import SIGMOID, SpikeFunction, spike_range_of, with_strictness
 
 
 class GatedLIF(Neuron):
     """`v' = keep (1 - gamma s) v - (1 - alpha) leak + x (1 - beta (1 - conduct[t])) - (1 - gamma) v_sub s`.
 
-    `s' = step(v' - v_threshold)` and `keep = 1 - alpha (1 - tau)`. The neuron has learned gates for its leak, the
-    weight of its input, and its reset. `alpha`, `beta`, `gamma`, `tau`, `leak`, `v_sub`, `v_threshold` and `conduct`
-    are sigmoids of the learned parameters with these names.
+    `s' = step(v' - v_threshold)` and `keep = 1 - alpha (1 - tau)`. The learned gates `alpha`, `beta` and `gamma`
+    control the leak, the weight of the input, and the reset. `alpha`, `beta`, `gamma`, `tau`, `leak`, `v_sub`,
+    `v_threshold` and `conduct` are sigmoids of the learned parameters with these names.
 
     Args:
-        T: number of steps, each with its own `conduct`; `None` for one `conduct` and any number of steps.
-        inplane: number of channels of `[T, B, C, H, W]`, each with its own parameters; `None` for parameters that all
-            channels share.
+        T: number of steps. Each step has its own `conduct`. `None` for one `conduct` and any number of steps.
+        inplane: number of channels C of inputs `[T, B, C, H, W]`. Each channel has its own parameters; `None` for
+            parameters that all channels share.
         init_linear_decay: initial value of `leak`, in (0, 1); `None` for `init_v_threshold / (2 T)`.
         init_v_subreset: initial value of `v_sub`, in (0, 1); `None` for `init_v_threshold`.
-        init_tau, init_v_threshold, init_conduct: initial values, in (0, 1).
+        init_tau, init_v_threshold, init_conduct: initial values of `tau`, `v_threshold` and `conduct`, in (0, 1).
         surrogate_function, strict: same as in `ImmediateReset`.
         options: same as in `Neuron`.
 
@@ -69,9 +69,9 @@ class GatedLIF(Neuron):
             raise StepModeError("T gives each step its own conduct and needs step_mode='m'; leave T=None.")
         if init_linear_decay is None:
             if T is None:
-                raise ParameterError("init_linear_decay defaults to init_v_threshold / (2 T): give it, or T.")
+                raise ParameterError("give init_linear_decay, or T for the default init_v_threshold / (2 T).")
             init_linear_decay = init_v_threshold / (2 * T)
-        starts = {
+        initial_values = {
             "tau": init_tau,
             "leak": init_linear_decay,
             "v_sub": init_v_threshold if init_v_subreset is None else init_v_subreset,
@@ -80,18 +80,18 @@ class GatedLIF(Neuron):
         channels = (1,) if inplane is None else (inplane, 1, 1)
         for gate in ("alpha", "beta", "gamma"):
             self.hold(gate, 0.2 * (torch.rand(channels) - 0.5), learn=True)
-        for name, start in starts.items():
-            self.hold(name, _before_sigmoid(name, start, channels), learn=True)
+        for name, initial_value in initial_values.items():
+            self.hold(name, _invert_sigmoid(name, initial_value, channels), learn=True)
         # The first dimension of `conduct` is T, so `conduct` does not broadcast to the step like the other parameters.
-        each_step = (T or 1,) if inplane is None else (T or 1, *channels)
-        self.conduct = nn.Parameter(_before_sigmoid("conduct", init_conduct, each_step))
+        conduct_shape = (T or 1,) if inplane is None else (T or 1, *channels)
+        self.conduct = nn.Parameter(_invert_sigmoid("conduct", init_conduct, conduct_shape))
         self.hold("T", T)
         self.hold("surrogate_function", with_strictness("surrogate_function", surrogate_function, strict))
 
     def _checked(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Returns the input, and the conductance of each step as the core's second input."""
+        """Returns the input, and `conduct` of each step as the core's second input."""
         if len(inputs) != 1 or not isinstance(inputs[0], Tensor):
-            return super()._checked(inputs)  # raises the error
+            return super()._checked(inputs)  # raises the error for these inputs
         x = inputs[0]
         conduct = torch.sigmoid(self.conduct).to(x.dtype)
         if self.step_mode == "s":
@@ -99,7 +99,7 @@ class GatedLIF(Neuron):
                 raise StepModeError("T gives each step its own conduct and needs step_mode='m'; leave T=None.")
             return super()._checked((x, conduct[0]))
         if self.T is not None and x.shape[0] != self.T:
-            raise ParameterError(f"the input has {x.shape[0]} steps; the neuron was made for T={self.T}.")
+            raise ParameterError(f"the input has {x.shape[0]} steps; the neuron was created for T={self.T}.")
         return super()._checked((x, conduct.expand(x.shape[0], *conduct.shape[1:])))
 
     def dynamics(self, x: Tensor, conduct: Tensor, v: Tensor, s: Tensor) -> tuple[Tensor, ...]:
@@ -116,10 +116,10 @@ class GatedLIF(Neuron):
         return spike, h, spike
 
     def _own_spike_range(self) -> tuple[int, int] | None:
-        return spikes_of(self, self.surrogate_function)
+        return spike_range_of(self, self.surrogate_function)
 
 
-def _before_sigmoid(name: str, start: float, shape: tuple[int, ...]) -> Tensor:
+def _invert_sigmoid(name: str, value: float, shape: tuple[int, ...]) -> Tensor:
     """Returns a tensor whose sigmoid is `start`."""
-    check_number(name, start, above=0, below=1, hint="It is the sigmoid of the learned parameter.")
-    return torch.full(shape, -math.log(1 / start - 1))
+    check_number(name, value, above=0, below=1, hint="It is the sigmoid of the learned parameter.")
+    return torch.full(shape, -math.log(1 / value - 1))

@@ -15,7 +15,7 @@ from flexsn_nn.neuron._lif import TAU_HINT
 class ILIF(Neuron):
     """`h = v - v / tau + x`; `s = round(clamp(h / v_threshold, 0, D))` spikes; `v' = h - s v_threshold`.
 
-    Halves are rounded to even. In the backward, rounding is treated as the identity.
+    Halves are rounded to the nearest even number. In the backward, rounding is treated as the identity.
 
     Args:
         tau: time constant in steps, at least 1.
@@ -54,44 +54,44 @@ class ILIF(Neuron):
         """Computes one step: `(spike count, v)`."""
         threshold = self.bounded("v_threshold", self.v_threshold, v)
         h = v - v / self.bounded("tau", self.tau, v) + x
-        spikes: Tensor = _rounded(h / threshold, self.D)
-        subtracted = spikes.detach() if self.detach_reset else spikes
-        return spikes, h - subtracted * threshold
+        spikes: Tensor = _round(h / threshold, self.D)
+        reset_spikes = spikes.detach() if self.detach_reset else spikes
+        return spikes, h - reset_spikes * threshold
 
     def _own_spike_range(self) -> tuple[int, int] | None:
         return (0, self.D) if type(self).dynamics is ILIF.dynamics else None
 
 
-def _rounded(x: Tensor, most: int) -> Tensor:
+def _round(x: Tensor, maximum: int) -> Tensor:
     # Dynamo cannot trace a function with a `jvp`.
-    function = _Rounded if torch.compiler.is_compiling() else _RoundedBothWays
-    rounded: Tensor = function.apply(x, most)
+    function = _RoundFunction if torch.compiler.is_compiling() else _RoundFunctionWithJvp
+    rounded: Tensor = function.apply(x, maximum)
     return rounded
 
 
-class _Rounded(torch.autograd.Function):
-    """Rounds to the nearest of `0 … most`. The gradient is 1 from 0 to `most`, inclusive, and 0 elsewhere."""
+class _RoundFunction(torch.autograd.Function):
+    """Rounds to the nearest whole number from 0 to `maximum`. The gradient is 1 in this range, and 0 elsewhere."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, most: int) -> Tensor:
-        return x.clamp(0, most).round()
+    def forward(x: Tensor, maximum: int) -> Tensor:
+        return x.clamp(0, maximum).round()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
-        x, ctx.most = inputs
+        x, ctx.maximum = inputs
         ctx.save_for_backward(x)
         ctx.save_for_forward(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         (x,) = ctx.saved_tensors
-        return torch.where((x >= 0) & (x <= ctx.most), grads[0], 0.0), None
+        return torch.where((x >= 0) & (x <= ctx.maximum), grads[0], 0.0), None
 
 
-class _RoundedBothWays(_Rounded):
+class _RoundFunctionWithJvp(_RoundFunction):
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, most: None) -> Tensor:
+    def jvp(ctx: Any, tangent: Tensor, maximum: None) -> Tensor:
         (x,) = ctx.saved_tensors
-        return torch.where((x >= 0) & (x <= ctx.most), tangent, 0.0)
+        return torch.where((x >= 0) & (x <= ctx.maximum), tangent, 0.0)

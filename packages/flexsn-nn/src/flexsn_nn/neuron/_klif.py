@@ -16,8 +16,8 @@ from flexsn_nn.neuron._reset import SIGMOID, SpikeFunction, SpikeOptions
 class KLIF(LIF):
     """`h = relu(k (v + (x - (v - v_reset)) / tau))` with learned `k`, and the threshold and reset of `ImmediateReset`.
 
-    Without `decay_input`, `k` multiplies the other formula for `h` in `LIF`. With `scale_reset`, the reset uses `h / k`
-    and `v_threshold / k`, so that the membrane keeps its scale.
+    Without `decay_input`, `k` multiplies the formula for `h` that `LIF` uses without `decay_input`. With `scale_reset`,
+    the reset uses `h / k` and `v_threshold / k`, so that the membrane keeps its scale.
 
     Args:
         scale_reset: True to reset with `h / k` and `v_threshold / k`.

@@ -1,4 +1,4 @@
-"""snnTorch's neuron as an RC circuit."""
+"""snnTorch's Lapicque neuron, an RC circuit."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class Lapicque(DelayedReset):
     Args:
         beta: decay per step, in `(0, 1)`.
         R, C: resistance and capacitance, above 0.
-        time_step: duration `dt`, above 0.
+        time_step: duration `dt` of a step, above 0.
         threshold, spike_grad: same as in `DelayedReset`.
         learn_beta: True to make `beta` an `nn.Parameter`.
         learn_threshold, reset_mechanism, strict, options (`reset_delay`, `step_mode`, …): same as in `DelayedReset`.
 
-    All of these parameters are numbers, or tensors that broadcast to the step.
+    `beta`, `R`, `C` and `time_step` are numbers, or tensors that broadcast to the step.
 
     Raises:
-        ParameterError: all three of `beta`, `R` and `C` are given, or too few of them.
+        ParameterError: `beta`, `R` and `C` are all given, or too few of them to determine the others.
     """
 
     beta: float | Tensor

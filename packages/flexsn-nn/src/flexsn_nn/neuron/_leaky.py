@@ -16,7 +16,7 @@ class Leaky(DelayedReset):
 
     Args:
         beta: factor of the membrane per step, in `[0, 1]`: a number, a tensor that broadcasts to the step (for example
-            a value per neuron), or an `nn.Parameter`. Tensors are clamped to `[0, 1]`.
+            a value per neuron), or an `nn.Parameter`. In each step, tensors are limited to this range.
         threshold, spike_grad: same as in `DelayedReset`.
         learn_beta: True to make `beta` an `nn.Parameter`.
         learn_threshold, reset_mechanism, strict, options (`reset_delay`, `step_mode`, …): same as in `DelayedReset`.

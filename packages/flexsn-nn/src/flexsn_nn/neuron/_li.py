@@ -11,12 +11,12 @@ from flexsn_nn.neuron._lif import TAU_HINT
 
 
 class LI(Neuron):
-    """`v' = v + (x - v) / tau`, or without `decay_input` `v' = v - v / tau + x`; the output is `v'`.
+    """`v' = v + (x - v) / tau`; without `decay_input`, `v' = v - v / tau + x`. The output is `v'`.
 
     Args:
         tau: time constant in steps, at least 1: a number, a tensor that broadcasts to the step, or an
             `nn.Parameter`.
-        decay_input: True to divide the input by `tau`, too.
+        decay_input: True to also divide the input by `tau`.
         options: same as in `Neuron`.
     """
 

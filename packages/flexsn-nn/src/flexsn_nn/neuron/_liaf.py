@@ -14,7 +14,7 @@ from flexsn_nn.neuron._reset import SIGMOID, SpikeFunction, SpikeOptions
 
 
 class LIAF(LIF):
-    """`h = v + (x - (v - v_reset)) / tau`; the output is `act(h)`, or `act(h - v_threshold)`.
+    """`h = v + (x - (v - v_reset)) / tau`; the output is `act(h)` or `act(h - v_threshold)`.
 
     The spike of `LIF` only resets the membrane, and is not returned.
 

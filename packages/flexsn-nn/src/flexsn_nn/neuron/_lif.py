@@ -12,15 +12,15 @@ TAU_HINT = "Time constants are counted in steps."
 
 
 class LIF(ImmediateReset):
-    """`h = v + (x - (v - v_reset)) / tau`, or without `decay_input` `h = v - (v - v_reset) / tau + x`.
+    """`h = v + (x - (v - v_reset)) / tau`; without `decay_input`, `h = v - (v - v_reset) / tau + x`.
 
-    The threshold and reset are those of `ImmediateReset`. With the soft reset, `v_reset` is 0 in this formula.
+    The threshold and reset are those of `ImmediateReset`. With the soft reset, `v_reset` is 0 in these formulas.
 
     Args:
         tau: time constant in steps, at least 1: a number, a tensor that broadcasts to the step, or an `nn.Parameter`.
-            A learned parameter below 1 counts as 1 until its gradient leads it back. `PLIF` learns a time constant
-            without bounds.
-        decay_input: True to divide the input by `tau`, too.
+            If a learned `tau` falls below 1, the neuron uses 1 until the gradient leads `tau` back. `PLIF` learns a
+            parameter without bounds instead of `tau`.
+        decay_input: True to also divide the input by `tau`.
         v_threshold, v_reset, surrogate_function, detach_reset, options: same as in `ImmediateReset`.
 
     Example:

@@ -15,14 +15,14 @@ from flexsn_nn.neuron._reset import SIGMOID, ImmediateReset, SpikeFunction, Spik
 
 
 class PLIF(ImmediateReset):
-    """`h = v + (x - (v - v_reset)) sigmoid(w)`, or without `decay_input` `h = v - (v - v_reset) sigmoid(w) + x`.
+    """`h = v + (x - (v - v_reset)) sigmoid(w)`; without `decay_input`, `h = v - (v - v_reset) sigmoid(w) + x`.
 
     The neuron is a `LIF` with `1 / tau = sigmoid(w)` and a learned `w`.
 
     Args:
         init_tau: initial time constant, above 1. The initial `w` is `-log(init_tau - 1)`. A number gives a single `w`.
             A tensor that broadcasts to the step, for example `[C, 1, 1]`, gives a `w` of this shape.
-        decay_input: True to divide the input by `tau`, too.
+        decay_input: True to also divide the input by `tau`.
         v_threshold, v_reset, surrogate_function, detach_reset, options: same as in `ImmediateReset`.
 
     Source: Fang et al., "Incorporating learnable membrane time constant", ICCV 2021.

@@ -13,11 +13,11 @@ from flexsn_nn._leaf import Leaf
 from flexsn_nn._numbers import fit_checkpoint, learned
 from flexsn_nn._stateful import Stateful, check_floating, check_kept, is_own_forward
 from flexsn_nn.errors import ParameterError
-from flexsn_nn.neuron._reset import ATAN, SpikeFunction, of_surrogate
+from flexsn_nn.neuron._reset import ATAN, SpikeFunction, surrogate_spike_range
 
 
 class PSN(Leaf):
-    """`h[t] = Σ_i weight[t, i] x[i] + bias[t]`; `s = step(h)`: each step reads all steps, even later ones.
+    """`h[t] = Σ_i weight[t, i] x[i] + bias[t]`; `s = step(h)`. Each step reads all steps, even later steps.
 
     The neuron is not a scan, but a single matrix product over time.
 
@@ -46,7 +46,7 @@ class PSN(Leaf):
     @property
     def spike_range(self) -> tuple[int, int] | None:
         """Range of the output, same as in `FlexSN`."""
-        return of_surrogate(self.surrogate_function) if is_own_forward(self) else None
+        return surrogate_spike_range(self.surrogate_function) if is_own_forward(self) else None
 
     def weights(self) -> Tensor:
         """Returns the matrix that multiplies the input, `[T, T]`."""
@@ -62,7 +62,7 @@ class PSN(Leaf):
         check_floating(type(self).__name__, x)
         check_device("weight", self.weight, x)
         if x.dim() < 1 or x.shape[0] != self.T:
-            raise ParameterError(f"the input has shape {list(x.shape)}; the neuron was made for T={self.T} steps.")
+            raise ParameterError(f"the input has shape {list(x.shape)}; the neuron was created for T={self.T} steps.")
         h = torch.addmm(self.bias, self.weights(), x.flatten(1))
         return self.surrogate_function(h).view(x.shape)
 
@@ -73,8 +73,8 @@ class PSN(Leaf):
 class MaskedPSN(PSN):
     """`h[t] = Σ_i m[t, i] weight[t, i] x[i] + bias[t]`; `s = step(h)`; `m` is 1 for the last `k` steps.
 
-    For all other steps, `m` is `1 - lambda_`. The neuron is a `PSN` that becomes causal during training, when you
-    increase `lambda_` from 0 to 1.
+    For all other steps, `m` is `1 - lambda_`. The neuron is a `PSN` that becomes causal if you increase `lambda_` from
+    0 to 1 during training.
 
     Args:
         k: number of steps that each step reads: the step itself and the `k - 1` steps before it.
@@ -83,7 +83,7 @@ class MaskedPSN(PSN):
         surrogate_function: function that computes spikes from `h`.
 
     Attributes:
-        lambda_: strength of the mask, a buffer. Set it with `neuron.lambda_ = 0.5`.
+        lambda_: strength of the mask, a buffer. To set the strength, assign a number: `neuron.lambda_ = 0.5`.
 
     Source: see `PSN`.
     """
@@ -121,12 +121,13 @@ class MaskedPSN(PSN):
 class SlidingPSN(Stateful):
     """`h[t] = Σ_{j < k} weight[k - 1 - j] x[t - j] + bias`; `s = step(h)`: one window that slides over time.
 
-    The neuron is causal and accepts any number of steps. The neuron keeps the last `k - 1` inputs from call to call
-    until `reset()`. Inputs before the first step are zeros.
+    The neuron is causal and accepts any number of steps. It keeps the last `k - 1` inputs from call to call until
+    `reset()`. Inputs before the first step are zeros.
 
     Args:
-        k: number of steps in the window, including the current one.
-        exp_init: True for initial weights 1, 1/2, 1/4, ... back in time, False for random initial weights.
+        k: number of steps in the window, including the current step.
+        exp_init: True for initial weights 1, 1/2, 1/4, … from the current step back in time, False for random initial
+            weights.
         surrogate_function: function that computes spikes from `h`.
         step_mode: `"m"` for `[T, *step]`, `"s"` for `[*step]`.
 
@@ -162,23 +163,23 @@ class SlidingPSN(Stateful):
         check_tensor("the input", x, dims=1 if self.step_mode == "m" else 0)
         check_device("weight", self.weight, x)
         new = x if self.step_mode == "m" else x.unsqueeze(0)
-        seen = self._with_history(new)
-        back = len(seen) - len(new)
+        window = self._prepend_history(new)
+        num_earlier = len(window) - len(new)
         if self.step_mode == "s":
-            h = (self.weight[self.k - len(seen) :].unsqueeze(-1) * seen.flatten(1)).sum(0) + self.bias
+            h = (self.weight[self.k - len(window) :].unsqueeze(-1) * window.flatten(1)).sum(0) + self.bias
         else:
-            h = torch.addmm(self.bias, self._matrix(len(new), back), seen.flatten(1))
+            h = torch.addmm(self.bias, self._build_matrix(len(new), num_earlier), window.flatten(1))
         if self.k > 1:
-            self.states = [seen[-(self.k - 1) :]]
+            self.states = [window[-(self.k - 1) :]]
         return self.surrogate_function(h.view(x.shape))
 
     @property
     def spike_range(self) -> tuple[int, int] | None:
         """Range of the output, same as in `FlexSN`."""
-        return of_surrogate(self.surrogate_function) if is_own_forward(self) else None
+        return surrogate_spike_range(self.surrogate_function) if is_own_forward(self) else None
 
     def initial_states(self, x: Tensor) -> list[Tensor]:
-        """Returns zeros `[k - 1, *step]`, which replace the missing earlier inputs."""
+        """Returns zeros `[k - 1, *step]`, the inputs before the first step."""
         step = x.shape[1:] if self.step_mode == "m" else x.shape
         return [x.new_zeros((self.k - 1, *step))] if self.k > 1 else []
 
@@ -186,7 +187,7 @@ class SlidingPSN(Stateful):
         fit_checkpoint(state_dict, prefix, self._parameters, ["bias"])
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def _with_history(self, new: Tensor) -> Tensor:
+    def _prepend_history(self, new: Tensor) -> Tensor:
         if self.k == 1 or not self.states:
             return new
         (history,) = self.states
@@ -194,10 +195,10 @@ class SlidingPSN(Stateful):
         check_kept("the window of earlier inputs", history, shape, new)
         return torch.cat([history, new])
 
-    def _matrix(self, steps: int, back: int) -> Tensor:
-        """Returns `[steps, back + steps]`. Row `t` has the weights at the last `k` inputs of step `t`."""
-        age = torch.arange(steps, device=self.weight.device).unsqueeze(1) + back
-        age = age - torch.arange(back + steps, device=self.weight.device)
+    def _build_matrix(self, steps: int, num_earlier: int) -> Tensor:
+        """Returns `[steps, num_earlier + steps]`. Row `t` has the weights of the last `k` inputs up to step `t`."""
+        age = torch.arange(steps, device=self.weight.device).unsqueeze(1) + num_earlier
+        age = age - torch.arange(num_earlier + steps, device=self.weight.device)
         inside = (age >= 0) & (age < self.k)
         return torch.where(inside, self.weight[(self.k - 1 - age).clamp(0, self.k - 1)], 0.0)
 

@@ -32,12 +32,12 @@ class Feedback(Neuron):
 
     @property
     def V(self) -> Tensor:
-        """Recurrent weights: `[features, features]`, to a neuron (row) from a neuron (column).
+        """Recurrent weights, `[features, features]`. Element `[i, j]` is the weight from neuron `j` to neuron `i`.
 
-        With `all_to_all=False`, they are `[features]` or `[1]`.
+        With `all_to_all=False`, the weights are `[features]` or `[1]`.
         """
-        found: Tensor = self.recurrent.weight if hasattr(self.recurrent, "weight") else self.recurrent.V  # type: ignore[assignment]
-        return found
+        weights: Tensor = self.recurrent.weight if hasattr(self.recurrent, "weight") else self.recurrent.V  # type: ignore[assignment]
+        return weights
 
     def _checked(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         inputs = super()._checked(inputs)
@@ -47,15 +47,15 @@ class Feedback(Neuron):
         return inputs
 
     def _is_ready_made(self) -> bool:
-        """False, because kernels do not accept all neurons, so each step has to be checked."""
+        """False: kernels may reject the step, for example because of its recurrent module."""
         return False
 
     def _asks_kernels(self, backend: str) -> bool:
-        """True for backends with kernels. Users cannot change this step, so it runs as a loop if kernels reject it."""
+        """True for backends with kernels. Users cannot change this step, so if kernels reject it, a loop runs."""
         return backend in COMPILED
 
     def _ask_for_portability(self, *call: object) -> None:
-        """Does not warn: on a GPU, this layer also runs as a loop, and `explain` reports it."""
+        """Does not warn, because this layer may run as a loop on a GPU, too. `explain` reports the loop."""
 
 
 class Recurrent(Feedback):
@@ -69,22 +69,22 @@ class Recurrent(Feedback):
     Args:
         neuron: `FlexSN` with one output: a ready-made neuron or your own. If the neuron has several inputs, the
             feedback is added to the first input. The neuron is part of this module, and its own state is not used.
-        features: number of neurons, which is the last dimension of the step.
+        features: number of neurons, which is the size of the step's last dimension.
         all_to_all: if True, `V` is a matrix `[features, features]`. If False, every neuron is connected only to itself,
-            with weights `[features]`, or with one number for all neurons if `features` is `None`.
+            with weights `[features]`, or with one weight for all neurons if `features` is `None`.
         V: initial weights with `all_to_all=False`: a number, or a tensor that broadcasts to the step.
         bias: True if the matrix has a bias. A linear layer before this layer usually has a bias already.
         learn_recurrent: True if gradients flow to the weights.
         init: function that sets the matrix in place, such as `torch.nn.init.orthogonal_`; `None` for a uniform
             distribution in `±1 / sqrt(features)`, as in `nn.Linear`.
-        recurrent: your own module instead of the matrix. It maps `[*step] -> [*step]`, and has, for example, a low rank
-            or a mask. If you pass a module, leave out the arguments above except `neuron`.
+        recurrent: your own module instead of the matrix, for example with a mask or a matrix of low rank. It maps
+            `[*step] -> [*step]`. If you pass a module, leave out the arguments from `features` to `init`.
         delay: delay of the feedback in steps, in addition to the one step that recurrence always takes: a number; a
             tensor that broadcasts to the step, such as `[features]`; an `nn.Parameter`; or a `layer.Delay`, which
             defines how delays are learned, for example `Delay(20 * torch.rand(features), max_delay=20, learn=True,
             interpolation="gaussian", width=5.0)`. The `layer.Delay` becomes part of this module, and its own state is
             not used. `None` for no delay.
-        options: same as in `FlexSN`. The defaults are those of `neuron`.
+        options: same as in `FlexSN`. The defaults are the settings of `neuron`.
 
     Attributes:
         neuron: the neuron.
@@ -96,7 +96,7 @@ class Recurrent(Feedback):
         InputShapeError: raised in a call if the step has another number of neurons.
 
     The states are `s`, which is initially zero, and the states of the neuron. With delays, the states `s_1` to `s_N`
-    follow `s`. They are the outputs before `s`, and `N` is `max_delay`.
+    follow `s`. These states are the outputs before `s`, and `N` is `max_delay`.
 
     Example:
         >>> from flexsn_nn import LIF
@@ -124,23 +124,23 @@ class Recurrent(Feedback):
         **options: Unpack[RunOptions],
     ) -> None:
         if not isinstance(neuron, FlexSN):
-            made = (
-                f"give an instance: {neuron.__name__}(...)" if isinstance(neuron, type) else "give a FlexSN, as LIF()"
-            )
-            raise ParameterError(f"neuron is {neuron!r}; {made}.")
+            advice = "give a FlexSN, such as LIF()"
+            if isinstance(neuron, type):
+                advice = f"give an instance: {neuron.__name__}(...)"
+            raise ParameterError(f"neuron is {neuron!r}; {advice}.")
         if neuron.num_outputs != 1:
             raise ParameterError(
                 f"the neuron has num_outputs={neuron.num_outputs}; only one output can be fed back: write a step that "
                 "contains the feedback, FlexSN(core, ...)."
             )
-        names = (
+        neuron_states = (
             neuron.state_names if isinstance(neuron, Neuron) else tuple(f"state {i}" for i in range(neuron.num_states))
         )
         if not isinstance(delay, Delay | None):
             delay = Delay(delay)
         past = tuple(f"s_{i}" for i in range(1, 1 + (delay.max_delay if delay else 0)))
-        object.__setattr__(self, "state_names", ("s", *past, *names))  # set on this object, not on the class
-        theirs: RunOptions = {
+        object.__setattr__(self, "state_names", ("s", *past, *neuron_states))  # set on this object, not on the class
+        settings: RunOptions = {
             "step_mode": neuron.step_mode,
             "backend": neuron.backend,
             "store_state_seqs": neuron.store_state_seqs,
@@ -148,11 +148,11 @@ class Recurrent(Feedback):
             "residuals": neuron.residuals,
             "watch_firing": neuron.watch_firing,
         }
-        theirs.update(options)
-        super().__init__(neuron.num_inputs, **theirs)
+        settings.update(options)
+        super().__init__(neuron.num_inputs, **settings)
         if neuron.requires_grad is not None:
-            allowed = list(neuron.requires_grad)
-            self.requires_grad = [*allowed[: self.num_inputs], True, *allowed[self.num_inputs :]]
+            requires_grad = list(neuron.requires_grad)
+            self.requires_grad = [*requires_grad[: self.num_inputs], True, *requires_grad[self.num_inputs :]]
         self.neuron = neuron
         self.delay = delay
         if recurrent is None:
@@ -162,8 +162,8 @@ class Recurrent(Feedback):
             if (features, all_to_all, bias, learn_recurrent, init) != (None, True, False, True, None):
                 raise ParameterError("recurrent is your own module: leave out the arguments of the matrix.")
             self.recurrent = recurrent
-        self._draws = draws(self.core)  # depends on the neuron, which is now set
-        self._tell_step_mode()
+        self._draws = draws(self.core)  # reads the neuron, which is only now set
+        self._set_neuron_step_mode()
 
     @property
     def step_mode(self) -> str:
@@ -173,17 +173,17 @@ class Recurrent(Feedback):
     @step_mode.setter
     def step_mode(self, step_mode: str) -> None:
         FlexSN.step_mode.fset(self, step_mode)  # type: ignore[attr-defined]
-        self._tell_step_mode()
+        self._set_neuron_step_mode()
 
-    def _tell_step_mode(self) -> None:
-        """Sets the step mode of the neuron, because it affects checks of inputs. The neuron's backend is never used."""
+    def _set_neuron_step_mode(self) -> None:
+        """Sets the neuron's step mode, which affects the checks of inputs. The neuron's backend is never used."""
         self.neuron._step_mode = self._step_mode
 
     def dynamics(self, *args: Tensor) -> tuple[Tensor, ...]:
         """Computes one step, `(x, *other inputs, s, *states) -> (output, output, *states)`."""
         x, *others = args[: self.num_inputs]
-        count = self._num_past
-        past, states = args[self.num_inputs : self.num_inputs + count], args[self.num_inputs + count :]
+        num_past = self._num_past
+        past, states = args[self.num_inputs : self.num_inputs + num_past], args[self.num_inputs + num_past :]
         s = past[0] if self.delay is None else self.delay.of_past(past)
         returned = self.neuron.core(self.driven(x, s), *others, *states)
         output, *new_states = (returned,) if isinstance(returned, Tensor) else returned

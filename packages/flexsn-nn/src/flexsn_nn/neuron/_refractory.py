@@ -19,7 +19,7 @@ class RefractoryLIF(LIF):
     `r' = absolute + relative` after a spike, and `r' = max(r - 1, 0)` otherwise. The neuron is a `LIF` with a counter
     `r` of refractory steps. For `absolute` steps after a spike, the neuron ignores its input and is silent. In the next
     `relative` steps, the threshold is increased by `rise` and falls linearly back to `v_threshold`: `v_threshold + rise
-    r / relative`. The soft reset subtracts the threshold of the step.
+    r / relative`. The soft reset subtracts the current threshold.
 
     Args:
         absolute: number of silent steps after a spike, at least 0.
@@ -59,10 +59,10 @@ class RefractoryLIF(LIF):
         self.hold_number("absolute", absolute, at_least=0)
         self.hold_number("relative", relative, at_least=0)
         self.hold_number("rise", rise, at_least=0)
-        raised = isinstance(rise, Tensor) or rise > 0
-        if raised and not bool((torch.as_tensor(relative) > 0).all()):
-            raise ParameterError("rise raises the threshold for relative steps: give relative above 0, too.")
-        self._raised = raised
+        has_rise = isinstance(rise, Tensor) or rise > 0
+        if has_rise and not bool((torch.as_tensor(relative) > 0).all()):
+            raise ParameterError("rise increases the threshold for relative steps: give relative above 0.")
+        self._has_rise = has_rise
 
     def dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
         """Computes one step: `(spike, v, r)`."""
@@ -71,12 +71,12 @@ class RefractoryLIF(LIF):
         ready = (r <= relative).to(v.dtype)
         h = ready * self.charge(x, v) + (1 - ready) * v
         threshold = fit(self.v_threshold, v)
-        if self._raised:
-            # While the count is above `relative`, the neuron is silent for any threshold.
+        if self._has_rise:
+            # While `r` is above `relative`, the neuron is silent at any threshold.
             threshold = threshold + self.bounded("rise", self.rise, v) * (r / relative)
         spike = ready * self.fire(h, threshold)
         fired = (spike.detach() > 0).to(r.dtype)
-        # The gradient of `relu` at 0 is 0 in all versions of torch. The gradient of `clamp` at 0 depends on the
+        # In all versions of torch, the gradient of `relu` at 0 is 0. The gradient of `clamp` at 0 depends on the
         # version.
-        counted = fired * (absolute + relative) + (1 - fired) * torch.relu(r - 1)
-        return spike, self.after(h, spike, threshold), counted
+        new_r = fired * (absolute + relative) + (1 - fired) * torch.relu(r - 1)
+        return spike, self.after(h, spike, threshold), new_r

@@ -1,4 +1,4 @@
-"""Threshold and reset in two conventions: the reset is in the same step, or in the next step."""
+"""Thresholds and resets in two conventions: a spike resets the membrane in the same step, or in the next step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RESET_MECHANISMS = ("subtract", "zero", "none")
 
 
 class SpikeOptions(RunOptions, total=False):
-    """`RunOptions` and `strict`: fires at `>` (`True`), at `>=` (`False`), or like the surrogate (`None`)."""
+    """`RunOptions` and `strict`; see `ImmediateReset`."""
 
     strict: bool | None
 
@@ -43,17 +43,18 @@ class ImmediateReset(Neuron):
     The membrane `v` begins at `v_reset`, or at 0 with the soft reset. Other states begin at 0.
 
     Args:
-        v_threshold: number, tensor that broadcasts to the step, or `nn.Parameter`.
-        v_reset: number; `None` for the soft reset.
+        v_threshold: a number, a tensor that broadcasts to the step, or an `nn.Parameter`.
+        v_reset: value of the membrane after a spike; `None` for the soft reset.
         surrogate_function: function that computes spikes from `h - v_threshold`.
         detach_reset: True if the gradient does not flow through the reset to `s`.
         num_inputs: number of inputs that `dynamics` takes before its states.
-        strict: True to fire if `h > v_threshold`, False to fire if `h >= v_threshold`. If it is `None`, the surrogate
+        strict: True to fire if `h > v_threshold`, False to fire if `h >= v_threshold`. `None` if the surrogate
             determines the comparison.
         options: same as in `Neuron`.
 
     Raises:
-        ParameterError: a number is not finite, or `strict` is given with your own function.
+        ParameterError: a number is not finite, `v_reset` is a tensor, or `strict` is given with your own spike
+            function.
     """
 
     v_threshold: float | Tensor
@@ -75,8 +76,8 @@ class ImmediateReset(Neuron):
         self.hold_number("v_threshold", v_threshold)
         if isinstance(v_reset, Tensor):
             raise ParameterError(
-                "v_reset is a tensor; it is one number for all neurons, or None for the soft reset: give "
-                "float(v_reset), or write the reset in your own step function, where it may be a tensor."
+                "v_reset is a tensor; expected one number for all neurons, or None for the soft reset: give "
+                "float(v_reset), or write your own step function, in which the reset may be a tensor."
             )
         if v_reset is not None:
             check_number("v_reset", v_reset)
@@ -104,23 +105,23 @@ class ImmediateReset(Neuron):
     def init_states(self, num_states: int, step_mode: str, *inputs: Tensor) -> list[Tensor]:
         """Returns the initial states: `v` is `v_start`, and the other states are 0."""
         states = super().init_states(num_states, step_mode, *inputs)
-        start = self._start()
-        if start != 0:
+        v_start = self._read_v_start()
+        if v_start != 0:
             v = self.state_names.index("v")
-            states[v] = states[v] + start
+            states[v] = states[v] + v_start
         return states
 
     def _starts_at_zero(self) -> bool:
-        return self._starts_by(ImmediateReset) and self._start() == 0
+        return self._starts_by(ImmediateReset) and self._read_v_start() == 0
 
-    # torch.compile(dynamic=True) would turn the number into a symbol. The core is compiled separately and cannot take
-    # this symbol as an argument. Inside of the core, the number is guarded.
+    # torch.compile(dynamic=True) would turn `v_start` into a symbol. The core is compiled separately and cannot take
+    # this symbol as an argument. Inside of the core, `v_start` is guarded.
     @constant
-    def _start(self) -> float:
+    def _read_v_start(self) -> float:
         return self.v_start
 
     def _own_spike_range(self) -> tuple[int, int] | None:
-        return spikes_of(self, self.surrogate_function)
+        return spike_range_of(self, self.surrogate_function)
 
     def _threshold(self, h: Tensor, threshold: float | Tensor | None) -> float | Tensor:
         return fit(self.v_threshold, h) if threshold is None else threshold
@@ -134,19 +135,19 @@ class DelayedReset(Neuron):
         s = step(h - threshold)
 
     Args:
-        threshold: number, tensor that broadcasts to the step, or `nn.Parameter`.
+        threshold: a number, a tensor that broadcasts to the step, or an `nn.Parameter`.
         spike_grad: function that computes spikes from `h - threshold`.
         learn_threshold: True to make the threshold an `nn.Parameter`.
         reset_mechanism: `"subtract"`, `"zero"` or `"none"`.
-        strict: True to fire if `h > threshold`, False to fire if `h >= threshold`. If it is `None`, `spike_grad`
-            determines the comparison.
-        reset_delay: False if the spike of a step resets the membrane in the same step, before it becomes the new state.
-            The gradient then flows through the reset.
+        strict: True to fire if `h > threshold`, False to fire if `h >= threshold`. `None` if `spike_grad` determines
+            the comparison.
+        reset_delay: False if the spike of a step resets the membrane in the same step, before the membrane becomes the
+            new state. The gradient then flows through the reset.
         options: same as in `Neuron`.
 
     Raises:
         UnknownNameError: `reset_mechanism` is unknown.
-        ParameterError: the threshold is not finite, or `strict` is given with your own function.
+        ParameterError: the threshold is not finite, or `strict` is given with your own spike function.
     """
 
     threshold: float | Tensor
@@ -180,7 +181,7 @@ class DelayedReset(Neuron):
         return self.spike_grad(h - fit(self.threshold, h))
 
     def spiked(self, v: Tensor) -> Tensor:
-        """Computes `r` from the last membrane: 1 where the last step spiked, otherwise 0. `r` has no gradient."""
+        """Computes `r` from the last membrane: 1 where the last step spiked, and 0 elsewhere. `r` has no gradient."""
         return self.fire(v).detach()
 
     def after(self, h: Tensor, r: Tensor) -> Tensor:
@@ -199,19 +200,19 @@ class DelayedReset(Neuron):
         return h if self.reset_delay else self.after(h, spike - r)
 
     def _own_spike_range(self) -> tuple[int, int] | None:
-        return spikes_of(self, self.spike_grad)
+        return spike_range_of(self, self.spike_grad)
 
 
-def spikes_of(neuron: Neuron, function: SpikeFunction) -> tuple[int, int] | None:
+def spike_range_of(neuron: Neuron, function: SpikeFunction) -> tuple[int, int] | None:
     """Returns the range of a ready-made step's output, as given by its surrogate; `None` for a user's step."""
     for name in ("dynamics", "fire"):
         method = getattr(neuron, name, None)
         if method is not None and not method.__module__.startswith("flexsn_nn.neuron."):
             return None
-    return of_surrogate(function)
+    return surrogate_spike_range(function)
 
 
-def of_surrogate(function: SpikeFunction) -> tuple[int, int] | None:
+def surrogate_spike_range(function: SpikeFunction) -> tuple[int, int] | None:
     """Returns `(0, 1)` for a surrogate; `None` for a user's function, which may return any number."""
     return (0, 1) if isinstance(function, Surrogate) and type(function).__call__ is Surrogate.__call__ else None
 

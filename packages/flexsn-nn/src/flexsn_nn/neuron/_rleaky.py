@@ -24,12 +24,13 @@ class RLeaky(Feedback, Leaky):
     Args:
         beta: factor of the membrane per step, in `[0, 1]`, same as in `Leaky`.
         V: initial weights with `all_to_all=False`: one number for all neurons, or a tensor that broadcasts to the step.
-        all_to_all: True if every neuron is connected to all others.
-        linear_features: number of neurons, which is the last dimension of the step. The matrix is `recurrent.weight`.
-        conv2d_channels, kernel_size: channels and odd size of a convolution that replaces the matrix. Steps are `[B, C,
-            H, W]`. The convolution requires `backend="torch"`.
+        all_to_all: True if every neuron is connected to all neurons.
+        linear_features: number of neurons, which is the size of the step's last dimension. The matrix is
+            `recurrent.weight`.
+        conv2d_channels, kernel_size: number of channels and odd size of a convolution that replaces the matrix. Steps
+            are `[B, C, H, W]`. The convolution requires `backend="torch"`.
         threshold, spike_grad: same as in `DelayedReset`.
-        learn_beta, learn_threshold: True to make the number an `nn.Parameter`.
+        learn_beta, learn_threshold: True to make `beta` or `threshold` an `nn.Parameter`.
         learn_recurrent: True if gradients flow to the recurrent weights.
         reset_mechanism, strict: same as in `DelayedReset`.
         bias: True if the matrix or the convolution has a bias.
@@ -65,7 +66,7 @@ class RLeaky(Feedback, Leaky):
     ) -> None:
         super().__init__(beta, threshold, spike_grad, learn_beta, learn_threshold, reset_mechanism, strict, **options)
         sizes = (linear_features, conv2d_channels, kernel_size)
-        self.recurrent = _connection(sizes, all_to_all, V, bias, learn_recurrent, init)
+        self.recurrent = _create_connection(sizes, all_to_all, V, bias, learn_recurrent, init)
 
     def dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
         """Computes one step: `(spike, spike, v)`."""
@@ -86,7 +87,7 @@ class RSynaptic(Feedback, Synaptic):
     Args:
         alpha: factor of the synaptic current per step, in `[0, 1]`.
         beta: factor of the membrane per step, in `[0, 1]`.
-        learn_alpha, learn_beta, learn_threshold: True to make the number an `nn.Parameter`.
+        learn_alpha, learn_beta, learn_threshold: True to make `alpha`, `beta` or `threshold` an `nn.Parameter`.
         V, all_to_all, linear_features, conv2d_channels, kernel_size, learn_recurrent, bias, init: same as in `RLeaky`.
         threshold, spike_grad, reset_mechanism, strict, options: same as in `DelayedReset`.
     """
@@ -114,10 +115,10 @@ class RSynaptic(Feedback, Synaptic):
         init: Initialize | None = None,
         **options: Unpack[ResetOptions],
     ) -> None:
-        learned = (learn_alpha, learn_beta, learn_threshold)
-        super().__init__(alpha, beta, threshold, spike_grad, *learned, reset_mechanism, strict, **options)
+        learn_flags = (learn_alpha, learn_beta, learn_threshold)
+        super().__init__(alpha, beta, threshold, spike_grad, *learn_flags, reset_mechanism, strict, **options)
         sizes = (linear_features, conv2d_channels, kernel_size)
-        self.recurrent = _connection(sizes, all_to_all, V, bias, learn_recurrent, init)
+        self.recurrent = _create_connection(sizes, all_to_all, V, bias, learn_recurrent, init)
 
     def dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
         """Computes one step: `(spike, spike, i, v)`."""
@@ -129,7 +130,7 @@ class RSynaptic(Feedback, Synaptic):
         return spike, spike, current, self.kept(h, spike, r)
 
 
-def _connection(
+def _create_connection(
     sizes: tuple[int | None, int | None, int | tuple[int, int] | None],
     all_to_all: bool,
     V: float | Tensor,
@@ -142,8 +143,8 @@ def _connection(
     if channels is None and kernel_size is None:
         if all_to_all and features is None:
             raise ParameterError(
-                "all_to_all=True needs linear_features, or conv2d_channels and kernel_size: the number of neurons, "
-                "or channels of [B, C, H, W]. For a neuron's weight to itself, set all_to_all=False."
+                "all_to_all=True needs linear_features, the number of neurons, or conv2d_channels and kernel_size for "
+                "steps [B, C, H, W]. To connect each neuron only to itself, set all_to_all=False."
             )
         return connection(features, all_to_all, V, bias and all_to_all, learn_recurrent, init)
     if channels is None or kernel_size is None or features is not None or not all_to_all:

@@ -14,13 +14,13 @@ from flexsn_nn.neuron._reset import SIGMOID, SpikeFunction, SpikeOptions
 
 
 class RLIF(Feedback, LIF):
-    """`h = v - (v - v_reset) / tau + x + V s`, or with `decay_input` `h = v + (x + V s - (v - v_reset)) / tau`.
+    """`h = v - (v - v_reset) / tau + x + V s`; with `decay_input`, `h = v + (x + V s - (v - v_reset)) / tau`.
 
     The neuron is a `LIF`. A matrix `V` maps its previous spikes `s` to its input. Threshold and reset are those of
     `ImmediateReset`.
 
     Args:
-        features: number of neurons, which is the last dimension of the step.
+        features: number of neurons, which is the size of the step's last dimension.
         tau: same as in `LIF`.
         decay_input: same as in `LIF`, but the default is False. With the division by `tau`, a single spike moves the
             membrane so little that a stack of these layers does not learn from its initial weights.
@@ -71,9 +71,9 @@ class RALIF(Feedback, ALIF):
     to 0: `beta=torch.cat([torch.zeros(60), torch.full((40,), 0.2)])`.
 
     Args:
-        features: number of neurons, which is the last dimension of the step.
+        features: number of neurons, which is the size of the step's last dimension.
         tau_a, tau: same as in `ALIF`.
-        beta: same as in `ALIF`, where the default 1.8 lets a neuron fire about once in `tau_a` steps.
+        beta: same as in `ALIF`. With the default of `ALIF`, 1.8, a neuron would fire only about once in `tau_a` steps.
         decay_input: same as in `RLIF`.
         v_threshold, v_reset, surrogate_function, detach_reset: same as in `ImmediateReset`.
         all_to_all, V, bias, learn_recurrent, init: same as in `Recurrent`.

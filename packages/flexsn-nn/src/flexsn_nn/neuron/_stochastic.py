@@ -18,7 +18,7 @@ from flexsn_nn.transforms._transform import Changed, Core, Own, Transform, Value
 NOISES = ("logistic", "gaussian")
 
 
-def _logistic(uniform: Tensor) -> Tensor:
+def _to_logistic(uniform: Tensor) -> Tensor:
     return torch.logit(uniform, eps=torch.finfo(uniform.dtype).eps)
 
 
@@ -43,11 +43,11 @@ class EscapeNoise(Transform):
         if self.noise == "gaussian":
             noise = normal_like(v)
         else:
-            noise = _logistic(uniform_like(v.to(torch.promote_types(v.dtype, torch.float32)))).to(v.dtype)
+            noise = _to_logistic(uniform_like(v.to(torch.promote_types(v.dtype, torch.float32)))).to(v.dtype)
         return Changed(*core((inputs[0], noise, *inputs[2:]), states))
 
 
-def _lack_noise(inputs: tuple[Tensor, ...]) -> bool:
+def _needs_noise(inputs: tuple[Tensor, ...]) -> bool:
     return len(inputs) == 1 and isinstance(inputs[0], Tensor) and inputs[0].is_floating_point()
 
 
@@ -101,22 +101,22 @@ class StochasticLIF(ImmediateReset):
         super().__setattr__(name, value)
 
     def draw(self, like: Tensor) -> Tensor:
-        """Draws the noise of a call that begins with the initial state, with the shape, dtype and device of `like`."""
-        single = self.step_mode == "s"
-        shape, steps = (like.shape, None) if single else (like.shape[1:], like.shape[0])
+        """Draws the noise that a call from the initial state uses, with the shape, dtype and device of `like`."""
+        is_single_step = self.step_mode == "s"
+        shape, steps = (like.shape, None) if is_single_step else (like.shape[1:], like.shape[0])
         if self.noise == "gaussian":
             return draw_all(self._numbers, shape, steps, like.device, bits=None).to(like.dtype)
-        return _logistic(draw_all(self._numbers, shape, steps, like.device, bits=24)).to(like.dtype)
+        return _to_logistic(draw_all(self._numbers, shape, steps, like.device, bits=24)).to(like.dtype)
 
     def _checked(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        if _lack_noise(inputs):  # adds an input that the step does not read
+        if _needs_noise(inputs):  # adds an input that `EscapeNoise` replaces
             lead = inputs[0].shape[:1] if self.step_mode == "m" else ()
             ones = [1] * (inputs[0].dim() - len(lead))
             inputs = inputs[0], inputs[0].detach().new_zeros(()).expand(*lead, *ones)
         return super()._checked(inputs)
 
     def _completing(self, inputs: tuple[Tensor, ...]) -> tuple[Transform, ...]:
-        return (EscapeNoise(self.noise),) if _lack_noise(inputs) else ()
+        return (EscapeNoise(self.noise),) if _needs_noise(inputs) else ()
 
     def dynamics(self, x: Tensor, noise: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         """Computes one step: `(spike, v)`."""

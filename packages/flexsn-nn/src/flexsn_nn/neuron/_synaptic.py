@@ -19,11 +19,11 @@ class Synaptic(DelayedReset):
         alpha: factor of the synaptic current per step, in `[0, 1]`.
         beta: factor of the membrane per step, in `[0, 1]`.
         threshold, spike_grad: same as in `DelayedReset`.
-        learn_alpha, learn_beta: True to make the number an `nn.Parameter`.
+        learn_alpha, learn_beta: True to make `alpha` or `beta` an `nn.Parameter`.
         learn_threshold, reset_mechanism, strict, options (`reset_delay`, `step_mode`, …): same as in `DelayedReset`.
 
-    `alpha` and `beta` are numbers, tensors that broadcast to the step, or `nn.Parameter`s. Tensors are clamped to `[0,
-    1]`.
+    `alpha` and `beta` are numbers, tensors that broadcast to the step, or `nn.Parameter`s. In each step, tensors are
+    limited to the range `[0, 1]`.
     """
 
     state_names: ClassVar[tuple[str, ...]] = ("i", "v")

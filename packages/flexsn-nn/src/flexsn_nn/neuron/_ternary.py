@@ -42,7 +42,7 @@ class TernaryIF(IF):
         return fire_both_ways(self, v + x)
 
     def _own_spike_range(self) -> tuple[int, int] | None:
-        return _both_ways(super()._own_spike_range())
+        return _add_negative_range(super()._own_spike_range())
 
 
 class TernaryLIF(LIF):
@@ -76,7 +76,7 @@ class TernaryLIF(LIF):
         return fire_both_ways(self, self.charge(x, v))
 
     def _own_spike_range(self) -> tuple[int, int] | None:
-        return _both_ways(super()._own_spike_range())
+        return _add_negative_range(super()._own_spike_range())
 
 
 def fire_both_ways(neuron: ImmediateReset, h: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,5 +86,5 @@ def fire_both_ways(neuron: ImmediateReset, h: Tensor) -> tuple[Tensor, Tensor]:
     return spike, neuron.after(h, spike if neuron.v_reset is None else up + down)
 
 
-def _both_ways(spikes: tuple[int, int] | None) -> tuple[int, int] | None:
+def _add_negative_range(spikes: tuple[int, int] | None) -> tuple[int, int] | None:
     return None if spikes is None else (-spikes[1], spikes[1])

@@ -1,4 +1,4 @@
-"""Changes of a step as values that can be combined: lengths, resets, and your own."""
+"""Changes of a step that can be combined: `Lengths`, `Resets`, and a base class for your own transforms."""
 
 from __future__ import annotations
 

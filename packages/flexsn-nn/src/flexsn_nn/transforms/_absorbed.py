@@ -12,7 +12,7 @@ from flexsn_runtime import Completion
 
 
 class Absorb(Transform):
-    """A producer of the first input. It runs inside of the step if this saves a sequence, otherwise before the step.
+    """A producer of the first input. It runs inside of the step if this avoids a sequence, otherwise before the step.
 
     Args:
         producer: producer of the first input.
@@ -24,7 +24,7 @@ class Absorb(Transform):
         self.flows = flows
 
     def before(self, call: Call) -> tuple[Values, Transform | None]:
-        """Computes the statistics of a norm, or computes the first input itself."""
+        """Computes the statistics of a norm for a function in the step, or computes the first input before the step."""
         x, *others = call.inputs
         if not call.in_step:
             return (self.producer.of(x), *others), None
@@ -36,12 +36,12 @@ class Absorb(Transform):
 
 def parts_of(front: object) -> FrontParts | None:
     """Returns `front.parts()`; `None` for a delay, and for a user's object without this method."""
-    found: FrontParts | None = front.parts() if hasattr(front, "parts") else None
-    return found
+    parts: FrontParts | None = front.parts() if hasattr(front, "parts") else None
+    return parts
 
 
 class InStep(Absorb):
-    """A function of the first input, which the step computes."""
+    """A function of the first input that runs in the step."""
 
     def __init__(self, absorbed: Absorbed, *, flows: bool) -> None:
         super().__init__(absorbed, flows=flows)

@@ -14,14 +14,14 @@ from flexsn_nn.transforms._transform import Call, Own, Transform, Values
 
 
 class Counts(NamedTuple):
-    """Numbers of a step's inputs, states and outputs."""
+    """Counts of a step's inputs, states and outputs."""
 
     inputs: int
     states: int
     outputs: int
 
     def with_all(self, transforms: Sequence[Transform]) -> Counts:
-        """Returns the numbers of the changed step."""
+        """Returns the counts of the step that these transforms change."""
         if not transforms:
             return self
         return Counts(
@@ -31,31 +31,31 @@ class Counts(NamedTuple):
         )
 
 
-def composed(
+def compose(
     core: Callable[..., Any], counts: Counts, transforms: Sequence[Transform], tensors: Sequence[Values]
 ) -> Callable[..., Any]:
     """Applies all transforms to `core`, the first transform innermost: `(*inputs, *states) -> (*outputs, *new_states)`.
 
-    The values that a transform adds come last: its inputs after the other inputs, and its states after the other
-    states.
+    The values that a transform adds are last: its inputs after the other inputs, its states after the other states, and
+    its outputs after the other outputs.
 
     Args:
         core: step function.
-        counts: numbers of the core's inputs, states and outputs.
+        counts: counts of the core's inputs, states and outputs.
         tensors: for each transform, its tensors, or stand-ins for them.
     """
     name: str = getattr(core, "__name__", type(core).__name__)
     for transform, own in zip(transforms, tensors, strict=True):
-        step = partial(_step, transform, own, counts, core)
+        step = partial(_run_step, transform, own, counts, core)
         if not torch.compiler.is_compiling():
-            step.core = core  # type: ignore[attr-defined]  # so that the user's object can be found
+            step.core = core  # type: ignore[attr-defined]  # gives access to the user's object
             step.__name__ = name  # type: ignore[attr-defined]
         core = step
         counts = counts.with_all([transform])
     return core
 
 
-def _step(
+def _run_step(
     transform: Transform, tensors: Values, counts: Counts, core: Callable[..., Any], *values: Tensor
 ) -> tuple[Tensor, ...]:
     num_inputs, num_states, num_outputs = counts
@@ -64,8 +64,8 @@ def _step(
 
     def inner(inputs: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[Values, Values]:
         returned = core(*inputs, *states)
-        every = tuple(returned) if isinstance(returned, tuple | list) else (returned,)
-        return every[:num_outputs], every[num_outputs:]
+        results = tuple(returned) if isinstance(returned, tuple | list) else (returned,)
+        return results[:num_outputs], results[num_outputs:]
 
     own = Own(values[num_inputs:begin], values[end:], tensors)
     changed = transform.step(inner, values[:num_inputs], values[begin:end], own)
@@ -148,9 +148,9 @@ def tell_ends(transforms: Sequence[Transform], outputs: Sequence[Tensor], states
 
 
 class StandIns:
-    """A function whose captured tensors are replaced in each call, for kernels.
+    """Stand-ins for the tensors that a function captures. Kernels replace the stand-ins in each call.
 
-    The trace captures stand-ins for the tensors. The stand-ins never change, so the function is traced only once.
+    The trace captures the stand-ins. They never change, so the function is traced only once.
 
     Args:
         like: tensors with the shapes, dtypes and devices of the tensors in later calls.

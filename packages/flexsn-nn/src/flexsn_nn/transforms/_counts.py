@@ -14,7 +14,7 @@ class SpikeCounts(Transform):
     """Adds one state: the sum of the first output over time, `[*step]`.
 
     Compiled kernels keep the sum in a register, and write it once. The gradient of the sum is the gradient of a final
-    state, which is not a sequence. The backward adds it to the output's gradient at every step.
+    state, which is not a sequence. At every step, the backward adds this gradient to the gradient of the output.
 
     Attributes:
         total: sum over the call, `[*step]`. If the call ran without this transform, the total is `None`, and the neuron

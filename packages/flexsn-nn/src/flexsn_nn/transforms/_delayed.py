@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 
 
 class Delayed(Transform):
-    """A `Delay` in a call without earlier inputs. Runs in kernels that can load earlier steps, or before the step.
+    """A `Delay` in a call without earlier inputs. It runs in kernels that can load earlier steps, or before the step.
 
-    The step receives `x[t - whole]`, keeps the previous value as a state, and interpolates between the two values. The
-    gradient of a learned delay is a sum over time, as for any captured tensor.
+    For a delay that is not a whole number, the step receives `x[t - floor(delay)]`, keeps the previous such value as a
+    state, and interpolates between the two values. The gradient of a learned delay is a sum over time, as for any
+    captured tensor.
 
     Args:
         layer: delay layer.
@@ -35,39 +36,39 @@ class Delayed(Transform):
 
     @property
     def key(self) -> Hashable:
-        """Key: the layout of the delays or their number, and True if a gradient flows to them."""
+        """Key: limits of the delay, its value or the layout of its tensor, and `learned`."""
         layer = self.layer
         delay = layout_of(self.tensors) if isinstance(layer.delay, Tensor) else layer.delay
         return layer.max_delay, layer.is_between, delay, self.learned
 
     @property
     def tensors(self) -> Values:
-        """Delays, if the step computes their fractions."""
+        """Tensor of delays, if the step interpolates with it."""
         delay = self.layer.delay
         return (delay,) if isinstance(delay, Tensor) and self.num_states else ()
 
     @property
     def learned(self) -> tuple[bool, ...]:
-        """For each tensor, True if it is an `nn.Parameter`."""
+        """For each tensor, True if a gradient flows to it."""
         return tuple(tensor.requires_grad for tensor in self.tensors)
 
     def before(self, call: Call) -> tuple[Values, Transform | None]:
         """Returns the delayed sequence, unless kernels delay it."""
         x, *others = call.inputs
         fits = x.shape[1:] == call.step_shape and x[0].numel() > 1 and self.layer.fits(x)
-        if call.delays and fits and not others:  # other gradients would be summed over different steps
+        if call.delays and fits and not others:  # the gradients of other inputs would be summed over different steps
             return call.inputs, self
         return (self.layer.of(x), *others), None
 
     def inputs(self, call: Call) -> Sequence[Tensor]:
-        """Returns the delays. Kernels compute their whole steps."""
+        """Returns the delays in steps. Kernels round them down."""
         x, delay = call.inputs[0], self.layer.steps_back()
         if not isinstance(delay, Tensor):
             return (torch.full((), float(math.floor(delay)), device=x.device).expand(len(x)),)
         return (delay.expand(len(x), *delay.shape),)
 
     def states(self, call: Call) -> Sequence[Tensor]:
-        """Returns the value before the first step."""
+        """Returns zeros: the value before the first step."""
         return tuple([torch.zeros_like(call.inputs[0][0]) for _ in range(self.num_states)])
 
     def step(self, core: Core, inputs: Values, states: Values, own: Own) -> Changed:

@@ -16,16 +16,16 @@ from flexsn_nn.transforms._where import per_sequence, select
 class Lengths(Transform):
     """Ends each sequence of a batch after its own number of steps; `neuron(x, lengths=lengths)` uses it.
 
-    After its end, a sequence returns zeros, its states do not change, and no gradient flows to its inputs, even if they
-    are not finite. Results are bitwise equal to those of each sequence without padding.
+    After its end, a sequence returns zeros, its states do not change, and no gradient flows to its inputs, even if the
+    inputs are not finite. Results are bitwise equal to those of each sequence without padding.
 
     Args:
-        lengths: whole numbers `[B]` from 0 to T. B is the first dimension of a step.
+        lengths: whole numbers `[B]` from 0 to T. B is the size of a step's first dimension.
 
     Raises:
         ParameterError: raised at the call: `lengths` have another shape or dtype. On the CPU, also raised if a length
             is out of range. On a GPU, the values are not checked, because reading them would wait for the GPU. Leave
-            the lengths on the CPU.
+            the lengths on the CPU, so that they are checked.
         StepModeError: raised at the call: the neuron runs single steps.
     """
 
@@ -35,10 +35,10 @@ class Lengths(Transform):
     def __init__(self, lengths: Tensor) -> None:
         check_tensor("lengths", lengths)
         self.lengths = lengths
-        self._kept: tuple[object, Tensor] | None = None
+        self._cached: tuple[object, Tensor] | None = None
 
     def inputs(self, call: Call) -> Sequence[Tensor]:
-        """Returns the remaining steps, `[T, B, 1, ...]`, int32. For kernels, returns the first step, expanded."""
+        """Returns the remaining steps, int32 `[T, B, 1, ...]`. For kernels, expands those of the first step."""
         lengths, shape = self.lengths, call.step_shape
         if call.step_mode == "s":
             raise StepModeError(
@@ -49,7 +49,7 @@ class Lengths(Transform):
             raise ParameterError(f"lengths are {lengths.dtype}; give whole numbers: lengths.long().")
         if lengths.shape != torch.Size(shape[:1]) or not shape:
             raise ParameterError(
-                f"lengths have the shape {list(lengths.shape)} and a step {list(shape)}; give one number for each "
+                f"lengths have the shape {list(lengths.shape)}, but a step {list(shape)}; give one length for each "
                 f"sequence, {list(shape[:1])}. The input is [T, B, ...]: the first dimension is time."
             )
         if lengths.device.type == "cpu" and not torch.compiler.is_compiling() and len(lengths):
@@ -60,14 +60,14 @@ class Lengths(Transform):
                     f"{call.num_steps}."
                 )
         if torch.compiler.is_compiling():
-            return (self._left(call),)
-        # The neurons of a network share one tensor.
-        like = call.num_steps, len(shape), call.inputs[0].device, call.kernels, lengths._version
-        if self._kept is None or self._kept[0] != like:
-            self._kept = like, self._left(call)
-        return (self._kept[1],)
+            return (self._count_remaining(call),)
+        # All neurons of a network share one tensor of counts.
+        key = call.num_steps, len(shape), call.inputs[0].device, call.kernels, lengths._version
+        if self._cached is None or self._cached[0] != key:
+            self._cached = key, self._count_remaining(call)
+        return (self._cached[1],)
 
-    def _left(self, call: Call) -> Tensor:
+    def _count_remaining(self, call: Call) -> Tensor:
         device = call.inputs[0].device
         first = self.lengths.to(torch.int32).to(device).view(1, -1, *[1] * (len(call.step_shape) - 1))
         if call.kernels:
@@ -77,9 +77,9 @@ class Lengths(Transform):
 
     def step(self, core: Core, inputs: Values, states: Values, own: Own) -> Changed:
         """Computes the step until a sequence ends, and then returns zeros and unchanged states."""
-        (left,) = own.inputs
-        alive = left > 0
-        # Derivatives here are finite for any padding, so their products with a gradient of zero are zero.
+        (remaining,) = own.inputs
+        alive = remaining > 0
+        # Zeros replace the padding, so derivatives are finite, and their products with gradients of zero are zero.
         outputs, new_states = core(tuple([select(alive, x, torch.zeros_like(x)) for x in inputs]), states)
         return Changed(
             tuple([select(alive, output, torch.zeros_like(output)) for output in outputs]),

@@ -23,20 +23,20 @@ class InFloat32(Transform):
 
     def state_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Returns float32 for float16 and bfloat16, and other dtypes unchanged."""
-        return _widened(dtype)
+        return _widen_dtype(dtype)
 
     def step(self, core: Core, inputs: Values, states: Values, own: Own) -> Changed:
         """Computes one step in float32."""
-        outputs, new_states = core(tuple(map(_wide, inputs)), tuple(map(_wide, states)))
+        outputs, new_states = core(tuple(map(_widen, inputs)), tuple(map(_widen, states)))
         dtype = inputs[0].dtype
         if dtype in _NARROW:
             outputs = tuple(t.to(dtype) if t.dtype == torch.float32 else t for t in outputs)
         return Changed(outputs, new_states)
 
 
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.to(_widened(tensor.dtype))
+def _widen(tensor: Tensor) -> Tensor:
+    return tensor.to(_widen_dtype(tensor.dtype))
 
 
-def _widened(dtype: torch.dtype) -> torch.dtype:
+def _widen_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in _NARROW else dtype

@@ -1,4 +1,4 @@
-"""Several runs in one sequence. Each reset begins again with the initial state."""
+"""Several runs in one sequence. After each reset, a run begins with the initial states."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Resets(Transform):
     Use it for sequences that contain several episodes or documents. Gradients do not cross a reset.
 
     Args:
-        resets: booleans `[T, B]`, or `[B]` in step mode `"s"`. B is the first dimension of a step.
+        resets: booleans `[T, B]`, or `[B]` in step mode `"s"`. B is the size of a step's first dimension.
 
     Raises:
         ParameterError: raised at the call: `resets` have another shape or dtype.
@@ -53,8 +53,8 @@ class Resets(Transform):
             raise ParameterError(f"resets are {resets.dtype}; give booleans, True before a step that begins again.")
         if not shape or list(resets.shape) != [*lead, shape[0]]:
             raise ParameterError(
-                f"resets have the shape {list(resets.shape)}; for this input they have {[*lead, *shape[:1]]}: one for "
-                f"each {'step and ' if lead else ''}sequence."
+                f"resets have the shape {list(resets.shape)}; expected {[*lead, *shape[:1]]} for this input: one "
+                f"boolean for each {'step and ' if lead else ''}sequence."
             )
         return (resets.to(call.inputs[0].device).view(*resets.shape, *[1] * (len(shape) - 1)),)
 
@@ -62,8 +62,8 @@ class Resets(Transform):
         """Computes the step from the initial states where the mask is True, and elsewhere from the current states."""
         (reset,) = own.inputs
         initial = own.tensors or tuple([torch.zeros_like(state) for state in states])
-        begun = tuple(
+        reset_states = tuple(
             [select(per_sequence(reset, state), new, state) for new, state in zip(initial, states, strict=False)]
         )
         # The states that other transforms have added are not reset.
-        return Changed(*core(inputs, (*begun, *states[len(begun) :])))
+        return Changed(*core(inputs, (*reset_states, *states[len(reset_states) :])))

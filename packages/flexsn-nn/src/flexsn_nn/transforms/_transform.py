@@ -83,21 +83,22 @@ class Call(NamedTuple):
 class Transform:
     """A change of a step function for one call. A transform can add inputs, states and outputs, and change results.
 
-    Derive from this class and write `step`. Set the numbers of added values, and return the values from `inputs`,
-    `states` and `tensors`. Numbers and flags that `step` reads from the object must be part of `key`, and tensors must
-    be part of `tensors`. A step is traced once for all calls with equal keys. Later calls pass other tensors to the
-    same kernel.
+    Derive from this class and write `step`. Set the counts of added values, and return the values from `inputs`,
+    `states` and `tensors`. Numbers and flags that `step` reads from the object must be part of `key`, and tensors that
+    it reads must be part of `tensors`. A step is traced once for all calls with equal keys. Later calls pass other
+    tensors to the same kernel.
 
     Attributes:
-        num_inputs, num_states, num_outputs: numbers of added inputs, states and outputs.
+        num_inputs, num_states, num_outputs: counts of added inputs, states and outputs.
         optional: True if calls that do not run in kernels may leave the transform out.
         counts_down: True if the added inputs are int32 numbers that decrease by 1 in each step. Only their sign
             matters. For kernels, `inputs` may return their first step, expanded over time. Kernels then count down
             without reading the numbers, and end early where the step returns zeros and keeps its states.
-        looks_back: maximum delay of the neuron's first input. The added input has the delays: floating-point numbers of
-            steps, one step expanded over time. Kernels load the first input from this number of steps earlier, rounded
-            down and limited to `looks_back`. For steps before the first step, kernels load zeros. `None` if there is no
-            such input. Only calls with `Call.delays` have such kernels.
+        looks_back: maximum delay of the neuron's first input. The added input contains the delays in steps:
+            floating-point numbers of one step, expanded over time. At each step, kernels load the first input from the
+            step that is earlier by the delay, rounded down and limited to `looks_back`. For steps before the first
+            step, kernels load zeros. `None` if the transform adds no delays. Only calls with `Call.delays` have kernels
+            that load earlier steps.
         starts_at_zero: True if added states begin at zero.
 
     Example: see docs/transforms.md.
@@ -113,12 +114,12 @@ class Transform:
 
     @property
     def key(self) -> Hashable:
-        """Key. Transforms of one class with equal keys share one trace. The default is the layout of the tensors."""
+        """Key, by default the layout of the tensors. Transforms of one class with equal keys share one trace."""
         return layout_of(self.tensors)
 
     @property
     def tensors(self) -> Values:
-        """Tensors that the step captures. Each broadcasts to the step. Gradients flow to them."""
+        """Tensors that the step captures. Each tensor broadcasts to the step. Gradients flow to the tensors."""
         return ()
 
     @property
@@ -137,15 +138,15 @@ class Transform:
         return False
 
     def before(self, call: Call) -> tuple[Values, Transform | None]:
-        """Returns the inputs of the step, and the transform to use in this call; `None` if the call needs none."""
+        """Returns the inputs of the step, and the transform to use in this call; `None` for no transform."""
         return call.inputs, self
 
     def inputs(self, call: Call) -> Sequence[Tensor]:
-        """Returns `num_inputs` sequences `[T, *step]`, or steps `[*step]` in mode `"s"`. They may broadcast after T."""
+        """Returns `num_inputs` sequences `[T, *step]`, or steps `[*step]` in mode `"s"`. Steps may broadcast."""
         return ()
 
     def states(self, call: Call) -> Sequence[Tensor]:
-        """Returns the initial values of `num_states` states, `[*step]` each, with which every call begins."""
+        """Returns the values of `num_states` states at the beginning of every call, `[*step]` each."""
         return ()
 
     def state_dtype(self, dtype: torch.dtype) -> torch.dtype:
@@ -167,5 +168,5 @@ class Transform:
 
 
 def layout_of(tensors: Sequence[Tensor]) -> Hashable:
-    """Returns shapes, dtypes and devices of tensors."""
+    """Returns a key: shapes, dtypes and devices of tensors."""
     return tuple((tensor.shape, tensor.dtype, tensor.device) for tensor in tensors)

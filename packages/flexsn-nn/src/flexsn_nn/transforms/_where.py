@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def select(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
-    """Returns `yes` where the mask is True, and `no` elsewhere, in the dtype of both."""
+    """Returns `yes` where the mask is True, and `no` elsewhere. `yes` and `no` have the same dtype."""
     return torch.where(mask, yes, no)
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flexsn_graph import run_graph
+
 
 def differentiable(
     core: Callable[..., Any], vjp: Callable[..., Any], cotangents: Sequence[bool], needs_grad: Sequence[bool]
@@ -27,7 +29,7 @@ def differentiable(
         @staticmethod
         def forward(ctx: Any, *values: Any) -> tuple[Tensor, ...]:
             ctx.values = values
-            results = _apart(core(*values), values)
+            results = _apart(run_graph(core, *values), values)
             flows = zip(results, cotangents, strict=True)
             ctx.mark_non_differentiable(*(result for result, flow in flows if not flow))
             return results
@@ -35,7 +37,7 @@ def differentiable(
         @staticmethod
         def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
             came = [gradient for gradient, flow in zip(gradients, cotangents, strict=True) if flow]
-            found = iter(vjp(*ctx.values, *came))
+            found = iter(run_graph(vjp, *ctx.values, *came))
             return tuple(next(found) if is_needed else None for is_needed in needs_grad)
 
     apply: Callable[..., Any] = DifferentiableStep.apply

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, fx
 
-from flexsn_graph import Pieces, StepValue, cut_step
+from flexsn_graph import Pieces, StepValue, cut_step, run_graph
 from flexsn_hop import BackwardLayout, ScanLayout
 from flexsn_runtime._torch_private import untraced
 from flexsn_runtime.graphs._graph_step import GraphStep, StepFunction
@@ -55,7 +55,7 @@ class GraphPieces:
             lifted = [stand_in(value) for value in step.arguments[step.num_primals :]]
 
             def core(*values: Tensor) -> tuple[Tensor, ...]:
-                return tuple(step.core(*values, *lifted))
+                return tuple(run_graph(step.core, *values, *lifted))
 
             counts = (step.num_inputs, step.num_states, step.num_outputs)
             trace = cut_step(core, *counts, primals, follow=False, hoist=False)
@@ -167,7 +167,7 @@ class _OnPieces:
 
     def __call__(self, *values: Any) -> tuple[Tensor, ...]:
         given = _join(self._arguments, values, [0] * len(self._arguments))
-        return tuple(_split(self._results, tuple(self._run(*given)), [0] * len(self._results)))
+        return tuple(_split(self._results, tuple(run_graph(self._run, *given)), [0] * len(self._results)))
 
 
 def _count(one: _Cut) -> int:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from flexsn_codegen import CoreSource
-from flexsn_graph import LiftedLayout, StepGraph, StepTrace, StepValue, trace_step
+from flexsn_graph import LiftedLayout, StepGraph, StepTrace, StepValue, run_graph, trace_step
 from flexsn_runtime._recent import Recent
 from flexsn_runtime._torch_private import size_hint, untraced
 from flexsn_runtime.backend import TargetName, target_on
@@ -227,7 +227,7 @@ def _trace(step: GraphStep, assigned: Assignment, device: torch.device) -> tuple
         run = differentiable(run, step.vjp, step.cotangents, step.needs_grad)
 
     def core(*values: Tensor) -> tuple[Tensor, ...]:
-        return tuple(run(*values, *lifted))
+        return tuple(run_graph(run, *values, *lifted))
 
     counts = (step.num_inputs, step.num_states, step.num_outputs)
     # The captured tensors are pieces, and the step joins them.

@@ -181,16 +181,19 @@ class KernelLowering:
 _OTHERWISE = (UnsupportedScanError, NonPointwiseError, CoreReturnError)
 
 
-def _pieces(graph: GraphStep, flat_args: Sequence[Any], *refusals: Exception) -> GraphPieces:
+def _pieces(
+    graph: GraphStep, flat_args: Sequence[Any], elementwise: Exception, with_products: Exception
+) -> GraphPieces:
     """The pieces of a step for which a single kernel was rejected.
 
     Raises:
-        Exception: the first of the refusals, if the step cannot be divided into pieces either.
+        Exception: one of the refusals, if the step cannot be divided into pieces either. It is the refusal of a
+            step with products if that names an operation, since such a step may contain more than one without.
     """
     try:
         return GraphPieces.of(graph, flat_args[0].device)
     except (TraceError, NotImplementedError):
-        raise refusals[0] from None
+        raise (with_products if isinstance(with_products, NonPointwiseError) else elementwise) from None
 
 
 def _run_in_segments(step: GraphSpecialization, layout: ScanLayout, flat_args: Sequence[Any]) -> bool:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, fx
 
 from flexsn_codegen import Numerics
-from flexsn_graph import Port, RecurrentTrace, Role, StepValue, trace_core
+from flexsn_graph import Port, RecurrentTrace, Role, StepValue, run_graph, trace_core
 from flexsn_hop import BackwardLayout, ScanLayout
 from flexsn_hop.errors import LoweringError
 from flexsn_hop.text import from_text, merged, read_graph, read_layout, to_text, write_graph, write_layout
@@ -147,7 +147,7 @@ class _Specialized:
                 run = differentiable(run, graph.vjp, flows, layout.wanted)
 
             def core(*values: Tensor) -> tuple[Tensor, ...]:
-                return tuple(run(*values, *lifted))
+                return tuple(run_graph(run, *values, *lifted))
 
             trace = trace_core(core, *graph.scan.counts, primals, follow=False, hoist=graph.vjp is None)
         if not isinstance(trace, RecurrentTrace):

@@ -18,7 +18,7 @@ from flexsn_graph import Port
 from flexsn_runtime._float32_precision import float32_precision
 from flexsn_runtime._torch_private import number_of_modes, untraced
 from flexsn_runtime.calls._recorded import Recording, recorded
-from flexsn_runtime.kernels._autograd import run_trained
+from flexsn_runtime.kernels._autograd import TrainedRun
 from flexsn_runtime.kernels._trained import Call, PreparedBackward, Tensors, Trained, differentiable_results
 from flexsn_runtime.native import NativeCall, compiled_launcher
 from flexsn_runtime.operands._operands import Arguments
@@ -46,7 +46,7 @@ def staged_call(step: RecurrentSpecialization, arguments: Arguments, *, state_se
     run = step.calls.get(key)
     if run is None:
         if trains:
-            run = partial(run_trained, TrainedStaged(step, arguments, needs_grad, state_seqs=state_seqs))
+            run = TrainedRun(TrainedStaged(step, arguments, needs_grad, state_seqs=state_seqs))
         else:
             run = InferredStaged(step, arguments, state_seqs=state_seqs).run
         step.calls[key] = run

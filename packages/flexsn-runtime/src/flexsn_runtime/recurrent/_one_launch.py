@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -96,13 +96,12 @@ class Loops:
         self, step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory, tiles: Tiles
     ) -> tuple[LoopKernel, CooperativeKernel]:
         """Returns the kernel of a loop: its source, and the compiled kernel."""
-        ends = _find_counts(step, over) is not None
-        key = (*_make_key(over, loop, memory), tiles, ends)
+        key = (*_make_key(over, loop, memory), tiles, _find_counts(step, over))
         kernels = self._kernels.get(key)
         if kernels is None:
             cores = [step.core_of(part.stage) if isinstance(part, StageCall) else None for part in loop.parts]
             try:
-                kernel = loop_source(_name_kernel(step, over), _make_spec(over, loop, memory, cores, ends=ends), tiles)
+                kernel = loop_source(_name_kernel(step, over), _make_spec(step, over, loop, memory, cores), tiles)
             except ValueError as error:
                 raise NotOneLaunchError(f"a captured tensor has {error}") from None
             compiled = step.loop_kernel(kernel.source)
@@ -118,14 +117,12 @@ class Loops:
         Raises:
             NotOneLaunchError: clusters cannot compute the loop.
         """
-        counts = _find_counts(step, over)
-        key = (*_make_key(over, loop, memory), cluster, counts)
+        key = (*_make_key(over, loop, memory), cluster, _find_counts(step, over))
         kernels = self._cluster_kernels.get(key)
         if kernels is None:
             try:
                 cores = [step.core_in_cuda(part.stage) if isinstance(part, StageCall) else None for part in loop.parts]
-                spec = replace(_make_spec(over, loop, memory, cores), counts=counts)
-                kernel = cluster_source(_name_kernel(step, over), spec, cluster)
+                kernel = cluster_source(_name_kernel(step, over), _make_spec(step, over, loop, memory, cores), cluster)
             except UnsupportedOpError as error:
                 raise NotOneLaunchError(f"clusters cannot compute it: {error}") from None
             except ValueError as error:
@@ -147,7 +144,7 @@ def _make_key(over: OverTime, loop: Loop, memory: Memory) -> tuple[object, ...]:
 
 
 def _make_spec(
-    over: OverTime, loop: Loop, memory: Memory, cores: Sequence[CoreSource | None], *, ends: bool = False
+    step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory, cores: Sequence[CoreSource | None]
 ) -> LoopSpec:
     """Returns the specification of a loop's kernel.
 
@@ -158,7 +155,8 @@ def _make_spec(
         raise NotOneLaunchError("a stage takes numbers")
     strides = {number: matrix.stride() for number, matrix in memory.matrices.items()}
     loads, stores, parts = memory.loads, memory.stores, parts_of_float32()
-    return LoopSpec(loop, cores, loads, stores, strides, over.backwards, over.from_zero, ends, parts)
+    counts = _find_counts(step, over)
+    return LoopSpec(loop, cores, loads, stores, strides, over.backwards, over.from_zero, counts, parts)
 
 
 @dataclass(frozen=True, slots=True)

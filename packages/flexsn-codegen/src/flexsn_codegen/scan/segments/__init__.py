@@ -1,13 +1,15 @@
 """Scan kernels that walk segments of time in parallel, for long sequences with few elements.
 
-Backward: a step's VJP is linear in its cotangents, so a segment is an affine map of the cotangent at its end.
-`maps_source` writes these maps, `carried_source` combines them, and `gradient_source` walks all segments with the
-cotangent at the end of each segment.
+Backward: a step's VJP is linear in its cotangents, so a segment is an affine map of the cotangents at its end.
+`maps_source` writes the kernel that computes these maps. `carried_source` writes the kernel that combines the maps into
+the cotangents at the end of each segment. `gradient_source` writes the kernel that walks all segments from these
+cotangents.
 
-Forward: `speculation_source` starts each segment with a guess of its state, which is the state after a warm-up.
-`repair_source` compares each guess bit by bit with the end of the previous segment, and recomputes the segments that
-differ. If the states are affine functions of the previous states and bitwise equality is not required,
-`state_maps_source`, `starts_source` and `from_starts_source` combine segments as the backward does.
+Forward: `speculation_source` writes the kernel that starts each segment with a guess of the states, which is the result
+of a warm-up. `repair_source` writes the kernel that compares each guess bit by bit with the states at the end of the
+previous segment, and recomputes the segments whose guess is wrong. If the states are affine functions of the previous
+states, and bitwise equality is not required, segments are combined in the same way as in the backward, by the kernels
+of `state_maps_source`, `starts_source` and `from_starts_source`.
 """
 
 from __future__ import annotations

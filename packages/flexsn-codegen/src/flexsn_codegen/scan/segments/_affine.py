@@ -7,7 +7,7 @@ rounding.
 from __future__ import annotations
 
 from flexsn_codegen.scan._spec import ForwardSpec
-from flexsn_codegen.scan.segments._bounds import TOGETHER, bounds, reached
+from flexsn_codegen.scan.segments._bounds import TOGETHER, define_bounds, divide_segment
 from flexsn_codegen.scan.segments._forward import SegmentsTemplate
 from flexsn_codegen.scan.segments._maps import SegmentMaps
 from flexsn_codegen.source._source import CoreSource, KernelSource
@@ -15,9 +15,9 @@ from flexsn_graph import Port, Role
 
 
 def state_maps_source(name: str, core: CoreSource, linear: CoreSource | None, spec: ForwardSpec) -> KernelSource:
-    """Writes the kernel of the maps of all segments except for the last one.
+    """Writes the kernel that computes the maps (`SegmentMaps`) of all segments except for the last one.
 
-    The maps are those of `SegmentMaps`. The first segment starts with the initial state instead of zeros.
+    The first segment starts with the initial states instead of zeros.
 
     Args:
         name: start of the kernel's name.
@@ -33,7 +33,7 @@ def starts_source(name: str, core: CoreSource, num_states: int) -> KernelSource:
 
     Args:
         name: start of the kernel's name.
-        core: a step in the language of the kernel.
+        core: the step, of which only the target is used.
     """
     w = core.target.writer(())
     w.begin()
@@ -56,7 +56,7 @@ def starts_source(name: str, core: CoreSource, num_states: int) -> KernelSource:
 
 
 def from_starts_source(name: str, core: CoreSource, spec: ForwardSpec) -> KernelSource:
-    """Writes the kernel that walks all segments in parallel, each from the state before it.
+    """Writes the kernel that walks all segments in parallel. Each segment starts with the states before it.
 
     Args:
         name: start of the kernel's name.
@@ -76,37 +76,37 @@ class _StateMaps(SegmentsTemplate):
         w, spec, linear, chunk = self._writer, self._spec, self._linear, self._spec.chunk
         w.begin()
         w.segment()
-        of_linear = [] if linear is None else w.add_numbers(linear)
+        linear_numbers = [] if linear is None else w.add_numbers(linear)
         self._declare_read()
-        self._linear_numbers = [] if linear is None else [*of_linear, *w.add_once(linear, of_linear)]
+        self._linear_numbers = [] if linear is None else [*linear_numbers, *w.add_once(linear, linear_numbers)]
         maps = SegmentMaps(w, "state", range(len(spec.states)))
         w.integer("chunks", f"T // {chunk}")
-        bounds(w, "segment")
+        define_bounds(w, "segment")
         for i, dtype in enumerate(spec.state_dtypes):
             w.select(f"state_{i}", "segment == 0", f"state_{i}", w.zeros(dtype))
         maps.begin(spec.state_dtypes)
-        for param in self._moving_inputs():
+        for param in self._list_moving_inputs():
             w.point(param, "first", chunk)
         if self._counting:
-            reached(w, chunk, ends=spec.ends)
+            divide_segment(w, chunk, ends=spec.ends)
         self._warm_up("first", "alive" if spec.ends else "behind")
         maps.store()
         doc = f"Maps of the states of segments, {chunk} steps a chunk. One program: BLOCK elements, one segment."
         return w.finish(name, [self._core, *([] if linear is None else [linear])], doc)
 
-    def _columns(self, k: int) -> None:
+    def _write_columns(self, k: int) -> None:
         w, linear, dtypes = self._writer, self._linear, self._spec.state_dtypes
         for j in range(len(dtypes)):
             if linear is not None:
-                arguments = [self._argument(port, j, k) for port in linear.arguments]
+                arguments = [self._name_argument(port, j, k) for port in linear.arguments]
                 results = [f"linear_{port.index}" for port in linear.results]
                 w.call(results, linear, [*arguments, *self._linear_numbers])
             for i, dtype in enumerate(dtypes):
-                there = linear is not None and Port(Role.STATE, i) in linear.results
-                w.assign(f"column_{j}_{i}", f"linear_{i}" if there else w.zeros(dtype))
+                is_linear = linear is not None and Port(Role.STATE, i) in linear.results
+                w.assign(f"column_{j}_{i}", f"linear_{i}" if is_linear else w.zeros(dtype))
 
     @staticmethod
-    def _argument(port: Port, column: int, k: int) -> str:
+    def _name_argument(port: Port, column: int, k: int) -> str:
         if port.role is Role.STATE:
             return f"column_{column}_{port.index}"
         return f"{port.name}_{k}" if port.role is Role.INPUT else port.name
@@ -121,11 +121,11 @@ class _FromStarts(SegmentsTemplate):
         starts = [w.add(Role.SEGMENT_START, i) for i in range(len(self._spec.states))]
         self._declare_written()
         w.integer("chunks", f"T // {chunk}")
-        bounds(w, "segment")
+        define_bounds(w, "segment")
         for i, param in enumerate(starts):
             w.load(f"start_{i}", param, w.row(param, "segment"), "segment > 0")
             w.select(f"state_{i}", "segment > 0", f"start_{i}", f"state_{i}")
-        for param in self._moving():
+        for param in self._list_moving():
             w.point(param, "first", chunk)
         self._walk()
         for i, param in self._finals.items():

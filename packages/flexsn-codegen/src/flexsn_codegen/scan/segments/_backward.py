@@ -8,7 +8,7 @@ import torch
 
 from flexsn_codegen.scan._backward import BackwardTemplate
 from flexsn_codegen.scan._spec import BackwardSpec
-from flexsn_codegen.scan.segments._bounds import TOGETHER, at_most, bounds, reached
+from flexsn_codegen.scan.segments._bounds import TOGETHER, at_most, define_bounds, divide_segment
 from flexsn_codegen.scan.segments._maps import SegmentMaps
 from flexsn_codegen.source._source import CoreSource, KernelSource
 from flexsn_graph import Port, Role
@@ -16,11 +16,12 @@ from flexsn_graph import Port, Role
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The VJP of a step without gradients of outputs.
+    """The VJP of a step whose outputs have no cotangents.
 
     Attributes:
-        vjp: `[inputs, states, lifted, *saved, *states' cotangents] -> [*states' gradients]`. `None` if all are zero.
-        gradients: for each state, the position of its gradient among the results, or `None` if it is zero.
+        vjp: `[inputs, states, lifted, *saved, *states' cotangents] -> [*states' gradients]`. `None` if all gradients of
+            states are zero.
+        gradients: for each state, the position of its gradient among the results, or `None` if the gradient is zero.
     """
 
     vjp: CoreSource | None
@@ -30,14 +31,14 @@ class Columns:
 def maps_source(
     name: str, core: CoreSource | None, vjp: CoreSource, columns: Columns, spec: BackwardSpec
 ) -> KernelSource:
-    """Writes the kernel of the maps of all segments except for the first one.
+    """Writes the kernel that computes the maps (`SegmentMaps`) of all segments except for the first one.
 
-    The maps are those of `SegmentMaps`. They map the cotangents of states with carried gradients from the segment's end
-    to its start. The last segment starts with the gradients of final states instead of zeros.
+    A map leads from the cotangents at the end of a segment to those at its start. It includes the states whose
+    gradients are carried from step to step. The last segment starts with gradients of final states instead of zeros.
 
     Args:
         name: start of the kernel's name.
-        core, vjp, spec: see `backward_source`. All of `spec.flags` are `always`.
+        core, vjp, spec: see `backward_source`. `always` is True for all flags in `spec.flags`.
         columns: the part of the VJP that is linear in the cotangents of states.
     """
     return _Maps(core, vjp, spec, columns).write(name)
@@ -46,8 +47,8 @@ def maps_source(
 def carried_source(name: str, core: CoreSource | None, vjp: CoreSource, spec: BackwardSpec) -> KernelSource:
     """Writes the kernel that combines the maps into the cotangents at the end of each segment except for the last one.
 
-    If the result is infinite or NaN, such as the product of an overflowing derivative and zero, the segment is walked
-    as in the serial kernel.
+    A map may give a cotangent that is infinite or NaN, for example the product of an infinite derivative and zero. The
+    segment is then walked step by step, as in the serial kernel.
 
     Args:
         name: start of the kernel's name.
@@ -57,9 +58,9 @@ def carried_source(name: str, core: CoreSource | None, vjp: CoreSource, spec: Ba
 
 
 def gradient_source(name: str, core: CoreSource | None, vjp: CoreSource, spec: BackwardSpec) -> KernelSource:
-    """Writes the kernel of the gradients, which walks all segments in parallel.
+    """Writes the kernel that computes all gradients, and walks all segments in parallel.
 
-    Gradients of lifted tensors have the shape `[segments, ...]` and are summed afterwards.
+    Gradients of lifted tensors have the shape `[segments, ...]`, and are summed after the kernel.
 
     Args:
         name: start of the kernel's name.
@@ -70,24 +71,24 @@ def gradient_source(name: str, core: CoreSource | None, vjp: CoreSource, spec: B
 
 def map_size(spec: BackwardSpec) -> int:
     """The number of states whose gradients are carried from step to step."""
-    return len(_carrying(spec))
+    return len(_list_carrying(spec))
 
 
-def _carrying(spec: BackwardSpec) -> list[int]:
+def _list_carrying(spec: BackwardSpec) -> list[int]:
     first = len(spec.inputs)
     gradients = spec.gradients[first : first + len(spec.states)]
     return [i for i, position in enumerate(gradients) if position is not None]
 
 
 class _Segments(BackwardTemplate):
-    _behind = "behind"
+    _end = "behind"
     _count = "behind - first"
 
     def __init__(self, core: CoreSource | None, vjp: CoreSource, spec: BackwardSpec) -> None:
         super().__init__(core, vjp, spec)
-        self._carrying = _carrying(spec)
+        self._carrying = _list_carrying(spec)
 
-    def _where_rest(self, condition: str) -> str:
+    def _limit_rest(self, condition: str) -> str:
         return f"({condition}) & (behind == chunks)"
 
     def _begin(self) -> None:
@@ -103,19 +104,19 @@ class _Segments(BackwardTemplate):
             super()._walk()
             return
         w, chunk, ends = self._writer, self._spec.chunk, self._spec.ends
-        reached(w, chunk, ends=ends)
+        divide_segment(w, chunk, ends=ends)
         if ends:
             w.integer("last", at_most(f"stop * {chunk}", "T"))
             self._skip(f"alive * {chunk}", "last")
         w.integer("count", "whole - first")
-        self._counted_chunks("alive", "count")
+        self._write_counted_chunks("alive", "count")
 
     def _declare_flags(self) -> None:
-        """Sets the flags. All gradients that have a flag are present, except at the last step."""
+        """Sets the flags. At the end of each segment except for the last one, they are all True."""
         w = self._writer
         for flag in self._spec.flags:
-            came = f"came_state_{flag.state}"
-            w.select(came, "behind == chunks", w.flag(flag.given), w.flag(True), flag=True)
+            name = f"came_state_{flag.state}"
+            w.select(name, "behind == chunks", w.flag(flag.given), w.flag(True), flag=True)
 
     def _declare_no_results(self) -> None:
         self._grad_inputs: dict[int, Port] = {}
@@ -138,7 +139,7 @@ class _Maps(_Segments):
         self._begin()
         self._declare_read()
         w.integer("chunks", f"T // {spec.chunk}")
-        bounds(w, "segment")
+        define_bounds(w, "segment")
         self._declare_carried()
         self._declare_no_results()
         maps = SegmentMaps(w, "grad_state", self._carrying)
@@ -161,15 +162,15 @@ class _Maps(_Segments):
         for j in self._carrying:
             results = [f"column_result_{i}" for i in range(0 if vjp is None else len(vjp.results))]
             if vjp is not None:
-                given = {
+                replacements = {
                     Port(Role.GRAD_STATE, i): f"column_{j}_{i}" if i in self._carrying else w.zeros(dtype)
                     for i, dtype in enumerate(spec.state_dtypes)
                 }
-                self._call(results, vjp, k, given)
+                self._call(results, vjp, k, replacements)
             for i in self._carrying:
                 position = self._columns.gradients[i]
-                before = w.zeros(spec.state_dtypes[i]) if position is None else results[position]
-                self._update(f"column_{j}_{i}", before, self._exists(k, partial))
+                value = w.zeros(spec.state_dtypes[i]) if position is None else results[position]
+                self._update(f"column_{j}_{i}", value, self._exists(k, partial))
 
 
 class _Carried(_Segments):
@@ -191,14 +192,14 @@ class _Carried(_Segments):
         w.assign("beyond", w.zeros(torch.int32))
         for i in self._carrying:
             w.assign(f"next_{i}", w.zeros(spec.state_dtypes[i]))
-        self._maps.load_rest("SEGMENTS", -1)  # the cotangents at the end of the last but one segment
+        self._maps.load_rest("SEGMENTS", -1)  # the cotangents at the end of the second-to-last segment
         self._store("SEGMENTS", 2)
         with w.loop("n", "0", f"(SEGMENTS + {TOGETHER - 3}) // {TOGETHER}"):
             self._combine_together()
         w.any("beyond_anywhere", "beyond")
         with w.when("beyond_anywhere > 0"):
             self._maps.load_rest("SEGMENTS", -1)
-            self._one_by_one()
+            self._combine_one_by_one()
         doc = f"Cotangents that come to segments, {spec.chunk} steps a chunk. One program: BLOCK elements, all T."
         return w.finish(name, self._cores, doc)
 
@@ -222,10 +223,10 @@ class _Carried(_Segments):
 
     @staticmethod
     def _is_inner(u: int) -> str:
-        """True if map `u` of a round belongs to a segment between the first one and the last one."""
+        """The condition under which map `u` of a round belongs to a segment between the first and the last segment."""
         return f"n * {TOGETHER} + {u + 2} < SEGMENTS"
 
-    def _one_by_one(self) -> None:
+    def _combine_one_by_one(self) -> None:
         w = self._writer
         with w.loop("n", "2", "SEGMENTS"):
             w.integer("segment", "SEGMENTS - n")
@@ -237,7 +238,7 @@ class _Carried(_Segments):
                 w.assign("beyond", "beyond + is_beyond")
             w.any("beyond_here", "beyond")
             with w.when("beyond_here > 0"):
-                bounds(w, "segment")
+                define_bounds(w, "segment")
                 self._walk()
                 for i in self._carrying:
                     w.assign(f"next_{i}", f"grad_state_{i}")
@@ -253,7 +254,7 @@ class _Gradient(_Segments):
         w.segment()
         self._begin()
         w.integer("chunks", f"T // {spec.chunk}")
-        bounds(w, "segment")
+        define_bounds(w, "segment")
         carried = [w.add(Role.SEGMENT_CARRIED, a) for a in range(len(self._carrying))]
         for a, i in enumerate(self._carrying):
             w.load(f"carried_{i}", carried[a], w.row(carried[a], "segment"), "behind < chunks")
@@ -272,5 +273,5 @@ class _Gradient(_Segments):
         self._declare_flags()
         w = self._writer
         for i, dtype in enumerate(self._spec.state_dtypes):
-            came = f"carried_{i}" if i in self._carrying else w.zeros(dtype)
-            w.select(f"grad_state_{i}", "behind == chunks", f"grad_state_{i}", came)
+            cotangent = f"carried_{i}" if i in self._carrying else w.zeros(dtype)
+            w.select(f"grad_state_{i}", "behind == chunks", f"grad_state_{i}", cotangent)

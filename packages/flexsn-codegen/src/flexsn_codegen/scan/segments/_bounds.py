@@ -1,27 +1,28 @@
-"""Starts and ends of segments of time. They are multiples of a chunk. Lengths differ by at most one chunk."""
+"""Starts and ends of segments. Each segment consists of whole chunks. Lengths differ by at most one chunk."""
 
 from __future__ import annotations
 
 from flexsn_codegen.targets import KernelWriter
 
-# Number of segments whose rows are loaded together in a program that walks the segments one after the other.
+# The number of segments whose rows are loaded together by a program that walks the segments one after the other.
 TOGETHER = 8
 
 
-def bounds(writer: KernelWriter, segment: str) -> None:
-    """Defines `first`, a segment's first chunk, and `behind`, the chunk after its last one, from `chunks`."""
+def define_bounds(writer: KernelWriter, segment: str) -> None:
+    """Defines `first`, a segment's first chunk, and `behind`, the chunk after its last chunk."""
     writer.integer("first", f"{segment} * chunks // SEGMENTS")
     writer.integer("behind", f"({segment} + 1) * chunks // SEGMENTS")
 
 
-def reached(writer: KernelWriter, chunk: int, *, ends: bool) -> None:
-    """Defines the parts of a segment if inputs count down, from the `least` and `largest` count of its elements.
+def divide_segment(writer: KernelWriter, chunk: int, *, ends: bool) -> None:
+    """Divides a segment of a step function with inputs that count down.
 
-    No element ends before chunk `whole`, and all have ended at chunk `alive`. Chunk `stop` is the one after the
-    segment's last chunk, which may be the rest of `T`.
+    The division depends on `least` and `largest`, the smallest and the largest count of the program's elements. No
+    element ends before chunk `whole`. Before chunk `alive`, all elements end, or the segment ends. Chunk `stop`
+    follows the segment's last chunk, which may be the incomplete chunk at the end of the sequence.
 
     Args:
-        ends: True if nothing happens after all elements have ended. If False, `alive` is `stop`.
+        ends: True if steps have ends (`ForwardSpec.ends`). If False, `alive` is `stop`.
     """
     writer.integer("full", at_least(f"least // {chunk}", "first"))
     writer.integer("whole", at_most("full", "behind"))

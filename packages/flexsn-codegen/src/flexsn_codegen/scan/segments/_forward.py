@@ -6,20 +6,19 @@ from dataclasses import replace
 
 import torch
 
-from flexsn_codegen.scan._forward import ForwardTemplate, counting, load_counts
+from flexsn_codegen.scan._forward import ForwardTemplate, find_declared_inputs, load_counts
 from flexsn_codegen.scan._spec import ForwardSpec
-from flexsn_codegen.scan.segments._bounds import TOGETHER, at_least, at_most, bounds, reached
+from flexsn_codegen.scan.segments._bounds import TOGETHER, at_least, at_most, define_bounds, divide_segment
 from flexsn_codegen.source._source import CoreSource, KernelSource
 from flexsn_graph import Port, Role
 
 
 def speculation_source(name: str, core: CoreSource, spec: ForwardSpec) -> KernelSource:
-    """Writes the kernel that walks all segments in parallel, each from a guess.
+    """Writes the kernel that walks all segments in parallel. Each segment starts with a guess of the states before it.
 
-    A segment's guess is the state after a warm-up. The warm-up starts from the initial state and computes the
-    ``"WARM"`` chunks before the segment. The kernel writes the results that `spec` specifies, except for final states,
-    and the states at the start and end of each segment. If elements end with an input that counts down, guesses of
-    segments after their end are not compared.
+    The guess is the result of a warm-up, which starts with the initial states and computes the ``"WARM"`` chunks before
+    the segment. The kernel writes the results that `spec` specifies, except for final states. It also writes the states
+    at the start and at the end of each segment. After the end of an element, guesses are not compared.
 
     Args:
         name: start of the kernel's name.
@@ -29,7 +28,7 @@ def speculation_source(name: str, core: CoreSource, spec: ForwardSpec) -> Kernel
 
 
 def repair_source(name: str, core: CoreSource, spec: ForwardSpec) -> KernelSource:
-    """Writes the kernel that compares guesses with the true states, and recomputes the segments with a wrong guess.
+    """Writes the kernel that compares guesses with the true states, and recomputes segments whose guess is wrong.
 
     Afterwards, all results that `spec` specifies are bitwise equal to those of `forward_source`, except for states
     after the end of an element, which `ended_source` writes.
@@ -46,18 +45,18 @@ def ended_source(name: str, core: CoreSource, spec: ForwardSpec) -> KernelSource
 
     Args:
         name: start of the kernel's name.
-        core, spec: see `forward_source`. The step has ends and state sequences.
+        core, spec: see `forward_source`. `spec.ends` is True, and the scan writes sequences of states.
     """
     return _Ended(core, spec).write(name)
 
 
 class SegmentsTemplate(ForwardTemplate):
-    """The common part of kernels that walk a segment."""
+    """Writes the lines that all kernels over segments share."""
 
     def _declare_seams(self) -> None:
         w, count = self._writer, len(self._spec.states)
         self._starts = [w.add(Role.SEGMENT_START, i) for i in range(count)]
-        self._ends_of = [w.add(Role.SEGMENT_END, i) for i in range(count)]
+        self._segment_ends = [w.add(Role.SEGMENT_END, i) for i in range(count)]
 
     def _declare_read(self) -> None:
         super()._declare_read()
@@ -68,38 +67,38 @@ class SegmentsTemplate(ForwardTemplate):
             self._writer.bounds("least", "largest", list(self._counting.values()))
 
     def _walk(self) -> None:
-        """Writes the walk of one segment from the states before it. The operands point to its first step."""
+        """Writes the walk of one segment from the states before it. The operands point to the segment's first step."""
         w, chunk, ends = self._writer, self._spec.chunk, self._spec.ends
         if self._counting:
-            reached(w, chunk, ends=ends)
-            self._whole_chunks(chunk, "first", "whole")
-            self._counted_chunks(chunk, "whole", "alive" if ends else "behind")
+            divide_segment(w, chunk, ends=ends)
+            self._write_whole_chunks(chunk, "first", "whole")
+            self._write_counted_chunks(chunk, "whole", "alive" if ends else "behind")
         else:
-            self._whole_chunks(chunk, "first", "behind")
+            self._write_whole_chunks(chunk, "first", "behind")
         if ends:
             w.integer("last", at_most(f"stop * {chunk}", "T"))
-            self._after_all_ends(f"alive * {chunk}", "last")
+            self._write_after_ends(f"alive * {chunk}", "last")
         elif self._spec.rest and chunk > 1:
             with w.when("behind == chunks"):
-                self._rest(chunk)
+                self._write_rest(chunk)
 
-    def _warm_up(self, first: str, behind: str) -> None:
-        """Computes chunks `first` to `behind` without writing results. All moving inputs point to `first`."""
+    def _warm_up(self, first: str, end: str) -> None:
+        """Computes the chunks from `first` until `end` without storing results. Inputs point to chunk `first`."""
         w, chunk = self._writer, self._spec.chunk
-        with w.loop("c", first, behind, self._spec.stages):
+        with w.loop("c", first, end, self._spec.stages):
             if self._counting:
                 w.integer("begun", f"c * {chunk}")
             self._load_inputs(chunk, "begun" if self._counting else None)
             for k in range(chunk):
-                self._columns(k)
+                self._write_columns(k)
                 self._compute(k)
-            for param in self._moving_inputs():
+            for param in self._list_moving_inputs():
                 w.move(param, chunk)
 
-    def _columns(self, k: int) -> None:
-        """Computes the other values that a warm-up needs, before step `k`."""
+    def _write_columns(self, k: int) -> None:
+        """Writes lines that a subclass adds before step `k` of a warm-up."""
 
-    def _left(self, name: str, number: str) -> None:
+    def _define_remaining(self, name: str, number: str) -> None:
         """Defines an int32 value that is above 0 for elements that have not ended before step `number`."""
         for n, count in enumerate(self._counting.values()):
             self._writer.less(f"{name}_{n}", count, number)
@@ -115,21 +114,21 @@ class _Speculation(SegmentsTemplate):
         self._declare()
         self._declare_seams()
         w.integer("chunks", f"T // {chunk}")
-        bounds(w, "segment")
+        define_bounds(w, "segment")
         w.integer("from_chunk", "(first - WARM) * (first > WARM)")
-        for param in self._moving_inputs():
+        for param in self._list_moving_inputs():
             w.point(param, "from_chunk", chunk)
-        warm = "first"
-        if self._spec.ends:  # there is no warm-up after the end of all elements
-            warm = "warm"
-            w.integer(warm, f"from_chunk + (largest > first * {chunk}) * (first - from_chunk)")
-        self._warm_up("from_chunk", warm)
+        warm_end = "first"
+        if self._spec.ends:  # no warm-up is needed after all elements have ended
+            warm_end = "warm"
+            w.integer(warm_end, f"from_chunk + (largest > first * {chunk}) * (first - from_chunk)")
+        self._warm_up("from_chunk", warm_end)
         self._store(self._starts)
-        for param in self._moving():
+        for param in self._list_moving():
             if param not in self._inputs.values():
                 w.point(param, "first", chunk)
         self._walk()
-        self._store(self._ends_of)
+        self._store(self._segment_ends)
         doc = f"Forward scan of segments from guesses, {chunk} steps a chunk. One program: BLOCK elements, one segment."
         return w.finish(name, [self._core], doc)
 
@@ -150,10 +149,10 @@ class _Repair(SegmentsTemplate):
         w.integer("chunks", f"T // {chunk}")
         w.assign("repaired", w.zeros(torch.int32))
         self._compare_all()
-        for i, param in enumerate(self._ends_of):
+        for i, param in enumerate(self._segment_ends):
             if self._spec.ends:
                 w.load(f"last_{i}", param, w.row(param, "SEGMENTS", -1))
-                self._left("left", self._begin_of("(SEGMENTS - 1)"))
+                self._define_remaining("left", self._find_first_step("(SEGMENTS - 1)"))
                 w.choose(f"state_{i}", "left", f"last_{i}", f"state_{i}")
             else:
                 w.load(f"state_{i}", param, w.row(param, "SEGMENTS", -1))
@@ -164,53 +163,53 @@ class _Repair(SegmentsTemplate):
             w.store(param, f"state_{i}")
         if self._spec.ends:
             for i in self._state_seqs:
-                w.store(self._ends_of[i], f"state_{i}", w.row(self._ends_of[i], "SEGMENTS", -1))
+                w.store(self._segment_ends[i], f"state_{i}", w.row(self._segment_ends[i], "SEGMENTS", -1))
         w.store(repairs, "repaired")
         doc = f"Repairs of a forward scan of segments, {chunk} steps a chunk. One program: BLOCK elements, all T."
         return w.finish(name, [self._core], doc)
 
     def _compare_all(self) -> None:
-        """Counts in `wrong` the segments that did not start with the end of the previous segment."""
+        """Counts in `wrong` the states whose guess differs from their value at the end of the previous segment."""
         w, ends = self._writer, self._spec.ends
         w.assign("wrong", w.zeros(torch.int32))
-        for i, param in enumerate(self._ends_of if ends else ()):
+        for i, param in enumerate(self._segment_ends if ends else ()):
             w.load(f"state_{i}", param)
         with w.loop("n", "0", f"(SEGMENTS + {TOGETHER - 2}) // {TOGETHER}"):
             for u in range(TOGETHER):
                 exists = f"n * {TOGETHER} + {u + 1} < SEGMENTS"
-                for i, (start, end) in enumerate(zip(self._starts, self._ends_of, strict=True)):
+                for i, (start, end) in enumerate(zip(self._starts, self._segment_ends, strict=True)):
                     w.load(f"guess_{i}_{u}", start, w.row(start, f"n * {TOGETHER} + {u + 1}"), exists)
                     w.load(f"before_{i}_{u}", end, w.row(end, f"n * {TOGETHER} + {u}"), exists)
             for u in range(TOGETHER):
-                if ends:  # states of elements that continue in the previous segment, possibly their last one
-                    self._left("left", self._begin_of(f"(n * {TOGETHER} + {u})"))
-                    for i in range(len(self._ends_of)):
+                if ends:  # updates the states of elements that have not ended before the previous segment
+                    self._define_remaining("left", self._find_first_step(f"(n * {TOGETHER} + {u})"))
+                    for i in range(len(self._segment_ends)):
                         w.choose(f"gone_on_{i}", "left", f"before_{i}_{u}", f"state_{i}")
                         w.select(f"state_{i}", f"n * {TOGETHER} + {u + 1} < SEGMENTS", f"gone_on_{i}", f"state_{i}")
-                    self._left("left", self._begin_of(f"(n * {TOGETHER} + {u + 1})"))
+                    self._define_remaining("left", self._find_first_step(f"(n * {TOGETHER} + {u + 1})"))
                 for i, dtype in enumerate(self._spec.state_dtypes):
                     w.differ("differs", f"guess_{i}_{u}", f"before_{i}_{u}", dtype)
                     if ends:
                         w.choose("differs", "left", "differs", w.zeros(torch.int32))
                     w.assign("wrong", "wrong + differs")
 
-    def _begin_of(self, segment: str) -> str:
-        """The first step of a segment. The segment may be the one after the last segment."""
+    def _find_first_step(self, segment: str) -> str:
+        """The first step of a segment. For the number after the last segment, this is the end of the last chunk."""
         return f"({segment} * chunks // SEGMENTS * {self._spec.chunk})"
 
     def _repair(self) -> None:
-        """Repairs one segment after the other."""
+        """Writes the loop that repairs one segment after the other."""
         w, chunk = self._writer, self._spec.chunk
-        for i, param in enumerate(self._ends_of):
+        for i, param in enumerate(self._segment_ends):
             w.load(f"state_{i}", param)
             w.assign(f"end_{i}", w.zeros(self._spec.state_dtypes[i]))
         with w.loop("segment", "1", "SEGMENTS"):
             w.assign("wrong", w.zeros(torch.int32))
             if self._spec.ends:
-                self._left("left", self._begin_of("segment"))
+                self._define_remaining("left", self._find_first_step("segment"))
             for i, dtype in enumerate(self._spec.state_dtypes):
                 w.load(f"guess_{i}", self._starts[i], w.row(self._starts[i], "segment"))
-                w.load(f"end_{i}", self._ends_of[i], w.row(self._ends_of[i], "segment"))
+                w.load(f"end_{i}", self._segment_ends[i], w.row(self._segment_ends[i], "segment"))
                 w.differ("differs", f"guess_{i}", f"state_{i}", dtype)
                 if self._spec.ends:
                     w.choose("differs", "left", "differs", w.zeros(torch.int32))
@@ -218,14 +217,14 @@ class _Repair(SegmentsTemplate):
                 w.assign("wrong", "wrong + differs")
             w.any("wrong_here", "wrong")
             with w.when("wrong_here > 0"):
-                bounds(w, "segment")
-                for param in self._moving():
+                define_bounds(w, "segment")
+                for param in self._list_moving():
                     w.point(param, "first", chunk)
                 self._walk()
-                for i in range(len(self._ends_of)):
+                for i in range(len(self._segment_ends)):
                     w.assign(f"end_{i}", f"state_{i}")
                 w.assign("repaired", "repaired + 1")
-            for i in range(len(self._ends_of)):
+            for i in range(len(self._segment_ends)):
                 w.assign(f"state_{i}", f"end_{i}")
 
 
@@ -234,19 +233,19 @@ class _Ended(SegmentsTemplate):
         w, chunk = self._writer, self._spec.chunk
         w.begin()
         w.segment()
-        self._inputs = w.add_inputs(self._spec.inputs, counting(self._spec.inputs))
+        self._inputs = w.add_inputs(self._spec.inputs, find_declared_inputs(self._spec.inputs))
         self._counting = load_counts(w, self._spec.inputs, self._inputs)
         self._declare_ends()
-        ends = {i: w.add(Role.SEGMENT_END, i) for i, there in enumerate(self._spec.state_seqs) if there}
+        ends = {i: w.add(Role.SEGMENT_END, i) for i, is_written in enumerate(self._spec.state_seqs) if is_written}
         sequences = w.add_present(Role.STATE_SEQ, self._spec.state_seqs)
         for i, param in ends.items():
             w.load(f"state_{i}", param, w.row(param, "SEGMENTS", -1))
         w.integer("chunks", f"T // {chunk}")
-        bounds(w, "segment")
+        define_bounds(w, "segment")
         w.integer("from_step", at_least("least", f"first * {chunk}"))
         w.integer("last", f"behind * {chunk} + (behind == chunks) * (T - chunks * {chunk})")
         with w.loop("t", "from_step", "last"):
-            self._left("left", "t")
+            self._define_remaining("left", "t")
             for i, param in sequences.items():
                 w.load(f"kept_{i}", param, w.row(param, "t"))
                 w.choose(f"kept_{i}", "left", f"kept_{i}", f"state_{i}")

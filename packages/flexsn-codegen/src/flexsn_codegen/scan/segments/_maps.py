@@ -11,15 +11,16 @@ from flexsn_graph import Port, Role
 
 
 class SegmentMaps:
-    """Maps of the values `<prefix>_<i>` of some states `i` before a segment to the values after it.
+    """Affine maps from the values `<prefix>_<i>` before a segment to the values after it, for some states `i`.
 
-    The states are numbered in order. `SEGMENT_MAP` `a * S + b` is the derivative of state `a` after the segment with
-    respect to state `b` before it. `S * S + a` is state `a` after the segment if all states before it are zero.
+    The maps are operands of role `SEGMENT_MAP`. For `S` states, operand `a * S + b` is the derivative of state `a`
+    after the segment with respect to state `b` before it, where `a` and `b` are positions in `states`. Operand
+    `S * S + a` is state `a` after the segment if all states before it are zero.
 
     Args:
         writer: writer of the kernel. The maps become parameters of the kernel.
         prefix: `"state"` or `"grad_state"`.
-        states: numbers of the states.
+        states: indices of the states.
     """
 
     def __init__(self, writer: KernelWriter, prefix: str, states: Sequence[int]) -> None:
@@ -29,7 +30,7 @@ class SegmentMaps:
         self._params: list[Port] = [writer.add(Role.SEGMENT_MAP, i) for i in range(self._square + count)]
 
     def begin(self, dtypes: Sequence[torch.dtype]) -> None:
-        """Assigns the derivative of `i` with respect to `j` before the first step to `column_<j>_<i>`.
+        """Assigns the derivatives before the first step: `column_<j>_<i>` is that of state `i` with respect to `j`.
 
         Args:
             dtypes: dtypes of all states.
@@ -41,7 +42,7 @@ class SegmentMaps:
                 w.assign(f"column_{j}_{i}", f"{zeros} + 1" if i == j else zeros)
 
     def store(self) -> None:
-        """Writes the map of `segment`: its columns, and the values that start from zeros."""
+        """Stores the map of segment `segment`: derivatives, and the values after a segment that starts with zeros."""
         w, count = self._writer, len(self._states)
         for a, i in enumerate(self._states):
             for b, j in enumerate(self._states):
@@ -51,25 +52,25 @@ class SegmentMaps:
             w.store(rest, f"{self._prefix}_{i}", w.row(rest, "segment"))
 
     def load(self, u: int, row: str, shift: int = 0, exists: str | None = None) -> None:
-        """Loads the map of segment `row + shift` as number `u`."""
+        """Loads the map of segment `row + shift` as map `u`."""
         w = self._writer
         for n, param in enumerate(self._params):
             w.load(f"map_{n}_{u}", param, w.row(param, row, shift), exists)
 
     def load_rest(self, row: str, shift: int = 0) -> None:
-        """Loads the values after segment `row + shift`, which starts with zeros or with known values."""
+        """Loads the values after segment `row + shift`, which has started with zeros or with known values."""
         w = self._writer
         for param, i in zip(self._params[self._square :], self._states, strict=True):
             w.load(f"{self._prefix}_{i}", param, w.row(param, row, shift))
 
     def combine(self, u: int) -> None:
-        """Applies map `u` and assigns the results to `next_<i>`. The sums are in the order of the states."""
+        """Applies map `u` and assigns the results to `next_<i>`. Terms are added in the order of the states."""
         count = len(self._states)
         for a, i in enumerate(self._states):
             terms = [f"map_{a * count + b}_{u} * {self._prefix}_{j}" for b, j in enumerate(self._states)]
             self._writer.assign(f"next_{i}", " + ".join([*terms, f"map_{self._square + a}_{u}"]))
 
     def advance(self, exists: str) -> None:
-        """Replaces the values with the results of `combine` where `exists` holds."""
+        """Replaces the values with the results of `combine` if `exists` holds."""
         for i in self._states:
             self._writer.select(f"{self._prefix}_{i}", exists, f"next_{i}", f"{self._prefix}_{i}")

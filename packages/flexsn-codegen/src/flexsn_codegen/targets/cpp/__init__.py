@@ -1,4 +1,4 @@
-"""C++ as a target: kernels for the CPU."""
+"""The target C++, for kernels on the CPU."""
 
 from __future__ import annotations
 

@@ -26,18 +26,19 @@ from flexsn_codegen.source._cache import keep, kept
 _VARIABLE = "CXX"
 _CANDIDATES = ("g++", "clang++", "c++")
 
-# Fast math is off, so that the kernels' results are bitwise equal to those of eager mode. Traps and errno are never
-# read. Without them, the compiler can vectorize conditions and functions. Integers wrap around, as in torch.
+# Fast math is off, so that the kernels' results are bitwise equal to those of eager mode. Without floating-point traps
+# and errno, which no kernel uses, the compiler can vectorize conditions and functions. Integers wrap around, as in
+# torch.
 FLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-fPIC", "-fvisibility=hidden"),
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fwrapv"),
 )
 _HEADERS = Path(__file__).parent
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
-# Libraries with a function in use. Other libraries are unloaded, so that memory does not grow with each compiled step.
-_loaded: weakref.WeakValueDictionary[str, ctypes.CDLL] = weakref.WeakValueDictionary()
-_locks: dict[str, threading.Lock] = {}  # one per source, so that different sources compile at the same time
+# Libraries whose functions are in use. All other libraries are unloaded, so that memory does not grow with each step.
+_libraries: weakref.WeakValueDictionary[str, ctypes.CDLL] = weakref.WeakValueDictionary()
+_locks: dict[str, threading.Lock] = {}  # one lock per source, so that different sources compile at the same time
 
 
 # A forked child lacks the threads that hold these locks.
@@ -46,7 +47,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def why_no_compiler() -> str | None:
-    """The reason why nothing can be compiled here, with its remedy. `None` if there is a compiler."""
+    """The reason why this machine cannot compile C++, with a remedy. `None` if there is a compiler."""
     if _compiler() is not None:
         return None
     named = os.environ.get(_VARIABLE)
@@ -60,9 +61,9 @@ def why_no_compiler() -> str | None:
 
 
 def load(source: str) -> ctypes.CDLL:
-    """The library of a source, which is compiled unless the cache folder has the library.
+    """Loads the library of a source. The source is compiled unless the library is in the cache folder.
 
-    The library is loaded once per process. It is closed when the library object and the functions that were obtained by
+    The library is loaded once per process. It is closed when the library object and all functions from
     `library["name"]` are deleted.
 
     Raises:
@@ -73,33 +74,33 @@ def load(source: str) -> ctypes.CDLL:
     compiler()
     digest = hashlib.sha256(f"{_environment()}\n{source}".encode()).hexdigest()[:32]
     with _locks.setdefault(digest, threading.Lock()):
-        library = _loaded.get(digest)
+        library = _libraries.get(digest)
         if library is None:
-            library = _loaded[digest] = _found(f"kernel_{digest}.so", source)
+            library = _libraries[digest] = _load_or_compile(f"kernel_{digest}.so", source)
     return library
 
 
 def library_of(source: str) -> bytes:
-    """The content of a library's file. The source is compiled at each call. Raises the errors of `load`."""
-    return _compiled(source)
+    """Compiles a source, without the cache. Returns the content of the library's file. Raises the errors of `load`."""
+    return _compile(source)
 
 
-def _found(name: str, source: str) -> ctypes.CDLL:
+def _load_or_compile(name: str, source: str) -> ctypes.CDLL:
     path = kept(name)
     if path is not None:
-        with contextlib.suppress(OSError):  # the file is not a valid library, or has been deleted in the meantime
-            return _opened(path)
-    path, _ = keep(name, _compiled(source))
+        with contextlib.suppress(OSError):  # the file is not a valid library, or another process has deleted it
+            return _open(path)
+    path, _ = keep(name, _compile(source))
     try:
-        return _opened(path)
+        return _open(path)
     except OSError as error:
         raise CacheFolderError(
-            f"a kernel was compiled, but cannot be loaded: {error}. If programs may not be run from that folder "
-            "(noexec), name another one in FLEXSN_CACHE_DIR."
+            f"a kernel was compiled, but cannot be loaded: {error}. If that folder allows no programs (noexec), "
+            "name another folder in FLEXSN_CACHE_DIR."
         ) from error
 
 
-def _opened(path: Path) -> ctypes.CDLL:
+def _open(path: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
     weakref.finalize(library, _close, library._handle).atexit = False
     return library
@@ -111,13 +112,14 @@ def _close(handle: int) -> None:
     close(handle)
 
 
-def _compiled(source: str) -> bytes:
+def _compile(source: str) -> bytes:
     with in_a_folder() as folder:
         text, compiled, library = (folder / f"kernel.{kind}" for kind in ("cpp", "o", "so"))
         text.write_text(source, encoding="utf-8")
         command = compiler()
-        run_compiler([*command, *FLAGS, *_openmp(), *_include(source), "-c", str(text), "-o", str(compiled)])
-        run_compiler([*command, "-shared", *_link(), str(compiled), "-o", str(library)])
+        options = [*FLAGS, *_openmp_options(), *_include_options(source)]
+        run_compiler([*command, *options, "-c", str(text), "-o", str(compiled)])
+        run_compiler([*command, "-shared", *_linker_options(), str(compiled), "-o", str(library)])
         return library.read_bytes()
 
 
@@ -132,43 +134,43 @@ def in_a_folder() -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="flexsn-") as folder:
             yield Path(folder)
     except OSError as error:
-        raise _no_room(str(error)) from error
+        raise _no_space_error(str(error)) from error
 
 
-def _no_room(what: str) -> CacheFolderError:
+def _no_space_error(reason: str) -> CacheFolderError:
     return CacheFolderError(
-        f"a kernel cannot be compiled in {tempfile.gettempdir()}: {what}. Make room there, or name another folder in "
+        f"a kernel cannot be compiled in {tempfile.gettempdir()}: {reason}. Make room there, or name another folder in "
         "TMPDIR."
     )
 
 
-def run_compiler(command: Sequence[str], what: str = "a generated kernel") -> None:
+def run_compiler(command: Sequence[str], name: str = "a generated kernel") -> None:
     """Runs a command of the compiler.
 
     Args:
-        what: name of the object that the command compiles, for the error message.
+        name: name of the object that the command compiles, for the error message.
 
     Raises:
         CompilationError: the compiler rejects the source, writes no file, or cannot be run.
         CacheFolderError: the disk is full.
     """
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        process = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     except OSError as error:
-        raise CompilationError(f"the C++ compiler cannot be run: {error}. Name another one in {_VARIABLE}.") from error
-    if done.returncode != 0:
-        full = next((text for text in map(os.strerror, _FULL) if text in done.stderr), None)
-        if full is not None:
-            raise _no_room(full)
-        remedy = f"Name another one in {_VARIABLE}, or report it."
-        if "-lomp" in done.stderr:
-            remedy = f"It lacks OpenMP: `apt install libomp-dev`, or name g++ in {_VARIABLE}."
+        raise CompilationError(f"the C++ compiler cannot be run: {error}. Name another in {_VARIABLE}.") from error
+    if process.returncode != 0:
+        disk_error = next((text for text in map(os.strerror, _DISK_FULL_ERRORS) if text in process.stderr), None)
+        if disk_error is not None:
+            raise _no_space_error(disk_error)
+        remedy = f"Name another compiler in {_VARIABLE}, or report this."
+        if "-lomp" in process.stderr:
+            remedy = f"The compiler lacks OpenMP: `apt install libomp-dev`, or name g++ in {_VARIABLE}."
         raise CompilationError(
-            f"the C++ compiler rejects {what}. {remedy}\n{shlex.join(command)}\n{done.stderr[:4000]}"
+            f"the C++ compiler rejects {name}. {remedy}\n{shlex.join(command)}\n{process.stderr[:4000]}"
         )
     if "-o" in command and not Path(command[command.index("-o") + 1]).exists():
         raise CompilationError(
-            f"the C++ compiler reports success, but wrote no file. Name another one in {_VARIABLE}.\n"
+            f"the C++ compiler reports success, but wrote no file. Name another compiler in {_VARIABLE}.\n"
             f"{shlex.join(command)}"
         )
 
@@ -187,28 +189,29 @@ def compiler() -> list[str]:
 
 def _compiler() -> list[str] | None:
     key = os.environ.get(_VARIABLE, ""), os.environ.get("PATH")
-    command = _compilers.get(key)  # cached, because a search of the path takes as long as some kernels
+    command = _compilers.get(key)  # cached, because searching the path takes as long as running some kernels
     if command is None:
         named = shlex.split(key[0])
         candidates = named[:1] or _CANDIDATES
-        found = next(filter(None, map(shutil.which, candidates)), None)
-        if found is None:
+        path = next(filter(None, map(shutil.which, candidates)), None)
+        if path is None:
             return None
-        command = _compilers[key] = named or [found]
+        command = _compilers[key] = named or [path]
     return list(command)
 
 
 _compilers: dict[tuple[str, str | None], list[str]] = {}
 
 
-def _openmp() -> tuple[str, ...]:
+def _openmp_options() -> tuple[str, ...]:
     return ("-Xclang", "-fopenmp") if sys.platform == "darwin" else ("-fopenmp",)
 
 
-def _link() -> tuple[str, ...]:
-    """Linker options for OpenMP. Empty if the process has loaded torch's OpenMP, so that loops run in the same threads.
+def _linker_options() -> tuple[str, ...]:
+    """Linker options for OpenMP.
 
-    Code from Clang calls another OpenMP library than code from GCC, and torch may not have loaded that library.
+    Empty if the process has loaded torch's OpenMP library, so that kernels run in the threads of torch. Code
+    from Clang and code from GCC call different OpenMP libraries, and torch may not have loaded the one that is called.
     """
     if sys.platform == "darwin":
         return ("-undefined", "dynamic_lookup")
@@ -216,7 +219,7 @@ def _link() -> tuple[str, ...]:
     return () if hasattr(ctypes.CDLL(None), called) else ("-fopenmp",)
 
 
-def _include(source: str) -> list[str]:
+def _include_options(source: str) -> list[str]:
     folders = [_HEADERS]
     if '#include "special.h"' in source:  # this header includes torch's headers
         torch_headers = Path(torch.__file__).parent / "include"
@@ -225,21 +228,22 @@ def _include(source: str) -> list[str]:
 
 
 def _environment() -> str:
-    """Dependencies of compiled code except for its source: the compiler, the machine's instructions, our headers."""
+    """All that compiled code depends on except its source: the compiler, the machine's instructions, our headers."""
     return _environment_of(tuple(compiler()))
 
 
 @functools.cache
 def _environment_of(command: tuple[str, ...]) -> str:
     headers = [path.read_text(encoding="utf-8") for path in sorted(_HEADERS.rglob("*.h"))]
-    return "\n".join([torch.__version__, *command, *FLAGS, *_openmp(), *_link(), _macros(command), *headers])
+    options = [*FLAGS, *_openmp_options(), *_linker_options()]
+    return "\n".join([torch.__version__, *command, *options, _macros(command), *headers])
 
 
 @functools.cache
 def _macros(command: tuple[str, ...]) -> str:
-    """Macros with which the compiler reports its version and the meaning of "native" on this machine."""
-    asked = [*command, *FLAGS, "-dM", "-E", "-x", "c++", os.devnull]
-    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout
+    """The compiler's predefined macros. They contain its version, and the instruction sets of this machine."""
+    query = [*command, *FLAGS, "-dM", "-E", "-x", "c++", os.devnull]
+    return subprocess.run(query, capture_output=True, text=True, check=False).stdout
 
 
 def _is_clang(command: tuple[str, ...]) -> bool:

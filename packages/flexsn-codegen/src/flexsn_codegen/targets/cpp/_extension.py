@@ -24,10 +24,10 @@ _TORCH = Path(torch.__file__).parent
 
 
 class Extension:
-    """A module, which may already be compiled.
+    """A Python module in C++.
 
     Args:
-        name: name of the module, as its source defines it.
+        name: name of the module. The source defines a module of this name.
         source: source of the module in C++, which includes torch's headers.
     """
 
@@ -35,16 +35,16 @@ class Extension:
         self._name, self._source = name, source
 
     def kept(self) -> Path | None:
-        """The module's file if it was compiled before for the same Python, the same torch and a system like this one.
+        """The module's file in the cache folder, for this Python, torch and system. `None` if there is none.
 
         Raises:
             CacheFolderError: see `flexsn_codegen.cache_folder`.
         """
-        path = kept(self._file())
-        return path if path is not None and _is_whole(path) else None
+        path = kept(self._file_name())
+        return path if path is not None and _is_complete(path) else None
 
     def build(self) -> Path:
-        """The module's file. If it does not exist, one process compiles it. This takes half a minute.
+        """The module's file. If it does not exist, a single process compiles it, which takes half a minute.
 
         Raises:
             CompilerMissingError: there is no compiler.
@@ -52,12 +52,12 @@ class Extension:
             CacheFolderError: see `flexsn_codegen.cache_folder`.
         """
         with (cache_folder() / f"{self._name}.lock").open("w") as lock:
-            with contextlib.suppress(OSError):  # on a file system without locks, more than one process may compile
+            with contextlib.suppress(OSError):  # without file locks, several processes may compile it
                 fcntl.flock(lock, fcntl.LOCK_EX)
             try:
-                return self.kept() or keep(self._file(), _sealed(self._compiled()))[0]
+                return self.kept() or keep(self._file_name(), _seal(self._compile()))[0]
             finally:
-                # Closing the file is not enough, because a forked child may hold it open for longer.
+                # Closing the file does not unlock it if a forked child has the file open, too.
                 with contextlib.suppress(OSError):
                     fcntl.flock(lock, fcntl.LOCK_UN)
 
@@ -74,13 +74,13 @@ class Extension:
         loader.exec_module(module)
         return module
 
-    def _file(self) -> str:
+    def _file_name(self) -> str:
         system = (platform.machine(), *platform.libc_ver())
         made_from = (torch.__version__, sys.version, *system, *_FLAGS, self._source)
         digest = hashlib.sha256("\n".join(made_from).encode()).hexdigest()[:32]
         return f"{self._name}_{digest}.so"
 
-    def _compiled(self) -> bytes:
+    def _compile(self) -> bytes:
         headers = _TORCH / "include"
         folders = (headers, headers / "torch" / "csrc" / "api" / "include", Path(sysconfig.get_path("include")))
         libraries = ("torch_python", "torch_cpu", "torch", "c10")
@@ -95,14 +95,14 @@ class Extension:
             return library.read_bytes()
 
 
-_SEAL = hashlib.sha256().digest_size
+_SEAL_SIZE = hashlib.sha256().digest_size
 
 
-def _sealed(content: bytes) -> bytes:
-    """The content and its hash, which detects partial files before they crash the process. Loaders ignore the hash."""
+def _seal(content: bytes) -> bytes:
+    """The content, followed by its hash. Loaders ignore the hash, which detects incomplete files."""
     return content + hashlib.sha256(content).digest()
 
 
-def _is_whole(path: Path) -> bool:
+def _is_complete(path: Path) -> bool:
     content = path.read_bytes()
-    return _sealed(content[:-_SEAL]) == content
+    return _seal(content[:-_SEAL_SIZE]) == content

@@ -1,4 +1,4 @@
-"""A C++ program as part of another source, such as that of a model that is compiled ahead of time."""
+"""C++ programs as part of another source, such as the source of a model that is compiled ahead of time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _INCLUDE = re.compile(r'^#include "([^"]+)"\n', re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Inlined:
-    """A program's source that does not need our headers. One file may contain several such sources, even equal ones.
+    """A program's source that needs no header of this package. One file may contain several sources, even equal ones.
 
     Attributes:
         name: name of the program's function, which takes the arguments of `CppKernel.compiled` as an array. Equal
@@ -29,7 +29,7 @@ class Inlined:
 
 
 def inlined(text: str) -> Inlined:
-    """A program as part of another source.
+    """Makes a program's source independent of this package's headers.
 
     Args:
         text: result of `CppKernel.text`.
@@ -39,10 +39,10 @@ def inlined(text: str) -> Inlined:
     headers: dict[str, str] = {}
     for header in _INCLUDE.findall(text):
         _add(headers, header, _HEADERS)
-    # The other source has its own compiler flags, but the kernels need our flags (see `_compiler.py`). Inductor writes
-    # vector code itself and turns GCC's vectorization off. Without vectorization, the kernels take twenty times as
-    # long. Clang has no such pragma. Its defaults are equal to our flags, except for errno, which prevents a square
-    # root from becoming vector code.
+    # The file that contains the source is compiled with other flags than the kernels need (see `_compiler.py`). For
+    # example, Inductor writes vector code itself and turns GCC's vectorization off, which makes the kernels twenty
+    # times slower. Therefore, pragmas set the flags for GCC. Clang has no such pragma, but its defaults are these
+    # flags, except for errno, which prevents vector code for square roots.
     source = f"""
 #ifndef {name.upper()}
 #define {name.upper()}
@@ -68,7 +68,7 @@ namespace {name}_ {{
 def _add(headers: dict[str, str], name: str, folder: Path) -> None:
     """Adds a header after the headers that it includes.
 
-    Each header has a guard, because other sources may include it, too.
+    Each header gets a guard, because several sources in one file may contain the same header.
     """
     path = next(path for path in (folder / name, _HEADERS / name) if path.exists())
     key = path.relative_to(_HEADERS).as_posix()

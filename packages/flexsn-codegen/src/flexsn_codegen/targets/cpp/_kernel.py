@@ -15,9 +15,9 @@ from flexsn_codegen.source._source import KernelSource
 from flexsn_codegen.targets.cpp._compiler import load
 from flexsn_codegen.targets.cpp._literals import cpp_name
 
-# Fuses products and sums into one instruction, and uses one reciprocal for several divisions. NaN and infinity are
-# preserved, and sums keep their order. The functions in `device/` depend on these two properties.
-_FAST = """#if defined(__clang__)
+# Allows the compiler to fuse a product and a sum into one instruction, and to use one reciprocal for several divisions.
+# NaN and infinity are preserved, and sums keep their order. The functions in `device/` depend on these two properties.
+_FAST_MATH_PRAGMAS = """#if defined(__clang__)
 #pragma clang fp contract(fast)
 #else
 #pragma GCC optimize("fp-contract=fast,reciprocal-math")
@@ -26,11 +26,11 @@ _FAST = """#if defined(__clang__)
 
 
 class CppKernel:
-    """A kernel. One program is compiled for each combination of dtypes and block.
+    """A kernel in C++. One program is compiled for each combination of dtypes and block size.
 
     Attributes:
         __name__: name of the kernel's function.
-        first_written: number of the first tensor to which the kernel writes. The kernel also writes to all later
+        first_written: index of the first tensor to which the kernel writes. The kernel also writes to all later
             tensors.
     """
 
@@ -39,7 +39,7 @@ class CppKernel:
         self._source = source
         pointers = [f"const {port.name}_t* " in source.source for port in source.params]
         self.first_written = sum(pointers)
-        assert all(pointers[: self.first_written]), "what is written comes last"
+        assert all(pointers[: self.first_written]), "the tensors to which the kernel writes come last"
         # The programs stay loaded as long as this kernel exists.
         self._runs: dict[tuple[tuple[torch.dtype, ...], int, bool], Program] = {}
         self._texts: dict[tuple[tuple[torch.dtype, ...], int, bool], str] = {}
@@ -47,8 +47,8 @@ class CppKernel:
     def compiled(self, dtypes: tuple[torch.dtype, ...], block: int, *, fast_math: bool = False) -> Program:
         """The program for these dtypes.
 
-        Its arguments are the tensors' addresses, the sizes, and the largest number of threads (0 for OpenMP's number).
-        The program uses fewer threads if more threads would not be faster.
+        The program's arguments are the tensors' addresses, the sizes, and the largest number of threads. If this number
+        is 0, it is OpenMP's number of threads. The program uses fewer threads if more threads would not be faster.
 
         Args:
             dtypes: dtypes of the kernel's tensors, in order.
@@ -69,10 +69,10 @@ class CppKernel:
         key = (dtypes, block, fast_math)
         text = self._texts.get(key)
         if text is None:
-            text = self._texts[key] = (_FAST if fast_math else "") + self._written(dtypes, block)
+            text = self._texts[key] = (_FAST_MATH_PRAGMAS if fast_math else "") + self._write(dtypes, block)
         return text
 
-    def _written(self, dtypes: tuple[torch.dtype, ...], block: int) -> str:
+    def _write(self, dtypes: tuple[torch.dtype, ...], block: int) -> str:
         source = self._source
         names = [cpp_name(dtype) for dtype in dtypes]
         tensors = [f"reinterpret_cast<{name}*>(arguments[{i}])" for i, name in enumerate(names)]
@@ -82,7 +82,7 @@ class CppKernel:
         return more_headers(text) + text
 
 
-# Headers that take long to compile, so that only sources with such calls include them.
+# Headers that take long to compile. Only sources with calls that match the pattern include the header.
 _MORE_HEADERS = {
     "special.h": re.compile(r"\bdev::special::"),
     "device/tiles.h": re.compile(r"\bdev::transpose\("),
@@ -91,12 +91,12 @@ _MORE_HEADERS = {
 
 
 def more_headers(source: str) -> str:
-    """The lines that include the headers that a source needs in addition to the headers of every source."""
+    """The `#include` lines of the headers in `_MORE_HEADERS` that a source needs."""
     return "".join(f'#include "{name}"\n' for name, calls in _MORE_HEADERS.items() if calls.search(source))
 
 
 def program(text: str) -> Program:
-    """Compiles a text to a program, unless it has already been compiled.
+    """Compiles a source to a program, unless the process already has this program.
 
     The program's library is closed with the last reference to the program.
 
@@ -117,17 +117,17 @@ def program(text: str) -> Program:
 
 
 class Program:
-    """A compiled program. A call launches it with the arguments of its entry, which are addresses and integers.
+    """A compiled program. Calling it runs the kernel. The arguments are those of `CppKernel.compiled`.
 
     Attributes:
-        function, pack: the two parts of a call, which is `function(pack(*arguments))`.
+        function, pack: the two functions of a call, which is `function(pack(*arguments))`.
     """
 
     __slots__ = ("__weakref__", "function", "pack")  # the function keeps its library loaded
 
     def __init__(self, function: Any, count: int) -> None:
         function.argtypes, function.restype = [ctypes.c_char_p], None
-        # This takes a quarter of the time that a ctypes array takes.
+        # Packing takes a quarter of the time that filling a ctypes array takes.
         self.function, self.pack = function, struct.Struct(f"{count}q").pack
 
     def __call__(self, arguments: Sequence[int]) -> None:
@@ -135,7 +135,7 @@ class Program:
 
     @property
     def address(self) -> int:
-        """Address of a function that takes a pointer to the arguments. It is valid while this object exists."""
+        """Address of the function, which takes a pointer to the arguments. It is valid while this object exists."""
         return ctypes.cast(self.function, ctypes.c_void_p).value or 0
 
 

@@ -36,7 +36,7 @@ def is_supported(dtype: torch.dtype) -> bool:
 
 
 def literal(value: bool | int | float, dtype: torch.dtype) -> str:
-    """A typed literal, because C++ would promote an untyped one.
+    """A literal with a type, because C++ would promote a literal without a type.
 
     A float32 literal is rounded once from float64, as in torch.
     """
@@ -44,11 +44,11 @@ def literal(value: bool | int | float, dtype: torch.dtype) -> str:
     if dtype == torch.bool:
         return "true" if value else "false"
     if not dtype.is_floating_point:
-        whole = int(value)
+        integer = int(value)
         if dtype == torch.uint64:
-            return f"{name}({whole}u)"
+            return f"{name}({integer}u)"
         # The smallest int64 cannot be a literal: C++ parses it as a minus sign and a number that is too large.
-        return f"{name}({whole + 1} - 1)" if whole == -(2**63) else f"{name}({whole})"
+        return f"{name}({integer + 1} - 1)" if integer == -(2**63) else f"{name}({integer})"
     number = float(value)
     if number != number:
         return f"dev::nan<{name}>()"

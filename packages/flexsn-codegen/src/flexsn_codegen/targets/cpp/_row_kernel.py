@@ -1,6 +1,6 @@
-"""C++ kernels on rows and columns. For each row, each stage is one loop over its elements.
+"""C++ kernels on rows and columns. For each row, each stage is one loop over the row's elements.
 
-If results are summed over rows, a program has `STEPS` rows and writes its own sums.
+If results are summed over rows, a program computes `STEPS` rows and writes the sums of these rows.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ from flexsn_graph import ROW_MAX, ROW_MIN, ROW_SUM, Port, Role
 
 _REDUCTIONS: dict[Any, str] = {ROW_SUM: "row_sum", ROW_MAX: "row_max", ROW_MIN: "row_min"}
 
-# The smallest number of rows of a program that sums over them, and the largest number of programs. They are chosen so
-# that there are few sums compared to the elements that are read.
+# The smallest number of rows of a program that sums over rows, and the largest number of programs. With these numbers,
+# programs write few sums in comparison to the elements that they read.
 _LEAST_ROWS, _MOST_PROGRAMS = 64, 64
 
 Layout = str
-"""Positions of an operand's elements in a row: ``"following"``, ``"one"`` or ``"apart"``. ``"sum"`` means a result
-summed over rows, and ``"sum of columns"`` a result summed over a row. The first layout is the number of dimensions."""
+"""Positions of an operand's elements in a row: ``"following"`` for adjacent elements, ``"one"`` for a single element,
+and ``"apart"`` for elements with a stride. ``"sum"`` is a result that is summed over rows, and ``"sum of columns"`` a
+result that is summed over columns. The first entry of a list of layouts is the number of dimensions."""
 
 
 def row_launch(count: int, width: int, *, sums: bool) -> RowLaunch:
     """Implements `Target.row_launch`."""
     if not sums:
-        return RowLaunch(max(1, width), count)  # an empty row also has a sum
+        return RowLaunch(max(1, width), count)  # at least one column, because an empty row has a sum, too
     steps = max(_LEAST_ROWS, -(-count // _MOST_PROGRAMS))
     return RowLaunch(max(1, width), -(-count // steps), steps=steps)
 
@@ -38,19 +39,20 @@ def walk_rows(
 ) -> tuple[tuple[Layout, ...], list[int]]:
     """Implements `Target.walk_rows`.
 
-    The numbers are the width, the sizes of all other dimensions except for the outermost one, and the strides.
+    The integers are the width, the sizes of all dimensions between the outermost and the innermost one, `STEPS` if
+    results are summed over rows, and the strides.
     """
     layouts: list[Layout] = [str(len(sizes))]
     numbers = [sizes[-1], *sizes[1:-1]]
     if Summed.OVER_ROWS in sums:
         numbers.append(launch.steps)
-    for own, summed in zip(strides, sums, strict=True):
+    for operand_strides, summed in zip(strides, sums, strict=True):
         if summed is Summed.OVER_ROWS:
             layouts.append("sum")
             continue
-        place = "one" if own[-1] == 0 else "following" if own[-1] == 1 else "apart"
-        layouts.append("sum of columns" if summed is Summed.OVER_COLUMNS else place)
-        numbers += own
+        layout = "one" if operand_strides[-1] == 0 else "following" if operand_strides[-1] == 1 else "apart"
+        layouts.append("sum of columns" if summed is Summed.OVER_COLUMNS else layout)
+        numbers += operand_strides
     return tuple(layouts), numbers
 
 
@@ -70,19 +72,19 @@ def row_kernel(
         sizes += number.arguments
         words = ", ".join(number.arguments)
         numbers.append(f"    const auto {number.name} = dev::number<{cpp_name(number.dtype)}>({words});")
-    lines = _places([port for port in ports if port not in summed], dimensions)
+    lines = _write_row_starts([port for port in ports if port not in summed], dimensions)
     for port in core.arguments:
         if layout_of[port] == "one":
             lines.append(f"const auto {port.name} = dev::load({port.name}_at[0]);")
     reduced = 0
     for i, stage in enumerate(core.stages):
         if stage.reductions:
-            lines += _reduction(i, stage, reduced, layout_of, dimensions)
+            lines += _write_reduction(i, stage, reduced, layout_of, dimensions)
             reduced += len(stage.reductions)
         elif stage.whole:
-            lines += _whole(i, stage, layout_of, dimensions)
+            lines += _write_elements(i, stage, layout_of, dimensions)
         else:
-            lines += _called(i, stage, layout_of, dimensions)
+            lines += _write_call(i, stage, layout_of, dimensions)
             for value, port in zip(stage.values, stage.written, strict=True):
                 lines.append(f"dev::store_rounded({port.name}_at[0], dev::get<{value}>(results_{i}));")
     types = ", ".join(f"typename {port.name}_t" for port in ports)
@@ -93,21 +95,23 @@ def row_kernel(
     ]
     signature = ",\n    ".join([*tensors, *(f"int64_t {size}" for size in sizes), "int64_t threads"])
     declared = "".join(line + "\n" for line in numbers)
-    kept = [pair for stage in core.stages for pair in stage.kept]
-    text = declared + _rows(lines, summed, kept)
+    saved = [pair for stage in core.stages for pair in stage.kept]
+    text = declared + _write_rows(lines, summed, saved)
 
     def kernel(full: str) -> str:
         head = f"// All rows.\ntemplate <int64_t BLOCK, {types}>\nstatic void {full}("
         return f"{head}\n    {signature}) {{\n{text}}}\n"
 
-    found = framed(name, target, ports, sizes, [core], f"{signature}\n{text}\n{core.name}", kernel)
+    source = framed(name, target, ports, sizes, [core], f"{signature}\n{text}\n{core.name}", kernel)
     header = '#include "device/rows.h"\n'
-    return KernelSource(found.name, header + found.source, found.params, found.sizes, target)
+    return KernelSource(source.name, header + source.source, source.params, source.sizes, target)
 
 
-def _rows(lines: Sequence[str], summed: Sequence[Port], kept: Sequence[tuple[Port, Any]]) -> str:
-    """The loop over all rows, or over programs and their rows. Each thread has memory for `kept`, values of a row."""
-    rows = "".join(f"    dev::Row<{cpp_name(register_dtype(dtype))}> {port.name}_row(width);\n" for port, dtype in kept)
+def _write_rows(lines: Sequence[str], summed: Sequence[Port], saved: Sequence[tuple[Port, Any]]) -> str:
+    """The loop over all rows, or over programs and their rows. Each thread allocates the values `saved` of a row."""
+    rows = "".join(
+        f"    dev::Row<{cpp_name(register_dtype(dtype))}> {port.name}_row(width);\n" for port, dtype in saved
+    )
     if not summed:
         body = "\n".join("        " + line for line in lines)
         return f"""    const int64_t team = dev::team(threads, N, N * width);
@@ -141,8 +145,8 @@ def _rows(lines: Sequence[str], summed: Sequence[Port], kept: Sequence[tuple[Por
 """
 
 
-def _places(ports: Sequence[Port], dimensions: int) -> list[str]:
-    """The start of a row of each operand."""
+def _write_row_starts(ports: Sequence[Port], dimensions: int) -> list[str]:
+    """Lines that compute where a row of each operand starts in memory."""
     lines = []
     last = dimensions - 1
     if last > 1:
@@ -157,23 +161,23 @@ def _places(ports: Sequence[Port], dimensions: int) -> list[str]:
     return lines
 
 
-def _place(port: Port, layout: Layout, dimensions: int) -> str:
+def _element_at_lane(port: Port, layout: Layout, dimensions: int) -> str:
     step = f" * {port.name}_stride{dimensions - 1}" if layout == "apart" else ""
     return f"{port.name}_at[lane{step}]"
 
 
-def _called(i: int, stage: RowStage, layout_of: dict[Port, Layout], dimensions: int) -> list[str]:
-    """The results of a stage at `lane`."""
+def _write_call(i: int, stage: RowStage, layout_of: dict[Port, Layout], dimensions: int) -> list[str]:
+    """Lines that compute the results of a stage at `lane`."""
     inputs = [port for port in stage.core.arguments if port.role is Role.INPUT and layout_of[port] != "one"]
-    lines = [f"const auto {p.name} = dev::load({_place(p, layout_of[p], dimensions)});" for p in inputs]
+    lines = [f"const auto {p.name} = dev::load({_element_at_lane(p, layout_of[p], dimensions)});" for p in inputs]
     saved = [port for port in stage.core.arguments if port.role is Role.SAVED]
     lines += [f"const auto {port.name} = {port.name}_row[lane];" for port in saved]
-    given = [*(port.name for port in stage.core.arguments), *(number.name for number in stage.core.numbers)]
-    return [*lines, f"const auto results_{i} = {stage.core.name}({', '.join(given)});"]
+    arguments = [*(port.name for port in stage.core.arguments), *(number.name for number in stage.core.numbers)]
+    return [*lines, f"const auto results_{i} = {stage.core.name}({', '.join(arguments)});"]
 
 
-def _whole(i: int, stage: RowStage, layout_of: dict[Port, Layout], dimensions: int) -> list[str]:
-    """A stage whose results are written or summed at each element of a row."""
+def _write_elements(i: int, stage: RowStage, layout_of: dict[Port, Layout], dimensions: int) -> list[str]:
+    """Lines of a stage whose results are written or summed at each element of a row."""
     written = []
     parts: dict[Port, str] = {}
     for value, port, dtype in zip(stage.values, stage.written, stage.dtypes, strict=True):
@@ -184,19 +188,19 @@ def _whole(i: int, stage: RowStage, layout_of: dict[Port, Layout], dimensions: i
             parts[port] = cpp_name(register_dtype(dtype))
             written.append(f"{port.name}_parts.add(part, {result});")
         else:
-            written.append(f"dev::store_rounded({_place(port, layout_of[port], dimensions)}, {result});")
-    body = [*_called(i, stage, layout_of, dimensions), *written]
+            written.append(f"dev::store_rounded({_element_at_lane(port, layout_of[port], dimensions)}, {result});")
+    body = [*_write_call(i, stage, layout_of, dimensions), *written]
     if not parts:
         return ["DEV_LANES", "for (int64_t lane = 0; lane < width; ++lane) {", *(f"    {line}" for line in body), "}"]
     return [
         *(f"dev::RowParts<dev::row_sum, {kind}> {port.name}_parts;" for port, kind in parts.items()),
-        *_in_parts(i, body),
+        *_write_partial_loop(i, body),
         *(f"dev::store_rounded({port.name}_at[0], {port.name}_parts.all());" for port in parts),
     ]
 
 
-def _in_parts(i: int, body: Sequence[str]) -> list[str]:
-    """A loop over a row. In its body, `part` is the number of a lane."""
+def _write_partial_loop(i: int, body: Sequence[str]) -> list[str]:
+    """Lines of a loop over a row. In its body, `part` is the index of the partial result to which `lane` belongs."""
     return [
         f"const auto stage_{i} = [&](int64_t lane, int64_t part) __attribute__((always_inline)) {{",
         *(f"    {line}" for line in body),
@@ -211,15 +215,15 @@ def _in_parts(i: int, body: Sequence[str]) -> list[str]:
     ]
 
 
-def _reduction(i: int, stage: RowStage, first: int, layout_of: dict[Port, Layout], dimensions: int) -> list[str]:
+def _write_reduction(i: int, stage: RowStage, first: int, layout_of: dict[Port, Layout], dimensions: int) -> list[str]:
     names = [Port(Role.LIFTED, first + n).name for n in range(len(stage.reductions))]
     lines = []
     for name, (op, dtype) in zip(names, stage.reductions, strict=True):
         kind = cpp_name(register_dtype(dtype))
         lines.append(f"dev::RowParts<dev::{_REDUCTIONS[op]}, {kind}> {name}_parts;")
     body = [
-        *_called(i, stage, layout_of, dimensions),
+        *_write_call(i, stage, layout_of, dimensions),
         *(f"{name}_parts.add(part, dev::get<{n}>(results_{i}));" for n, name in enumerate(names)),
         *(f"{p.name}_row[lane] = dev::get<{n}>(results_{i});" for n, (p, _) in enumerate(stage.kept, len(names))),
     ]
-    return [*lines, *_in_parts(i, body), *(f"const auto {name} = {name}_parts.all();" for name in names)]
+    return [*lines, *_write_partial_loop(i, body), *(f"const auto {name} = {name}_parts.all();" for name in names)]

@@ -1,11 +1,10 @@
-"""The C++ code of each op, for single elements. Each op has one row.
+"""The rules of C++: for each op, an expression for single elements.
 
-All operands of an op have one dtype, because the tracer has inserted every conversion. Half values are float in
-registers. The result of an op on half values is rounded afterwards, unless the op can only return a value of one of its
-arguments.
+All operands of an op have the same dtype, because the tracer inserts all conversions. Half values are float in
+registers. After an op on half values, the result is rounded, unless the op always returns the value of an argument.
 
-An expression has the type of the result. C++ computes with narrow integers and bools as int, so such expressions are
-converted back.
+An expression has the type of the result. C++ computes with narrow integers and bools as int, so expressions of these
+types contain a conversion back.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ RULES = RuleTable("dev::", cpp_name)
 _rule, _row, _type = RULES.rule, RULES.row, RULES.type_of
 
 
-def _as_result(call: OpCall, index: int) -> str:
+def _convert_to_result(call: OpCall, index: int) -> str:
     """An operand, converted to the result's dtype."""
     number = call.constants[index]
     if number is not None:
@@ -36,8 +35,8 @@ def _as_result(call: OpCall, index: int) -> str:
     return call.operands[index] if call.is_float else f"{_type(call.result)}({call.operands[index]})"
 
 
-def _functions(names: str, *arguments: str) -> None:
-    """Prims of floating-point numbers, each computed by a function of the same name."""
+def _add_functions(names: str, *arguments: str) -> None:
+    """Adds the rules of prims on floating-point numbers, which call functions of the same names."""
     for name in names.split():
         _row(name, f"dev::{name}({', '.join(arguments)})")
 
@@ -66,7 +65,7 @@ for _name, _bool in {"maximum": "|", "minimum": "&", "fmax": "|", "fmin": "&"}.i
     _text = f"dev::{_name}({{0}}, {{1}})"
     _row(_name, _text, _text, f"bool({{0}} {_bool} {{1}})")
 
-# These ops do not change integers.
+# These ops return integers unchanged.
 for _name in ("ceil", "floor", "round", "trunc"):
     _row(_name, f"dev::{_name}({{0}})", "{0}")
 
@@ -78,38 +77,38 @@ _row("shift_left", None, "dev::shift_left({0}, {1})")
 _row("shift_right_arithmetic", None, "dev::shift_right({0}, {1})")
 _row("isfinite", "dev::abs({0}) < dev::infinity<{t}>()", "true", "true")
 
-_functions("acos acosh asin asinh atan atanh cos cosh sin sinh tan tanh", "{0}")
-_functions("erf erfc exp exp2 expm1 lgamma log log10 log1p log2 rsqrt sqrt", "{0}")
-_functions("atan2 hypot", "{0}", "{1}")
+_add_functions("acos acosh asin asinh atan atanh cos cosh sin sinh tan tanh", "{0}")
+_add_functions("erf erfc exp exp2 expm1 lgamma log log10 log1p log2 rsqrt sqrt", "{0}")
+_add_functions("atan2 hypot", "{0}", "{1}")
 
 
-def _special_row(op: Op, function: str) -> None:
-    """A function of a header that is only included if it is used. The result is floating-point."""
+def _add_special(op: Op, function: str) -> None:
+    """Adds the rule of an op that calls a function of `special.h`. The result is floating-point."""
     count = len(op._schema.arguments)
 
     def rule(call: OpCall) -> str:
-        return f"dev::special::{function}({', '.join(_as_result(call, i) for i in range(count))})"
+        return f"dev::special::{function}({', '.join(_convert_to_result(call, i) for i in range(count))})"
 
     _rule(op)(rule)
 
 
 for _name in ("bessel_i0", "bessel_i0e", "bessel_i1", "bessel_i1e", "bessel_j0", "bessel_j1", "spherical_bessel_j0"):
-    _special_row(getattr(_prims, _name).default, _name)
+    _add_special(getattr(_prims, _name).default, _name)
 for _name in ("digamma", "erf_inv", "erfcx", "igamma", "igammac", "ndtri", "zeta"):
-    _special_row(getattr(_prims, _name).default, _name)
+    _add_special(getattr(_prims, _name).default, _name)
 
-# ATen ops that torch does not decompose. Integer operands are not converted, and the result has another dtype.
+# ATen ops that torch does not decompose. If operands are integers, the result is floating-point.
 for _name in ("bessel_y0", "bessel_y1"):
-    _special_row(getattr(_aten, f"special_{_name}").default, _name)
+    _add_special(getattr(_aten, f"special_{_name}").default, _name)
 for _name in ("modified_bessel_i0", "modified_bessel_i1", "modified_bessel_k0", "modified_bessel_k1"):
-    _special_row(getattr(_aten, f"special_{_name}").default, _name)
+    _add_special(getattr(_aten, f"special_{_name}").default, _name)
 for _name in ("scaled_modified_bessel_k0", "scaled_modified_bessel_k1"):
-    _special_row(getattr(_aten, f"special_{_name}").default, _name)
+    _add_special(getattr(_aten, f"special_{_name}").default, _name)
 for _kind in "tuvw":
     for _name in (f"chebyshev_polynomial_{_kind}", f"shifted_chebyshev_polynomial_{_kind}"):
-        _special_row(getattr(_aten, f"special_{_name}").default, _name)
+        _add_special(getattr(_aten, f"special_{_name}").default, _name)
 for _name in ("hermite_polynomial_h", "hermite_polynomial_he", "laguerre_polynomial_l", "legendre_polynomial_p"):
-    _special_row(getattr(_aten, f"special_{_name}").default, _name)
+    _add_special(getattr(_aten, f"special_{_name}").default, _name)
 
 
 @_rule(_prims.signbit.default)
@@ -184,10 +183,10 @@ def _angle(call: OpCall) -> str:
 
 @_rule(_aten.polygamma.default)
 def _polygamma(call: OpCall) -> str:
-    """Derivatives of digamma."""
+    """The derivative of digamma whose order is the first operand."""
     order = call.constants[0]
     assert isinstance(order, int)
-    return f"dev::special::polygamma({order}, {_as_result(call, 1)})"
+    return f"dev::special::polygamma({order}, {_convert_to_result(call, 1)})"
 
 
 @_rule(ELEMENT_WORD)

@@ -1,4 +1,4 @@
-"""C++ as a target."""
+"""The target C++."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _KEYWORDS = """
 class Cpp(Target):
     """The target whose sources are C++17.
 
-    They consist of functions of one element, which call `dev::<name>`, and of templates of kernels for the dtypes in
-    memory.
+    A source contains functions of one element, which call `dev::<name>`, and kernels, which are templates over the
+    dtypes of their tensors.
     """
 
     name = "C++"
@@ -41,7 +41,7 @@ class Cpp(Target):
     reduces_rows = True
     columns_in_runs = True
     keeps_rows = True
-    once = True  # the loop over time contains the loops over lanes
+    once = True  # the compiler moves nothing out of the loops over lanes, which are inside of the loop over time
     header = '#include "device.h"\n#include "device/lanes.h"\n'
 
     def __init__(self) -> None:
@@ -64,11 +64,11 @@ class Cpp(Target):
         self, name: str, arguments: Sequence[str], statements: Sequence[Statement], results: Sequence[str]
     ) -> str:
         types = ", ".join(f"typename T{i}" for i in range(len(arguments)))
-        given = ", ".join(f"T{i} {argument}" for i, argument in enumerate(arguments))
+        parameters = ", ".join(f"T{i} {argument}" for i, argument in enumerate(arguments))
         lines = [f"const auto {s.name} = {s.text};" + _comment(s.citation) for s in statements]
         body = "\n".join(f"    {line}" for line in (*lines, f"return dev::make_tuple({', '.join(results)});"))
         head = f"template <{types}>\n" if arguments else ""
-        return f"{head}DEV_INLINE auto {name}({given}) {{\n{body}\n}}\n"
+        return f"{head}DEV_INLINE auto {name}({parameters}) {{\n{body}\n}}\n"
 
     def walk(self, sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[str, ...], list[int]]:
         return walk(sizes, strides)
@@ -101,7 +101,7 @@ class Cpp(Target):
 
 
 def _comment(citation: str) -> str:
-    # A backslash at the end of a line would make the next line part of the comment.
+    # A backslash at the end of the line would make the next line part of the comment.
     return f"  // {citation.rstrip(chr(92))}" if citation else ""
 
 

@@ -1,4 +1,4 @@
-"""C++ kernels: a program walks `BLOCK` elements through time, in loops over lanes that the compiler vectorizes."""
+"""C++ kernels. A program computes all steps of `BLOCK` elements, in loops over lanes that the compiler vectorizes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from flexsn_codegen.targets.cpp._literals import cpp_name, literal
 from flexsn_graph import Port, Role
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
-_GRADIENTS = (Role.GRAD_INPUT, Role.GRAD_STATE, Role.GRAD_LIFTED)  # written by backward scans
-_KNOWN = ("true", "false")  # values of flags that are constants of the source
+_GRADIENTS = (Role.GRAD_INPUT, Role.GRAD_STATE, Role.GRAD_LIFTED)  # the results of backward scans
+_CONSTANTS = ("true", "false")  # values of flags that are constants of the source
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,33 +38,34 @@ class _Lanes:
 
     indent: int
     statements: list[_Assignment] = field(default_factory=list)
-    before: list[str] = field(default_factory=list)  # lines that are the same for all lanes
-    after: list[str] = field(default_factory=list)
+    before: list[str] = field(default_factory=list)  # lines before the loop, which are the same for all lanes
+    after: list[str] = field(default_factory=list)  # lines after the loop
     flags: dict[str, str] = field(default_factory=dict)  # the last value of each flag in the loop, by name
 
-    def assigned(self) -> frozenset[str]:
+    def names_assigned(self) -> frozenset[str]:
         return frozenset(s.name for s in self.statements if s.name is not None)
 
-    def needed(self, names: frozenset[str]) -> frozenset[str]:
+    def names_needed(self, names: frozenset[str]) -> frozenset[str]:
         """The names that the loop reads before it assigns them."""
-        found: set[str] = set()
-        assigned: set[str] = set()
+        names_read: set[str] = set()
+        names_assigned: set[str] = set()
         for statement in self.statements:
-            found |= statement.reads(names) - assigned
+            names_read |= statement.reads(names) - names_assigned
             if statement.name is not None:
-                assigned.add(statement.name)
-        return frozenset(found)
+                names_assigned.add(statement.name)
+        return frozenset(names_read)
 
 
 class CppWriter(KernelWriter):
     """Writes kernels in C++.
 
     In the source, `begin` is the position of the block's first element in the step, `lanes` is the number of elements
-    in the block, and `lane` counts them. `<operand>_block` points to the operand's first step (if the operand is dense,
-    to the block's first element in that step), and `<operand>_at` points to the operand's current step.
+    in the block, and `lane` is the index of an element in the block. `<operand>_block` points to the operand's first
+    step. If the operand is dense, it points to the block's first element in that step. `<operand>_at` points to the
+    operand's current step.
 
     A value is a variable of one lane. The lines between two control statements become one loop over the lanes. A value
-    that is computed in one loop and read in another one is stored in an array for the block.
+    that is computed in one loop and read in another loop is stored in an array for the block.
     """
 
     branches = True
@@ -73,17 +74,17 @@ class CppWriter(KernelWriter):
         super().__init__(target, strided, sizes)
         self._body: list[str | _Lanes] = []
         self._lanes: _Lanes | None = None
-        self._offsets: dict[Port, str] = {}  # offsets within a step, as in `KernelWriter`
-        self._terms: dict[Port, Sequence[tuple[str, str, str]]] = {}  # terms of the offsets
+        self._offsets: dict[Port, str] = {}  # the text of the offset of a lane within a step
+        self._terms: dict[Port, Sequence[tuple[str, str, str]]] = {}  # as in `KernelWriter._declare`
         self._times: dict[Port, str] = {}
         self._written: set[Port] = set()
-        self._first: dict[str, str] = {}  # the first text of each value, which determines its type
-        self._stored: list[Port] = []  # operands that are stored under a condition
-        self._summed: list[str] = []  # values whose sum each run writes
-        self._flagged: list[str] = []  # values whose bits are written
+        self._first_texts: dict[str, str] = {}  # the first text of each value, which determines its type
+        self._stored: list[Port] = []  # operands with a store that has a condition
+        self._summed: list[str] = []  # values whose sum each program writes
+        self._block_values: list[str] = []  # values that are passed as arrays to functions of the block
         self._flags: dict[str, int] = {}  # number of assignments to each flag
         self._calls = 0
-        self._first_segment: int | None = None  # set if programs walk one of several segments
+        self._first_segment: int | None = None  # number of the first segment if each program computes one segment
 
     # -- lines and lanes -----------------------------------------------------------------------------------
 
@@ -91,43 +92,44 @@ class CppWriter(KernelWriter):
         self._lanes = None
         self._body.append("    " * (self._indent + 1) + text)
 
-    def _current(self) -> _Lanes:
+    def _current_lanes(self) -> _Lanes:
         if self._lanes is None or self._lanes.indent != self._indent:
             self._lanes = _Lanes(self._indent)
             self._body.append(self._lanes)
         return self._lanes
 
     def _lane(self, name: str | None, text: str, before: str | None = None) -> None:
-        lanes = self._current()
-        lanes.statements.append(_Assignment(name, self._with_flags(text, f"({self._where('{}')})")))
+        lanes = self._current_lanes()
+        lanes.statements.append(_Assignment(name, self._replace_flags(text, f"({self._lane_condition('{}')})")))
         if before is not None:
             lanes.before.append(before)
         if name is not None:
-            self._first.setdefault(name, text)
+            self._first_texts.setdefault(name, text)
 
-    def _with_flags(self, text: str, form: str = "{}") -> str:
-        """The text with the current values of the flags.
+    def _replace_flags(self, text: str, form: str = "{}") -> str:
+        """The text, with each flag replaced by its current value, formatted by `form`.
 
-        Flags change within a loop over lanes, which computes nothing that is the same for all lanes.
+        A flag may change in the lines that become one loop over lanes. Its values are computed before the loop, because
+        they are the same for all lanes.
         """
-        flags = {**dict.fromkeys(self._flags), **self._current().flags}
-        values = {name: value if value in _KNOWN else form.format(value or name) for name, value in flags.items()}
+        flags = {**dict.fromkeys(self._flags), **self._current_lanes().flags}
+        values = {name: value if value in _CONSTANTS else form.format(value or name) for name, value in flags.items()}
         return _NAME.sub(lambda found: values.get(found[0], found[0]), text)
 
     def _assign_flag(self, name: str, text: str) -> None:
-        lanes, count = self._current(), self._flags.get(name, 0)
-        value = self._with_flags(text)
+        lanes, count = self._current_lanes(), self._flags.get(name, 0)
+        value = self._replace_flags(text)
         if "?" not in value and "true" in value.split(" | "):
             value = "true"
-        if value not in _KNOWN:  # no code in the loop reads a known value
+        if value not in _CONSTANTS:  # a constant needs no variable
             lanes.before.append(f"const bool {name}_{count} = {value};")
             value = f"{name}_{count}"
         lanes.flags[name] = value
         self._flags[name] = count + 1
 
-    def _where(self, condition: str) -> str:
+    def _lane_condition(self, condition: str) -> str:
         """A condition that is the same for all lanes, in a form that a loop over lanes can contain."""
-        return f"dev::conditions<condition_t, BLOCK>.all({_scalar(condition)})[lane] != 0"
+        return f"dev::conditions<condition_t, BLOCK>.all({_to_cpp(condition)})[lane] != 0"
 
     # -- operands ------------------------------------------------------------------------------------------
 
@@ -136,7 +138,7 @@ class CppWriter(KernelWriter):
 
     def add_once(self, core: CoreSource, numbers: Sequence[str]) -> list[str]:
         if any(self._terms.values()):
-            # A separate loop, because not every processor can load a vector of scattered elements quickly, and the
+            # The loads are in a separate loop. Not every processor loads a vector of scattered elements quickly, so the
             # compiler may not vectorize a loop with such loads.
             self._lanes = None
         return super().add_once(core, numbers)
@@ -154,38 +156,39 @@ class CppWriter(KernelWriter):
     def _is_dense(self, port: Port) -> bool:
         return port not in self._offsets and port not in self._sums and port not in self._bits
 
-    def _time(self, port: Port) -> str:
-        """The distance between two time steps, in elements."""
+    def _step_distance(self, port: Port) -> str:
+        """Source text of the distance between two time steps, in elements."""
         if port in self._bits:
-            return f"({_scalar(self._row)})"
+            return f"({_to_cpp(self._row)})"
         return "programs" if port in self._sums else self._times[port]
 
     def point(self, port: Port, chunks: str = "", length: int = 1) -> None:
-        rows = f" + {chunks} * {length} * {self._time(port)}" if chunks else ""
+        rows = f" + {chunks} * {length} * {self._step_distance(port)}" if chunks else ""
         self.line(f"auto {port.name}_at = {port.name}_block{rows};")
 
     def at(self, port: Port, step: int = 0) -> str:
-        return f"{port.name}_at" + (f" + {step} * {self._time(port)}" if step else "")
+        return f"{port.name}_at" + (f" + {step} * {self._step_distance(port)}" if step else "")
 
     def row(self, port: Port, number: str, shift: int = 0) -> str:
-        row = f"({_scalar(number)} - {-shift})" if shift else f"({_scalar(number)})"
-        return f"{port.name}_block + {row} * {self._time(port)}"
+        row = f"({_to_cpp(number)} - {-shift})" if shift else f"({_to_cpp(number)})"
+        return f"{port.name}_block + {row} * {self._step_distance(port)}"
 
     def move(self, port: Port, steps: int) -> None:
         sign, count = ("-", -steps) if steps < 0 else ("+", steps)
-        self.line(f"{port.name}_at {sign}= {count} * {self._time(port)};")
+        self.line(f"{port.name}_at {sign}= {count} * {self._step_distance(port)};")
 
     def load(self, name: str, port: Port, place: str | None = None, exists: str | None = None) -> None:
         pointer = place or f"{port.name}_block"
         if exists is None:
-            self._lane(name, _loaded(pointer, self._offsets.get(port, "lane")))
+            self._lane(name, _load_expression(pointer, self._offsets.get(port, "lane")))
         elif self._is_dense(port):
-            # This is not a condition inside the loop over lanes, because the compiler would not vectorize such a loop.
-            there = f"const auto {name}_from = {_scalar(exists)} ? {pointer} : dev::zeros<{port.name}_t, BLOCK>;"
-            self._lane(name, f"dev::load({name}_from[lane])", there)
+            # The condition is outside of the loop over lanes, because the compiler does not vectorize a loop that
+            # contains it.
+            declaration = f"const auto {name}_from = {_to_cpp(exists)} ? {pointer} : dev::zeros<{port.name}_t, BLOCK>;"
+            self._lane(name, f"dev::load({name}_from[lane])", declaration)
         else:
-            value = _loaded(pointer, self._offsets[port])
-            self._lane(name, f"{_scalar(exists)} ? {value} : decltype({value})(0)")
+            value = _load_expression(pointer, self._offsets[port])
+            self._lane(name, f"{_to_cpp(exists)} ? {value} : decltype({value})(0)")
 
     def store(self, port: Port, value: str, place: str | None = None, exists: str | None = None) -> None:
         self._written.add(port)
@@ -193,30 +196,30 @@ class CppWriter(KernelWriter):
         if port in self._sums:
             total = f"{port.name}_sum_{len(self._summed)}"
             self._summed.append(total)
-            self._first[total] = f"dev::load({port.name}_ptr[0])"
+            self._first_texts[total] = f"dev::load({port.name}_ptr[0])"
             self._lane(total, value)
-            when = f"if ({_scalar(exists)}) " if exists else ""
-            store = f"{when}dev::store(({pointer})[program], dev::sum({_array(total)}, lanes));"
-            self._current().after.append(store)
+            when = f"if ({_to_cpp(exists)}) " if exists else ""
+            store = f"{when}dev::store(({pointer})[program], dev::sum({_array_name(total)}, lanes));"
+            self._current_lanes().after.append(store)
         elif exists is None:
             self._lane(None, f"dev::store(({pointer})[{self._offsets.get(port, 'lane')}], {value})")
         elif self._is_dense(port):
             to = f"{port.name}_to_{len(self._stored)}"
             self._stored.append(port)
-            there = f"const auto {to} = {_scalar(exists)} ? {pointer} : {port.name}_beyond;"
-            self._lane(None, f"dev::store({to}[lane], {value})", there)
+            declaration = f"const auto {to} = {_to_cpp(exists)} ? {pointer} : {port.name}_beyond;"
+            self._lane(None, f"dev::store({to}[lane], {value})", declaration)
         else:
             place = f"({pointer})[{self._offsets[port]}]"
-            self._lane(None, f"if ({_scalar(exists)}) dev::store({place}, {value})")
+            self._lane(None, f"if ({_to_cpp(exists)}) dev::store({place}, {value})")
 
     def store_bits(self, port: Port, value: str, place: str, exists: str | None = None) -> None:
         self._written.add(port)
-        flags = f"{port.name}_flags_{len(self._flagged)}"
-        self._flagged.append(flags)
-        self._first[flags] = "uint8_t(0)"
+        flags = f"{port.name}_flags_{len(self._block_values)}"
+        self._block_values.append(flags)
+        self._first_texts[flags] = "uint8_t(0)"
         self._lane(flags, f"uint8_t({value} != 0)")
-        when = f"if ({_scalar(exists)}) " if exists else ""
-        self._current().after.append(f"{when}dev::store_bits({place}, {_array(flags)}, lanes);")
+        when = f"if ({_to_cpp(exists)}) " if exists else ""
+        self._current_lanes().after.append(f"{when}dev::store_bits({place}, {_array_name(flags)}, lanes);")
 
     # -- values --------------------------------------------------------------------------------------------
 
@@ -231,14 +234,14 @@ class CppWriter(KernelWriter):
 
     def select(self, name: str, condition: str, text: str, other: str, *, flag: bool = False) -> None:
         if flag:
-            self._assign_flag(name, f"{_scalar(condition)} ? {text} : {other}")
+            self._assign_flag(name, f"{_to_cpp(condition)} ? {text} : {other}")
         else:
-            self._lane(name, f"{self._where(condition)} ? {text} : {other}")
+            self._lane(name, f"{self._lane_condition(condition)} ? {text} : {other}")
 
     def accumulate(self, name: str, value: str, dtype: torch.dtype | None = None, condition: str | None = None) -> None:
         term = value if dtype is None else f"{cpp_name(register_dtype(dtype))}({value})"
         total = f"{name} + {term}"
-        self._lane(name, total if condition is None else f"{self._where(condition)} ? {total} : {name}")
+        self._lane(name, total if condition is None else f"{self._lane_condition(condition)} ? {total} : {name}")
 
     def call(self, results: Sequence[str], core: CoreSource, arguments: Sequence[str]) -> None:
         all_results = f"results_{self._calls}"
@@ -253,14 +256,14 @@ class CppWriter(KernelWriter):
     # -- control -------------------------------------------------------------------------------------------
 
     def integer(self, name: str, expression: str) -> None:
-        self.line(f"const int64_t {name} = {_scalar(expression)};")
+        self.line(f"const int64_t {name} = {_to_cpp(expression)};")
 
     def loop(self, variable: str, start: str, end: str, stages: int = 1) -> AbstractContextManager[None]:
-        first, last = _scalar(start), _scalar(end)
+        first, last = _to_cpp(start), _to_cpp(end)
         return self._block(f"for (int64_t {variable} = {first}; {variable} < {last}; ++{variable})")
 
     def when(self, condition: str) -> AbstractContextManager[None]:
-        return self._block(f"if ({_scalar(condition)})")
+        return self._block(f"if ({_to_cpp(condition)})")
 
     def segment(self, first: int = 0) -> None:
         self._sizes += ["SEGMENTS", "BESIDE"]
@@ -277,26 +280,26 @@ class CppWriter(KernelWriter):
         for name, function in named.items():
             arrays = [f"{name}_of_{value}" for value in values]
             for array, value in zip(arrays, values, strict=True):
-                self._flagged.append(array)
-                self._first[array] = "int32_t(0)"
+                self._block_values.append(array)
+                self._first_texts[array] = "int32_t(0)"
                 self._lane(array, value)
-            first, *others = (f"dev::{function}({_array(array)}, lanes, T)" for array in arrays)
+            first, *others = (f"dev::{function}({_array_name(array)}, lanes, T)" for array in arrays)
             for other in others:
                 first = f"dev::{'minimum' if name == least else 'maximum'}({first}, {other})"
             self.line(f"const int64_t {name} = {first};")
 
     def less(self, name: str, value: str, number: str) -> None:
-        self._lane(name, f"{value} - int32_t({_scalar(number)})")
+        self._lane(name, f"{value} - int32_t({_to_cpp(number)})")
 
     def choose(self, name: str, number: str, text: str, other: str) -> None:
         self._lane(name, f"{number} > 0 ? {text} : {other}")
 
     def any(self, name: str, value: str) -> None:
         flags = f"{name}_flags"
-        self._flagged.append(flags)
-        self._first[flags] = "int32_t(0)"
+        self._block_values.append(flags)
+        self._first_texts[flags] = "int32_t(0)"
         self._lane(flags, value)
-        self.line(f"const int64_t {name} = dev::any({_array(flags)}, lanes);")
+        self.line(f"const int64_t {name} = dev::any({_array_name(flags)}, lanes);")
 
     @contextmanager
     def _block(self, header: str) -> Iterator[None]:
@@ -305,17 +308,17 @@ class CppWriter(KernelWriter):
             yield
         self.line("}")
 
-    # -- the whole -----------------------------------------------------------------------------------------
+    # -- the kernel ----------------------------------------------------------------------------------------
 
     def _text(self) -> str:
         loops = [part for part in self._body if isinstance(part, _Lanes)]
-        names = frozenset(self._first)
-        kept = frozenset((*self._summed, *self._flagged)).union(*(loop.needed(names) for loop in loops))
+        names = frozenset(self._first_texts)
+        stored = frozenset((*self._summed, *self._block_values)).union(*(loop.names_needed(names) for loop in loops))
         dense = {port: " + begin" if self._is_dense(port) else "" for port in self._params}
         dense |= dict.fromkeys(self._bits, " + begin / 8")
         lines = [f"const auto {port.name}_block = {port.name}_ptr{begin};" for port, begin in dense.items()]
         first: dict[tuple[tuple[str, str, str], ...], Port] = {}
-        for port, terms in self._terms.items():  # each distinct list of terms costs divisions
+        for port, terms in self._terms.items():  # operands with equal terms share their offsets, which cost divisions
             if not terms:
                 continue
             like = first.setdefault(tuple(terms), port)
@@ -325,19 +328,20 @@ class CppWriter(KernelWriter):
             lines.append(f"int64_t {port.name}_offset_of[BLOCK] = {{}};")
             for inner, size, stride in terms:
                 lines.append(f"dev::add_offsets({port.name}_offset_of, begin, lanes, {inner}, {size}, {stride});")
-        # The order is that of their first computation, because the type of a value may be that of an earlier one.
-        arrays = [name for name in self._first if name in kept]
-        lines += [f"decltype(dev::value({self._typed(name)})) {_array(name)}[BLOCK];" for name in arrays]
+        # Arrays are in the order in which values are first computed, because the type of a value may depend on an
+        # earlier one.
+        arrays = [name for name in self._first_texts if name in stored]
+        lines += [f"decltype(dev::value({self._type_expression(name)})) {_array_name(name)}[BLOCK];" for name in arrays]
         lines += [f"bool {name} = false;" for name in self._flags]
         lines += [f"{port.name}_t {port.name}_beyond[BLOCK];" for port in dict.fromkeys(self._stored)]
-        parts = [part if isinstance(part, str) else self._written_out(part, names, kept) for part in self._body]
+        parts = [part if isinstance(part, str) else self._write_lanes(part, names, stored) for part in self._body]
         return "\n".join([*(f"        {line}" for line in lines), *parts])
 
-    def _typed(self, name: str) -> str:
-        """An expression with the type of a value, outside of the loops over lanes."""
-        return re.sub(r"\blane\b", "0", self._first[name])
+    def _type_expression(self, name: str) -> str:
+        """An expression that has the type of a value and is valid outside of the loops over lanes."""
+        return re.sub(r"\blane\b", "0", self._first_texts[name])
 
-    def _written_out(self, loop: _Lanes, names: frozenset[str], kept: frozenset[str]) -> str:
+    def _write_lanes(self, loop: _Lanes, names: frozenset[str], stored: frozenset[str]) -> str:
         outer = "    " * (loop.indent + 1)
         inner = outer + "    "
         lines = [f"{outer}{line}" for line in loop.before]
@@ -346,16 +350,17 @@ class CppWriter(KernelWriter):
         if not loop.statements:
             return "\n".join([*lines, *after])
         lines += [f"{outer}DEV_LANES", f"{outer}for (int64_t lane = 0; lane < lanes; ++lane) {{"]
-        needed, assigned = loop.needed(names), loop.assigned()
-        known = set(needed)
-        lines += [f"{inner}auto {name} = {_array(name)}[lane];" for name in self._first if name in needed]
+        needed, assigned = loop.names_needed(names), loop.names_assigned()
+        declared = set(needed)
+        lines += [f"{inner}auto {name} = {_array_name(name)}[lane];" for name in self._first_texts if name in needed]
         for statement in loop.statements:
             if statement.name is None:
                 lines.append(f"{inner}{statement.text};")
                 continue
-            lines.append(f"{inner}{'' if statement.name in known else 'auto '}{statement.name} = {statement.text};")
-            known.add(statement.name)
-        lines += [f"{inner}{_array(name)}[lane] = {name};" for name in self._first if name in kept & assigned]
+            lines.append(f"{inner}{'' if statement.name in declared else 'auto '}{statement.name} = {statement.text};")
+            declared.add(statement.name)
+        stored_here = stored & assigned
+        lines += [f"{inner}{_array_name(name)}[lane] = {name};" for name in self._first_texts if name in stored_here]
         return "\n".join([*lines, f"{outer}}}", *after])
 
     def _kernel(self, name: str, arguments: Sequence[str], body: str, doc: str) -> str:
@@ -373,10 +378,10 @@ class CppWriter(KernelWriter):
             names = ", ".join(f"{port.name}_t" for port in self._params)
             conditions = f"    using condition_t = dev::condition_t<{names}>;\n"
         count, program = "programs", "program"
-        places = ""
+        segment_lines = ""
         if self._first_segment is not None:
             count, program, work = "programs * BESIDE", "place", f"({work})"
-            places = f"""
+            segment_lines = f"""
         const int64_t program = place % programs;
         const int64_t segment = place / programs + {self._first_segment};"""
         return f"""// {doc}
@@ -386,7 +391,7 @@ template <int64_t BLOCK, {types}>
 {conditions}    const int64_t programs = ({elements} + BLOCK - 1) / BLOCK;
     const int64_t team = dev::team(threads, {count}, {work});
     #pragma omp parallel for schedule(static) num_threads(team) if (team > 1)
-    for (int64_t {program} = 0; {program} < {count}; ++{program}) {{{places}
+    for (int64_t {program} = 0; {program} < {count}; ++{program}) {{{segment_lines}
         const int64_t begin = program * BLOCK;
         const int64_t lanes = begin + BLOCK < {elements} ? BLOCK : {elements} - begin;
 {body}
@@ -395,14 +400,14 @@ template <int64_t BLOCK, {types}>
 """
 
 
-def _scalar(expression: str) -> str:
+def _to_cpp(expression: str) -> str:
     """Converts a scalar integer expression from Python's syntax."""
     return expression.replace("//", "/")
 
 
-def _loaded(pointer: str, offset: str) -> str:
+def _load_expression(pointer: str, offset: str) -> str:
     return f"dev::load(({pointer})[{offset}])"
 
 
-def _array(name: str) -> str:
+def _array_name(name: str) -> str:
     return f"{name}_of"

@@ -1,8 +1,9 @@
-// What generated sources call: everything in namespace `dev`. Of float and double, as one set of overloaded names.
+// The functions that generated sources call. They are in namespace `dev`, and are overloaded for float and double.
 //
-// The functions of float32 that neurons use most have no branch and call no library, so that a loop around them becomes
-// vector code; `-fno-math-errno -fno-trapping-math` are needed for that, and `-ffp-contract=off` for the bits of eager
-// mode. Special functions are in `special.h`, which takes longer to compile than all of these.
+// The float32 functions that neurons use most have no branch and call no library, so that a loop around them becomes
+// vector code. The compiler needs `-fno-math-errno -fno-trapping-math` for this. With `-ffp-contract=off`, the results
+// have the bits of eager mode. Special functions are in `special.h`, which takes longer to compile than all of these
+// headers.
 #pragma once
 
 #include "device/arithmetic.h"

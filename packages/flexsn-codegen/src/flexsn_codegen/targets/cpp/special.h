@@ -1,5 +1,5 @@
-// Special functions, in namespace `dev::special`: torch's own, so that their bits are those of eager mode on the CPU.
-// Apart from `device.h` because torch's header takes long to compile.
+// Special functions, in namespace `dev::special`. They call the functions of torch, so that the results have the bits
+// of eager mode on the CPU. They are not part of `device.h`, because torch's header takes long to compile.
 #pragma once
 
 #include <ATen/AccumulateType.h>
@@ -12,7 +12,7 @@
 
 #include "device/arithmetic.h"
 
-// Torch is compiled with products and sums in one instruction, which rounds once.
+// Torch is compiled with fused multiply-add, so its functions are compiled in this way here, too.
 #if defined(__clang__)
 #pragma clang fp contract(fast)
 #else
@@ -55,7 +55,8 @@ DEV_OF_ONE(spherical_bessel_j0, spherical_bessel_j0_forward)
 
 #undef DEV_OF_ONE
 
-// Torch's has few digits near 1. Two steps of Halley's method more, by the complement, whose difference has digits there.
+// Near 1, torch's function has few correct digits. Two steps of Halley's method add the missing digits. Above 1/2, they
+// use 1 - a and erfc, because the difference of these two numbers keeps its digits.
 DEV_INLINE double erf_inv(double y) {
     double a = abs(y), x = calc_erfinv(a);
     for (int i = 0; i < 2; ++i) {
@@ -68,7 +69,7 @@ DEV_INLINE double erf_inv(double y) {
 
 DEV_INLINE float erf_inv(float y) { return float(erf_inv(double(y))); }
 
-// Orthogonal polynomials, of a degree that is rounded towards zero.
+// Orthogonal polynomials. The degree is rounded towards zero.
 #define DEV_POLYNOMIAL(name)                                    \
     template <typename T>                                       \
     static inline T name(T x, T degree) {                       \
@@ -105,7 +106,7 @@ static inline T igammac(T a, T x) {
     return ::calc_igammac(a, x);
 }
 
-// Derivatives of digamma.
+// The derivative of digamma of the given order.
 template <typename T>
 static inline T polygamma(int order, T x) {
     if (order == 0) {

@@ -1,4 +1,4 @@
-"""Kernels in CUDA C++, compiled by NVRTC: recurrent steps in thread-block clusters."""
+"""The target CUDA C++, for recurrent steps in thread-block clusters. Kernels are compiled by NVRTC."""
 
 from __future__ import annotations
 

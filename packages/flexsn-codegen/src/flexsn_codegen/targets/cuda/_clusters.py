@@ -1,14 +1,18 @@
-"""One launch for all steps of a recurrent loop, by thread-block clusters.
+"""Kernels in CUDA C++ that compute all steps of a recurrent loop in one launch, by thread-block clusters.
 
-A cluster owns some rows for all steps. A block of the cluster owns some columns of every value, and a warp owns 16 of
-these columns. A warp stores its columns of the matrices as fragments of `mma.m16n8k16` in registers. Fragments that do
-not fit into registers are in shared memory. Fragments that do not fit there either are read from the matrix in every
-step. The operand of a product is sent to the shared memory of each block of the cluster, by stores that the receiver's
-barrier counts. Zeros and ones are sent as bits, other values as one to three 16-bit numbers. If memory is short,
-float32 values are sent and stored in shared memory unsplit. They are then split when they are multiplied, so the
-products take longer. There are two slots, each with a barrier. A warp that writes to a slot again has already received
-values that the other warps sent after they had read the slot. If there is memory for one slot only, a warp that has
-read the slot arrives at a barrier of each block, and senders wait for this barrier.
+A cluster computes some rows for all steps. A block of the cluster computes some columns of every value, and a warp
+computes 16 of these columns.
+
+A warp has its columns of the matrices as fragments of `mma.m16n8k16` in registers. Fragments that do not fit into
+registers are in shared memory. Fragments that do not fit into shared memory are read from the matrix in every step.
+
+The operand of a product is sent to the shared memory of each block of the cluster, by stores that a barrier of the
+receiving block counts. Zeros and ones are sent as bits, and all other values as one to three 16-bit numbers. If memory
+is short, float32 values are sent and stored as one number, and split when they are multiplied, so products take longer.
+
+An operand has two slots, each with a barrier. A warp that writes to a slot again has already received the values that
+all warps sent after they had read the slot. If there is only memory for one slot, a warp that has read the slot arrives
+at another barrier of each block, and senders wait for this barrier.
 
 `splits` warps share the sums over an operand's terms, for all rows. In parts that are not products, each of these warps
 computes every `splits`-th tile of 8 rows.
@@ -31,15 +35,15 @@ from flexsn_codegen.targets.cpp._literals import cpp_name
 from flexsn_codegen.targets.cuda._target import CUDA
 from flexsn_graph import Port, Role, View, not_zero_one
 
-_COLUMNS, _ROWS, _WARP = 16, 8, 32  # columns and rows of a fragment, and threads of a warp
+_COLUMNS, _ROWS, _WARP = 16, 8, 32  # numbers of columns and rows of a fragment, and of threads of a warp
 _FRAGMENT_BYTES = 16  # bytes of a matrix's fragment in one thread
-_STORED_AT_A_TIME = 2  # fragments of a matrix in shared memory that are read together
-_AHEAD = 4  # loads in flight, of fragments that are neither in registers nor in shared memory
-# Registers of a thread for addresses and loops, and values of an element in addition to its states and loads, as ptxas
-# assigns them for an H100.
+_STORED_AT_A_TIME = 2  # number of a matrix's fragments in shared memory that are read together
+_AHEAD = 4  # number of loads in flight for fragments that are neither in registers nor in shared memory
+# Number of registers of a thread for addresses and loops, and number of values of an element in addition to its states
+# and loads. ptxas assigns these numbers for an H100.
 _USUAL_REGISTERS, _RESULTS = 44, 2
-_READ = "barriers + 8"  # with one slot, the barrier of warps that have read the slot
-_FEW_REGISTERS = 128  # registers of a matrix in a thread. With fewer, more sums fit into registers
+_READ = "barriers + 8"  # if there is one slot, the barrier at which warps arrive after they have read it
+_FEW_REGISTERS = 128  # if a matrix has fewer registers of a thread, more sums fit into registers
 _EACH = "for (int n = 0; n < own_tiles; n++)\n#pragma unroll\nfor (int j = 0; j < 4; j++)"
 _EACH_SUM = _EACH.replace("own_tiles", "row_tiles")
 
@@ -51,11 +55,11 @@ class Cluster:
     Attributes:
         blocks: number of blocks in a cluster, a power of two, at most 16.
         splits: number of warps that share the sums of a product.
-        row_tiles: tiles of 8 rows of a cluster.
-        held: number of a product's tiles of 16 terms that a warp has in registers. `None` means all.
-        stored: number of the other tiles that the warp has in shared memory. `None` means all.
+        row_tiles: number of tiles of 8 rows of a cluster.
+        held: number of a product's tiles of 16 terms that a warp has in registers. `None` for all tiles.
+        stored: number of the remaining tiles that the warp has in shared memory. `None` for all remaining tiles.
         slots: number of slots for values that blocks send to each other: two or one.
-        compact: True if float32 values that are sent or in shared memory are split only when they are multiplied.
+        compact: True if float32 values are sent, and stored in shared memory, before they are split for a product.
     """
 
     blocks: int
@@ -68,7 +72,7 @@ class Cluster:
 
     @property
     def rows(self) -> int:
-        """Rows of a cluster."""
+        """The number of rows of a cluster."""
         return _ROWS * self.row_tiles
 
     def tiles(self, width: int) -> int:
@@ -94,10 +98,10 @@ class ClusterKernel:
     """A kernel of a loop in clusters, and its launch parameters.
 
     Attributes:
-        source: the kernel's source. Its tensors have the roles of a `LoopKernel`'s tensors, without slots and counters.
+        source: the kernel's source. The roles of its tensors are those of a `LoopKernel`, without slots and counters.
         threads: number of threads in a block.
         shared: bytes of shared memory for a block.
-        registers: 32-bit numbers of the matrices in a thread.
+        registers: number of registers of a thread that the matrices occupy.
     """
 
     source: KernelSource
@@ -111,13 +115,13 @@ class ClusterNeeds:
     """The resources that a block of a cluster needs.
 
     Attributes:
-        matrices: 32-bit numbers of the matrices in registers of a thread.
-        others: an estimate of the other registers of a thread.
+        matrices: number of registers of a thread that the matrices occupy.
+        others: estimated number of all other registers of a thread.
         of_a_term: number of registers that a thread needs for one more tile of 16 terms.
-        terms: for the longest product, the number of tiles of terms in one warp.
+        terms: for the longest product, the number of tiles of 16 terms in one warp.
         shared: bytes of shared memory.
         shared_of_a_term: bytes of shared memory for one more tile of 16 terms.
-        away: bytes of matrices that the block reads in every step.
+        away: bytes of matrices that the block reads from global memory in every step.
     """
 
     matrices: int
@@ -130,7 +134,7 @@ class ClusterNeeds:
 
 
 def cluster_needs(loop: Loop, cluster: Cluster, *, from_zero: bool) -> ClusterNeeds:
-    """Estimates the resources that a loop's kernel would need in such clusters.
+    """Estimates the resources that a loop's kernel needs in these clusters.
 
     Raises:
         NotOneLaunchError: clusters cannot compute the loop.
@@ -152,19 +156,19 @@ class _Sent:
     """A value that blocks send to each other.
 
     Attributes:
-        number: number of the exchange.
-        pieces: pieces of the value, in the order of its columns. Each is as wide as the loop.
-        parts: number of 16-bit numbers that represent one value.
-        whole: True if these numbers are sent as one float32, which is their sum.
-        bits: True if zeros and ones are sent, as one bit each.
-        format: format of the numbers, in the source.
+        number: index of the exchange.
+        pieces: pieces of the value, in the order of their columns. In shared memory, each piece has the loop's width.
+        parts: number of 16-bit numbers that represent one element.
+        is_float32: True if an element is sent as one float32, which is the sum of its parts.
+        bits: True if all elements are zeros and ones, which are sent as one bit each.
+        format: name of the format of 16-bit numbers in the source.
     """
 
     number: int
     exchange: Exchange
     pieces: tuple[Columns, ...]
     parts: int
-    whole: bool
+    is_float32: bool
     bits: bool
     format: str
 
@@ -190,7 +194,7 @@ class _ClusterWriter:
         for part in self._parts:
             self._widths |= {part.width} if isinstance(part, StageCall) else {count for _, count in part.pieces}
         self._check()
-        self._sent = {e.port: self._sending(i, e) for i, e in enumerate(self._loop.exchanges)}
+        self._sent = {e.port: self._plan_sending(i, e) for i, e in enumerate(self._loop.exchanges)}
 
     # -- loops that clusters cannot compute ------------------------------------------------------------------------
 
@@ -205,31 +209,31 @@ class _ClusterWriter:
             if e.carried:
                 self._check_order(e)
         if self._cluster.slots == 1 and len(loop.exchanges) > 1:
-            raise NotOneLaunchError("several values are exchanged")
+            raise NotOneLaunchError("clusters with one slot cannot exchange several values")
 
     def _check_order(self, exchange: Exchange) -> None:
-        """Checks that a carried value is sent after all products have read the value that the previous step sent."""
-        reads = [i for i, part in self._multiplies() if part.operand.port == exchange.port]
-        writes = [i for i, part in enumerate(self._parts) if exchange.port in _written_by(part)]
+        """Checks that a step sends a carried value after all of its products have read the previous step's value."""
+        reads = [i for i, part in self._list_products() if part.operand.port == exchange.port]
+        writes = [i for i, part in enumerate(self._parts) if exchange.port in _list_written_ports(part)]
         if reads and writes and max(reads) > min(writes):
             raise NotOneLaunchError(f"{exchange.port.name} is multiplied after the part that writes its next value")
 
-    def _sending(self, number: int, exchange: Exchange) -> _Sent:
-        pieces = self._pieces(exchange.port)
+    def _plan_sending(self, number: int, exchange: Exchange) -> _Sent:
+        pieces = self._list_pieces(exchange.port)
         if sum(piece.width for piece in pieces) != exchange.width:
             raise NotOneLaunchError(f"{exchange.port.name} has columns that no stage writes")
         half = exchange.dtype in HALF_DTYPES
         bits = self._is_bits(exchange)
         parts = 1 if half or bits else min(self._spec.parts, exchange.parts(from_zero=self._spec.from_zero))
         kind = "float16" if exchange.dtype == torch.float16 else "bfloat16"
-        whole = self._cluster.compact and parts > 1
-        return _Sent(number, exchange, pieces, parts, whole, bits, f"dev::of_{kind}")
+        is_float32 = self._cluster.compact and parts > 1
+        return _Sent(number, exchange, pieces, parts, is_float32, bits, f"dev::of_{kind}")
 
     def _is_bits(self, exchange: Exchange) -> bool:
         """True if every sent value is 0 or 1."""
         if exchange.carried and not self._spec.from_zero:
             return False
-        found = False
+        is_written = False
         for part in self._parts:
             if isinstance(part, Multiply):
                 if part.port == exchange.port:
@@ -237,25 +241,28 @@ class _ClusterWriter:
                 continue
             for i, columns in enumerate(part.writes):
                 if columns is not None and columns.port == exchange.port:
-                    found = True
+                    is_written = True
                     graph = part.stage.graph
                     reads = [(port, part.reads[port.index]) for port in graph.arguments if port.role is Role.INPUT]
-                    # The previous step's value: zeros at first, and later zeros and ones by this rule.
-                    own = [port for port, read in reads if isinstance(read, Columns) and read.port == exchange.port]
-                    if not_zero_one(graph, i, own if exchange.carried else ()) is not None:
+                    # The inputs that are the value of the previous step. They are zeros before the first step, and
+                    # zeros and ones later, if this check succeeds.
+                    previous = [
+                        port for port, read in reads if isinstance(read, Columns) and read.port == exchange.port
+                    ]
+                    if not_zero_one(graph, i, previous if exchange.carried else ()) is not None:
                         return False
-        return found
+        return is_written
 
-    def _pieces(self, port: Port) -> tuple[Columns, ...]:
+    def _list_pieces(self, port: Port) -> tuple[Columns, ...]:
         if port in self._carried:
             return (Columns(port, 0, self._loop.carried[port][0]),)
-        found: set[Columns] = set()
+        pieces: set[Columns] = set()
         for part in self._parts:
             if isinstance(part, StageCall):
-                found |= {columns for columns in part.writes if columns is not None and columns.port == port}
+                pieces |= {columns for columns in part.writes if columns is not None and columns.port == port}
             elif part.port == port:
-                found |= {Columns(port, first, count) for first, count in part.pieces}
-        return tuple(sorted(found, key=lambda columns: columns.first))
+                pieces |= {Columns(port, first, count) for first, count in part.pieces}
+        return tuple(sorted(pieces, key=lambda columns: columns.first))
 
     # -- lines -----------------------------------------------------------------------------------------------------
 
@@ -272,13 +279,13 @@ class _ClusterWriter:
 
     @contextmanager
     def _each(self, head: str = _EACH) -> Iterator[None]:
-        """A loop over the elements of a thread: tile `n` of its warp's rows, and element `j` of the tile."""
+        """A loop over the elements of a thread: `n` is a tile of its warp's rows, and `j` is an element of the tile."""
         self._line("#pragma unroll")
         with self._block(head):
             yield
 
     def _exists(self, width: int) -> str:
-        """The name of a thread's flags, one per element: set if the element exists in a value of this width."""
+        """Name of the flags that are true for the elements of a thread that exist in a value of this width."""
         return "exists" if width == self._width else f"exists_{width}"
 
     def _column_exists(self, width: int) -> str:
@@ -292,50 +299,51 @@ class _ClusterWriter:
     def needs(self) -> ClusterNeeds:
         """See `cluster_needs`."""
         loop, cluster = self._loop, self._cluster
-        own = -(-cluster.row_tiles // cluster.splits)
+        own_tiles = -(-cluster.row_tiles // cluster.splits)
         loads, _ = memory_of(loop)
         early = sum(len(p.writes) for p in self._parts if isinstance(p, StageCall) and p.early is not None)
         values = sum(load.view.source not in loop.shifted for load in loads) + len(loop.carried) + early + _RESULTS
         sums = matrices = of_a_term = longest = shared_of_a_term = away = under_way = 0
-        for _, part in self._multiplies():
-            chains = self._large_chains(part) + self._small_chains(part)
+        for _, part in self._list_products():
+            chains = self._count_large_chains(part) + self._count_small_chains(part)
             sums = max(sums, 4 * cluster.row_tiles * len(part.pieces) * chains)
-            terms, each = self._terms(part), 4 * len(part.pieces) * self._matrix_parts(self._sent[part.operand.port])
+            parts = self._count_matrix_parts(self._sent[part.operand.port])
+            terms, each = self._count_tiles(part), 4 * len(part.pieces) * parts
             matrices += cluster.held_of(terms) * each
             of_a_term += each
-            fragments = len(part.pieces) * self._words(self._sent[part.operand.port])
+            fragments = len(part.pieces) * self._count_words(self._sent[part.operand.port])
             of_one = cluster.threads(self._width) * fragments * _FRAGMENT_BYTES
             shared_of_a_term += of_one
             away += (terms - cluster.held_of(terms) - cluster.stored_of(terms)) * of_one
             if cluster.stored is not None:
-                under_way = max(under_way, 4 * fragments * self._ahead(part))
+                under_way = max(under_way, 4 * fragments * self._count_tiles_ahead(part))
             longest = max(longest, terms)
-        others = _USUAL_REGISTERS + 4 * own * values + sums + under_way
+        others = _USUAL_REGISTERS + 4 * own_tiles * values + sums + under_way
         return ClusterNeeds(matrices, others, of_a_term, longest, self._shared_bytes(), shared_of_a_term, away)
 
-    # -- the whole ---------------------------------------------------------------------------------------------------
+    # -- the kernel --------------------------------------------------------------------------------------------------
 
     def write(self, name: str) -> ClusterKernel:
-        self._begin()
-        registers = self._take_matrices()
-        self._lifted()
-        self._states()
+        self._write_declarations()
+        registers = self._load_matrices()
+        self._load_lifted()
+        self._load_states()
         for i in range(len(self._spec.loads)):
-            self._place(Role.INPUT, i, self._spec.loads[i][1].row)
+            self._declare_offset(Role.INPUT, i, self._spec.loads[i][1].row)
             self._param(Role.INPUT, i)
-        for i in (*self._counts(), *self._loaded_ahead()):
+        for i in (*self._list_counts(), *self._list_loads_ahead()):
             self._line(f"{Port(Role.INPUT, i).name}_t load_{i}[own_tiles][4];")
-        for i, (_, place) in enumerate(self._spec.stores):
-            self._place(Role.OUTPUT, i, place.row)
+        for i, (_, layout) in enumerate(self._spec.stores):
+            self._declare_offset(Role.OUTPUT, i, layout.row)
             self._param(Role.OUTPUT, i, written=True)
-        for part in self._early():
+        for part in self._list_early_stages():
             for write in part.stage.writes:
                 self._line(f"{cpp_name(register_dtype(write.dtype))} {write.source.name}[own_tiles][4];")
         first, step = ("T - 1", "-1") if self._spec.backwards else ("0", "1")
         with self._block("if (split < row_tiles)"):
-            self._loads("0", self._counts())
-            self._loads(first, self._loaded_ahead())
-            for part in self._early():
+            self._issue_loads("0", self._list_counts())
+            self._issue_loads(first, self._list_loads_ahead())
+            for part in self._list_early_stages():
                 if part.early != 0:
                     self._compute_early(part, first)
         with self._block("for (int64_t t = 0; t < T; t++)"):
@@ -344,19 +352,20 @@ class _ClusterWriter:
                 self._line("const int odd = int(t & 1), phase = int(t >> 1 & 1);")
             else:
                 self._line("const int odd = 0, phase = int(t & 1);")
-            self._step(step)
+            self._write_step(step)
         with self._block("if (split < row_tiles)"):
-            self._final_states()
+            self._store_final_states()
         self._line("dev::cluster_synchronize();  // no block ends while others send to it")
         return self._finish(name, registers)
 
-    def _early(self) -> list[StageCall]:
+    def _list_early_stages(self) -> list[StageCall]:
         """The stages that are computed while a warp waits for a product."""
         return [part for part in self._parts if isinstance(part, StageCall) and part.early is not None]
 
     def _finish(self, name: str, registers: int) -> ClusterKernel:
         cluster, threads = self._cluster, self._cluster.threads(self._width)
-        # A thread may load a value that it stored some steps earlier under another name.
+        # If values are shifted, a thread may load a value that it has stored through another pointer some steps
+        # earlier.
         alone = "" if self._loop.shifted else "__restrict__ "
         arguments = [
             f"{'' if w or not alone else 'const '}{port.name}_t* {alone}{port.name}_ptr"
@@ -382,27 +391,27 @@ class _ClusterWriter:
     # -- memory of a block -------------------------------------------------------------------------------------------
 
     def _slot_bytes(self, sent: _Sent) -> int:
-        """The number of bytes of one slot of an exchange. The slot's barrier waits for this number."""
+        """The number of bytes of one slot of an exchange. The slot's barrier waits for these bytes."""
         tiles = self._tiles * len(sent.pieces) * self._cluster.row_tiles
-        return tiles * (16 if sent.bits else 512 if sent.whole else 256 * sent.parts)
+        return tiles * (16 if sent.bits else 512 if sent.is_float32 else 256 * sent.parts)
 
-    def _multiplies(self) -> list[tuple[int, Multiply]]:
+    def _list_products(self) -> list[tuple[int, Multiply]]:
         return [(i, part) for i, part in enumerate(self._parts) if isinstance(part, Multiply)]
 
     @property
     def _sum_buffers(self) -> int:
-        """Number of buffers: two, because a warp may be one step ahead. With one, warps would wait once more."""
+        """The number of buffers for sums: two, because a warp may be one step ahead. With one, warps wait once more."""
         return self._cluster.slots
 
     def _sum_floats(self, part: Multiply) -> int:
-        """The number of sums that a block's warps exchange."""
+        """The number of floats in shared memory in which a block's warps exchange the sums of a product."""
         of_one = self._cluster.tiles(self._width) * self._cluster.row_tiles * 4 * _WARP
         return self._sum_buffers * (self._cluster.splits - 1) * len(part.pieces) * of_one
 
     def _stored_fragments(self, part: Multiply) -> int:
         """The number of fragments of a matrix that a warp has in shared memory."""
-        stored = self._cluster.stored_of(self._terms(part))
-        return len(part.pieces) * stored * self._words(self._sent[part.operand.port])
+        stored = self._cluster.stored_of(self._count_tiles(part))
+        return len(part.pieces) * stored * self._count_words(self._sent[part.operand.port])
 
     def _stored_bytes(self, part: Multiply) -> int:
         """The number of bytes of a matrix in shared memory."""
@@ -410,9 +419,9 @@ class _ClusterWriter:
 
     def _shared_bytes(self) -> int:
         slots = sum(self._cluster.slots * self._slot_bytes(sent) for sent in self._sent.values())
-        return slots + sum(4 * self._sum_floats(part) + self._stored_bytes(part) for _, part in self._multiplies())
+        return slots + sum(4 * self._sum_floats(part) + self._stored_bytes(part) for _, part in self._list_products())
 
-    def _begin(self) -> None:
+    def _write_declarations(self) -> None:
         cluster = self._cluster
         self._line(
             f"constexpr int blocks = {cluster.blocks}, tiles = {cluster.tiles(self._width)}, "
@@ -428,12 +437,12 @@ class _ClusterWriter:
             offset += self._cluster.slots * self._slot_bytes(sent)
         self._line("const int lane = dev::kept(int(threadIdx.x & 31)), warp = dev::kept(int(threadIdx.x >> 5));")
         self._line("const int g = lane >> 2, q = lane & 3;")
-        for i, part in self._multiplies():
+        for i, part in self._list_products():
             if self._stored_fragments(part):
                 first = f"32 * {self._stored_fragments(part)} * warp + lane"
                 self._line(f"uint4* const stored_{i} = reinterpret_cast<uint4*>(shared + {offset}) + {first};")
                 offset += self._stored_bytes(part)
-        for i, part in self._multiplies():
+        for i, part in self._list_products():
             if self._sum_floats(part):
                 self._line(f"float* const sums_{i} = reinterpret_cast<float*>(shared + {offset});")
                 offset += 4 * self._sum_floats(part)
@@ -471,20 +480,20 @@ class _ClusterWriter:
         return f"dev::barrier_expect({self._barrier(sent, slot)}, {self._slot_bytes(sent)});"
 
     def _barrier(self, sent: _Sent, slot: int | str) -> str:
-        """Address of the barrier of a slot."""
+        """Source text of the address of a slot's barrier."""
         return f"barriers + 8 * ({2 * sent.number} + ({slot}))"
 
     # -- before the steps --------------------------------------------------------------------------------------------
 
-    def _matrix_parts(self, sent: _Sent) -> int:
+    def _count_matrix_parts(self, sent: _Sent) -> int:
         return self._spec.parts if sent.exchange.dtype == torch.float32 else 1
 
-    def _words(self, sent: _Sent) -> int:
-        """The number of 32-bit words for two numbers of a matrix in shared memory."""
-        return min(2, self._matrix_parts(sent)) if self._cluster.compact else self._matrix_parts(sent)
+    def _count_words(self, sent: _Sent) -> int:
+        """The number of 32-bit words that two elements of a matrix occupy in shared memory."""
+        return min(2, self._count_matrix_parts(sent)) if self._cluster.compact else self._count_matrix_parts(sent)
 
     def _operand_pieces(self, part: Multiply) -> tuple[int, int]:
-        """The number of the first piece of a product's operand, and the number of pieces."""
+        """The index of the first piece of a product's operand, and the number of pieces."""
         pieces = self._sent[part.operand.port].pieces
         inside = [
             i
@@ -497,8 +506,8 @@ class _ClusterWriter:
             raise NotOneLaunchError(f"{part.product.name} multiplies pieces of several widths")
         return inside[0], len(inside)
 
-    def _terms(self, part: Multiply) -> int:
-        """The number of tiles of 16 terms of one warp."""
+    def _count_tiles(self, part: Multiply) -> int:
+        """The number of a product's tiles of 16 terms that one warp multiplies."""
         pieces = self._operand_pieces(part)[1]
         if pieces * self._tiles % self._cluster.splits:
             raise NotOneLaunchError(
@@ -507,63 +516,63 @@ class _ClusterWriter:
         count = -(-part.operand.width // _COLUMNS) if pieces == 1 else pieces * self._tiles
         return -(-count // self._cluster.splits)
 
-    def _taken(self, sent: _Sent) -> int:
-        """The number of 32-bit words for two numbers of a matrix when they are read."""
-        return min(2, self._matrix_parts(sent))
+    def _count_loaded_words(self, sent: _Sent) -> int:
+        """The number of 32-bit words that contain two elements of a matrix when they are read."""
+        return min(2, self._count_matrix_parts(sent))
 
-    def _ranges(self, terms: int) -> list[tuple[str, int, int]]:
-        """The ranges of the terms in registers, of the terms in shared memory, and of all other terms."""
+    def _list_ranges(self, terms: int) -> list[tuple[str, int, int]]:
+        """The ranges of tiles of terms that are in registers, in shared memory, and only in global memory."""
         held, stored = self._cluster.held_of(terms), self._cluster.stored_of(terms)
         ranges = [("held", 0, held), ("stored", held, held + stored), ("away", held + stored, terms)]
         return [(where, begin, end) for where, begin, end in ranges if begin < end]
 
     def _stored_place(self, i: int, part: Multiply, number: int, word: int) -> str:
-        """The address in shared memory of the words of the fragment of term `k`."""
-        terms, words = self._terms(part), self._words(self._sent[part.operand.port])
+        """Source text of the words in shared memory that belong to the fragment of tile `k`."""
+        terms, words = self._count_tiles(part), self._count_words(self._sent[part.operand.port])
         held, stored = self._cluster.held_of(terms), self._cluster.stored_of(terms)
         return f"stored_{i}[32 * (({number} * {stored} + k - {held}) * {words} + {word})]"
 
-    def _ahead(self, part: Multiply) -> int:
-        """The number of terms whose fragments are in flight while others are multiplied."""
+    def _count_tiles_ahead(self, part: Multiply) -> int:
+        """The number of tiles of terms whose fragments are loaded while earlier tiles are multiplied."""
         return max(1, _AHEAD // len(part.pieces))
 
-    def _take(self, part: Multiply, number: int, term: str, into: str) -> None:
-        """Loads the words of a term's fragment."""
+    def _load_fragment(self, part: Multiply, number: int, term: str, into: str) -> None:
+        """Loads the words of the fragment of a tile of terms from global memory."""
         sent, (first, count) = self._sent[part.operand.port], part.pieces[number]
         pointer, (down, across) = self._param(Role.MATRIX, part.matrix), self._spec.matrix_strides[part.matrix]
         of_piece = part.operand.width // self._operand_pieces(part)[1]
         start = f"{pointer} + (({term}) / all_tiles) * {of_piece} * int64_t({down}) + {first * across}ll"
         self._line(
-            f"dev::take<{sent.format}, {'true' if sent.bits else 'false'}, {self._taken(sent)}>({into}, {start}, "
-            f"{down}, {across}, 16 * (({term}) % all_tiles), {of_piece}, 16 * tile, {count});"
+            f"dev::take<{sent.format}, {'true' if sent.bits else 'false'}, {self._count_loaded_words(sent)}>({into}, "
+            f"{start}, {down}, {across}, 16 * (({term}) % all_tiles), {of_piece}, 16 * tile, {count});"
         )
 
     def _read_ahead(self, i: int, part: Multiply) -> None:
-        """Starts to read the first terms that are not in the block's own memory."""
-        terms, ahead, sent = self._terms(part), self._ahead(part), self._sent[part.operand.port]
-        for where, begin, end in self._ranges(terms):
+        """Starts the loads of the first tiles that are neither in registers nor in shared memory."""
+        terms, ahead, sent = self._count_tiles(part), self._count_tiles_ahead(part), self._sent[part.operand.port]
+        for where, begin, end in self._list_ranges(terms):
             if where == "away":
-                self._line(f"uint32_t read_{i}[{ahead}][{len(part.pieces)}][{self._taken(sent)}][4];")
+                self._line(f"uint32_t read_{i}[{ahead}][{len(part.pieces)}][{self._count_loaded_words(sent)}][4];")
                 self._line("#pragma unroll")
                 with self._block(f"for (int j = 0; j < {min(ahead, end - begin)}; j++)"):
                     for number in range(len(part.pieces)):
-                        self._take(part, number, f"split * {terms} + {begin} + j", f"read_{i}[j][{number}]")
+                        self._load_fragment(part, number, f"split * {terms} + {begin} + j", f"read_{i}[j][{number}]")
 
-    def _take_matrices(self) -> int:
-        """Loads the matrices into registers and shared memory. A thread only reads the shared parts that it has stored.
+    def _load_matrices(self) -> int:
+        """Loads the matrices into registers and shared memory. A thread only reads words that it has stored itself.
 
         Returns:
             The number of a thread's registers that the matrices occupy.
         """
         registers = 0
-        for i, part in self._multiplies():
+        for i, part in self._list_products():
             sent = self._sent[part.operand.port]
-            parts, terms = self._matrix_parts(sent), self._terms(part)
+            parts, terms = self._count_matrix_parts(sent), self._count_tiles(part)
             held = self._cluster.held_of(terms)
             registers += len(part.pieces) * held * parts * 4
             if held:
                 self._line(f"uint32_t matrix_{i}[{len(part.pieces)}][{held}][{parts}][4];")
-            for where, begin, end in self._ranges(terms):
+            for where, begin, end in self._list_ranges(terms):
                 if where == "away":
                     continue
                 self._line("#pragma unroll" if where == "held" else "#pragma unroll 1")
@@ -571,8 +580,8 @@ class _ClusterWriter:
                     self._line(f"const int term = split * {terms} + k;")
                     for number in range(len(part.pieces)):
                         taken = f"taken_{number}"
-                        self._line(f"uint32_t {taken}[{self._taken(sent)}][4];")
-                        self._take(part, number, "term", taken)
+                        self._line(f"uint32_t {taken}[{self._count_loaded_words(sent)}][4];")
+                        self._load_fragment(part, number, "term", taken)
                         if where == "held":
                             self._line(f"dev::take_apart(matrix_{i}[{number}][k], {taken});")
                             continue
@@ -580,7 +589,7 @@ class _ClusterWriter:
                             self._line(f"uint32_t parts_{number}[{parts}][4];")
                             self._line(f"dev::take_apart(parts_{number}, {taken});")
                             taken = f"parts_{number}"
-                        for word in range(self._words(sent)):
+                        for word in range(self._count_words(sent)):
                             words = ", ".join(f"{taken}[{word}][{r}]" for r in range(4))
                             self._line(f"{self._stored_place(i, part, number, word)} = {{{words}}};")
             if part.added is not None:
@@ -589,12 +598,12 @@ class _ClusterWriter:
                 for number, (first, count) in enumerate(part.pieces):
                     self._line(f"float added_{i}_{number}[4];")
                     self._line("#pragma unroll")
-                    place = f"{row}[({first} + first_column + 8 * (j >> 1)) * int64_t({distance})]"
-                    value = f"{self._column_exists(count)}[j] ? float(dev::load({place})) : 0.0f"
+                    address = f"{row}[({first} + first_column + 8 * (j >> 1)) * int64_t({distance})]"
+                    value = f"{self._column_exists(count)}[j] ? float(dev::load({address})) : 0.0f"
                     self._line(f"for (int j = 0; j < 4; j++) added_{i}_{number}[j] = {value};")
         return registers
 
-    def _lifted(self) -> None:
+    def _load_lifted(self) -> None:
         for i, (part, core) in enumerate(zip(self._parts, self._spec.cores, strict=True)):
             if not isinstance(part, StageCall) or core is None:
                 continue
@@ -606,22 +615,22 @@ class _ClusterWriter:
                     if down == 0:
                         self._line(f"{kind} {name}[2];")
                         self._line("#pragma unroll")
-                        place = f"{pointer}[(first_column + 8 * j) * int64_t({across})]"
-                        value = f"{self._column_exists(part.width)}[2 * j] ? dev::load({place}) : {kind}(0)"
+                        element = f"{pointer}[(first_column + 8 * j) * int64_t({across})]"
+                        value = f"{self._column_exists(part.width)}[2 * j] ? dev::load({element}) : {kind}(0)"
                         self._line(f"for (int j = 0; j < 2; j++) {name}[j] = {value};")
                     else:
                         self._line(f"{kind} {name}[own_tiles][4];")
-                        place = (
+                        element = (
                             f"{pointer}[(first_row + 8 * splits * n + (j & 1)) * int64_t({down}) + "
                             f"(first_column + 8 * (j >> 1)) * int64_t({across})]"
                         )
                         with self._each():
                             exists = self._exists(part.width)
-                            self._line(f"{name}[n][j] = {exists}[n][j] ? dev::load({place}) : {kind}(0);")
+                            self._line(f"{name}[n][j] = {exists}[n][j] ? dev::load({element}) : {kind}(0);")
 
-    def _states(self) -> None:
+    def _load_states(self) -> None:
         for i, (port, (width, dtype)) in enumerate(self._loop.carried.items()):
-            place, exists = self._state_place(width), self._exists(width)
+            element, exists = self._state_place(width), self._exists(width)
             kind = cpp_name(register_dtype(dtype))
             self._line(f"{kind} state_{i}[own_tiles][4];")
             with self._each():
@@ -629,7 +638,7 @@ class _ClusterWriter:
                     self._line(f"state_{i}[n][j] = {kind}(0);")
                 else:
                     pointer = self._param(Role.STATE, i)
-                    self._line(f"state_{i}[n][j] = {exists}[n][j] ? dev::load({pointer}{place}) : {kind}(0);")
+                    self._line(f"state_{i}[n][j] = {exists}[n][j] ? dev::load({pointer}{element}) : {kind}(0);")
         self._line("dev::cluster_synchronize();  // barriers are there before anything is sent")
         with self._block("if (split < row_tiles)"):
             for port, sent in self._sent.items():
@@ -639,29 +648,29 @@ class _ClusterWriter:
     def _state_place(self, width: int) -> str:
         return f"[(first_row + 8 * splits * n + (j & 1)) * {width} + first_column + 8 * (j >> 1)]"
 
-    def _final_states(self) -> None:
+    def _store_final_states(self) -> None:
         for i, (port, (width, _)) in enumerate(self._loop.carried.items()):
             if port not in self._loop.lasting:
                 pointer = self._param(Role.FINAL_STATE, i, written=True)
                 with self._each():
-                    place, exists = self._state_place(width), self._exists(width)
-                    self._line(f"if ({exists}[n][j]) dev::store({pointer}{place}, state_{i}[n][j]);")
+                    element, exists = self._state_place(width), self._exists(width)
+                    self._line(f"if ({exists}[n][j]) dev::store({pointer}{element}, state_{i}[n][j]);")
 
     # -- a step ------------------------------------------------------------------------------------------------------
 
-    def _step(self, following: str) -> None:
+    def _write_step(self, following: str) -> None:
         self._values: dict[Columns, str] = {}
-        self._new: dict[Port, str] = {}
-        self._later: list[tuple[int, str, Columns]] = []  # stores that no warp waits for
+        self._next_values: dict[Port, str] = {}
+        self._delayed_stores: list[tuple[int, str, Columns]] = []  # stores that no warp waits for
         self._next_store = 0
         self._waited: set[Port] = set()
         self._unread = self._cluster.slots == 1
-        loads = self._last_reads()
+        loads = self._find_last_reads()
         for i, part in enumerate(self._parts):
             if isinstance(part, Multiply):
                 self._multiply(i, part)
                 if i + 1 < len(self._parts):
-                    continue  # other warps wait for values that a stage computes from the product
+                    continue  # first, a stage computes values from the product, because other warps wait for them
             elif part.early == -1:
                 continue
             elif part.early is not None:
@@ -669,21 +678,21 @@ class _ClusterWriter:
                     self._compute_early(part, f"step + {following}" if part.early else "step")
             else:
                 self._call(i, part)
-            self._memory(loads.get(i, ()), following)
+            self._access_memory(loads.get(i, ()), following)
         with self._block("if (split < row_tiles)"):
-            for port, value in self._new.items():
+            for port, value in self._next_values.items():
                 with self._each():
                     self._line(f"{self._carried[port]}[n][j] = {value}[n][j];")
 
     def _wait_for_readers(self, *, carried: bool) -> None:
-        """Waits until all warps of the cluster have read the only slot, before it is written again."""
+        """If there is only one slot, waits until all warps of the cluster have read it, before it is written again."""
         if self._unread:
             before = "t" if carried else "(t - 1)"
             self._line(f"{'' if carried else 'if (t > 0) '}dev::barrier_wait({_READ}, int({before} & 1));")
             self._unread = False
 
-    def _last_reads(self) -> dict[int, list[int]]:
-        """For each part, the loads that no later part reads."""
+    def _find_last_reads(self) -> dict[int, list[int]]:
+        """For each part, the indices of the loads whose values no later part uses."""
         loads = [load for load, _ in self._spec.loads]
         last: dict[int, int] = {}
         for i, part in enumerate(self._parts):
@@ -691,25 +700,25 @@ class _ClusterWriter:
                 for read in part.reads:
                     if isinstance(read, View) and Load(read, part.stage.shape) in loads:
                         last[loads.index(Load(read, part.stage.shape))] = i
-        last = {number: i for number, i in last.items() if number in self._loaded_ahead()}
-        found: dict[int, list[int]] = {}
+        last = {number: i for number, i in last.items() if number in self._list_loads_ahead()}
+        loads_by_part: dict[int, list[int]] = {}
         for number, i in last.items():
-            found.setdefault(i, []).append(number)
-        return found
+            loads_by_part.setdefault(i, []).append(number)
+        return loads_by_part
 
-    def _memory(self, loads: Sequence[int], following: str) -> None:
-        """Issues the loads for the next step as soon as a part allows it, and then the stores."""
-        if not self._later and not loads:
+    def _access_memory(self, loads: Sequence[int], following: str) -> None:
+        """Issues the loads for the next step whose registers are free after this part, and then the stores."""
+        if not self._delayed_stores and not loads:
             return
         with self._block("if (split < row_tiles)"):
             if loads:
                 with self._block("if (t + 1 < T)"):
-                    self._loads(f"step + {following}", loads)
-            for number, value, columns in self._later:
+                    self._issue_loads(f"step + {following}", loads)
+            for number, value, columns in self._delayed_stores:
                 with self._each():
                     address = self._address(Role.OUTPUT, number, "step", columns.first)
                     self._line(f"if ({self._exists(columns.width)}[n][j]) dev::store({address}, {value}[n][j]);")
-            self._later = []
+            self._delayed_stores = []
 
     def _call(self, i: int, part: StageCall) -> None:
         core = self._spec.cores[i]
@@ -725,23 +734,26 @@ class _ClusterWriter:
                     self._line(f"{result}[n][j] = dev::get<{number}>(results);")
             for result, write in zip(results, part.writes, strict=True):
                 if write is not None:
-                    self._written(write, result)
+                    self._record_value(write, result)
         for result, view in zip(results, part.stored, strict=True):
             if view is not None:
-                self._later.append((self._next_store, result, Columns(view.source, 0, part.width)))
+                self._delayed_stores.append((self._next_store, result, Columns(view.source, 0, part.width)))
                 self._next_store += 1
 
-    def _loaded_ahead(self) -> list[int]:
-        """The loads that are issued a step earlier: all but counts and values that were written some steps ago."""
+    def _list_loads_ahead(self) -> list[int]:
+        """Indices of the loads that are issued one step earlier.
+
+        These are all loads except for counts and for values that the loop wrote some steps ago.
+        """
         others = {*self._loop.shifted, self._spec.counts}
         return [i for i, (load, _) in enumerate(self._spec.loads) if load.view.source not in others]
 
-    def _counts(self) -> list[int]:
-        """The loads that are issued only once: the numbers of remaining steps."""
+    def _list_counts(self) -> list[int]:
+        """Indices of the loads that are issued only once: those of the rows' numbers of remaining steps."""
         return [i for i, (load, _) in enumerate(self._spec.loads) if load.view.source == self._spec.counts]
 
     def _compute_early(self, part: StageCall, step: str) -> None:
-        """Computes a stage that reads values of earlier steps, at `step`."""
+        """Computes a stage that only reads values of earlier steps. It is computed for the step `step`."""
         i = next(number for number, other in enumerate(self._parts) if other is part)
         core = self._spec.cores[i]
         assert core is not None
@@ -759,10 +771,10 @@ class _ClusterWriter:
         if isinstance(read, Gather):
             load = [load for load, _ in self._spec.loads].index(Load(read.view, part.stage.shape))
             value = f"{read.number.name}[n][j]"
-            there = f"{value} >= {read.first} && {value} < {read.first + read.count}"
-            place = f"{step} {'-' if read.back else '+'} (int64_t({value}) - {read.first})"
-            address, kind = self._address(Role.INPUT, load, place), f"{Port(Role.INPUT, load).name}_t"
-            return f"dev::load({self._exists(part.width)}[n][j] && {there} ? {address} : {kind}{{}})"
+            condition = f"{value} >= {read.first} && {value} < {read.first + read.count}"
+            source_step = f"{step} {'-' if read.back else '+'} (int64_t({value}) - {read.first})"
+            address, kind = self._address(Role.INPUT, load, source_step), f"{Port(Role.INPUT, load).name}_t"
+            return f"dev::load({self._exists(part.width)}[n][j] && {condition} ? {address} : {kind}{{}})"
         if isinstance(read, View):
             if read.source.role is Role.CAME_STATE:
                 return "t > 0"
@@ -770,8 +782,8 @@ class _ClusterWriter:
             if read.source in self._loop.shifted:
                 exists, kind = self._exists(part.width), f"{Port(Role.INPUT, number).name}_t"
                 return f"dev::load({exists}[n][j] ? {self._address(Role.INPUT, number, step)} : {kind}{{}})"
-            left = f" - int({step})" if read.source == self._spec.counts else ""
-            return f"dev::load(load_{number}[n][j]){left}"
+            elapsed = f" - int({step})" if read.source == self._spec.counts else ""
+            return f"dev::load(load_{number}[n][j]){elapsed}"
         if read.port.role is Role.AHEAD:
             return f"{read.port.name}[n][j]"
         return (self._carried.get(read.port) or self._values[read]) + "[n][j]"
@@ -779,7 +791,7 @@ class _ClusterWriter:
     def _multiply(self, i: int, part: Multiply) -> None:
         sent = self._sent[part.operand.port]
         first_piece, _ = self._operand_pieces(part)
-        terms, pieces = self._terms(part), len(part.pieces)
+        terms, pieces = self._count_tiles(part), len(part.pieces)
         self._read_ahead(i, part)
         if part.operand.port not in self._waited:
             self._waited.add(part.operand.port)
@@ -790,65 +802,67 @@ class _ClusterWriter:
         for number in range(pieces):
             self._line(f"float product_{i}_{number}[own_tiles][4];")
         with self._block(""):
-            self._totals(i, part, sent, first_piece, terms)
+            self._write_totals(i, part, sent, first_piece, terms)
             if self._cluster.splits > 1:
-                self._share(i, pieces)
-            self._read(i)
+                self._add_totals(i, pieces)
+            self._signal_read(i)
             with self._block("if (split < row_tiles)"):
                 for number in range(pieces):
                     with self._each():
                         self._line(f"product_{i}_{number}[n][j] = {self._product(i, number, part)};")
         with self._block("if (split < row_tiles)"):
             for number, (first, count) in enumerate(part.pieces):
-                self._written(Columns(part.port, first, count), f"product_{i}_{number}")
+                self._record_value(Columns(part.port, first, count), f"product_{i}_{number}")
         for number, (first, count) in enumerate(part.pieces):
             if part.stored is not None:
-                self._later.append((self._next_store, f"product_{i}_{number}", Columns(part.port, first, count)))
+                columns = Columns(part.port, first, count)
+                self._delayed_stores.append((self._next_store, f"product_{i}_{number}", columns))
         if part.stored is not None:
             self._next_store += 1
 
-    def _read(self, i: int) -> None:
-        """Signals to each block that a warp has read its operand, after the last product."""
-        if self._cluster.slots == 1 and i == max(number for number, _ in self._multiplies()):
+    def _signal_read(self, i: int) -> None:
+        """After the last product, signals to each block that a warp has read the operand, if there is only one slot."""
+        if self._cluster.slots == 1 and i == max(number for number, _ in self._list_products()):
             self._line(f"if (lane < blocks) dev::barrier_arrive(dev::remote({_READ}, lane));")
 
-    def _totals(self, i: int, part: Multiply, sent: _Sent, first_piece: int, terms: int) -> None:
-        """Computes the sums of a warp: the products of first parts and, separately, the small products."""
+    def _write_totals(self, i: int, part: Multiply, sent: _Sent, first_piece: int, terms: int) -> None:
+        """Computes the sums of a warp. Products of first parts and all smaller products have separate sums."""
         pieces = len(part.pieces)
-        small = self._matrix_parts(sent) > 1
-        large = self._large_chains(part)
-        chains = {"small": self._small_chains(part), "large": large} if small else {"large": large}
+        small = self._count_matrix_parts(sent) > 1
+        large = self._count_large_chains(part)
+        chains = {"small": self._count_small_chains(part), "large": large} if small else {"large": large}
         for name, count in chains.items():
             self._line(f"float {name}[{pieces}][row_tiles][{count}][4] = {{}};")
-        pairs = [(a, b) for a in range(sent.parts) for b in range(self._matrix_parts(sent)) if a + b < self._spec.parts]
+        matrix_parts = range(self._count_matrix_parts(sent))
+        pairs = [(a, b) for a in range(sent.parts) for b in matrix_parts if a + b < self._spec.parts]
         pairs.sort(key=lambda pair: -sum(pair))
-        for where, begin, end in self._ranges(terms):
-            # Loading all fragments at once would occupy the registers of the fragments that remain.
+        for where, begin, end in self._list_ranges(terms):
+            # If all fragments were loaded at once, they would occupy registers that other fragments need.
             few = where == "stored" and max(chains.values()) == 1
             at_a_time = f" {_STORED_AT_A_TIME}" if few else ""
             if where != "away":
                 self._line(f"#pragma unroll{at_a_time}")
                 with self._block(f"for (int k = {begin}; k < {end}; k++)"):
-                    self._term(i, part, where, first_piece, chains, pairs)
+                    self._multiply_tile(i, part, where, first_piece, chains, pairs)
                 continue
-            ahead = self._ahead(part)
+            ahead = self._count_tiles_ahead(part)
             self._line("#pragma unroll 1")
             with self._block(f"for (int first = {begin}; first < {end}; first += {ahead})"):
                 self._line("#pragma unroll")
                 with self._block(f"for (int j = 0; j < {ahead}; j++)"):
                     self._line("const int k = first + j;")
                     with self._block(f"if (k < {end})"):
-                        self._term(i, part, where, first_piece, chains, pairs)
+                        self._multiply_tile(i, part, where, first_piece, chains, pairs)
                         with self._block(f"if (k + {ahead} < {end})"):
                             for number in range(pieces):
-                                self._take(part, number, f"term + {ahead}", f"read_{i}[j][{number}]")
+                                self._load_fragment(part, number, f"term + {ahead}", f"read_{i}[j][{number}]")
         self._line(f"float total[{pieces}][row_tiles][4];")
         self._line("#pragma unroll")
         with self._block(f"for (int p = 0; p < {pieces}; p++)"), self._each(_EACH_SUM):
             sums = [" + ".join(f"{name}[p][n][{k}][j]" for k in range(count)) for name, count in chains.items()]
-            self._line(f"total[p][n][j] = {' + '.join(f'({one})' for one in sums)};")
+            self._line(f"total[p][n][j] = {' + '.join(f'({total})' for total in sums)};")
 
-    def _term(
+    def _multiply_tile(
         self,
         i: int,
         part: Multiply,
@@ -860,23 +874,25 @@ class _ClusterWriter:
         """Multiplies the terms of tile `k`.
 
         Args:
-            where: the kind of memory in which the matrix is.
-            chains: the number of independent sums for small products and for large ones.
-            pairs: parts of the operand and of the matrix that are multiplied.
+            where: the memory that contains the matrix: ``"held"`` for registers, ``"stored"`` for shared memory, and
+                ``"away"`` for global memory.
+            chains: the number of independent sums for ``"small"`` and for ``"large"`` products.
+            pairs: indices of the parts of the operand and of the matrix that are multiplied.
         """
-        sent, terms = self._sent[part.operand.port], self._terms(part)
+        sent, terms = self._sent[part.operand.port], self._count_tiles(part)
         num_small = sum(a + b > 0 for a, b in pairs)
         self._line(f"const int term = split * {terms} + k;")
         if where != "held":
-            self._fragments(i, part, where)
+            self._define_fragments(i, part, where)
         self._line(f"uint2 operand[row_tiles][{sent.parts}];")
         self._line("#pragma unroll")
         with self._block("for (int n = 0; n < row_tiles; n++)"):
-            self._operand(sent, f"term + {first_piece} * all_tiles" if first_piece else "term")
-        # Products that are added to one sum depend on each other, so products of other sums are placed between them.
-        for place, (a, b) in enumerate(pairs):
+            self._define_operand(sent, f"term + {first_piece} * all_tiles" if first_piece else "term")
+        # Products that are added to the same sum wait for each other, so products for other sums are placed between
+        # them.
+        for pair_index, (a, b) in enumerate(pairs):
             is_small = "small" in chains and a + b > 0
-            chain = f"({num_small} * k + {place}) % {chains['small']}" if is_small else f"k % {chains['large']}"
+            chain = f"({num_small} * k + {pair_index}) % {chains['small']}" if is_small else f"k % {chains['large']}"
             self._line("#pragma unroll")
             with self._block("for (int n = 0; n < row_tiles; n++)"):
                 for number in range(len(part.pieces)):
@@ -884,14 +900,14 @@ class _ClusterWriter:
                     matrix = f"matrix_{i}[{number}][k][{b}]" if where == "held" else f"fragment_{number}[{b}]"
                     self._line(f"{sent.format}::multiply({sums}, {matrix}, operand[n][{a}].x, operand[n][{a}].y);")
 
-    def _fragments(self, i: int, part: Multiply, where: str) -> None:
-        """Defines the parts of a term's fragments that are not in registers, as `fragment_NUMBER`."""
+    def _define_fragments(self, i: int, part: Multiply, where: str) -> None:
+        """Defines the parts of tile `k`'s fragments that are not in registers, as `fragment_NUMBER`."""
         sent = self._sent[part.operand.port]
         for number in range(len(part.pieces)):
             taken = f"read_{i}[j][{number}]"
             if where == "stored":
                 name = f"{'taken' if self._cluster.compact else 'fragment'}_{number}"
-                words = range(self._words(sent))
+                words = range(self._count_words(sent))
                 for word in words:
                     self._line(f"const uint4 word_{number}_{word} = {self._stored_place(i, part, number, word)};")
                 values = ", ".join(f"{{{', '.join(f'word_{number}_{word}.{x}' for x in 'xyzw')}}}" for word in words)
@@ -899,52 +915,52 @@ class _ClusterWriter:
                 if not self._cluster.compact:
                     continue
                 taken = name
-            self._line(f"uint32_t fragment_{number}[{self._matrix_parts(sent)}][4];")
+            self._line(f"uint32_t fragment_{number}[{self._count_matrix_parts(sent)}][4];")
             self._line(f"dev::take_apart(fragment_{number}, {taken});")
 
-    def _operand(self, sent: _Sent, term: str) -> None:
+    def _define_operand(self, sent: _Sent, term: str) -> None:
         """Defines the parts of an operand, as `operand[n]`."""
-        place = f"((odd * {len(sent.pieces)} * all_tiles + {term}) * row_tiles + n)"
+        fragment = f"((odd * {len(sent.pieces)} * all_tiles + {term}) * row_tiles + n)"
         if sent.bits:
-            self._line(f"operand[n][0] = dev::spread<{sent.format}>({sent.name} + {place} * 16, lane);")
-        elif not sent.whole:
+            self._line(f"operand[n][0] = dev::spread<{sent.format}>({sent.name} + {fragment} * 16, lane);")
+        elif not sent.is_float32:
             for a in range(sent.parts):
                 of_part = f"(odd * {sent.parts} + {a}) * {len(sent.pieces)} * all_tiles + {term}"
                 address = f"{sent.name} + (({of_part}) * row_tiles + n) * 256 + lane * 8"
                 self._line(f"operand[n][{a}] = dev::read_two({address});")
         else:
-            self._line(f"const uint4 both = dev::read_four({sent.name} + {place} * 512 + lane * 16);")
+            self._line(f"const uint4 both = dev::read_four({sent.name} + {fragment} * 512 + lane * 16);")
             self._line("operand[n][0] = {both.x, both.y};")
             second, third = "operand[n][1]", f"operand[n][{sent.parts - 1}]"
             for axis, rest in (("x", "z"), ("y", "w")):
                 numbers = f"both.{axis}, both.{rest}, {second}.{axis}, {third}.{axis}"
                 self._line(f"dev::other_parts<{sent.parts}>({numbers});")
 
-    def _small_chains(self, part: Multiply) -> int:
-        """The number of independent sums of small products. A product has a latency of some 30 cycles."""
-        held = self._cluster.held_of(self._terms(part))
-        registers = len(part.pieces) * held * self._matrix_parts(self._sent[part.operand.port]) * 4
-        return max(1, (4 if registers <= _FEW_REGISTERS else 2) // self._apart(part))
+    def _count_small_chains(self, part: Multiply) -> int:
+        """The number of independent sums of small products. They hide a product's latency of about 30 cycles."""
+        held = self._cluster.held_of(self._count_tiles(part))
+        registers = len(part.pieces) * held * self._count_matrix_parts(self._sent[part.operand.port]) * 4
+        return max(1, (4 if registers <= _FEW_REGISTERS else 2) // self._count_independent_sums(part))
 
-    def _large_chains(self, part: Multiply) -> int:
+    def _count_large_chains(self, part: Multiply) -> int:
         """The number of independent sums of products of first parts."""
-        return max(1, 2 // self._apart(part))
+        return max(1, 2 // self._count_independent_sums(part))
 
-    def _apart(self, part: Multiply) -> int:
-        """The number of sums that have no terms in common."""
+    def _count_independent_sums(self, part: Multiply) -> int:
+        """The number of sums that a warp computes for different elements, and which are therefore independent."""
         return len(part.pieces) * self._cluster.row_tiles
 
-    def _share(self, i: int, pieces: int) -> None:
-        """Adds up the sums `total` of all warps. The warp that owns a tile of rows gets the result as `own`."""
+    def _add_totals(self, i: int, pieces: int) -> None:
+        """Adds up the sums `total` of all warps. In the warp that computes a tile of rows, the result is `own`."""
         others = self._cluster.splits - 1
         row = f"(TILE * {others} + OTHER) * {pieces} + p"
         if self._sum_buffers == 2:
             row = f"((int(t & 1) * row_tiles + TILE) * {others} + OTHER) * {pieces} + p"
-        place = f"sums_{i}[(({row}) * 4 + j) * (32 * tiles) + 32 * own_tile + lane]"
+        element = f"sums_{i}[(({row}) * 4 + j) * (32 * tiles) + 32 * own_tile + lane]"
         self._line(f"float own[{pieces}][own_tiles][4];")
         self._line("#pragma unroll")
         with self._block(f"for (int p = 0; p < {pieces}; p++)"), self._each(_EACH_SUM):
-            theirs = place.replace("TILE", "n").replace("OTHER", "(split - (split > n % splits))")
+            theirs = element.replace("TILE", "n").replace("OTHER", "(split - (split > n % splits))")
             self._line("if (split == n % splits) {")
             self._line("    own[p][n / splits][j] = total[p][n][j];")
             self._line("} else {")
@@ -958,7 +974,7 @@ class _ClusterWriter:
             self._block("if (splits * n + split < row_tiles)"),
         ):
             for other in range(others):
-                mine = place.replace("TILE", "(splits * n + split)").replace("OTHER", str(other))
+                mine = element.replace("TILE", "(splits * n + split)").replace("OTHER", str(other))
                 self._line(f"own[p][n][j] += {mine};")
 
     def _product(self, i: int, number: int, part: Multiply) -> str:
@@ -971,10 +987,10 @@ class _ClusterWriter:
         dtype = part.product.dtype
         return f"dev::round_{str(dtype).removeprefix('torch.')}({text})" if dtype in HALF_DTYPES else text
 
-    def _written(self, columns: Columns, value: str) -> None:
+    def _record_value(self, columns: Columns, value: str) -> None:
         self._values[columns] = value
         if columns.port in self._carried:
-            self._new[columns.port] = value
+            self._next_values[columns.port] = value
         sent = self._sent.get(columns.port)
         if sent is None:
             return
@@ -1001,40 +1017,40 @@ class _ClusterWriter:
                 words = [f"word_{j}" for j in range(4)]
                 for j, word in enumerate(words):
                     self._line(f"const uint32_t {word} = __ballot_sync(~0u, {value}[n][{j}] != 0 && {exists}[{j}]);")
-                place = f"{sent.name} + ((({slot}) * {count} + {tile}) * row_tiles + splits * n + split) * 16"
+                address = f"{sent.name} + ((({slot}) * {count} + {tile}) * row_tiles + splits * n + split) * 16"
                 with self._block("if (lane < blocks)"):
                     self._line(
-                        f"dev::send(dev::remote({place}, lane), dev::remote({barrier}, lane), "
+                        f"dev::send(dev::remote({address}, lane), dev::remote({barrier}, lane), "
                         "word_0, word_2, word_1, word_3);"
                     )
                 return
             for j in range(4):
                 self._line(f"const float x_{j} = {exists}[{j}] ? float({value}[n][{j}]) : 0.0f;")
-            index = f"(({{}}) * {count} + {tile}) * row_tiles + splits * n + split"  # in a slot or a part of it
+            index = f"(({{}}) * {count} + {tile}) * row_tiles + splits * n + split"  # in a slot, or in a part of one
             for name, j in (("low", 0), ("high", 2)):
                 if sent.parts == 1:
                     self._line(f"const uint32_t {name}_0 = {sent.format}::bits(x_{j}, x_{j + 1});")
                     continue
                 self._line(f"const uint2 {name} = dev::halves(x_{j}, x_{j + 1});")
-                if not sent.whole:
+                if not sent.is_float32:
                     self._line(f"const uint32_t {name}_0 = {name}.x;")
                     self._line(f"uint32_t {name}_1, {name}_2;")
                     self._line(f"dev::other_parts<{sent.parts}>({name}.x, {name}.y, {name}_1, {name}_2);")
-            if sent.whole:
-                place = f"{sent.name} + ({index.format(slot)}) * 512 + lane * 16"
-                self._send_each(place, barrier, ("low.x", "high.x", "low.y", "high.y"))
+            if sent.is_float32:
+                address = f"{sent.name} + ({index.format(slot)}) * 512 + lane * 16"
+                self._send_each(address, barrier, ("low.x", "high.x", "low.y", "high.y"))
                 return
             for a in range(sent.parts):
-                place = f"{sent.name} + ({index.format(f'({slot}) * {sent.parts} + {a}')}) * 256 + lane * 8"
-                self._send_each(place, barrier, (f"low_{a}", f"high_{a}"))
+                address = f"{sent.name} + ({index.format(f'({slot}) * {sent.parts} + {a}')}) * 256 + lane * 8"
+                self._send_each(address, barrier, (f"low_{a}", f"high_{a}"))
 
-    def _send_each(self, place: str, barrier: str, words: Sequence[str]) -> None:
-        """Sends words of each thread, transposed, to each block of the cluster."""
+    def _send_each(self, address: str, barrier: str, words: Sequence[str]) -> None:
+        """Transposes the words of the warp's threads, and sends them to each block of the cluster."""
         with self._block(""):
             names = [f"word_{k}" for k in range(len(words))]
             for name, word in zip(names, words, strict=True):
                 self._line(f"const uint32_t {name} = dev::transposed({word});")
-            self._line(f"const uint32_t place = {place}, barrier = {barrier};")
+            self._line(f"const uint32_t place = {address}, barrier = {barrier};")
             self._line("#pragma unroll")
             self._line(
                 "for (int block = 0; block < blocks; block++) "
@@ -1043,11 +1059,11 @@ class _ClusterWriter:
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
-    def _place(self, role: Role, i: int, row: int | None) -> None:
-        """Declares the address of a thread's first element of a value in a step, and the distances from there."""
+    def _declare_offset(self, role: Role, i: int, row: int | None) -> None:
+        """Declares the offset of a thread's first element of a value, and the distances of steps, rows and columns."""
         name = Port(role, i).name
         if row is None:
-            sizes = [f"{name}_{what}" for what in ("time", "row", "column")]
+            sizes = [f"{name}_{dimension}" for dimension in ("time", "row", "column")]
             self._sizes += sizes
             time, down, across = sizes
         else:
@@ -1061,8 +1077,8 @@ class _ClusterWriter:
         offset = f"{name}_at + (8 * splits * n + (j & 1)) * {name}_down + 8 * (j >> 1) * {name}_across{ahead}"
         return f"{name}_ptr[({step}) * {name}_steps + {offset}]"
 
-    def _loads(self, step: str, numbers: Iterable[int]) -> None:
-        """Loads numbers without converting them, because a conversion here would wait for each load in turn."""
+    def _issue_loads(self, step: str, numbers: Iterable[int]) -> None:
+        """Issues loads of inputs, without conversions, because each conversion would wait for its load."""
         for i in numbers:
             with self._each():
                 shape, nothing = self._spec.loads[i][0].shape, f"{Port(Role.INPUT, i).name}_t{{}}"
@@ -1070,7 +1086,7 @@ class _ClusterWriter:
                 self._line(f"load_{i}[n][j] = {exists}[n][j] ? {self._address(Role.INPUT, i, step)} : {nothing};")
 
 
-def _written_by(part: StageCall | Multiply) -> Iterable[Port]:
+def _list_written_ports(part: StageCall | Multiply) -> Iterable[Port]:
     if isinstance(part, Multiply):
         return (part.port,)
     return tuple(columns.port for columns in part.writes if columns is not None)

@@ -1,4 +1,4 @@
-"""CUDA's driver, which loads compiled kernels and launches them."""
+"""Loads and launches compiled kernels with CUDA's driver."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flexsn_codegen.errors import CompilationError
 _CLUSTER_DIMENSION = 4  # a value of CUlaunchAttributeID
 # Values of CUfunction_attribute.
 _REGISTERS, _LOCAL_BYTES, _MOST_SHARED, _ANY_CLUSTER = 4, 3, 8, 14
-_USUAL_SHARED = 46 << 10  # leaves memory for a kernel's own barriers
+_USUAL_SHARED = 46 << 10  # in bytes: 48 KiB, without memory for a kernel's own variables
 _USUAL_CLUSTER = 8
 
 
@@ -23,15 +23,15 @@ def _driver() -> ctypes.CDLL:
     return ctypes.CDLL("libcuda.so.1")
 
 
-def _check(code: int, what: str) -> None:
+def _check(code: int, failure: str) -> None:
     if code:
         text = ctypes.c_char_p()
         _driver().cuGetErrorString(code, ctypes.byref(text))
-        raise CompilationError(f"CUDA's driver {what}: {(text.value or b'unknown error').decode()}.")
+        raise CompilationError(f"CUDA's driver {failure}: {(text.value or b'unknown error').decode()}.")
 
 
 def _enter(device: torch.device) -> None:
-    """Makes PyTorch's context current in a thread that does not have a context yet, such as a new autograd thread."""
+    """Makes PyTorch's context current in a thread that has no context yet, such as a new thread of autograd."""
     driver, context = _driver(), ctypes.c_void_p()
     _check(driver.cuCtxGetCurrent(ctypes.byref(context)), "has no context")
     if not context.value:
@@ -40,13 +40,13 @@ def _enter(device: torch.device) -> None:
 
 
 class _Attribute(ctypes.Structure):
-    """`CUlaunchAttribute` with three numbers."""
+    """The struct `CUlaunchAttribute`, with a value of up to 16 numbers."""
 
     _fields_ = (("id", ctypes.c_uint), ("pad", ctypes.c_uint), ("value", ctypes.c_uint * 16))
 
 
 class _Configuration(ctypes.Structure):
-    """`CUlaunchConfig`."""
+    """The struct `CUlaunchConfig`."""
 
     _fields_ = (
         ("grid", ctypes.c_uint * 3),
@@ -59,7 +59,7 @@ class _Configuration(ctypes.Structure):
 
 
 class CudaFunction:
-    """A kernel on one GPU.
+    """A kernel that is loaded on one GPU.
 
     Args:
         cubin: a cubin that contains the kernel.
@@ -75,7 +75,7 @@ class CudaFunction:
         shared: bytes of shared memory for a block, in addition to the kernel's own variables.
         registers: number of registers that each thread uses.
         spilled: bytes of local memory that each thread uses.
-        at_once: number of clusters that the GPU runs at a time. `None` if the driver does not report it.
+        at_once: number of clusters that the GPU can run at the same time. `None` if the driver does not report it.
 
     Raises:
         CompilationError: the GPU has too few resources for a block.
@@ -92,21 +92,21 @@ class CudaFunction:
             _check(driver.cuModuleLoadData(ctypes.byref(self._module), cubin), "cannot load a kernel")
             _check(
                 driver.cuModuleGetFunction(ctypes.byref(self._function), self._module, name.encode()),
-                f"finds no {name}",
+                f"does not find the kernel {name}",
             )
             if cluster > _USUAL_CLUSTER:
                 self._set(_ANY_CLUSTER, 1)
             if shared > _USUAL_SHARED:
                 self._set(_MOST_SHARED, shared)
-            self.at_once = self._at_once(cluster)
+            self.at_once = self._count_clusters_at_once(cluster)
         self.address = self._function.value or 0
         self.registers, self.spilled = self._get(_REGISTERS), self._get(_LOCAL_BYTES)
 
-    def _at_once(self, cluster: int) -> int | None:
+    def _count_clusters_at_once(self, cluster: int) -> int | None:
         attribute = _Attribute(_CLUSTER_DIMENSION, 0, (ctypes.c_uint * 16)(cluster, 1, 1))
-        one = ctypes.c_uint * 3
+        triple = ctypes.c_uint * 3
         configuration = _Configuration(
-            one(cluster, 1, 1), one(self.threads, 1, 1), self.shared, None, ctypes.pointer(attribute), 1
+            triple(cluster, 1, 1), triple(self.threads, 1, 1), self.shared, None, ctypes.pointer(attribute), 1
         )
         count = ctypes.c_int()
         code = _driver().cuOccupancyMaxActiveClusters(ctypes.byref(count), self._function, ctypes.byref(configuration))

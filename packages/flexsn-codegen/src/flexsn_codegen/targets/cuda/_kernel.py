@@ -13,7 +13,7 @@ from flexsn_codegen.targets.cuda._nvrtc import cubin
 
 
 class CudaKernel:
-    """A kernel. One function is compiled for each combination of dtypes and GPU.
+    """A kernel in CUDA C++. One function is compiled for each combination of dtypes, GPU and launch parameters.
 
     Attributes:
         __name__: name of the kernel's function.
@@ -25,7 +25,7 @@ class CudaKernel:
         self._functions: dict[object, CudaFunction] = {}
 
     def text(self, dtypes: Sequence[torch.dtype]) -> str:
-        """The source for tensors of these dtypes."""
+        """The source of the kernel for tensors of these dtypes."""
         names = zip(self._source.params, dtypes, strict=True)
         types = "\n".join(f"using {port.name}_t = {cpp_name(dtype)};" for port, dtype in names)
         header = self._source.target.header
@@ -33,7 +33,7 @@ class CudaKernel:
         return f"{header}\n{types}\n{self._source.source.removeprefix(header)}"
 
     def cubin(self, dtypes: Sequence[torch.dtype], capability: tuple[int, int], *, fast_math: bool = False) -> bytes:
-        """The compiled kernel. No GPU is needed. Raises the errors of `_nvrtc.cubin`."""
+        """The compiled kernel, for which no GPU is needed. Raises the errors of `_nvrtc.cubin`."""
         return cubin(self.text(dtypes), capability, fast_math=fast_math)
 
     def compiled(
@@ -46,7 +46,7 @@ class CudaKernel:
         shared: int,
         fast_math: bool = False,
     ) -> CudaFunction:
-        """The function on a GPU. See `CudaFunction`.
+        """The kernel for these dtypes, loaded on a GPU. See `CudaFunction` for the arguments.
 
         Raises:
             CompilationError: the kernel cannot be compiled, or the GPU has too few resources for it.

@@ -1,4 +1,4 @@
-"""NVIDIA's runtime compiler. It compiles CUDA C++ to a cubin without a toolkit, and is part of PyTorch's wheels."""
+"""NVIDIA's runtime compiler, which compiles CUDA C++ to cubins. It needs no toolkit. PyTorch's wheels contain it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from flexsn_codegen.errors import CompilationError
 from flexsn_codegen.source._cache import keep, kept
 
 _HEADERS = Path(__file__).parent
-# The last header is also used by the C++ kernels.
-_PLACES = (_HEADERS / "device.cuh", _HEADERS / "cluster.cuh", _HEADERS.parent / "cpp" / "device" / "numbers.h")
-_NAMES = tuple(place.name for place in _PLACES)
+# The headers of kernels. Kernels in C++ use the last one, too.
+_HEADER_PATHS = (_HEADERS / "device.cuh", _HEADERS / "cluster.cuh", _HEADERS.parent / "cpp" / "device" / "numbers.h")
+_NAMES = tuple(place.name for place in _HEADER_PATHS)
 _MOST_OF_A_LOG = 4000
 
 
 @functools.cache
-def _library() -> ctypes.CDLL | None:
-    """The compiler's library, from the CUDA wheels on which PyTorch depends, or from the system."""
-    for name in (*map(str, _in_wheels()), "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"):
+def _load_library() -> ctypes.CDLL | None:
+    """The compiler's library, from the CUDA wheels that PyTorch requires or from the system. `None` if none exists."""
+    for name in (*map(str, _find_in_wheels()), "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"):
         try:
             return ctypes.CDLL(name)
         except OSError:
@@ -30,22 +30,22 @@ def _library() -> ctypes.CDLL | None:
     return None
 
 
-def _in_wheels() -> Iterator[Path]:
-    found = importlib.util.find_spec("nvidia")
-    for place in (found.submodule_search_locations or ()) if found is not None else ():
-        yield from sorted(Path(place).glob("**/lib/libnvrtc.so.*"))
+def _find_in_wheels() -> Iterator[Path]:
+    package = importlib.util.find_spec("nvidia")
+    for folder in (package.submodule_search_locations or ()) if package is not None else ():
+        yield from sorted(Path(folder).glob("**/lib/libnvrtc.so.*"))
 
 
 def why_no_nvrtc() -> str | None:
-    """The reason why nothing can be compiled, or `None` if there is a compiler."""
-    return None if _library() is not None else "there is no libnvrtc, which is part of the CUDA builds of PyTorch"
+    """The reason why CUDA C++ cannot be compiled, or `None` if there is a compiler."""
+    return None if _load_library() is not None else "there is no libnvrtc, which is part of the CUDA builds of PyTorch"
 
 
 def cubin(source: str, capability: tuple[int, int], *, fast_math: bool = False) -> bytes:
-    """Compiles a source for a GPU, or reads the result from the disk if it was compiled before.
+    """Compiles a source for a GPU, or reads the cubin from the cache folder.
 
     Args:
-        source: source of kernels declared `extern "C"`. It may include the headers of this folder.
+        source: source of kernels that are declared `extern "C"`. It may include the headers of this folder.
         capability: compute capability of the GPU, for example `(9, 0)`.
         fast_math: True if a product and a sum may be fused into one instruction, which rounds once.
 
@@ -53,7 +53,7 @@ def cubin(source: str, capability: tuple[int, int], *, fast_math: bool = False) 
         CompilationError: there is no compiler, or it rejects the source.
         CacheFolderError: see `flexsn_codegen.cache_folder`.
     """
-    library = _library()
+    library = _load_library()
     if library is None:
         raise CompilationError(f"{why_no_nvrtc()}.")
     options = (
@@ -65,17 +65,17 @@ def cubin(source: str, capability: tuple[int, int], *, fast_math: bool = False) 
     headers = _headers()
     digest = hashlib.sha256("\n".join([source, *headers, *options, _version(library)]).encode()).hexdigest()[:32]
     name = f"{digest}.cubin"
-    known = kept(name)
-    if known is not None:
-        return known.read_bytes()
-    compiled = _compiled(library, source, headers, options)
+    path = kept(name)
+    if path is not None:
+        return path.read_bytes()
+    compiled = _compile(library, source, headers, options)
     keep(name, compiled)
     return compiled
 
 
 @functools.cache
 def _headers() -> tuple[str, ...]:
-    return tuple(place.read_text(encoding="utf-8") for place in _PLACES)
+    return tuple(path.read_text(encoding="utf-8") for path in _HEADER_PATHS)
 
 
 def _version(library: ctypes.CDLL) -> str:
@@ -84,7 +84,7 @@ def _version(library: ctypes.CDLL) -> str:
     return f"{major.value}.{minor.value}"
 
 
-def _compiled(library: ctypes.CDLL, source: str, headers: Sequence[str], options: Sequence[str]) -> bytes:
+def _compile(library: ctypes.CDLL, source: str, headers: Sequence[str], options: Sequence[str]) -> bytes:
     program = ctypes.c_void_p()
     texts = (ctypes.c_char_p * len(headers))(*(text.encode() for text in headers))
     names = (ctypes.c_char_p * len(headers))(*(name.encode() for name in _NAMES))
@@ -94,18 +94,18 @@ def _compiled(library: ctypes.CDLL, source: str, headers: Sequence[str], options
     if code:
         raise CompilationError(f"NVRTC cannot create a program: error {code}.")
     try:
-        given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
-        if library.nvrtcCompileProgram(program, len(options), given):
-            log = _text(library, program, "ProgramLog").decode(errors="replace")
+        flags = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+        if library.nvrtcCompileProgram(program, len(options), flags):
+            log = _read_result(library, program, "ProgramLog").decode(errors="replace")
             raise CompilationError(f"NVRTC rejects a generated kernel:\n{log[:_MOST_OF_A_LOG]}")
-        return _text(library, program, "CUBIN")
+        return _read_result(library, program, "CUBIN")
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))
 
 
-def _text(library: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:
+def _read_result(library: ctypes.CDLL, program: ctypes.c_void_p, kind: str) -> bytes:
     size = ctypes.c_size_t()
-    library[f"nvrtcGet{what}Size"](program, ctypes.byref(size))
+    library[f"nvrtcGet{kind}Size"](program, ctypes.byref(size))
     text = ctypes.create_string_buffer(size.value)
-    library[f"nvrtcGet{what}"](program, text)
+    library[f"nvrtcGet{kind}"](program, text)
     return text.raw

@@ -1,4 +1,4 @@
-"""CUDA C++ as a target."""
+"""The target CUDA C++."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _RANDOM = frozenset({ELEMENT_WORD, NORMAL_NUMBER, UNIFORM_NUMBER})
 
 
 class Cuda(Cpp):
-    """The target whose sources are the C++ of `Cpp` for one element, without the library of `Cpp`.
+    """The target whose functions of one element are those of `Cpp`. Its kernels are loops of recurrent steps.
 
-    Therefore, they have no special functions and no random numbers.
+    The headers of `Cpp` are not available, so there are no special functions and no random numbers.
     """
 
     name = "CUDA C++"
@@ -38,7 +38,7 @@ class Cuda(Cpp):
 
 def _is_special(rule: object) -> bool:
     """True for the rule of a function from the C++ target's `special.h`."""
-    return "_special_row" in getattr(rule, "__qualname__", "") or getattr(rule, "__name__", "") == "_polygamma"
+    return "_add_special" in getattr(rule, "__qualname__", "") or getattr(rule, "__name__", "") == "_polygamma"
 
 
 CUDA = Cuda()

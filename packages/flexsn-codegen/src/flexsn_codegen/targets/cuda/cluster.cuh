@@ -11,7 +11,8 @@ namespace dev {
 
 DEV_INLINE uint32_t shared_address(const void* place) { return uint32_t(__cvta_generic_to_shared(place)); }
 
-// Has a number stay in a register: what it is made of would be read again in every step, from slow special registers.
+// Keeps a number in a register. Otherwise, it would be computed again in every step, from special registers, which are
+// slow.
 template <typename Number>
 DEV_INLINE Number kept(Number x) {
     asm volatile("" : "+r"(x));
@@ -33,7 +34,7 @@ DEV_INLINE uint4 read_four(uint32_t address) {
     return x;
 }
 
-// Where the same shared memory is in another block of the cluster.
+// The address of the same shared memory in another block of the cluster.
 DEV_INLINE uint32_t remote(uint32_t address, uint32_t block) {
     uint32_t found;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(found) : "r"(address), "r"(block));
@@ -57,24 +58,27 @@ DEV_INLINE void barrier_begin(uint32_t barrier, uint32_t count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
 
-// In another block: what this thread has read is read. It orders no stores, for which all of them would have to be done.
+// Arrives at a barrier of another block after this thread's reads. The arrival does not order stores, because it would
+// have to wait for all of them.
 DEV_INLINE void barrier_arrive(uint32_t barrier) {
     asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 DEV_INLINE void barrier_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
-// Its next phase is over when so many bytes have come.
+// The phase of the barrier ends when this number of bytes has arrived.
 DEV_INLINE void barrier_expect(uint32_t barrier, uint32_t bytes) {
     asm volatile("{ .reg .b64 state; mbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1; }" ::"r"(barrier),
                  "r"(bytes)
                  : "memory");
 }
 
-// What has come is in the block's own shared memory: to see more of the cluster, a thread would forget what it has read
-// of global memory, and wait for what it is reading of it.
+// Waits for the end of a phase. The scope of the wait is the block, because received values are in the block's own
+// shared memory. If the scope were the cluster, a thread would also discard values of global memory that it has
+// cached, and would wait for its loads in flight.
 //
-// The blocks of a cluster run at the same time, so this ends; if it ever does not, with an error and not in a hang.
+// The blocks of a cluster run at the same time, so each wait ends. If a wait does not end, the kernel stops with an
+// error instead of running forever.
 DEV_INLINE void barrier_wait(uint32_t barrier, uint32_t parity) {
 #pragma unroll 1
     for (int i = 0; i < (1 << 24); i++) {
@@ -125,11 +129,12 @@ struct of_float16 {
     }
 };
 
-// Numbers of float32 are the sums of three parts of 16 bits: eight bits of the number each. Two neighbours are in two
-// words: `first`, their first parts, and `rest`, the other halves of their bits.
+// A float32 number is the sum of three parts of 16 bits, each with eight bits of the number. Two neighbouring numbers
+// are in two words: `first` contains their first parts, which are the upper halves of their bits, and `rest` contains
+// the lower halves.
 //
-// Of infinity and of what is no number, the first part is all: another one is a number that it swallows. Of two parts,
-// the second one is rounded.
+// For infinity and NaN, the sum of all parts is the first part, because the other parts are finite. If there are only
+// two parts, the second part is rounded.
 template <int parts>
 DEV_INLINE void other_parts(uint32_t first, uint32_t rest, uint32_t& second, uint32_t& third) {
     const uint32_t bits[2] = {first << 16, first & 0xFFFF0000u};
@@ -148,7 +153,7 @@ DEV_INLINE void other_parts(uint32_t first, uint32_t rest, uint32_t& second, uin
     third = bfloat16_bits(left[0] - __uint_as_float(low & 0xFFFF0000u), left[1] - __uint_as_float(high & 0xFFFF0000u));
 }
 
-// Both words of two neighbours. What is no number remains none without its last bits.
+// The two words of two neighbouring numbers. NaN is replaced by a NaN that remains NaN without its last bits.
 DEV_INLINE uint2 halves(float a, float b) {
     const uint32_t none = 0x7FC00000u;
     const uint32_t low = a == a ? __float_as_uint(a) : none, high = b == b ? __float_as_uint(b) : none;
@@ -163,10 +168,11 @@ DEV_INLINE uint32_t transposed(uint32_t x) {
 
 // -- fragments -------------------------------------------------------------------------------------------------
 
-// 16 columns of a product by 16 terms of its sums, as `A`: one word of two numbers of 16 bits, or both words of two
-// numbers of float32.
+// Loads 16 columns of a product by 16 terms of its sums, as `A`. Two numbers of 16 bits are in one word, and two
+// numbers of float32 are in two words, as in `halves`.
 //
-// `scattered`: terms t and t + 4 share a register, as those of spikes that come as bits do; else neighbours do.
+// `scattered`: the terms t and t + 4 share a register, as in spikes that are sent as bits. Otherwise, neighbouring
+// terms share a register.
 template <typename Format, bool scattered, int words, typename Number>
 DEV_INLINE void take(uint32_t (&fragment)[words][4], const Number* matrix, int64_t down, int64_t across, int term,
                      int terms, int column, int columns) {
@@ -190,7 +196,7 @@ DEV_INLINE void take(uint32_t (&fragment)[words][4], const Number* matrix, int64
     }
 }
 
-// The parts of a fragment, as products take them.
+// The parts of a fragment, in the form in which `multiply` reads them.
 template <int parts, int words>
 DEV_INLINE void take_apart(uint32_t (&fragment)[parts][4], const uint32_t (&taken)[words][4]) {
 #pragma unroll
@@ -202,8 +208,9 @@ DEV_INLINE void take_apart(uint32_t (&fragment)[parts][4], const uint32_t (&take
     }
 }
 
-// Spikes of 16 columns and 8 rows, bit by bit, as `B`: bit 4 c + r / 2 of a word is column c, row r; the words are of
-// even and odd rows, each of the first and the last eight columns.
+// Expands spikes of 16 columns and 8 rows from bits to a fragment `B`. Bit 4 c + r / 2 of a word is the spike of column
+// c and row r. Even rows and odd rows have two words each: one for the first eight columns, and one for the last
+// eight columns.
 template <typename Format>
 DEV_INLINE uint2 spread(uint32_t words, int lane) {
     const int g = lane >> 2, q = lane & 3, shift = 4 * q + (g >> 1);

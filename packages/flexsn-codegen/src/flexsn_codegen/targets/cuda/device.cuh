@@ -1,5 +1,5 @@
-// Functions that generated sources call, in namespace `dev`, of float and double: one set of overloaded names. No header
-// is included, since NVRTC has none; its functions of mathematics are built in.
+// The functions that generated sources call. They are in namespace `dev`, and are overloaded for float and double. No
+// header of the system is included, because NVRTC has no headers. Its mathematical functions are built in.
 #pragma once
 
 typedef signed char int8_t;
@@ -30,7 +30,7 @@ DEV_INLINE T infinity() {
     return T(__int_as_float(0x7F800000));
 }
 
-// Two numbers are converted by one short instruction; one number, by the slow unit of other conversions.
+// Converts two numbers, with one fast instruction. A conversion of one number would run on a slower unit of the GPU.
 DEV_INLINE uint32_t bfloat16_bits(float x, float above) {
     uint32_t bits;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(above), "f"(x));
@@ -69,7 +69,7 @@ DEV_BOTH(sqrt, sqrtf, sqrt)
 DEV_BOTH(floor, floorf, floor)
 DEV_BOTH(ceil, ceilf, ceil)
 DEV_BOTH(trunc, truncf, trunc)
-DEV_BOTH(round, rintf, rint)  // half to even
+DEV_BOTH(round, rintf, rint)  // ties go to even
 DEV_BOTH(acos, acosf, acos)
 DEV_BOTH(acosh, acoshf, acosh)
 DEV_BOTH(asin, asinf, asin)
@@ -114,14 +114,14 @@ DEV_INLINE bool signbit(double x) { return __double_as_longlong(x) < 0; }
 DEV_INLINE float abs(float x) { return ::fabsf(x); }
 DEV_INLINE double abs(double x) { return ::fabs(x); }
 
-// With the sign of `y`.
+// The remainder with the sign of `y`.
 template <typename T>
 DEV_INLINE T remainder(T x, T y) {
     T rest = fmod(x, y);
     return rest != T(0) && (y < T(0)) != (rest < T(0)) ? rest + y : rest;
 }
 
-// Towards zero, as the GPU converts.
+// Rounds towards zero, as the GPU converts.
 template <typename To, typename From>
 DEV_INLINE To to_integer(From x) {
     return To(int64_t(x));

@@ -1,4 +1,4 @@
-"""Kernels in Triton, for GPUs and for Triton's interpreter, which is slow."""
+"""The target Triton, for kernels on GPUs and in Triton's interpreter, which is slow."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The functions that generated sources call by name: `dev.<name>`."""
+"""Names of the functions that generated sources call as `dev.<name>`."""
 
 from __future__ import annotations
 
-# Functions with an approximate variant, `dev.fast_<name>`, which uses the GPU's own instructions for float32.
+# Functions with an approximate variant `dev.fast_<name>`, which uses the GPU's instructions for float32.
 FAST = ("div", "exp", "exp2", "pow", "sqrt", "tanh")
 
 # Functions of one floating-point argument, with their names in libdevice and in torch.
@@ -45,7 +45,7 @@ UNARY: dict[str, tuple[str, str]] = {
     "trunc": ("trunc", "trunc"),
 }
 
-# The names that both implementations of `dev` define.
+# Names of all other functions that both implementations of `dev` define.
 _OTHERS = (
     "atan2 div div_by_constant fast_div fast_exp fast_exp2 fast_pow fast_sqrt fast_tanh fmax fmin fmod hypot "
     "inverse_power largest load maximum minimum nextafter pow power round_bfloat16 round_float16 "

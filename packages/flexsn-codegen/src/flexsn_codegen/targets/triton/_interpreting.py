@@ -1,4 +1,4 @@
-"""Launches in Triton's interpreter, one at a time, because the number of the running program is a global variable."""
+"""Launches in Triton's interpreter. They run one at a time, because the index of the program is a global variable."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _one_launch = threading.RLock()
 
 @contextlib.contextmanager
 def interpreting() -> Iterator[None]:
-    """The context of a launch.
+    """A context for one launch.
 
-    The context hides the warnings of numpy, with which the interpreter computes. Overflow is common, and lanes outside
-    of the data compute with zeros whose results are not stored.
+    The interpreter computes with numpy. The context hides numpy's warnings, because overflow is common, and because
+    lanes outside of the data compute with zeros. Their results are not stored.
     """
     with _one_launch, warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)

@@ -1,4 +1,4 @@
-"""A compiled Triton kernel that is launched many times."""
+"""Launches of a compiled Triton kernel, for kernels that are launched many times."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PREPARING = threading.Lock()
 
 
 def prepare_driver() -> None:
-    """Loads Triton's driver. If Triton's cache is empty, another program compiles the driver, in half a second."""
+    """Loads Triton's driver. If Triton's cache is empty, a C compiler first compiles the driver, in half a second."""
     with _PREPARING:
         _load_driver()
 
@@ -25,8 +25,7 @@ def prepare_driver() -> None:
 def prepare_compiler() -> None:
     """Performs the steps of a process's first compilation that do not depend on the kernel.
 
-    Threads that call this function at the same time wait for the first thread. Otherwise, each thread would do all the
-    work.
+    If several threads call this function at the same time, one thread performs the steps, and the other threads wait.
     """
     with _PREPARING:
         _load_driver()
@@ -50,18 +49,18 @@ def _read_compiler() -> None:
 def launcher(
     compiled: Any, grid: tuple[int, int, int], numbers: tuple[float, ...], device: torch.device
 ) -> Callable[[Sequence[torch.Tensor]], None]:
-    """Makes a function of the tensors that launches a compiled kernel on the current stream of `device`.
+    """Creates a function of the tensors that launches a compiled kernel on the current stream of `device`.
 
-    The function does the same as `compiled[grid]`, but without its preparations for profilers' hooks, which take half
-    of the time. If hooks are installed, or if this version of Triton launches kernels in another way, it calls
-    `compiled[grid]`.
+    The function launches the kernel like `compiled[grid]`, but does not prepare for the hooks of profilers, which takes
+    half of the time of `compiled[grid]`. If hooks are installed, or if this version of Triton launches kernels in
+    another way, the function calls `compiled[grid]`.
 
     Args:
-        compiled: the result of `kernel[grid](...)`. It is compiled for dtypes, alignments to 16 bytes and some
-            properties of the numbers. All of these have to be the same in each launch. Launches do not check this.
+        compiled: the result of `kernel[grid](...)`. It is compiled for dtypes, for alignments to 16 bytes and for some
+            properties of the numbers. These have to be the same in each launch, and launches do not check them.
         grid: the grid of each launch.
-        numbers: the numbers of each launch, including constants. They follow the tensors.
-        device: a GPU, which need not be the current one.
+        numbers: the arguments of each launch after the tensors, including constants.
+        device: a GPU, which need not be the current device.
     """
     from flexsn_codegen.targets.triton import _triton_private  # imports triton, which may not be installed
 
@@ -84,7 +83,7 @@ def load(compiled: Any) -> None:
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:
-    """A context for a launch. Triton launches on the current device, which may not be the tensors' device."""
+    """A context that makes `device` current for a launch, because Triton launches on the current device."""
     if _single_device() or device.index == torch.cuda.current_device():
         return _HERE
     return torch.cuda.device(device)
@@ -96,14 +95,14 @@ def _single_device() -> bool:
 
 
 def entry(compiled: Any, grid: tuple[int, int, int], numbers: tuple[float, ...]) -> Entry | None:
-    """The data for launching a compiled kernel without Python, on an NVIDIA GPU.
+    """The data with which the compiled launcher launches a kernel on an NVIDIA GPU, without Python.
 
     Args:
         compiled, grid, numbers: see `launcher`.
 
     Returns:
-        `None` if the kernel has arguments other than tensors and 8-byte numbers, if it is launched in a special way, or
-        if this version of Triton does not report the arguments.
+        `None` if the kernel has arguments other than tensors, constants, float32 numbers, and integers of 32 or 64
+        bits, if its launch needs special attributes, or if this version of Triton does not report the arguments.
     """
     from flexsn_codegen.targets.triton import _triton_private
 

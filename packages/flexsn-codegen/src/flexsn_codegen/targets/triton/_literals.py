@@ -44,7 +44,7 @@ def is_supported(dtype: torch.dtype) -> bool:
 
 
 def literal(value: bool | int | float, dtype: torch.dtype) -> str:
-    """A typed scalar in Triton's source, because an untyped scalar would promote, or be float32 by default."""
+    """A scalar with a dtype, because a literal without a dtype would be promoted, or would be float32 by default."""
     name = tl_name(register_dtype(dtype))
     if dtype == torch.bool:
         return f"tl.full([], {bool(value)!r}, {name})"

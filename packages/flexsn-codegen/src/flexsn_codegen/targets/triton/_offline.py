@@ -1,7 +1,7 @@
-"""Compiles kernels for a GPU that the machine may lack, and reports the resources that they use.
+"""Compiles kernels for GPUs that this machine may lack, and reports the resources that the kernels use.
 
-Triton's interpreter replaces the compiler in its process. If the interpreter is on, as in most tests, the compilation
-runs in a separate process, which runs this module. It reads jobs from its standard input and writes results.
+If Triton's interpreter is on, as in most tests, the compiler is not available in the same process. The compilation then
+runs in a separate process. That process runs this module, which reads jobs from its standard input and writes results.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _POINTERS = {
     torch.float32: "*fp32",
     torch.float64: "*fp64",
 }
-# These sizes are usually multiples of 16, so kernels are compiled for such sizes.
+# These sizes are usually multiples of 16, so kernels are compiled for multiples of 16.
 _ALIGNED = {"N", "NCL", "ROW"}
 
 
@@ -53,11 +53,11 @@ class OfflineJob:
 
     Attributes:
         kernel: result of `forward_source`, `backward_source` or `Pointwise.source`.
-        target: ``"sm_80"``, ``"sm_90"``, ``"gfx942"`` and so on.
+        target: name of a GPU's architecture, such as ``"sm_80"``, ``"sm_90"`` or ``"gfx942"``.
         dtypes: dtypes of the kernel's tensors, in the order of `kernel.params`, or one dtype for all tensors.
-        block: elements per program.
-        num_warps: warps per program.
-        fast_math: True to compile with the options of a core with fast math. See `compile_options`.
+        block: number of elements per program.
+        num_warps: number of warps per program.
+        fast_math: True to compile with the options for fast math (`compile_options`).
     """
 
     kernel: KernelSource
@@ -73,14 +73,14 @@ class ResourceUse:
     """Resources that a compiled kernel uses.
 
     Attributes:
-        target: the target for which it was compiled.
-        registers: registers per thread (on an AMD GPU, vector registers).
-        spilled_bytes: bytes per thread of values that did not fit into registers.
-        local_bytes: local memory per thread: spilled values, and the tables of slow paths, such as the path of
-            `sin` for huge arguments.
-        shared_bytes: shared memory per program.
+        target: the target for which the kernel was compiled.
+        registers: registers per thread. On an AMD GPU, vector registers per thread.
+        spilled_bytes: bytes per thread of values that do not fit into registers.
+        local_bytes: bytes of local memory per thread. Local memory contains spilled values, and tables of slow code
+            paths, such as the path of `sin` for huge arguments.
+        shared_bytes: bytes of shared memory per program.
         seconds: compilation time.
-        assembly: PTX or AMD's assembly.
+        assembly: PTX, or AMD's assembly.
         binary: the cubin or hsaco.
     """
 
@@ -112,19 +112,19 @@ def compile_offline(jobs: Sequence[OfflineJob]) -> list[ResourceUse]:
         >>> print(*compile_offline([OfflineJob(kernel, "sm_90")]))
     """
     for job in jobs:
-        _target(job.target)
+        _parse_target(job.target)
         if len(job.dtypes) not in (1, len(job.kernel.params)):
             raise OfflineCompileError(
                 f"{job.kernel.name} has {len(job.kernel.params)} tensors, but {len(job.dtypes)} dtypes were given."
             )
-    tasks = [_task(job) for job in jobs]
+    tasks = [_describe_task(job) for job in jobs]
     interpreted = os.environ.get("TRITON_INTERPRET", "0") != "0"
-    results = _in_own_process(tasks) if interpreted else [_compile(task) for task in tasks]
+    results = _compile_in_process(tasks) if interpreted else [_compile(task) for task in tasks]
     return [ResourceUse(**{**result, "binary": base64.b64decode(result["binary"])}) for result in results]
 
 
-def _target(name: str) -> tuple[str, int | str, int]:
-    """The backend, architecture and warp size in Triton."""
+def _parse_target(name: str) -> tuple[str, int | str, int]:
+    """Triton's backend, architecture and warp size for a target."""
     if match := re.fullmatch(r"sm_(\d+)a?", name):
         return "cuda", int(match[1]), 32
     if re.fullmatch(r"gfx9\w+", name):
@@ -134,7 +134,7 @@ def _target(name: str) -> tuple[str, int | str, int]:
     raise OfflineCompileError(f"{name!r} is not a target; sm_80, sm_90 and gfx942 are examples.")
 
 
-def _task(job: OfflineJob) -> dict[str, Any]:
+def _describe_task(job: OfflineJob) -> dict[str, Any]:
     dtypes = list(job.dtypes) * (len(job.kernel.params) if len(job.dtypes) == 1 else 1)
     pointers = {f"{p.name}_ptr": _POINTERS[d] for p, d in zip(job.kernel.params, dtypes, strict=True)}
     signature = {**pointers, **dict.fromkeys(job.kernel.sizes, "i32"), "BLOCK": "constexpr"}
@@ -149,10 +149,10 @@ def _task(job: OfflineJob) -> dict[str, Any]:
     }
 
 
-def _in_own_process(tasks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _compile_in_process(tasks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "flexsn_codegen.targets.triton._offline"],
         input=json.dumps(tasks),
         env=environment,
@@ -160,12 +160,12 @@ def _in_own_process(tasks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         text=True,
         check=False,
     )
-    if done.returncode != 0:
-        raise OfflineCompileError(f"the compiler's process failed:\n{done.stderr[-4000:]}")
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    if "error" in answer:
-        raise OfflineCompileError(answer["error"])
-    results: list[dict[str, Any]] = answer["results"]
+    if process.returncode != 0:
+        raise OfflineCompileError(f"the compiler's process failed:\n{process.stderr[-4000:]}")
+    output: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
+    if "error" in output:
+        raise OfflineCompileError(output["error"])
+    results: list[dict[str, Any]] = output["results"]
     return results
 
 
@@ -175,7 +175,7 @@ def _compile(task: dict[str, Any]) -> dict[str, Any]:
 
     from flexsn_codegen.targets.triton._triton_private import ASTSource, GPUTarget
 
-    backend, arch, warp_size = _target(task["target"])
+    backend, arch, warp_size = _parse_target(task["target"])
     signature: dict[str, str] = task["signature"]
     names = list(signature)
     aligned = [n for n in names if n.endswith("_ptr") or n in _ALIGNED]
@@ -187,16 +187,16 @@ def _compile(task: dict[str, Any]) -> dict[str, Any]:
         {(names.index(n),): [["tt.divisibility", 16]] for n in aligned},
     )
     log = io.StringIO()
-    begun = time.perf_counter()
+    start = time.perf_counter()
     try:
         with triton.knobs.compilation.scope(), triton.knobs.nvidia.scope(), contextlib.redirect_stdout(log):
-            # Compile even if Triton's cache has the kernel, because only the assembler reports the resources.
+            # The kernel is compiled even if it is in Triton's cache, because only the assembler reports the resources.
             triton.knobs.compilation.always_compile = True
             triton.knobs.nvidia.dump_ptxas_log = True
             compiled = triton.compile(source, target=GPUTarget(backend, arch, warp_size), options=options)
     except Exception as error:
         raise OfflineCompileError(f"{task['name']} for {task['target']}: {error}") from error
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - start
     nvidia = backend == "cuda"
     assembly = compiled.asm["ptx" if nvidia else "amdgcn"]
     usage = _nvidia_usage(log.getvalue()) if nvidia else _amd_usage(assembly)
@@ -211,7 +211,7 @@ def _compile(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def _nvidia_usage(log: str) -> dict[str, int]:
-    """Resources from ptxas's log. It lists the kernel and the functions that were not inlined."""
+    """Resources from the log of ptxas, which lists the kernel and the functions that were not inlined."""
     return {
         "registers": max(int(n) for n in re.findall(r"Used (\d+) registers", log)),
         "spilled_bytes": sum(int(n) for n in re.findall(r"(\d+) bytes spill stores", log)),
@@ -231,10 +231,10 @@ def _amd_usage(assembly: str) -> dict[str, int]:
 
 def _main() -> None:
     try:
-        answer: dict[str, Any] = {"results": [_compile(task) for task in json.load(sys.stdin)]}
+        output: dict[str, Any] = {"results": [_compile(task) for task in json.load(sys.stdin)]}
     except OfflineCompileError as error:
-        answer = {"error": str(error)}
-    print(json.dumps(answer))
+        output = {"error": str(error)}
+    print(json.dumps(output))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Triton kernels on rows and columns. They reduce rows, sum over rows, and read operands along either dimension.
 
-A program has some rows. If a row is reduced, the program has the whole row, padded to a power of two. Otherwise, it has
-a block of columns. If results are summed over rows, the program walks `STEPS` blocks of rows and writes its own sums.
+A program computes several rows. If rows are reduced, the program has all of their columns, padded to a power of two.
+Otherwise, it has a block of columns. If results are summed over rows, the program computes `STEPS` blocks of rows, one
+after the other, and writes the sums over these rows.
 """
 
 from __future__ import annotations
@@ -16,31 +17,33 @@ from flexsn_codegen.source._source import CoreSource, KernelSource, Like, framed
 from flexsn_codegen.source._walk import terms_of
 from flexsn_codegen.targets._base import RowLaunch, Summed, Target
 from flexsn_codegen.targets.triton._literals import tl_name
-from flexsn_codegen.targets.triton._writer import decoded, jit_function
+from flexsn_codegen.targets.triton._writer import decode, jit_function
 from flexsn_graph import ROW_MAX, ROW_MIN, ROW_SUM, Port, Role
 
 _REDUCTIONS: dict[Any, str] = {ROW_SUM: "row_sum", ROW_MAX: "row_max", ROW_MIN: "row_min"}
-# The longest row, because the whole row is in registers.
+# Number of columns of the longest row that can be reduced, because all columns are in registers.
 LONGEST_ROW = 1 << 16
 
-# Elements of a program that reduces rows, of a program that walks rows and sums over them, and of a tile in two
-# directions.
+# Number of elements of a program that reduces rows, of a program that sums over rows, and of a tile, which is used if
+# operands are adjacent in different dimensions.
 _BLOCK, _SUMMING_BLOCK, _TILE = 1024, 2048, 2048
-# Columns of a program that sums over rows, and columns of a tile.
+# Number of columns of a program that sums over rows, and of a tile.
 _SUMMED_COLUMNS, _TILE_COLUMNS = 512, 64
-# Programs that sum over rows. There are enough for all multiprocessors, but few enough to keep the sums small. If they
-# also reduce rows, they wait for other warps. More programs hide these waits.
+# Number of programs that sum over rows, and of programs that also reduce rows. There are enough programs for all
+# multiprocessors, but few enough to write few sums. While rows are reduced, warps wait for each other, which more
+# programs hide.
 _SUMMING_PROGRAMS, _REDUCING_PROGRAMS = 512, 1024
 
-# The largest number of operands of a program that sums `_SUMMING_BLOCK` elements. With more, it has `_BLOCK` elements.
+# With more operands than this number, a program that sums over rows has `_BLOCK` instead of `_SUMMING_BLOCK` elements.
 _MOST_OPERANDS = 7
 
 Direction = int | Like
 Layout = tuple[Direction, Direction, Summed, int | None]
-"""Layout of an operand: the terms of the offsets of its rows and of its columns, the kind of sum, and the number of the
-operand whose elements are just before its own in memory. Terms are 0 for no term, `RUN` for one stride, `PAIRS` for
-every second element, the terms of an earlier operand, or otherwise the number of terms. A list of layouts starts with
-the entry `(columns of a program, True if these are all columns)`."""
+"""Layout of an operand: the terms of the offsets of its rows, the terms of the offsets of its columns, the dimension
+over which it is summed, and the index of the operand with which it is interleaved, whose elements are just before its
+own. Terms are `RUN` for a single stride, `PAIRS` for every second element, `Like` for the terms of an earlier operand,
+and otherwise the number of terms. A list of layouts begins with `(columns of a program, True if these are all
+columns)`."""
 RUN, PAIRS = -1, -2
 
 
@@ -64,7 +67,7 @@ def row_launch(core: CoreSource, count: int, width: int, *, reduces: bool, sums:
 
 
 def _needs_registers(core: CoreSource) -> bool:
-    """True if a program should have few elements, so that its values stay in registers."""
+    """True if a program should have fewer elements, so that its values fit into registers."""
     operands = len(core.arguments) + len(core.results)
     return operands > _MOST_OPERANDS or any(f"dev.{name}(" in core.source for name in ("sin", "cos", "tan"))
 
@@ -85,26 +88,28 @@ def walk_rows(
         numbers.append(launch.steps)
     paired = {i for pair in enumerate(after) if None not in pair for i in pair}
     first: dict[tuple[bool, tuple[tuple[int, int, int], ...]], int] = {}
-    for i, (own, summed) in enumerate(zip(strides, sums, strict=True)):
+    for i, (operand_strides, summed) in enumerate(zip(strides, sums, strict=True)):
         if summed is Summed.OVER_ROWS:
             layouts.append((0, 0, summed, None))
             continue
-        found: list[Direction] = []
-        for is_column, (part, steps) in enumerate(((sizes[:split], own[:split]), (sizes[split:], own[split:]))):
-            terms = terms_of(part, steps)
-            if is_column and i in paired and terms == [(1, math.prod(part), 2)]:
-                found.append(PAIRS)
+        directions: list[Direction] = []
+        for is_column, (part_sizes, part_strides) in enumerate(
+            ((sizes[:split], operand_strides[:split]), (sizes[split:], operand_strides[split:]))
+        ):
+            terms = terms_of(part_sizes, part_strides)
+            if is_column and i in paired and terms == [(1, math.prod(part_sizes), 2)]:
+                directions.append(PAIRS)
                 continue
-            known = first.setdefault((bool(is_column), tuple(terms)), i)
-            if known != i and terms:
-                found.append(Like(known))
-            elif len(terms) == 1 and terms[0][:2] == (1, math.prod(part)):
-                found.append(RUN)
+            first_like = first.setdefault((bool(is_column), tuple(terms)), i)
+            if first_like != i and terms:
+                directions.append(Like(first_like))
+            elif len(terms) == 1 and terms[0][:2] == (1, math.prod(part_sizes)):
+                directions.append(RUN)
                 numbers.append(terms[0][2])
             else:
-                found.append(len(terms))
+                directions.append(len(terms))
                 numbers += [number for term in terms for number in term]
-        layouts.append((*found, summed, after[i] if found[1] == PAIRS else None))
+        layouts.append((*directions, summed, after[i] if directions[1] == PAIRS else None))
     return tuple(layouts), numbers
 
 
@@ -116,7 +121,7 @@ def row_kernel(target: Target, name: str, core: CoreSource, layouts: Sequence[An
     summed = [port for port in core.results if layout_of[port][2] is Summed.OVER_ROWS]
     sizes = ["N", "width", *(["STEPS"] if summed else [])]
     placed = [port for port in ports if port not in summed]
-    places, offsets, of_columns = _places(ports, placed, core.results, layout_of, sizes)
+    addresses, offsets, of_columns = _address_operands(ports, placed, core.results, layout_of, sizes)
     program = "tl.program_id(0).to(tl.int64)"
     lines = [f"ROWS: tl.constexpr = BLOCK // {columns} if BLOCK > {columns} else 1"]
     if all_columns:
@@ -133,7 +138,7 @@ def row_kernel(target: Target, name: str, core: CoreSource, layouts: Sequence[An
         lines.append("pair_inside = pair < width * 2")
     for number in core.numbers:
         sizes += number.arguments
-        lines.append(f"{number.name} = {decoded(number)}")
+        lines.append(f"{number.name} = {decode(number)}")
     first = "program * STEPS + step" if summed else "program"
     body = [
         f"row = (({first}) * ROWS + tl.arange(0, ROWS))[:, None]",
@@ -144,18 +149,18 @@ def row_kernel(target: Target, name: str, core: CoreSource, layouts: Sequence[An
     firsts = {port: ports[of[3]] for port, of in layout_of.items() if of[3] is not None}
     seconds = {first: port for port, first in firsts.items()}
     for port in core.arguments:
-        place, mask = places[port]
+        address, mask = addresses[port]
         if port in firsts:
             continue
-        load = f"{port.name} = dev.load({place}, {mask})"
+        load = f"{port.name} = dev.load({address}, {mask})"
         if port in seconds:
-            load = f"{port.name}, {seconds[port].name} = dev.load_pair({place}, {mask})"
+            load = f"{port.name}, {seconds[port].name} = dev.load_pair({address}, {mask})"
         # Operands that are the same for all rows are loaded once.
         (lines if mask == "inside" else body).append(load)
-    body += _stages(core, places, layout_of, firsts, columns)
+    body += _write_stages(core, addresses, layout_of, firsts, columns)
     if summed:
         for port in summed:
-            kind = tl_name(register_dtype(_dtype_of(core, port)))
+            kind = tl_name(register_dtype(_result_dtype(core, port)))
             lines.append(f"{port.name}_sum = tl.zeros([ROWS, {columns}], {kind})")
         lines += ["for step in range(0, STEPS):", *(f"    {line}" for line in body)]
         for port in summed:
@@ -164,7 +169,7 @@ def row_kernel(target: Target, name: str, core: CoreSource, layouts: Sequence[An
     else:
         lines += body
     numbers = [argument for number in core.numbers for argument in number.arguments]
-    # If operands have two directions, the compiler needs the divisibility of `N` to vectorise loads.
+    # If operands are adjacent in different dimensions, the compiler needs the divisibility of `N` to vectorize loads.
     counts = ["N", "STEPS"] if summed else ["N"] if all_columns else []
     unspecialised = [*counts, *numbers]
     text_of_body = "\n".join("    " + line for line in lines)
@@ -177,18 +182,19 @@ def row_kernel(target: Target, name: str, core: CoreSource, layouts: Sequence[An
     return framed(name, target, ports, sizes, [core], text, kernel)
 
 
-def _places(
+def _address_operands(
     all_ports: Sequence[Port],
     ports: Sequence[Port],
     results: Collection[Port],
     layout_of: dict[Port, Layout],
     sizes: list[str],
 ) -> tuple[dict[Port, tuple[str, str]], list[str], list[str]]:
-    """The address and the mask of each operand, the lines for its offsets by rows, and the lines for those by columns.
+    """The address and mask of each operand, the lines that compute row offsets, and those for column offsets.
 
-    Results are stored from all rows of a program, so their addresses have all rows, even if there is only one row.
+    Results are stored from all rows of a program, so the addresses of results have all rows, even if no offset depends
+    on the row.
     """
-    places: dict[Port, tuple[str, str]] = {}
+    addresses: dict[Port, tuple[str, str]] = {}
     of_rows: list[str] = []
     of_columns: list[str] = []
     for port in ports:
@@ -205,7 +211,7 @@ def _places(
                 sizes.append(f"{port.name}_{direction}")
                 summands.append(f"{direction}.to(tl.int64) * {port.name}_{direction}")
             for i in range(terms):
-                inner, size, stride = (f"{port.name}_{direction}_{what}{i}" for what in ("inner", "size", "stride"))
+                inner, size, stride = (f"{port.name}_{direction}_{field}{i}" for field in ("inner", "size", "stride"))
                 sizes += [inner, size, stride]
                 summands.append(f"(({direction} // {inner}) % {size}).to(tl.int64) * {stride}")
             offsets.append(f"{port.name}_{direction}_off" if summands else "")
@@ -218,16 +224,16 @@ def _places(
         summands = [by_row] * bool(by_row) + [by_column] * bool(by_column)
         if by_column == "pair":
             by_row = by_row or "row * 0"
-            places[port] = f"{port.name}_ptr + {by_row} + pair", "exists & pair_inside"
+            addresses[port] = f"{port.name}_ptr + {by_row} + pair", "exists & pair_inside"
             continue
         mask = "exists" if not by_column else "mask" if by_row else "inside"
-        places[port] = " + ".join([f"{port.name}_ptr", *summands]), mask
-    return places, of_rows, of_columns
+        addresses[port] = " + ".join([f"{port.name}_ptr", *summands]), mask
+    return addresses, of_rows, of_columns
 
 
-def _stages(
+def _write_stages(
     core: CoreSource,
-    places: dict[Port, tuple[str, str]],
+    addresses: dict[Port, tuple[str, str]],
     layout_of: dict[Port, Layout],
     firsts: dict[Port, Port],
     columns: int,
@@ -236,35 +242,35 @@ def _stages(
     waiting: dict[Port, str] = {}
     reduced = 0
     for number_of_stage, stage in enumerate(core.stages):
-        given = [port.name for port in stage.core.arguments] + [number.name for number in stage.core.numbers]
+        arguments = [port.name for port in stage.core.arguments] + [number.name for number in stage.core.numbers]
         results = [f"stage_{number_of_stage}_{i}" for i in range(len(stage.core.results))]
-        lines.append(f"{', '.join(results)} = {stage.core.name}({', '.join(given)})")
+        lines.append(f"{', '.join(results)} = {stage.core.name}({', '.join(arguments)})")
         for value, (op, _) in zip(results, stage.reductions, strict=bool(stage.reductions)):
             row = Port(Role.LIFTED, reduced).name
             lines.append(f"{row} = dev.{_REDUCTIONS[op]}(tl.broadcast_to({value}, [ROWS, {columns}]), inside)")
             reduced += 1
         for number, port in zip(stage.values if stage.written else (), stage.written, strict=True):
             value = results[number]
-            all_of_it = f"tl.broadcast_to({value}, [ROWS, {columns if stage.whole else 1}])"
+            broadcast = f"tl.broadcast_to({value}, [ROWS, {columns if stage.whole else 1}])"
             summed = layout_of[port][2]
             if summed is Summed.OVER_ROWS:
-                lines.append(f"{port.name}_sum += tl.where(mask, {all_of_it}, 0)")
+                lines.append(f"{port.name}_sum += tl.where(mask, {broadcast}, 0)")
                 continue
-            place, mask = places[port]
+            address, mask = addresses[port]
             if summed is Summed.OVER_COLUMNS:
-                all_of_it = f"dev.row_sum({all_of_it}, inside)"
+                broadcast = f"dev.row_sum({broadcast}, inside)"
             if port in firsts.values():
-                waiting[port] = all_of_it
+                waiting[port] = broadcast
                 continue
             if port in firsts:
-                place, mask = places[firsts[port]]
-                lines.append(f"dev.store_pair({place}, {waiting.pop(firsts[port])}, {all_of_it}, {mask})")
+                address, mask = addresses[firsts[port]]
+                lines.append(f"dev.store_pair({address}, {waiting.pop(firsts[port])}, {broadcast}, {mask})")
                 continue
-            lines.append(f"dev.store({place}, {all_of_it}, {mask})")
+            lines.append(f"dev.store({address}, {broadcast}, {mask})")
     return lines
 
 
-def _dtype_of(core: CoreSource, port: Port) -> Any:
-    """The dtype of a result."""
-    found = [stage.dtypes[stage.written.index(port)] for stage in core.stages if port in stage.written]
-    return found[0]
+def _result_dtype(core: CoreSource, port: Port) -> Any:
+    """Dtype of a result."""
+    dtypes = [stage.dtypes[stage.written.index(port)] for stage in core.stages if port in stage.written]
+    return dtypes[0]

@@ -1,8 +1,7 @@
-"""The Triton code of each op. Each op has one row.
+"""The rules of Triton: for each op, an expression for blocks of values.
 
-All operands of an op have one dtype, because the tracer has inserted every conversion. Half values are float32 in
-registers. The result of an op on half values is rounded afterwards, unless the op can only return a value of one of its
-arguments.
+All operands of an op have the same dtype, because the tracer inserts all conversions. Half values are float32 in
+registers. After an op on half values, the result is rounded, unless the op always returns the value of an argument.
 """
 
 from __future__ import annotations
@@ -26,30 +25,30 @@ RULES = RuleTable("dev.", tl_name)
 _rule, _row = RULES.rule, RULES.row
 
 
-def _float_row(op: Op, function: str) -> None:
-    """An op on any dtype whose result is always floating-point."""
-    _rule(op)(lambda call: f"dev.{function}({_as_result(call, 0)})")
+def _add_float(op: Op, function: str) -> None:
+    """Adds the rule of an op that accepts any dtype and always returns a floating-point result."""
+    _rule(op)(lambda call: f"dev.{function}({_convert_to_result(call, 0)})")
 
 
-def _as_result(call: OpCall, index: int) -> str:
+def _convert_to_result(call: OpCall, index: int) -> str:
     """An operand, converted to the result's dtype."""
     text = call.operands[index]
     return text if call.is_float else f"{text}.to({RULES.type_of(call.result)})"
 
 
-def _infix(name: str, symbol: str, bools: str | None = None) -> None:
+def _add_infix(name: str, symbol: str, bools: str | None = None) -> None:
     text = f"{{0}} {symbol} {{1}}"
     _row(name, text, text, bools)
 
 
-_infix("add", "+", bools="{0} | {1}")
-_infix("sub", "-")
-_infix("mul", "*", bools="{0} & {1}")
+_add_infix("add", "+", bools="{0} | {1}")
+_add_infix("sub", "-")
+_add_infix("mul", "*", bools="{0} & {1}")
 
 # Bools are compared as int8, because Triton's comparisons on int1 are signed.
 _BOOL_AS_INT = "{{0}}.to(tl.int8) {0} {{1}}.to(tl.int8)"
 for _name, _symbol in {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}.items():
-    _infix(_name, _symbol, bools=_BOOL_AS_INT.format(_symbol))
+    _add_infix(_name, _symbol, bools=_BOOL_AS_INT.format(_symbol))
 
 for _name, _symbol in {"bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^"}.items():
     _row(_name, None, f"{{0}} {_symbol} {{1}}", f"{{0}} {_symbol} {{1}}")
@@ -58,7 +57,7 @@ for _name in UNARY:
     if not _name.startswith("bessel_y"):
         _row(_name, f"dev.{_name}({{0}})")
 
-# ATen ops that torch does not decompose. Integer operands are not converted, and the result has another dtype.
+# ATen ops that torch does not decompose. If operands are integers, the result is floating-point.
 for _name, _function in {
     "special_bessel_y0": "bessel_y0",
     "special_bessel_y1": "bessel_y1",
@@ -69,11 +68,15 @@ for _name, _function in {
     "special_scaled_modified_bessel_k0": "bessel_k0e",
     "special_scaled_modified_bessel_k1": "bessel_k1e",
 }.items():
-    _float_row(getattr(torch.ops.aten, _name).default, _function)
+    _add_float(getattr(torch.ops.aten, _name).default, _function)
 
 
-def _polynomial_row(name: str, function: str, *, shifted: bool = False) -> None:
-    """A polynomial of an argument and a degree, each a tensor of any dtype or a number. `shifted`: on [0, 1]."""
+def _add_polynomial(name: str, function: str, *, shifted: bool = False) -> None:
+    """Adds the rule of a polynomial. Its argument and its degree are tensors of any dtype, or numbers.
+
+    Args:
+        shifted: True for a polynomial on [0, 1] instead of [-1, 1].
+    """
 
     def rule(call: OpCall) -> str:
         pairs = zip(call.operands, call.constants, strict=True)
@@ -86,13 +89,13 @@ def _polynomial_row(name: str, function: str, *, shifted: bool = False) -> None:
 
 
 for _name in "tuvw":
-    _polynomial_row(f"chebyshev_polynomial_{_name}", f"chebyshev_{_name}")
-    _polynomial_row(f"shifted_chebyshev_polynomial_{_name}", f"chebyshev_{_name}", shifted=True)
+    _add_polynomial(f"chebyshev_polynomial_{_name}", f"chebyshev_{_name}")
+    _add_polynomial(f"shifted_chebyshev_polynomial_{_name}", f"chebyshev_{_name}", shifted=True)
 for _name in ("hermite_h", "hermite_he", "laguerre_l", "legendre_p"):
     _family, _kind = _name.split("_")
-    _polynomial_row(f"{_family}_polynomial_{_kind}", _name)
+    _add_polynomial(f"{_family}_polynomial_{_kind}", _name)
 
-# These ops do not change integers.
+# These ops return integers unchanged.
 for _name in ("ceil", "floor", "round", "trunc"):
     _row(_name, f"dev.{_name}({{0}})", "{0}")
 
@@ -207,7 +210,7 @@ def _isfinite(call: OpCall) -> str:
 
 @_rule(_prims.bitwise_not.default)
 def _bitwise_not(call: OpCall) -> str:
-    # This is not written as `~`, because the interpreter overflows on unsigned integers.
+    # The operator `~` is not used, because it overflows on unsigned integers in the interpreter.
     if call.is_float:
         raise call.refuse("bitwise operations need integers.")
     ones = True if call.is_bool else torch.iinfo(call.dtype).max if call.is_unsigned else -1
@@ -250,8 +253,8 @@ def _convert(call: OpCall) -> str:
         return f"{x}.to(tl.int64).to({tl_name(target)})"
     text = x if source == target else f"{x}.to({tl_name(target)})"
     if not call.is_float and call.dtype.itemsize >= 4 and call.result in HALF_DTYPES:
-        # Without this addition, the compiler merges this conversion with the next one to a narrower dtype, and rounds
-        # once.
+        # Without this addition, the compiler merges this conversion with the following conversion to the half dtype,
+        # and rounds only once.
         text += f" + {literal(0.0, call.result)}"
     return text
 
@@ -286,11 +289,11 @@ def _angle(call: OpCall) -> str:
 
 @_rule(torch.ops.aten.polygamma.default)
 def _polygamma(call: OpCall) -> str:
-    """The derivatives of digamma: (-1)^(n + 1) n! zeta(n + 1, x) (DLMF 25.11.12)."""
+    """The derivative of digamma of order n: (-1)^(n + 1) n! zeta(n + 1, x) (DLMF 25.11.12)."""
     order = call.constants[0]
     assert isinstance(order, int)
     result = register_dtype(call.result)
-    x = _as_result(call, 1)
+    x = _convert_to_result(call, 1)
     if order < 2:
         return f"dev.{('digamma', 'trigamma')[order]}({x})"
     sign = -1.0 if order % 2 == 0 else 1.0

@@ -1,8 +1,8 @@
-"""A kernel's source with all functions that it calls, for a compiler that copies a kernel into its own code.
+"""Sources of kernels together with all functions that they call, for compilers that copy kernels into their own code.
 
-Inductor copies a kernel, and the `@triton.jit` functions that it finds by name, into the module that it generates. It
-does not find functions of modules, such as `dev.exp`, and it compiles with fused multiply-add. Therefore, the functions
-are copied under new names, and products are rounded before anything is added to them.
+Inductor copies a kernel, and the `@triton.jit` functions that the kernel calls by a plain name, into the module that it
+generates. It does not find functions of modules, such as `dev.exp`, and it compiles with fused multiply-add. Therefore,
+the functions are copied under new names into the kernel's source, and products are rounded before a sum uses them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HEADER = """import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 """
-# libdevice.mul_rn is not used for float32, because Inductor compiles it so that subnormal products become zero.
+# libdevice.mul_rn is not used for float32, because subnormal products become zero when Inductor compiles it.
 _ROUNDED_PRODUCT = """@triton.jit
 def rounded_product(x, y):
     if x.dtype == tl.float32:
@@ -31,18 +31,19 @@ def rounded_product(x, y):
         return x * y
 """
 # Inductor's generated modules also define these names.
-_KNOWN = frozenset({"triton", "tl", "libdevice"})
+_SHARED_NAMES = frozenset({"triton", "tl", "libdevice"})
 
 
 def standalone(kernel: Any) -> Any:
-    """Rewrites `kernel`, a `triton.JITFunction` of generated source, so that it calls nothing outside of its module."""
-    # AMD's compilers lack this instruction, so they may merge a product and a sum into one operation.
+    """Rewrites a kernel, a `triton.JITFunction`, so that its module contains all functions that it calls."""
+    # For AMD GPUs, products are not rounded, because `rounded_product` is written in PTX. Products and sums may be
+    # fused.
     linker = _Linker(kernel, rounds=launches_on_nvidia())
     return compile_triton_code_str(linker.source(), kernel.fn.__name__)
 
 
 def linked(kernel: Any) -> dict[str, str]:
-    """The source of each function of a kernel, by name, for a launch without fused multiply-add."""
+    """Sources of a kernel and of the functions that it calls, by name, for launches without fused multiply-add."""
     return _Linker(kernel, rounds=False).written
 
 
@@ -54,7 +55,7 @@ class _Linker:
         self._add(kernel)
 
     def source(self) -> str:
-        # The kernel was added first, but its source comes last, after the functions that it calls.
+        # The kernel is the last entry, after the functions that it calls.
         rounded_product = [_ROUNDED_PRODUCT] if self._rounds else []
         return "\n\n".join([HEADER, *rounded_product, *self.written.values()]) + "\n"
 
@@ -63,7 +64,7 @@ class _Linker:
         if name in self.written:
             return name
         tree = ast.parse(function.src)
-        rounds = self._rounds and function is not self._kernel  # the kernel itself multiplies only sizes
+        rounds = self._rounds and function is not self._kernel  # the kernel itself only multiplies sizes
         linked = _Linked(function.fn.__globals__, self._add, rounds=rounds).visit(tree)
         linked.body[0].name = name
         self.written[name] = f"@triton.jit{self._options(function)}\n{ast.unparse(linked)}"
@@ -78,7 +79,7 @@ class _Linker:
 
 
 class _Linked(ast.NodeTransformer):
-    """Replaces the names of functions with the names that `add` returns."""
+    """Replaces references to functions by the names that `add` returns."""
 
     def __init__(self, names: dict[str, Any], add: Any, *, rounds: bool) -> None:
         self._names = names
@@ -86,7 +87,7 @@ class _Linked(ast.NodeTransformer):
         self._rounds = rounds
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        if isinstance(node.value, ast.Name) and node.value.id not in _KNOWN:
+        if isinstance(node.value, ast.Name) and node.value.id not in _SHARED_NAMES:
             module = self._names.get(node.value.id)
             if isinstance(module, types.ModuleType):
                 return self._reference(getattr(module, node.attr))
@@ -98,12 +99,12 @@ class _Linked(ast.NodeTransformer):
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         self.generic_visit(node)
-        # Products with numbers that have no dtype yet are computed by Triton itself.
+        # Products with constants remain unchanged, because constants have no dtype.
         numbers = any(isinstance(side, ast.Constant) for side in (node.left, node.right))
         if not self._rounds or not isinstance(node.op, ast.Mult) or numbers:
             return node
         return ast.Call(ast.Name("rounded_product"), [node.left, node.right], [])
 
     def _reference(self, function: Any) -> ast.Name:
-        assert isinstance(function, triton.JITFunction), f"{function} is no function that a kernel can call"
+        assert isinstance(function, triton.JITFunction), f"{function} is not a function that kernels can call"
         return ast.Name(self._add(function))

@@ -1,4 +1,4 @@
-"""A kernel that reads the addresses of its tensors from a table, instead of taking the tensors as arguments."""
+"""Kernels that read the addresses of their tensors from a table, instead of receiving the tensors as arguments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from flexsn_codegen.source._source import KernelSource
 from flexsn_codegen.targets.triton._literals import tl_name
 
-# In bytes and in elements. If addresses have this alignment, Triton moves vectors, as for tensors that are arguments.
+# Number of bytes for addresses, and of elements for counts. If addresses and counts are multiples of this number,
+# Triton loads and stores vectors, as for tensors that are arguments.
 ALIGNMENT = 16
 
 
@@ -21,23 +22,23 @@ def over_table(
 
     Args:
         dtypes: dtypes of the tensors.
-        words: the integers that the kernel takes in addition to the table.
+        words: names of the integers that the kernel takes after the table.
         aligned: True if all addresses and counts in the table are multiples of `ALIGNMENT`.
     """
     name = f"{source.name}_foreach{'_aligned' if aligned else ''}"
 
-    def known(text: str, factor: int) -> str:
+    def mark_multiple(text: str, factor: int) -> str:
         return f"tl.multiple_of({text}, {factor})" if aligned else text
 
     pointers = [f"{port.name}_ptr" for port in source.params]
     types = [f"tl.pointer_type({tl_name(torch.int8 if dtype == torch.bool else dtype)})" for dtype in dtypes]
     lines = [
         f"    row = table_ptr + tl.program_id(0).to(tl.int64) * {2 + len(pointers)}",
-        f"    N = {known('tl.load(row + 1)', ALIGNMENT)}",
+        f"    N = {mark_multiple('tl.load(row + 1)', ALIGNMENT)}",
     ]
     for i, (pointer, kind) in enumerate(zip(pointers, types, strict=True)):
-        lines.append(f"    {pointer} = {known(f'tl.load(row + {2 + i}).to({kind})', ALIGNMENT)}")
-    offsets = f"    off = {known('tl.load(row)', ALIGNMENT)} + tl.arange(0, BLOCK)"
+        lines.append(f"    {pointer} = {mark_multiple(f'tl.load(row + {2 + i}).to({kind})', ALIGNMENT)}")
+    offsets = f"    off = {mark_multiple('tl.load(row)', ALIGNMENT)} + tl.arange(0, BLOCK)"
     signature = ", ".join(["table_ptr", *words, "BLOCK: tl.constexpr"])
     start = source.source.rindex("@triton.jit")
     head, kernel = source.source[:start], source.source[start:]

@@ -1,4 +1,4 @@
-"""Triton as a target."""
+"""The target Triton."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _APPROXIMATE = {Approximate.DIVISION: ("div",), Approximate.EVERYTHING: FAST}
 
 
 class Triton(Target):
-    """Sources are Python modules of `@triton.jit` functions on blocks of values, which call `dev.<name>`."""
+    """The target whose sources are modules of `@triton.jit` functions on blocks of values. They call `dev.<name>`."""
 
     name = "Triton"
     rows = True

@@ -13,9 +13,9 @@ import triton
 import triton.language as tl
 
 from flexsn_codegen.targets._entry import Entry
-from flexsn_graph.versions import UnsupportedVersionWarning, expect, installed, lacking, needed, private, say_if_newer
+from flexsn_graph.versions import UnsupportedVersionWarning, expect, installed, lacking, needed, private, warn_if_newer
 
-say_if_newer("triton")
+warn_if_newer("triton")
 
 _NO_INTERPRETER = "kernels cannot run in Triton's interpreter"
 _NO_OFFLINE = "`compile_offline` cannot compile"
@@ -31,12 +31,12 @@ def _fails_with_numpy() -> bool:
     return triton.__version__.startswith("3.6.") and [int(part) for part in numpy] >= [2, 4]
 
 
-# The interpreter is imported when a kernel is interpreted, because it needs numpy, which no other part needs.
+# The interpreter is only imported when it runs a kernel, because it needs numpy, which nothing else here needs.
 expect("triton.runtime.interpreter", ["TensorHandle", "TensorHandle.data", "TensorHandle.dtype"], _NO_INTERPRETER)
 if triton.knobs.runtime.interpret and _fails_with_numpy():
     warnings.warn(
         f"{installed('triton')}'s interpreter does not work with numpy {importlib.metadata.version('numpy')}: "
-        f"{_NO_INTERPRETER}. Run `pip install 'numpy<2.4'`, or take a newer Triton.",
+        f"{_NO_INTERPRETER}. Run `pip install 'numpy<2.4'`, or install a newer Triton.",
         UnsupportedVersionWarning,
         stacklevel=2,
     )
@@ -47,16 +47,17 @@ ASTSource = private("triton.compiler", "ASTSource", _NO_OFFLINE, takes=["fn", "s
 expect(_DRIVER, ["driver"], _NO_LAUNCH)
 expect("triton", ["knobs"], _NO_LAUNCH)
 expect(_COMPILER, _LAUNCHER, "calls of compiled kernels take longer")
-_short = not lacking(_COMPILER, _LAUNCHER)
+_has_direct_launch = not lacking(_COMPILER, _LAUNCHER)
 _digest_of_triton: Callable[[], object] = private(
     "triton.runtime.cache", "triton_key", "the first compilations of a process take longer", default=lambda: None
 )
-# Launch attributes other than a grid, threads and shared memory, with their defaults.
-_USUAL = {"launch_pdl": False, "num_ctas": 1}
-# After its own arguments, each kernel takes pointers to memory that Triton allocates. Our kernels do not need any.
+# Default values of launch attributes. Kernels with other values are not launched by their addresses.
+_DEFAULT_ATTRIBUTES = {"launch_pdl": False, "num_ctas": 1}
+# Sizes of the memory that Triton allocates for a kernel, and passes as pointers after the kernel's arguments. Kernels
+# of this package need none.
 _SCRATCH = {"global_scratch_size": 0, "profile_scratch_size": 0}
 _INTEGERS = ("i32", "u32", "i64", "u64")
-_told = _short and not lacking(_COMPILER, ["CompiledKernel.metadata", "CompiledKernel.src"])
+_reports_arguments = _has_direct_launch and not lacking(_COMPILER, ["CompiledKernel.metadata", "CompiledKernel.src"])
 
 
 def array_of(x: Any) -> Any:
@@ -65,17 +66,17 @@ def array_of(x: Any) -> Any:
 
 
 def value_of(like: Any, data: Any, kind: Any) -> Any:
-    """A value of the interpreter that contains `data`, with the shape of `like` and the dtype `kind`."""
+    """A value in Triton's interpreter that contains `data` and has the shape of `like` and the dtype `kind`."""
     handle = needed("triton.runtime.interpreter", "TensorHandle", _NO_INTERPRETER)
     shape = _block_type(kind, like.type.shape) if like.type.is_block() else kind
     return _tensor(handle(data.reshape(array_of(like).shape), kind), shape)
 
 
 def as_flags(mask: Any) -> Any:
-    """A mask whose array contains flags, which loads and stores of Triton 3.9 require.
+    """A mask as an array of bools, which loads and stores of Triton 3.9 require.
 
-    The interpreter gives a comparison the dtype of the compared values. For example, a number that is compared and
-    broadcast to a block is an array of int32.
+    In the interpreter, the result of a comparison has the dtype of the compared values. For example, the comparison of
+    two int32 numbers, broadcast to a block, is an array of int32.
     """
     return value_of(mask, array_of(mask).astype(bool), tl.int1) if isinstance(mask, _tensor) else mask
 
@@ -92,20 +93,20 @@ def load_driver() -> None:
 
 
 def read_compiler() -> None:
-    """Reads all of Triton, whose digest is part of the key of each kernel. Triton keeps the digest."""
+    """Computes the digest of Triton's files, which is part of the cache key of each kernel. Triton keeps the digest."""
     _digest_of_triton()
 
 
 def launcher(
     compiled: Any, grid: tuple[int, int, int], numbers: tuple[float, ...], device: torch.device
 ) -> Callable[[Sequence[torch.Tensor]], None]:
-    """The implementation of `targets.triton.launcher`."""
+    """Implements `targets.triton.launcher`."""
     driver = needed(_DRIVER, "driver", _NO_LAUNCH)
     hooks = needed("triton", "knobs.runtime", _NO_LAUNCH)
 
     usual = compiled[grid]
     current_stream, index = driver.active.get_current_stream, device.index
-    if not _short:
+    if not _has_direct_launch:
         return lambda tensors: usual(*tensors, *numbers, stream=current_stream(index))
     run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
     x, y, z = grid
@@ -121,17 +122,17 @@ def launcher(
 
 
 def load(compiled: Any) -> None:
-    """The implementation of `targets.triton._launcher.load`."""
-    if _short and compiled is not None:
+    """Implements `targets.triton._launcher.load`."""
+    if _has_direct_launch and compiled is not None:
         _ = compiled.run
 
 
 def entry(compiled: Any, grid: tuple[int, int, int], numbers: tuple[float, ...]) -> Entry | None:
-    """The implementation of `targets.triton.entry`."""
-    if not _told or torch.version.hip is not None or grid[2] != 1:
+    """Implements `targets.triton.entry`."""
+    if not _reports_arguments or torch.version.hip is not None or grid[2] != 1:
         return None
     run, metadata = compiled.run, compiled.metadata
-    if any(getattr(run, name, None) != value for name, value in (_USUAL | _SCRATCH).items()):
+    if any(getattr(run, name, None) != value for name, value in (_DEFAULT_ATTRIBUTES | _SCRATCH).items()):
         return None
     together = getattr(run, "launch_cooperative_grid", None)
     if together is None or getattr(run, "gsan_enabled", False):  # the sanitizer adds arguments to each kernel

@@ -1,7 +1,7 @@
-"""Triton kernels with interleaved results, such as pixels of three colours.
+"""Triton kernels with interleaved results, such as the three colours of pixels.
 
-A program writes adjacent elements, and computes each element together with its neighbours. If a program stored every
-third element separately, each of these stores would touch all of the memory.
+A program writes adjacent elements of all results. If it stored each result separately, each store would write only
+every third element, and would access all of the memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from flexsn_codegen.targets.triton._writer import TritonWriter
 
 def woven_kernel(target: Target, name: str, core: CoreSource, layouts: Sequence[Any], count: int) -> KernelSource:
     """Implements `Target.woven_kernel`."""
-    # A result is adjacent in memory if the first elements of its groups are `count` apart everywhere.
+    # The layout of a group's first result is `DENSE` if the results of the group fill one contiguous range of memory.
     writer = TritonWriter(target, (), ["N"])
     writer.line("lane = dev.narrow(tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK), N)")
     writer.line("mask = lane < N")
@@ -29,10 +29,10 @@ def woven_kernel(target: Target, name: str, core: CoreSource, layouts: Sequence[
         writer.load(port.name, port)
     writer.call([port.name for port in core.results], core, [*(port.name for port in ports[:arguments]), *numbers])
     for group, first in enumerate(firsts):
-        own = core.results[group * count : (group + 1) * count]
-        text = own[-1].name
+        results = core.results[group * count : (group + 1) * count]
+        text = results[-1].name
         for i in range(count - 2, -1, -1):
-            text = f"tl.where(cell == {i}, {own[i].name}, {text})"
+            text = f"tl.where(cell == {i}, {results[i].name}, {text})"
         writer.line(f"{first.name}_woven = {text}")
         if layouts[arguments + group] == DENSE:
             writer.line(f"dev.store({first.name}_ptr + lane, {first.name}_woven, mask)")

@@ -1,4 +1,4 @@
-"""Triton kernels in which a program walks `BLOCK` elements."""
+"""Triton kernels in which a program computes `BLOCK` elements."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from flexsn_codegen.targets.triton._literals import tl_name
 from flexsn_graph import Port
 
 
-def decoded(number: Number) -> str:
-    """The number as a scalar of its dtype."""
+def decode(number: Number) -> str:
+    """An expression that decodes a number from the kernel's integer arguments, as a scalar of its dtype."""
     dtype, name = number.dtype, tl_name(number.dtype)
     words = [f"tl.cast({argument}, tl.int32)" for argument in number.arguments]
     if dtype.itemsize == 8:
@@ -29,44 +29,44 @@ def decoded(number: Number) -> str:
     return f"{bits}.to({name}, bitcast=True)" if dtype.itemsize == 4 else f"{bits}.to({name})"
 
 
-def _folded(function: str, values: Sequence[str]) -> str:
-    """A function of two arguments, applied to several values."""
+def _fold(function: str, values: Sequence[str]) -> str:
+    """An expression that combines several values by nested calls of a function of two arguments."""
     folded, *others = values
     for other in others:
         folded = f"{function}({folded}, {other})"
     return folded
 
 
-def _mask(exists: str | None) -> str:
+def _mask_text(exists: str | None) -> str:
     return f"mask & ({exists})" if exists else "mask"
 
 
 class TritonWriter(KernelWriter):
     """Writes kernels in Triton.
 
-    In the source, `off` is the element's number in the step. `number` is the same number, in 32 bits if they are
-    sufficient, because divisions then take half the time. `mask` guards the last block, `step` is `NCL` in int64, and
-    `<operand>_at` is a scalar pointer to the operand's current time step.
+    In the source, `off` is the index of an element in the step. `number` is the same index, in 32 bits if they are
+    sufficient, because divisions of 32 bits take half the time. `mask` is False for elements beyond the last one of the
+    step, `step` is `NCL` in int64, and `<operand>_at` is a scalar pointer to the operand's current time step.
     """
 
     def __init__(self, target: Target, strided: Strided, sizes: Sequence[str]) -> None:
         super().__init__(target, strided, sizes)
-        # An operand without offsets has one number for all elements of the step, which is loaded once.
+        # An operand that has no entry has one number for all elements of the step, which is loaded once.
         self._offsets: dict[Port, str] = {}
         self._computed: dict[tuple[tuple[str, str, str], ...], str] = {}
         self._times: dict[Port, str] = {}
         self._unspecialised = ["T"] if "T" in sizes else []
 
     def begin(self) -> None:
-        # int64 from the first product on, because T * NCL exceeds 2**31 at T=32, batch 64, 64 x 224 x 224.
+        # int64, because offsets up to T * NCL exceed 2**31, for example with T=32, a batch of 64, and 64 x 224 x 224.
         self.line("off = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)")
         self.line(f"mask = off < {self._elements}")
         if "T" in self._sizes:
             self.line(f"step = tl.cast({self._elements}, tl.int64)")
-            # Adds 0 in a form that the compiler assumes to be only as divisible as `step`. Otherwise, if the distance
-            # between time steps is not a multiple of 16 bytes, every second or fourth step is read and written in wider
-            # pieces than the other steps. Values are then moved between threads, and Triton 3.6 fails on some ("does
-            # not dominate this use").
+            # The line adds 0, but the compiler then assumes that `off` is only as divisible as `step`. Otherwise, if
+            # the distance between time steps is not a multiple of 16 bytes, every second or fourth step would be loaded
+            # and stored in wider pieces than the other steps. Values would then be moved between threads, which makes
+            # Triton 3.6 fail for some kernels ("does not dominate this use").
             self.line(f"off += tl.where(T < 0, {self._elements}, 0)")
 
     def _declare(self, port: Port, terms: Sequence[tuple[str, str, str]] | None, *, strided_time: bool) -> None:
@@ -87,34 +87,34 @@ class TritonWriter(KernelWriter):
 
     def number(self, number: Number) -> None:
         self._unspecialised += number.arguments
-        self.line(f"{number.name} = {decoded(number)}")
+        self.line(f"{number.name} = {decode(number)}")
 
-    def _time(self, port: Port) -> str:
-        """The distance between two time steps, in elements."""
+    def _step_distance(self, port: Port) -> str:
+        """Source text of the distance between two time steps, in elements."""
         if port in self._bits:
             return f"tl.cast({self._row}, tl.int64)"
         return "tl.num_programs(0)" if port in self._sums else self._times[port]
 
     def point(self, port: Port, chunks: str = "", length: int = 1) -> None:
-        rows = f" + tl.cast({chunks}, tl.int64) * {length} * {self._time(port)}" if chunks else ""
+        rows = f" + tl.cast({chunks}, tl.int64) * {length} * {self._step_distance(port)}" if chunks else ""
         self.line(f"{port.name}_at = {port.name}_ptr{rows}")
 
     def at(self, port: Port, step: int = 0) -> str:
-        return f"{port.name}_at" + (f" + {step} * {self._time(port)}" if step else "")
+        return f"{port.name}_at" + (f" + {step} * {self._step_distance(port)}" if step else "")
 
     def row(self, port: Port, number: str, shift: int = 0) -> str:
         row = f"tl.cast({number}, tl.int64)"
         row = f"({row} - {-shift})" if shift else row
-        return f"{port.name}_ptr + {row} * {self._time(port)}"
+        return f"{port.name}_ptr + {row} * {self._step_distance(port)}"
 
     def move(self, port: Port, steps: int) -> None:
         sign, count = ("-", -steps) if steps < 0 else ("+", steps)
-        self.line(f"{port.name}_at {sign}= {count} * {self._time(port)}")
+        self.line(f"{port.name}_at {sign}= {count} * {self._step_distance(port)}")
 
     def load(self, name: str, port: Port, place: str | None = None, exists: str | None = None) -> None:
         pointer = place or f"{port.name}_ptr"
         if port in self._offsets:
-            self.line(f"{name} = dev.load({pointer} + {self._offsets[port]}, {_mask(exists)})")
+            self.line(f"{name} = dev.load({pointer} + {self._offsets[port]}, {_mask_text(exists)})")
         else:
             self.line(f"{name} = tl.broadcast_to(dev.load({pointer}, {exists or True}), [BLOCK])")
 
@@ -124,7 +124,7 @@ class TritonWriter(KernelWriter):
             total = f"tl.sum(tl.where(mask, {value}, 0), axis=0)"
             self.line(f"tl.store({pointer} + tl.program_id(0), {total}, {exists or True})")
         else:
-            self.line(f"dev.store({pointer} + {self._offsets[port]}, {value}, {_mask(exists)})")
+            self.line(f"dev.store({pointer} + {self._offsets[port]}, {value}, {_mask_text(exists)})")
 
     def store_bits(self, port: Port, value: str, place: str, exists: str | None = None) -> None:
         store = f"dev.store_bits({place}, {value}, mask, {self._row})"
@@ -151,7 +151,7 @@ class TritonWriter(KernelWriter):
         self.line(f"{', '.join(results)} = {core.name}({', '.join(arguments)})")
 
     def flag(self, value: bool) -> str:
-        # A constant. Without a loop in between, the compiler evaluates it, and the step has no condition.
+        # If no loop changes the flag, the compiler evaluates this constant, and removes the condition of the step.
         return f"tl.full([], {value}, tl.int1)"
 
     def integer(self, name: str, expression: str) -> None:
@@ -167,7 +167,7 @@ class TritonWriter(KernelWriter):
     def segment(self, first: int = 0) -> None:
         self._sizes += ["SEGMENTS", "BESIDE"]
         self._unspecialised += ["SEGMENTS", "BESIDE"]
-        # int64, because its products with numbers of steps exceed 2**31.
+        # int64, because products of `segment` and a number of steps exceed 2**31.
         self.line("segment = tl.program_id(1).to(tl.int64)" + (f" + {first}" if first else ""))
 
     def add_segments(self) -> None:
@@ -179,9 +179,9 @@ class TritonWriter(KernelWriter):
         self._unspecialised.append(name)
 
     def differ(self, name: str, value: str, other: str, dtype: torch.dtype) -> None:
-        kept = register_dtype(dtype)
-        if kept.is_floating_point:
-            bits = f"tl.int{8 * kept.itemsize}"
+        dtype_in_registers = register_dtype(dtype)
+        if dtype_in_registers.is_floating_point:
+            bits = f"tl.int{8 * dtype_in_registers.itemsize}"
             value, other = f"{value}.to({bits}, bitcast=True)", f"{other}.to({bits}, bitcast=True)"
         self.line(f"{name} = (({value} != {other}) & mask).to(tl.int32)")
 
@@ -192,9 +192,9 @@ class TritonWriter(KernelWriter):
         inside = [f"tl.minimum(tl.maximum({value}, 0), T)" for value in values]
         lows = [f"tl.min(tl.where(mask, {one}, T), axis=0)" for one in inside]
         highs = [f"tl.max(tl.where(mask, {one}, 0), axis=0)" for one in inside]
-        self.line(f"{largest} = {_folded('tl.maximum', highs)}")
-        # The minimum over no elements, as in a row that does not exist, is T. Both bounds are then 0.
-        self.line(f"{least} = {_folded('tl.minimum', [*lows, largest])}")
+        self.line(f"{largest} = {_fold('tl.maximum', highs)}")
+        # In a row that does not exist, the mask excludes all elements, so the minimum is T. Both bounds are then 0.
+        self.line(f"{least} = {_fold('tl.minimum', [*lows, largest])}")
 
     def less(self, name: str, value: str, number: str) -> None:
         self.line(f"{name} = {value} - tl.cast({number}, tl.int32)")
@@ -204,7 +204,7 @@ class TritonWriter(KernelWriter):
 
     def shift(self, port: Port, steps: str) -> None:
         before = self._offsets.get(port, "0")
-        self.line(f"{port.name}_shifted = {before} - {steps} * {self._time(port)}")
+        self.line(f"{port.name}_shifted = {before} - {steps} * {self._step_distance(port)}")
         self._offsets[port] = f"{port.name}_shifted"
 
     def choose(self, name: str, number: str, text: str, other: str) -> None:
@@ -222,7 +222,7 @@ class TritonWriter(KernelWriter):
         with self._block("for row in range(0, ROWS):"):
             self.line("off = first + row * tl.cast(ROW, tl.int64)")
             self.line(f"mask = within & (off < {self._elements})")
-            self._computed.clear()  # the computed offsets are for the first row
+            self._computed.clear()  # offsets that were computed before the loop are those of the first row
             yield
         self.line("off = first")
         self.line("mask = within")
@@ -241,10 +241,10 @@ class TritonWriter(KernelWriter):
 
 
 def jit_function(name: str, arguments: Sequence[str], unspecialised: Iterable[str], body: str, doc: str) -> str:
-    """A kernel's function around its lines, for blocks of `BLOCK` elements.
+    """The source of a kernel's function for blocks of `BLOCK` elements, with `body` as its lines.
 
     Args:
-        unspecialised: numbers for which Triton makes no specialised binaries, such as T. One binary is used for all.
+        unspecialised: arguments for whose values Triton compiles no specialized binaries, such as T.
     """
     signature = ",\n    ".join([*arguments, "BLOCK: tl.constexpr"])
     names = ", ".join(f'"{name}"' for name in unspecialised)

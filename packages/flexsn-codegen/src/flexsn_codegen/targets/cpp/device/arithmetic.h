@@ -1,13 +1,13 @@
-// Arithmetic: exact, or rounded once, with the bits of eager mode on the CPU.
+// Arithmetic. Results are exact, or rounded once, and have the bits of eager mode on the CPU.
 //
-// Functions of the C library are called by their builtins: <cmath> is slow to read.
+// Functions of the C library are called as builtins of the compiler, because <cmath> takes long to read.
 #pragma once
 
 #include "types.h"
 
 namespace dev {
 
-// x * y + z, rounded once where the processor has an instruction for it, or else twice.
+// x * y + z. It is rounded once if the processor has an instruction for it, otherwise twice.
 DEV_INLINE float fused(float x, float y, float z) {
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
     return __builtin_fmaf(x, y, z);
@@ -34,7 +34,7 @@ DEV_INLINE float ceil(float x) { return __builtin_ceilf(x); }
 DEV_INLINE double ceil(double x) { return __builtin_ceil(x); }
 DEV_INLINE float trunc(float x) { return __builtin_truncf(x); }
 DEV_INLINE double trunc(double x) { return __builtin_trunc(x); }
-DEV_INLINE float round(float x) { return __builtin_rintf(x); }  // half to even
+DEV_INLINE float round(float x) { return __builtin_rintf(x); }  // ties go to even
 DEV_INLINE double round(double x) { return __builtin_rint(x); }
 DEV_INLINE float copysign(float x, float y) { return __builtin_copysignf(x, y); }
 DEV_INLINE double copysign(double x, double y) { return __builtin_copysign(x, y); }
@@ -47,9 +47,9 @@ DEV_INLINE double abs(double x) { return __builtin_fabs(x); }
 // -- remainders ------------------------------------------------------------------------------------------------
 
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
-// Exact, and without a branch: of the largest number by the smallest the quotient has 277 bits, of which each round takes
-// 50 off. The rest is a multiple of the two numbers' last bits, so that each product and difference, rounded once, is
-// exact.
+// `fmod` is exact, and has no branch. The quotient of the largest number and the smallest number has 277 bits. Each
+// call of `reduced_by` removes 50 of these bits. The rest is always a multiple of the smaller last bit of `x` and `y`,
+// so each product and difference, rounded once, is exact.
 DEV_INLINE double reduced_by(double rest, double divisor, double inverse, double shift) {
     double n = round(rest * (inverse * (1.0 / shift)));
     return fused(-n, divisor * shift, rest);
@@ -72,7 +72,7 @@ DEV_INLINE float fmod(float x, float y) { return __builtin_fmodf(x, y); }
 #endif
 DEV_INLINE double fmod(double x, double y) { return __builtin_fmod(x, y); }
 
-// With the sign of `y`.
+// The remainder with the sign of `y`.
 template <typename T>
 DEV_INLINE T remainder(T x, T y) {
     T rest = fmod(x, y);
@@ -81,7 +81,8 @@ DEV_INLINE T remainder(T x, T y) {
 
 // -- conversions -----------------------------------------------------------------------------------------------
 
-// Towards zero. Numbers out of range, and NaN, are the least number: what x86 gives, and so eager mode there.
+// Rounds towards zero. For NaN and for numbers out of range, the result is the smallest integer, as in conversions of
+// x86, and therefore in eager mode on x86.
 template <typename To, typename From>
 DEV_INLINE To whole(From x) {
     constexpr From end = From(To(1) << (8 * sizeof(To) - 2)) * From(2);
@@ -90,8 +91,8 @@ DEV_INLINE To whole(From x) {
     return inside ? number : To(-end);
 }
 
-// To an integer type of a floating-point number. To the narrow ones by way of int32 and to the unsigned ones mostly by
-// way of int64, as eager mode does, where the low bits are kept: what is out of range wraps.
+// Converts a floating-point number to an integer type as eager mode does: to narrow types via int32, and to most
+// unsigned types via int64. These conversions keep the low bits, so numbers out of range wrap around.
 template <typename To, typename From>
 DEV_INLINE To to_integer(From x) {
     if constexpr (is_same<To, uint64_t>) {
@@ -104,7 +105,7 @@ DEV_INLINE To to_integer(From x) {
     } else if constexpr (is_same<To, uint32_t> || (is_same<To, uint8_t> && sizeof(From) == 8)) {
         return To(uint64_t(whole<int64_t>(x)));
     } else if constexpr (sizeof(To) < 4) {
-        // The low bits of the least number are 0.
+        // Out of range, the int32 would be the smallest one, whose low bits are 0.
         return To(int32_t(abs(x) < From(0x1p31) ? x : From(0)));
     } else {
         return To(whole<int32_t>(x));
@@ -116,7 +117,8 @@ DEV_INLINE To to_integer(From x) {
 DEV_INLINE float nextafter(float x, float y) { return __builtin_nextafterf(x, y); }
 DEV_INLINE double nextafter(double x, double y) { return __builtin_nextafter(x, y); }
 
-// The neighbour of one of a half type's numbers, which in their 16 bits, without the sign, follow each other.
+// The 16 bits of the neighbour of a half value in the direction of `y`. Half values of one sign that follow each other
+// have bits that follow each other.
 DEV_INLINE uint32_t neighbour_bits(uint32_t bits, float x, float y) {
     uint32_t moved = (x < y) == (x > 0.0f) ? bits + 1u : bits - 1u;
     return x == 0.0f ? (y > 0.0f ? 0x0001u : 0x8001u) : moved;
@@ -143,7 +145,7 @@ DEV_INLINE T frexp_mantissa(T x) {
     return frexp(x, &exponent);
 }
 
-// 0 for infinity and NaN.
+// The exponent. It is 0 for infinity and NaN.
 template <typename T>
 DEV_INLINE int32_t frexp_exponent(T x) {
     int exponent = 0;

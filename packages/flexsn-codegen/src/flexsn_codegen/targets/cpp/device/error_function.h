@@ -3,7 +3,7 @@
 
 #include "exponential.h"
 
-// As <math.h> declares them, which need not be read for two functions.
+// The declarations of <math.h>. This header is not included, because only two of its functions are used.
 #if defined(__GLIBC__)
 extern "C" double lgamma_r(double, int*) noexcept;
 extern "C" long double lgammal_r(long double, int*) noexcept;
@@ -24,7 +24,8 @@ DEV_INLINE float erf(float x) {
     p = fused(p, square, -0.37612626f);
     p = fused(p, square, 0.12837917f);
     float near = fused(p, a, a);
-    // 1 - erfc(a), whose logarithm is a polynomial; beyond 4 it is less than half of the last bit.
+    // 1 - erfc(a). The logarithm of erfc(a) is approximated by a polynomial. Beyond 4, erfc(a) is less than half of the
+    // last bit of the result.
     float t = a > 4.0f ? 4.0f : a;
     float q = 0.00018637879f;
     q = fused(q, t, -0.0029476548f);
@@ -44,8 +45,8 @@ DEV_INLINE float erfc(float x) { return float(__builtin_erfc(double(x))); }
 DEV_INLINE double erf(double x) { return __builtin_erf(x); }
 DEV_INLINE double erfc(double x) { return double(__builtin_erfcl(static_cast<long double>(x))); }
 
-// As `long double`, because glibc's of double are off by 3 ulp. Its `lgamma` writes the sign of gamma to a variable that
-// all threads have in common.
+// Computed as `long double`, because the errors of glibc's function for double reach 3 ulp. `lgamma` itself is not
+// called, because it writes the sign of gamma to a variable that all threads share.
 DEV_INLINE double lgamma(double x) {
 #if defined(__GLIBC__)
     int sign;

@@ -1,25 +1,26 @@
-// exp and what is made of it.
+// exp, and functions that are computed with it.
 //
-// Reduced by multiples of ln 2 in two parts (Cody and Waite, Software Manual for the Elementary Functions, 1980);
-// polynomials of least greatest relative error, by Remez's algorithm.
+// Arguments are reduced by multiples of ln 2, which is represented as two parts (Cody and Waite, Software Manual for
+// the Elementary Functions, 1980). The polynomials minimize the maximum of the relative error. They were
+// computed by Remez's algorithm.
 #pragma once
 
 #include "arithmetic.h"
 
 namespace dev {
 
-// 2^n, -126 <= n <= 127.
+// 2^n, for -126 <= n <= 127.
 DEV_INLINE float power_of_two(int32_t n) { return from_bits(uint32_t(n + 127) << 23); }
 
-// x = n * scale + r with the nearest whole n, whose product with the high part of `scale` is exact.
+// x = n * scale + rest, where n is the nearest integer. The product of n with the high part of `scale` is exact.
 struct Reduced {
     float rest;
     int32_t n;
 };
 
 DEV_INLINE Reduced reduced(float x, float inverse, float high, float low) {
-    // In such a number the lowest bit is worth 1: the sum is rounded to a whole number, which is in its low bits. NaN
-    // has bits too, of no meaning.
+    // The lowest bit of numbers near `shift` is worth 1. Therefore, the sum is rounded to an integer, which is in its
+    // low bits. For NaN, these bits have no meaning.
     constexpr float shift = 0x1.8p23f;
     float shifted = fused(x, inverse, shift);
     float n = shifted - shift;
@@ -29,7 +30,7 @@ DEV_INLINE Reduced reduced(float x, float inverse, float high, float low) {
 
 DEV_INLINE Reduced reduced_by_ln2(float x) { return reduced(x, 0x1.715476p0f, 0x1.62e4p-1f, 0x1.7f7d1cp-20f); }
 
-// exp(r) - 1 for abs(r) <= ln(2) / 2, to 2^-26.
+// exp(r) - 1 for abs(r) <= ln(2) / 2, with an error of 2^-26.
 DEV_INLINE float expm1_near_zero(float r) {
     float p = 0.0013882526f;
     p = fused(p, r, 0.008366514f);
@@ -39,20 +40,22 @@ DEV_INLINE float expm1_near_zero(float r) {
     return fused(r * r, p, r);
 }
 
-// x * 2^n where 2^n alone may be too small or too large.
+// x * 2^n, for factors 2^n that may be too small or too large for float32.
 DEV_INLINE float scaled(float x, int32_t n) {
     int32_t half = n >> 1;
     return x * power_of_two(half) * power_of_two(n - half);
 }
 
-// `x` between the two, NaN kept.
+// `x`, clamped to [low, high]. NaN remains NaN.
 DEV_INLINE float clamped(float x, float low, float high) {
     float above = x < low ? low : x;
     return above > high ? high : above;
 }
 
-// `x` between the two, low < 0 < high; of NaN, one of them. Of floating-point numbers two conditions in turn become nine
-// instructions, of their bits two: those of positive numbers follow each other, those of negative ones lie above them.
+// `x`, clamped to [low, high], for low < 0 < high. For NaN, the result is `low` or `high`. Two comparisons of
+// floating-point numbers become nine instructions, and two comparisons of their bits become two. The bits of positive
+// numbers are in the order of the numbers. The bits of negative numbers, as unsigned integers, are larger, and are in
+// reverse order.
 DEV_INLINE float clamped_number(float x, float low, float high) {
     uint32_t above = bits_of(x) < bits_of(low) ? bits_of(x) : bits_of(low);
     int32_t inside = int32_t(above) < int32_t(bits_of(high)) ? int32_t(above) : int32_t(bits_of(high));
@@ -60,7 +63,8 @@ DEV_INLINE float clamped_number(float x, float low, float high) {
 }
 
 DEV_INLINE float exp(float x) {
-    // As `reduced`. The exponent's bias is in the sum, twice, for 2^n by halves as in `scaled`.
+    // As in `reduced`. The sum also contains twice the bias of an exponent, because 2^n is the product of two powers,
+    // as in `scaled`.
     constexpr float shift = 0x1.8p23f + 254.0f;
     float inside = clamped_number(x, -104.0f, 89.0f);
     float shifted = fused(inside, 0x1.715476p0f, shift);
@@ -68,7 +72,7 @@ DEV_INLINE float exp(float x) {
     float rest = fused(-n, 0x1.7f7d1cp-20f, fused(-n, 0x1.62e4p-1f, inside));
     uint32_t bits = bits_of(shifted), half = bits >> 1;
     float power = from_bits(half << 23);
-    // The sum is rounded as if `power` were 1.
+    // This sum is rounded as if `power` were 1.
     float result = fused(power, expm1_near_zero(rest), power) * from_bits((bits - half) << 23);
     return x != x ? x : result;
 }
@@ -80,7 +84,7 @@ DEV_INLINE float exp2(float x) {
 
 DEV_INLINE float expm1(float x) {
     Reduced y = reduced_by_ln2(clamped(x, -18.0f, 89.0f));
-    // 2^n q + (2^n - 1), by halves: 2^128 is no number.
+    // 2^n q + (2^n - 1), computed with 2^(n - 1), because float32 cannot represent 2^128.
     float half = power_of_two(y.n - 1);
     float result = 2.0f * fused(half, expm1_near_zero(y.rest), half - 0.5f);
     return x == 0.0f ? x : result;
@@ -95,7 +99,7 @@ DEV_INLINE float tanh(float x) {
     p = fused(p, square, 0.13331442f);
     p = fused(p, square, -0.3333328f);
     float near = fused(p * square, a, a);
-    // 1 - 2 / (exp(2 a) + 1), which is 1 from 9.1 on.
+    // 1 - 2 / (exp(2 a) + 1). From a = 9.1 on, this is 1.
     Reduced y = reduced_by_ln2(2.0f * (a > 10.0f ? 10.0f : a));
     float power = power_of_two(y.n);
     float far = 1.0f - 2.0f / (fused(power, expm1_near_zero(y.rest), power) + 1.0f);

@@ -1,11 +1,11 @@
-// atan and the others of its kind.
+// Inverse trigonometric and inverse hyperbolic functions.
 #pragma once
 
 #include "arithmetic.h"
 
 namespace dev {
 
-// Of a number from 0 to 1.
+// atan(t) for 0 <= t <= 1.
 DEV_INLINE float atan_to_one(float t) {
     float square = t * t;
     float p = -0.0017936272f;
@@ -26,7 +26,7 @@ DEV_INLINE float atan(float x) {
     // atan(a) = pi / 2 - atan(1 / a).
     float t = far ? 1.0f / a : a;
     float near = atan_to_one(t);
-    // pi / 2 in two parts.
+    // pi / 2 is represented as the difference of two floats.
     return copysign(far ? 0x1.921fb6p0f - (near + 0x1.777a5cp-25f) : near, x);
 }
 
@@ -49,7 +49,7 @@ DEV_INLINE float atan2(float y, float x) {
     float t = low / (high == 0.0f ? 1.0f : high);
     t = beyond ? (low == high ? 1.0f : 0.0f) : t;
     float near = atan_to_one(t);
-    // pi / 2 and pi in two parts.
+    // pi / 2 and pi are represented as differences of two floats.
     float angle = a > b ? 0x1.921fb6p0f - (near + 0x1.777a5cp-25f) : near;
     angle = signbit(x) ? 0x1.921fb6p1f - (angle + 0x1.777a5cp-24f) : angle;
     return x != x || y != y ? x + y : copysign(angle, y);

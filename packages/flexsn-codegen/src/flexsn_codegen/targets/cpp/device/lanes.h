@@ -1,4 +1,4 @@
-// What loops over lanes are made of: loads and stores, and sums over a block.
+// Functions for loops over lanes: loads and stores, conditions, offsets, and reductions of a block.
 #pragma once
 
 #if __has_include(<omp.h>)
@@ -7,15 +7,16 @@
 
 #include "device/types.h"
 
-// No lane reads what another one writes, whatever the distances between the operands.
+// Precedes a loop over lanes that may become vector code: no lane reads memory that another lane writes.
 #if defined(__clang__)
 #define DEV_LANES _Pragma("clang loop vectorize(assume_safety)")
 #else
 #define DEV_LANES _Pragma("GCC ivdep")
 #endif
 
-// A kernel that computes so much for each element that vectors of 512 bits are worth it, which GCC does not prefer; where
-// memory is waited for, they are slower. Processors of before VBMI2 lower their clock for them.
+// Marks a kernel that computes so much for each element that vectors of 512 bits are faster. By default, GCC does not
+// use them. If a kernel waits for memory, they are slower. Processors without VBMI2 lower their clock while they use
+// such vectors.
 #if defined(__AVX512VBMI2__) && !defined(__clang__)
 #define DEV_512
 #define DEV_WIDE __attribute__((target("prefer-vector-width=512")))
@@ -23,18 +24,18 @@
 #define DEV_WIDE
 #endif
 
-// What is called from outside: it takes `number` integers.
+// The function of the library that Python calls. It takes `number` integers.
 #define DEV_ENTRY(number)                                                                    \
     extern "C" __attribute__((visibility("default"))) const int64_t count = number;          \
     extern "C" __attribute__((visibility("default"))) void run(const int64_t* arguments)
 
 namespace dev {
 
-// Declared alone: `decltype(dev::value(x))` is the type of a copy of `x`.
+// Declared, but not defined. `decltype(dev::value(x))` is the type of a copy of `x`.
 template <typename T>
 T value(const T& x);
 
-// Of half values that are rounded already, without what rounding takes.
+// Stores a value. A half value is already rounded, so it is converted without the operations that round.
 template <typename T, typename V>
 static inline void store_rounded(T& place, V value) { store(place, value); }
 static inline void store_rounded(float16& place, float value) { place.bits = uint16_t(exact_float16_bits(value)); }
@@ -42,7 +43,7 @@ static inline void store_rounded(bfloat16& place, float value) {
     place.bits = uint16_t(value != value ? 0x7FC0u : bits_of(value) >> 16);
 }
 
-// Vectors of float for kernels of float16: GCC has the processor's conversions, and uses none of them in loops.
+// Vectors of float for kernels of float16. They use the conversions of the processor, which GCC does not use in loops.
 #if defined(__GNUC__) && !defined(__clang__) && defined(__F16C__)
 #if defined(__AVX512F__)
 constexpr int64_t float16_lanes = 16;
@@ -87,7 +88,7 @@ DEV_INLINE void store_floats(float16* place, floats values) {
     __builtin_memcpy(place, &bits, sizeof(bits));
 }
 
-// True for tensors of float16 and float alone.
+// True if all tensors are of float16 or float.
 template <typename... Types>
 constexpr bool in_floats = ((is_same<Types, float16> || is_same<Types, float>) && ...);
 #else
@@ -96,11 +97,11 @@ template <typename... Types>
 constexpr bool in_floats = false;
 #endif
 
-// What is read in the place of steps that do not exist.
+// The zeros that are loaded for steps that do not exist.
 template <typename T, int64_t count>
 static const T zeros[count] = {};
 
-// A number from the bits that arguments hold; of a narrow integer they hold the value.
+// Decodes a number from the bits in the arguments. For bools and integers of less than 64 bits, `low` is the value.
 template <typename T>
 static inline T number(int64_t low, int64_t high = 0) {
     if constexpr (is_same<T, bool>) {
@@ -117,9 +118,10 @@ static inline T number(int64_t low, int64_t high = 0) {
     }
 }
 
-// Of this type are conditions that loops over lanes read, in kernels with tensors of `Types`. GCC takes as many lanes at a
-// time as a vector has of the narrowest type: 32 of float, so that chains of results that wait for each other overlap.
-// Fewer where there are not the registers for it: of double, and of float16, whose conversions are long.
+// The type of the conditions that loops over lanes read, in kernels with tensors of `Types`. GCC computes as many lanes
+// at a time as a vector has elements of the narrowest type. With this type, these are 32 lanes of float, so that the
+// waiting times of dependent operations overlap. For double, and for float16, whose conversions are long, there are not
+// enough registers for 32 lanes, so the type is wider.
 #if defined(DEV_512)
 using narrow_t = int16_t;
 #else
@@ -140,18 +142,19 @@ struct Conditions {
     const T* all(bool condition) const { return values + (condition ? count : 0); }
 };
 
-// A condition that is the same for all lanes, `conditions<T, BLOCK>.all(...)[lane]`: by itself it would keep a loop from
-// becoming one over vectors.
+// A condition that is the same for all lanes is read as `conditions<T, BLOCK>.all(...)[lane]`. A loop that reads the
+// condition itself does not become vector code.
 template <typename T, int64_t count>
 static constexpr Conditions<T, count> conditions;
 
-// Adds `i / inner % size * stride` for the elements `i` of a block: with two divisions, and not two for each.
+// Adds `i / inner % size * stride` to the offset of each element `i` of a block. This takes a few divisions for the
+// block instead of two for each element.
 static inline void add_offsets(
     int64_t* offsets, int64_t begin, int64_t lanes, int64_t inner, int64_t size, int64_t stride) {
     const int64_t end = size * stride;
     int64_t rest = begin % inner, offset = begin / inner % size * stride;
     if (stride == 0) return;
-    if (inner == 1) {  // a run of one element for each offset: better in rounds of `size`
+    if (inner == 1) {  // each element has another offset, so `size` elements are added at a time
         for (int64_t lane = 0; lane < lanes; offset = 0) {
             const int64_t count = (end - offset) / stride;
             const int64_t next = lane + count < lanes ? lane + count : lanes;
@@ -172,8 +175,8 @@ struct Dimension {
     int64_t size, stride;
 };
 
-// The elements of an operand in the order in which a kernel counts, row by row; the size of the outermost dimension does
-// not matter.
+// Walks the elements of an operand row by row, in the order in which a kernel counts elements. The size of the
+// outermost dimension is not used.
 template <int dimensions>
 struct Rows {
     Dimension of[dimensions];
@@ -198,7 +201,7 @@ struct Rows {
         }
     }
 
-    // Calls `move(number, offset, count)` for runs of the next elements.
+    // For the next `lanes` elements, calls `move(lane, offset, count)` for each run of elements in one row.
     template <typename Move>
     void each(int64_t lanes, Move move) {
         const int64_t size = of[dimensions - 1].size, stride = of[dimensions - 1].stride;
@@ -219,7 +222,7 @@ struct Rows {
     template <typename T>
     void gather(const T* from, T* to, int64_t lanes) {
         const int64_t size = of[dimensions - 1].size, stride = of[dimensions - 1].stride;
-        if (dimensions == 2 && of[0].stride == 0 && size < lanes) {  // a row that repeats: what is there is copied
+        if (dimensions == 2 && of[0].stride == 0 && size < lanes) {  // all rows are the same row, so it is copied
             int64_t column = index[dimensions - 1];
             for (int64_t i = 0; i < size; ++i) {
                 to[i] = from[column * stride];
@@ -244,8 +247,8 @@ struct Rows {
     }
 };
 
-// Into how many threads a kernel's programs are shared out. Fewer elements, over all steps, take less time than waking
-// one.
+// The number of threads for a kernel's programs. A thread needs at least `fewest` elements, counted over all steps,
+// because computing fewer elements takes less time than waking a thread.
 static inline int64_t team(int64_t most, int64_t programs, int64_t elements) {
     constexpr int64_t fewest = 1 << 14;
 #if defined(_OPENMP) && __has_include(<omp.h>)
@@ -255,8 +258,8 @@ static inline int64_t team(int64_t most, int64_t programs, int64_t elements) {
     return busy < 2 || most < 2 ? 1 : busy < most ? busy : most;
 }
 
-// The sum over the lanes of a block: in pairs, so that its error grows with the logarithm of their number, and in an
-// order that depends on the number alone. It is computed in place.
+// The sum over the lanes of a block. It is computed in pairs, so that its error grows with the logarithm of `count`,
+// and in an order that only depends on `count`. `values` are overwritten.
 template <typename T>
 static inline T sum(T* values, int64_t count) {
     while (count > 1) {
@@ -269,7 +272,7 @@ static inline T sum(T* values, int64_t count) {
     return count == 1 ? values[0] : T(0);
 }
 
-// 1 where two values differ in any bit.
+// 1 if two values differ in any bit, otherwise 0.
 template <typename T>
 static inline int32_t differ(T a, T b) {
     if constexpr (is_integer<T>) {
@@ -289,7 +292,7 @@ static inline int64_t any(const int32_t* flags, int64_t lanes) {
     return found != 0;
 }
 
-// The least and the largest of a block's values, within 0 and `most`.
+// The smallest and the largest value of a block, clamped to [0, most].
 static inline int64_t least(const int32_t* values, int64_t lanes, int64_t most) {
     int64_t found = most;
     for (int64_t lane = 0; lane < lanes; ++lane) found = values[lane] < found ? values[lane] : found;
@@ -302,7 +305,7 @@ static inline int64_t largest(const int32_t* values, int64_t lanes, int64_t most
     return found > most ? most : found;
 }
 
-// A block's flags, which are 0 or 1, 8 in a byte; those that are missing in the last word of 32 count as 0.
+// Stores a block's flags, which are 0 or 1, as bits. The last word of 32 bits is padded with zeros.
 static inline void store_bits(uint8_t* bytes, const uint8_t* flags, int64_t lanes) {
     for (int64_t first = 0; first < lanes; first += 8) {
         uint8_t byte = 0;
@@ -310,7 +313,7 @@ static inline void store_bits(uint8_t* bytes, const uint8_t* flags, int64_t lane
         if (first + 8 <= lanes) {
             uint64_t eight;
             __builtin_memcpy(&eight, flags + first, 8);
-            bytes[first / 8] = uint8_t(eight * 0x0102040810204080u >> 56);  // flag k comes to bit 56 + k
+            bytes[first / 8] = uint8_t(eight * 0x0102040810204080u >> 56);  // moves flag k to bit 56 + k
             continue;
         }
 #endif

@@ -1,11 +1,11 @@
-// Logarithms, by the exponent and a polynomial of the mantissa.
+// Logarithms, computed from the exponent and a polynomial of the mantissa.
 #pragma once
 
 #include "arithmetic.h"
 
 namespace dev {
 
-// log(1 + f) - f for sqrt(1/2) <= 1 + f <= sqrt(2), to 2^-27 of log(1 + f).
+// log(1 + f) - f for sqrt(1/2) <= 1 + f <= sqrt(2), with an error of 2^-27 relative to log(1 + f).
 DEV_INLINE float log1p_rest(float f) {
     float p = -0.07634486f;
     p = fused(p, f, 0.12761565f);
@@ -19,7 +19,7 @@ DEV_INLINE float log1p_rest(float f) {
     return fused(square * f, p, -0.5f * square);
 }
 
-// A normal, positive x = 2^n m, sqrt(1/2) <= m <= sqrt(2).
+// The parts of a normal, positive x = 2^n mantissa, with sqrt(1/2) <= mantissa <= sqrt(2).
 struct Parts {
     float mantissa;
     float n;
@@ -31,14 +31,15 @@ DEV_INLINE Parts parts_of(float x) {
     return {from_bits((bits & 0x007FFFFFu) + root_half), float(int32_t(bits) >> 23)};
 }
 
-// The same for all positive numbers.
+// Like `parts_of`, for all positive numbers, including denormal numbers.
 DEV_INLINE Parts normalized_parts(float x) {
     bool denormal = x < 0x1p-126f;
     Parts y = parts_of(denormal ? x * 0x1p23f : x);
     return {y.mantissa, denormal ? y.n - 23.0f : y.n};
 }
 
-// What no polynomial gives: NaN below 0 and for NaN, the limits at 0 and infinity.
+// `result`, except for arguments for which the polynomial is not valid: NaN for NaN and below 0, and the limits at 0
+// and infinity.
 DEV_INLINE float log_or_limit(float x, float result) {
     float number = x < infinity<float>() ? result : x;
     number = x == 0.0f ? -infinity<float>() : number;
@@ -56,7 +57,7 @@ DEV_INLINE float log(float x) {
 DEV_INLINE float log2(float x) {
     Parts y = normalized_parts(x);
     float f = y.mantissa - 1.0f;
-    // 1 / ln 2 in two parts.
+    // 1 / ln 2 is represented as the sum of two floats.
     float of_mantissa = fused(f, 0x1.715476p0f, fused(f, 0x1.4ae0cp-26f, log1p_rest(f) * 0x1.715476p0f));
     return log_or_limit(x, y.n + of_mantissa);
 }
@@ -64,14 +65,14 @@ DEV_INLINE float log2(float x) {
 DEV_INLINE float log10(float x) {
     Parts y = normalized_parts(x);
     float f = y.mantissa - 1.0f;
-    // 1 / ln 10 in two parts, log10(2) too, the high one short.
+    // 1 / ln 10 and log10(2) are represented as sums of two floats. The first float of log10(2) has few bits.
     float of_mantissa = fused(f, 0x1.bcb7b2p-2f, fused(f, -0x1.5b235ep-27f, log1p_rest(f) * 0x1.bcb7b2p-2f));
     return log_or_limit(x, fused(y.n, 0x1.344p-2f, fused(y.n, 0x1.3509f8p-18f, of_mantissa)));
 }
 
 DEV_INLINE float log1p(float x) {
     float sum = 1.0f + x;
-    // What the sum has lost, relative to it.
+    // The rounding error of the sum, relative to the sum.
     float lost = (x < 1.0f ? x - (sum - 1.0f) : 1.0f - (sum - x)) / sum;
     Parts y = parts_of(sum);
     bool near = y.n == 0.0f;

@@ -1,9 +1,10 @@
-// Functions of numbers of any type, in C++'s operators alone: of kernels in C++ and in CUDA C++, without any header.
+// Functions of numbers of any type, which only use operators of C++ and no header. Kernels in C++ and in CUDA C++ use
+// them.
 //
-// Integers never trap: eager mode raises where it divides by 0, here n / 0 is n and n % 0 is 0, as on the GPU; the least
-// number by -1 is itself, the remainder 0.
+// Operations on integers never trap. Eager mode raises an error if it divides by 0. Here, n / 0 is n and n % 0 is 0, as
+// on the GPU. The smallest number divided by -1 is itself, and the remainder is 0.
 //
-// Before it: `DEV_INLINE`, `DEV_MEMBER` and integer types.
+// `DEV_INLINE`, `DEV_MEMBER` and the integer types have to be defined before this header.
 #pragma once
 
 namespace dev {
@@ -32,7 +33,7 @@ struct choice<false, First, Second> {
     using type = Second;
 };
 
-// The first type if a condition holds, the second if not.
+// The first type if the condition is true, otherwise the second type.
 template <bool condition, typename First, typename Second>
 using choice_t = typename choice<condition, First, Second>::type;
 
@@ -73,7 +74,7 @@ DEV_INLINE auto get(const Tuple& tuple) {
 
 // -- memory ----------------------------------------------------------------------------------------------------
 
-// A type of memory alone: values are computed with as float.
+// A type that only exists in memory. Computations use float.
 template <typename Bits, uint32_t (*to_bits)(float), float (*to_float)(uint32_t)>
 struct narrow {
     Bits bits;
@@ -111,9 +112,9 @@ DEV_INLINE T sign(T x) {
     }
 }
 
-// -- the larger and the smaller one ----------------------------------------------------------------------------
+// -- maxima and minima -----------------------------------------------------------------------------------------
 
-// NaN if either is.
+// The result is NaN if `x` or `y` is NaN.
 template <typename T>
 DEV_INLINE T maximum(T x, T y) {
     T larger = x > y ? x : y;
@@ -126,7 +127,7 @@ DEV_INLINE T minimum(T x, T y) {
     return x != x ? x : smaller;
 }
 
-// The other one if one is NaN.
+// If one operand is NaN, the result is the other operand.
 template <typename T>
 DEV_INLINE T fmax(T x, T y) {
     T larger = x > y ? x : y;
@@ -146,41 +147,42 @@ DEV_INLINE bool is_minus_one(T x) {
     return is_signed<T> && x == T(-1);
 }
 
-// What is divided by where a division would trap.
+// The divisor, or 1 if the division would trap.
 template <typename T>
 DEV_INLINE T divisor(T y) {
     return y == T(0) || is_minus_one(y) ? T(1) : y;
 }
 
-// Rounds towards zero.
+// The quotient, rounded towards zero.
 template <typename T>
 DEV_INLINE T int_div(T x, T y) {
     return is_minus_one(y) ? T(T(0) - x) : T(x / divisor(y));
 }
 
-// With the sign of `x`.
+// The remainder with the sign of `x`.
 template <typename T>
 DEV_INLINE T int_fmod(T x, T y) {
     return T(x % divisor(y));
 }
 
-// With the sign of `y`.
+// The remainder with the sign of `y`.
 template <typename T>
 DEV_INLINE T int_remainder(T x, T y) {
     T rest = int_fmod(x, y);
     if constexpr (is_signed<T>) {
-        // Of a rest below y in size, the sum is in range. By 0 there is no rest.
+        // The sum does not overflow, because `rest` and `y` have different signs. If `y` is 0, `rest` is 0.
         return rest != T(0) && (y < T(0)) != (rest < T(0)) ? T(rest + y) : rest;
     } else {
         return rest;
     }
 }
 
-// The unsigned type of the same size, or a wider one: narrower ones are multiplied as int, which overflows.
+// An unsigned type of the same size, but of at least 32 bits, because C++ multiplies narrower types as int, which can
+// overflow.
 template <typename T>
 using wrapping = choice_t<sizeof(T) == 8, uint64_t, uint32_t>;
 
-// By squaring; of negative exponents only those of 1 and -1 are integers, the others give 0.
+// Computes a power by squaring. For a negative exponent, only powers of 1 and -1 are integers. All other powers are 0.
 template <typename T>
 DEV_INLINE T int_pow(T x, T y) {
     bool negative = y < T(1) && y != T(0);
@@ -195,7 +197,7 @@ DEV_INLINE T int_pow(T x, T y) {
     return negative && !has_inverse ? T(0) : T(result);
 }
 
-// Whole powers of floating-point numbers, in float64.
+// Integer powers of floating-point numbers, computed in float64.
 template <int n>
 DEV_INLINE double wide_power(double x) {
     if constexpr (n == 1) {
@@ -223,7 +225,7 @@ DEV_INLINE T gcd(T x, T y) {
     return abs(a);
 }
 
-// 0 if nothing of `x` is left, or `y` is negative.
+// 0 if all bits of `x` are shifted out, or if `y` is negative.
 template <typename T>
 DEV_INLINE T shift_left(T x, T y) {
     constexpr T bits = T(8 * sizeof(T));
@@ -231,7 +233,7 @@ DEV_INLINE T shift_left(T x, T y) {
     return inside ? T(wrapping<T>(x) << (inside ? y : T(0))) : T(0);
 }
 
-// Too far, or negatively, is as far as it goes: 0, or -1 for negative numbers.
+// If `y` is too large or negative, the result is 0, or -1 for negative `x`.
 template <typename T>
 DEV_INLINE T shift_right(T x, T y) {
     constexpr T bits = T(8 * sizeof(T));

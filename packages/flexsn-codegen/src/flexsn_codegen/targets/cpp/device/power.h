@@ -1,11 +1,11 @@
-// Powers.
+// `pow` and `hypot`.
 #pragma once
 
 #include "logarithm.h"
 
 namespace dev {
 
-// The base-2 logarithm of a number that is not negative, to 2^-45.
+// The base-2 logarithm of a number that is not negative, with an error of 2^-45.
 DEV_INLINE double wide_log2(float x) {
     Parts y = normalized_parts(x);
     double m = double(y.mantissa);
@@ -22,7 +22,8 @@ DEV_INLINE double wide_log2(float x) {
     return x < infinity<float>() ? result : double(x);
 }
 
-// 2^x to 2^-40, or a number that float32 has not, too large or too small.
+// 2^x with a relative error of 2^-40. If float32 cannot represent 2^x, the result is any number that is too large or
+// too small for float32, too.
 DEV_INLINE double wide_exp2(double x) {
     constexpr double shift = 0x1.8p52;
     double above = x < -200.0 ? -200.0 : x;
@@ -41,7 +42,7 @@ DEV_INLINE double wide_exp2(double x) {
     return fused(p, r, 1.0) * power;
 }
 
-// In float64, with the special cases of IEEE 754-2019, 9.2.1.
+// Computed in float64, with the special cases of IEEE 754-2019, section 9.2.1.
 DEV_INLINE float pow(float x, float y) {
     float a = abs(x);
     float size = float(wide_exp2(double(y) * wide_log2(a)));

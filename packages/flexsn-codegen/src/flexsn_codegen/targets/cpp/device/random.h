@@ -1,4 +1,4 @@
-// Random numbers by Philox, to the bit as flexsn_graph defines them in PyTorch.
+// Random numbers by Philox, with the bits that flexsn_graph defines in PyTorch.
 #pragma once
 
 #include "arithmetic.h"
@@ -26,7 +26,7 @@ struct Words {
     uint32_t a, b;
 };
 
-// The two words of a pair of steps, by Philox 2x32-7.
+// The two words that an even step and the following odd step share, by Philox 2x32-7.
 DEV_INLINE Words words(int32_t first, int32_t second, int32_t third, int32_t step, uint32_t stream) {
     uint32_t key = uint32_t(first), a = uint32_t(step >> 1) ^ uint32_t(second), b = uint32_t(third) ^ stream;
 #pragma GCC unroll 7
@@ -45,7 +45,7 @@ DEV_INLINE float uniform_number(
     return float(int32_t((step & 1 ? w.b : w.a) >> (32 - bits))) * scale;
 }
 
-// By a cosine or a sine (Box and Muller, 1958).
+// A normal number, from a cosine for even steps and from a sine for odd steps (Box and Muller, 1958).
 DEV_INLINE float normal_number(int32_t first, int32_t second, int32_t third, int32_t step, uint32_t stream) {
     Words w = words(first, second, third, step, stream);
     float x = float(int32_t((w.a >> 1) | 1u));

@@ -1,4 +1,5 @@
-// Reductions of rows: each lane of a block has a part of the row, and the parts are combined in pairs.
+// Reductions of rows. Each lane of a block reduces some of the row's elements, and the results of the lanes are
+// combined in pairs.
 #pragma once
 
 #include "device/arithmetic.h"
@@ -29,7 +30,7 @@ struct row_min {
     DEV_MEMBER static T both(T a, T b) { return minimum(a, b); }
 };
 
-// Values of a row, kept from one loop over it to a later one.
+// Memory for the values of a row. A loop over the row stores them, and a later loop reads them.
 template <typename T>
 struct Row {
     T* values;

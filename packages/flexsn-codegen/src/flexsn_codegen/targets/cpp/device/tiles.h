@@ -5,7 +5,7 @@
 
 namespace dev {
 
-// Vectors of as many elements as a square block has rows.
+// A square block of elements of `size` bytes. Each of its rows is one vector.
 template <uint64_t size>
 struct Block;
 
@@ -19,7 +19,7 @@ struct Block;
     struct Block<sizeof(type)> {                                                                          \
         static constexpr int rows = number;                                                               \
         typedef type vector __attribute__((vector_size(number * sizeof(type))));                          \
-        /* The elements of two vectors in turns: the first half, and the second. */                       \
+        /* The first half and the second half of the interleaved elements of two vectors. */              \
         DEV_MEMBER static vector first(vector x, vector y) { return DEV_SHUFFLED(x, y, FIRST); }          \
         DEV_MEMBER static vector second(vector x, vector y) { return DEV_SHUFFLED(x, y, SECOND); }        \
     };
@@ -41,7 +41,7 @@ DEV_INLINE void transpose_block(const T* from, int64_t from_stride, T* to, int64
     typename Own::vector now[rows], next[rows];
 #pragma GCC unroll 16
     for (int i = 0; i < rows; ++i) __builtin_memcpy(&now[i], from + i * from_stride, sizeof(now[i]));
-    // Each round halves the distance between elements that become neighbours.
+    // Each round interleaves the rows of the first half with the rows of the second half.
 #pragma GCC unroll 4
     for (int round = 1; round < rows; round *= 2) {
 #pragma GCC unroll 8

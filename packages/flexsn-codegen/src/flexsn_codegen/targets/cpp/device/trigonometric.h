@@ -1,29 +1,30 @@
-// sin, cos and tan. Only kernels that call them include this header, because it takes as long to compile as a small kernel.
+// sin, cos and tan. Only kernels that call these functions include this header, because it takes as long to compile as
+// a small kernel.
 #pragma once
 
 #include "arithmetic.h"
 
 namespace dev {
 
-// -- of float32 in float64, so that the rest of a large argument has all of its digits ----------------------------
+// -- float32 functions, computed in float64, so that large arguments are reduced without a loss of digits ---------
 
-// x is `quarters` quarter turns, whose lowest two bits count, and the angle `rest`, in radians.
+// The angle x, as `quarters` quarter turns plus `rest` radians. Only the lowest two bits of `quarters` matter.
 struct Turned {
     double rest;
     uint64_t quarters;
 };
 
-// x * part, which is exact in float64 if `part` has 29 bits, without whole turns.
+// x * part without whole turns. The product is exact in float64 if `part` has 29 bits.
 DEV_INLINE double in_one_turn(double x, double part) {
     double product = x * part;
     return product - round(product);
 }
 
-// With as many bits of 1 / (2 pi) as the largest numbers need (Payne and Hanek, Radian reduction for trigonometric
-// functions, SIGNUM Newsletter 18, 1983), in parts of 29 bits, and not in a table by the exponent: few processors load
-// from many places at once.
+// Reduces a number by multiples of pi / 2. The factor 1 / (2 pi) has as many bits as the largest numbers need (Payne
+// and Hanek, Radian reduction for trigonometric functions, SIGNUM Newsletter 18, 1983). It is a sum of constants of 29
+// bits, instead of a table by the exponent, because few processors load from many addresses at once.
 DEV_INLINE Turned turned(float number) {
-    constexpr double shift = 0x1.8p50;  // of a sum with it, the last bit is a quarter
+    constexpr double shift = 0x1.8p50;  // the last bit of a number of this size is worth a quarter
     double x = double(number);
     double a = in_one_turn(x, 0x1.45f306dp-3);
     double b = in_one_turn(x, 0x1.9391054p-32);
@@ -33,12 +34,12 @@ DEV_INLINE Turned turned(float number) {
     double f = x * 0x1.5993c439041fep-150;
     double shifted = ((((a + b) + c) + d) + e) + shift;
     double n = shifted - shift;
-    // In this order no partial sum loses a bit that counts: what it is larger by than the rest, its last bit is too.
+    // In this order, no partial sum loses a bit that matters.
     double rest = (((((a - n) + b) + c) + d) + e) + f;
     return {rest * 6.283185307179586, bits_of(shifted)};
 }
 
-// Of an angle of at most pi / 4, to 2^-37 and 2^-33.
+// The sine and the cosine of an angle of at most pi / 4, with errors of 2^-37 and 2^-33.
 DEV_INLINE double sine_near_zero(double r) {
     double square = r * r;
     double p = 2.7181141371685606e-06;
@@ -77,11 +78,11 @@ DEV_INLINE float tan(float x) {
     return x == 0.0f ? x : result;
 }
 
-// -- of float32 in vectors of float32 ------------------------------------------------------------------------------
+// -- float32 functions, computed in vectors of float32 -------------------------------------------------------------
 //
-// They branch if an argument is large, which is impossible in a loop that becomes vector code. In such a loop, GCC replaces
-// the call of a function with the attribute `simd` by a call of its vector form, whose symbol follows from the function's
-// name. The definitions are local symbols of the kernel.
+// These functions branch if an argument is large. A loop that contains a branch does not become vector code, but it may
+// contain calls of functions with the attribute `simd`. GCC replaces such a call by a call of the function's vector
+// form, whose symbol follows from the function's name. The definitions are local symbols of the kernel.
 
 #if defined(__x86_64__) && defined(__AVX2__) && defined(__FMA__) && !defined(__clang__)
 
@@ -129,8 +130,8 @@ static __attribute__((noinline)) typename V::floats exact_sines(typename V::floa
     return x;
 }
 
-// sin(x + quarters * pi / 2), reduced by pi / 2 in three parts (Cody and Waite). Up to 2048, products of the second part, which
-// has 13 bits, are exact.
+// sin(x + quarters * pi / 2). x is reduced by multiples of pi / 2, which is represented as three parts (Cody and
+// Waite). Up to 2048, products of the second part are exact, because it has 13 bits.
 template <typename V, int32_t quarters>
 DEV_INLINE typename V::floats sines(typename V::floats x) {
     using floats = typename V::floats;
@@ -139,7 +140,7 @@ DEV_INLINE typename V::floats sines(typename V::floats x) {
     const floats zero = {}, shift = zero + 0x1.8p23f;
     const floats shifted = V::fused(x, zero + 0x1.45f306p-1f, shift);
     const floats n = shifted - shift;
-    // The angle is `rest - excess`, where only `rest` and the last sum are rounded. By these signs sin(-0) is -0.
+    // The angle is `rest - excess`. Only `rest` and the last sum are rounded. With these signs, sin(-0) is -0.
     const floats first = V::less(n, zero + 0x1.921fb4p0f, x);
     const floats rest = V::less(n, zero + 0x1.444p-24f, first);
     const floats error = V::fused(n, zero + 0x1.444p-24f, rest - first);

@@ -1,4 +1,4 @@
-// The representation of floating-point numbers, and the half types of memory.
+// The representation of floating-point numbers, and the half types and float8 types of memory.
 #pragma once
 
 #include "inline.h"
@@ -21,25 +21,27 @@ DEV_INLINE uint64_t bits_of(double x) { return __builtin_bit_cast(uint64_t, x); 
 DEV_INLINE float from_bits(uint32_t bits) { return __builtin_bit_cast(float, bits); }
 DEV_INLINE double from_bits(uint64_t bits) { return __builtin_bit_cast(double, bits); }
 
-// -- half types: of memory alone, values are computed with as float ---------------------------------------------
+// -- half types, which only exist in memory: computations use float ---------------------------------------------
 //
-// By integers and not by the processor's own conversions, which compilers know for single numbers only.
+// Conversions use integer operations. Compilers use the conversions of the processor for single numbers only.
 
-// The nearest float16, of two equally near ones the even one, in the low 16 bits.
+// The bits of the nearest float16, in the low 16 bits. Ties go to the even one.
 DEV_INLINE uint32_t float16_bits(float x) {
     uint32_t bits = bits_of(x);
     uint32_t sign = bits >> 16 & 0x8000u;
     uint32_t size = bits & 0x7FFFFFFFu;
-    // 13 bits less, the exponent's bias smaller by 112. What overflows becomes infinity by its carry, up to 2^17.
+    // The mantissa has 13 bits less, and the bias of the exponent is 112 smaller. If a number is rounded up to 2^16,
+    // the carry gives the bits of infinity.
     uint32_t normal = (size - 0x38000000u + 0x0FFFu + (size >> 13 & 1u)) >> 13;
-    // Below 2^-14 the addition rounds to a multiple of 2^-24, and leaves it in the lowest bits.
+    // Below 2^-14, the addition rounds to a multiple of 2^-24, which is in the lowest bits of the sum.
     uint32_t denormal = bits_of(from_bits(size) + 0.5f) - 0x3F000000u;
     uint32_t number = size < 0x38800000u ? denormal : normal;
     number = size >= 0x47800000u ? 0x7C00u : number;
     return sign | (size > 0x7F800000u ? 0x7E00u : number);
 }
 
-// Of a number that a float16 has: the exponent's bias is 112 smaller, and the last bits are 0.
+// The bits of a number that float16 represents exactly. The bias of the exponent is 112 smaller, and the last bits are
+// 0.
 DEV_INLINE uint32_t exact_float16_bits(float x) {
     uint32_t bits = bits_of(x);
     uint32_t size = bits & 0x7FFFFFFFu;
@@ -63,13 +65,13 @@ DEV_INLINE uint32_t bfloat16_bits(float x) {
 
 DEV_INLINE float bfloat16_value(uint32_t bits) { return from_bits(bits << 16); }
 
-// -- float8: of memory alone, too. Beyond the largest number: NaN, and infinity -------
+// -- float8 types, which only exist in memory. Numbers that are too large become NaN (e4m3fn) or infinity (e5m2) -
 
 DEV_INLINE uint32_t float8_e4m3fn_bits(float x) {
     uint32_t bits = bits_of(x);
     uint32_t size = bits & 0x7FFFFFFFu;
     uint32_t normal = (size - (120u << 23) + 0x7FFFFu + (size >> 20 & 1u)) >> 20;
-    // The sum is rounded to a multiple of 2^-9, and has it in the lowest bits.
+    // The sum is rounded to a multiple of 2^-9, which is in its lowest bits.
     uint32_t denormal = bits_of(from_bits(size) + 16384.0f) - 0x46800000u;
     uint32_t number = size < 0x3C800000u ? denormal : normal < 0x7Fu ? normal : 0x7Fu;
     return (bits >> 24 & 0x80u) | (size > 0x43F00000u ? 0x7Fu : number);
@@ -116,8 +118,8 @@ DEV_INLINE float round_float16(float x) {
     uint32_t bits = bits_of(x);
     uint32_t sign = bits & 0x80000000u;
     uint32_t size = bits & 0x7FFFFFFFu;
-    // A sum with 2^13 times the power of two in it has the last bit that a float16 has, and is rounded to it; below 2^-14
-    // that is 2^-24.
+    // The last bit of the sum of a number and 2^13 times its power of two is the last bit of a float16, so the addition
+    // rounds the number to float16. Below 2^-14, this bit is 2^-24.
     float power = from_bits((size & 0x7F800000u) + 0x06800000u);
     power = power > 0.5f ? power : 0.5f;
     float number = (from_bits(size) + power) - power;

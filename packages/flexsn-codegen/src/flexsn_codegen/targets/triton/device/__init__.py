@@ -1,9 +1,9 @@
-"""The functions that generated sources call. There is one set of names with two implementations.
+"""The functions that generated sources call. Each name has two implementations.
 
-When compiled, they are `@triton.jit` functions that use libdevice. Under Triton's interpreter (`TRITON_INTERPRET=1`
-when triton is imported), libdevice does not work, and they are plain functions that call torch. Functions that only
-call these functions are in `_composed`, for both implementations. A generated source imports this module as `dev` and
-runs unchanged with either implementation.
+The compiled implementation consists of `@triton.jit` functions that use libdevice. Libdevice does not work in Triton's
+interpreter (if `TRITON_INTERPRET=1` is set when triton is imported). There, the functions are plain functions that call
+torch. Both implementations share `_composed`, which contains functions that only call these functions. A generated
+source imports this package as `dev`, and runs unchanged with both implementations.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The functions for which there are two implementations: one for compilation and one for the interpreter."""
+"""Selects the implementation of the base functions: compiled, or for Triton's interpreter."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """The compiled implementation: `@triton.jit` functions that use libdevice.
 
-Triton reads a function's source, so each function is written out. `_functions.py` has the list of the functions, and a
-test compares the list with this module.
+Triton reads a function's source, so each function is written out. `_functions.py` lists the functions, and a test
+compares that list with this module.
 
-Some functions compute float32 in float64, because the errors of libdevice's float32 functions exceed 2 ulp. For `asin`,
-`erfinv` and `pow`, the reason is that Triton links them with approximate square roots and reciprocals. The errors of
-the Bessel functions, `erfcx` and `normcdfinv` are larger in any case.
+Some functions compute float32 results in float64, because the errors of libdevice's float32 functions exceed 2 ulp:
+`asin`, `erfinv` and `pow`, which Triton links with approximate square roots and reciprocals, and the Bessel functions,
+`erfcx` and `normcdfinv`, which are less exact in any case.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from flexsn_codegen.targets.triton.device._float8 import (
 
 @triton.jit
 def widen(x):
-    """Converts half values to float32, the dtype in which registers hold them."""
+    """Converts half values to float32, which is their dtype in registers."""
     if x.dtype == tl.float16 or x.dtype == tl.bfloat16:
         return x.to(tl.float32)
     else:
@@ -56,9 +56,9 @@ def store(pointers, value, mask):
 
 @triton.jit
 def store_bits(row, value, mask, number):
-    """Stores one bit per element of a block, set if the element is not 0. A row has `number` bytes of 8 elements each.
+    """Stores one bit per element of a block: 1 if the element is not 0. A row has `number` bytes, each for 8 elements.
 
-    Bytes are stored instead of words, because one thread, or two neighbouring threads, have 8 elements.
+    The function stores bytes instead of words, because 8 elements are in one thread or in two neighbouring threads.
     """
     flags = ((value != 0) & mask).to(tl.int32)
     count: tl.constexpr = value.shape[0] // 8
@@ -102,7 +102,7 @@ def div(x, y):
 
 @triton.jit
 def div_by_constant(x, y, reciprocal):
-    """Multiplies by the reciprocal, as eager CUDA does if the divisor is a Python number."""
+    """Multiplies `x` by the reciprocal of `y`, as eager mode on CUDA does if the divisor is a Python number."""
     return x * reciprocal
 
 
@@ -157,7 +157,7 @@ def pow(x, y):
 
 @triton.jit
 def power(x, n: tl.constexpr, BITS: tl.constexpr):
-    """An integer power of float32. The exponent has `BITS` bits."""
+    """The power `n` of a float32 number, for an integer `n` of `BITS` bits."""
     wide = x.to(tl.float64)
     result = wide
     for i in tl.static_range(1, BITS):
@@ -169,7 +169,7 @@ def power(x, n: tl.constexpr, BITS: tl.constexpr):
 
 @triton.jit
 def inverse_power(x, n: tl.constexpr, BITS: tl.constexpr):
-    """The reciprocal of an integer power of float32."""
+    """The power `-n` of a float32 number, for an integer `n` of `BITS` bits."""
     wide = x.to(tl.float64)
     result = wide
     for i in tl.static_range(1, BITS):
@@ -181,13 +181,13 @@ def inverse_power(x, n: tl.constexpr, BITS: tl.constexpr):
 
 @triton.jit
 def fmod(x, y):
-    # `%` compiles to a division and an fma, which is not exact.
+    # `%` is not exact, because it compiles to a division and an fma.
     return libdevice.fmod(x, y)
 
 
 @triton.jit
 def largest(x):
-    """The largest element of a block, rounded towards zero, for use as the bound of a loop."""
+    """The largest element of a block, rounded towards zero. Loops use it as their bound."""
     return tl.max(x, axis=0).to(tl.int32)
 
 
@@ -379,7 +379,7 @@ def trunc(x):
     return libdevice.trunc(x)
 
 
-# -- approximate variants, which use the GPU's own instructions for float32 ------------------------------------
+# -- approximate variants, which use the GPU's instructions for float32 ----------------------------------------
 
 
 @triton.jit
@@ -411,7 +411,7 @@ def fast_sqrt(x):
 
 @triton.jit
 def fast_tanh(x):
-    """Computes with an absolute error of up to 1e-6. For small values, the relative error is larger."""
+    """Computes tanh with an absolute error of up to 1e-6. For small arguments, the relative error is larger."""
     if x.dtype == tl.float64:
         return libdevice.tanh(x)
     else:

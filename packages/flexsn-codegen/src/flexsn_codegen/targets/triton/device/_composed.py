@@ -1,7 +1,7 @@
-"""Functions that are written with the base functions, so that tests in the interpreter cover the code that a GPU runs.
+"""Functions that call the base functions. Tests in the interpreter run the same code of these functions as a GPU.
 
-Integer functions have the results of eager mode on CUDA where these are defined, and never trap. No loop has a
-condition on the data, because a block has no single condition.
+Functions of integers return the results of eager mode on CUDA if these are defined, and never trap. Loops have no
+condition that depends on the data, because the elements of a block may have different conditions.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def int_remainder(x, y):
 
 @triton.jit
 def int_pow(x, y):
-    """Computes a power by squaring. For a negative exponent, only powers of 1 and -1 are integers. Others give 0."""
+    """Computes a power by squaring. For a negative exponent, only powers of 1 and -1 are integers. Others are 0."""
     one = tl.full([], 1, x.dtype)
     zero = tl.full([], 0, x.dtype)
     result = tl.where(y < 0, tl.where((x == one) | (x + one == zero), one, zero), one)
@@ -74,7 +74,7 @@ def shift_left(x, y, bits: tl.constexpr):
 
 @triton.jit
 def shift_right(x, y, last: tl.constexpr):
-    """Shifts by too many bits give 0, or -1 for negative numbers. `last` is the number of bits without the sign."""
+    """Shifts `x` right by `y`, or by `last`, the index of the highest bit, if `y` is negative or above `last`."""
     inside = (y >= 0) & (y <= last)
     return x >> tl.where(inside, y, tl.full([], last, x.dtype))
 
@@ -84,7 +84,7 @@ def shift_right(x, y, last: tl.constexpr):
 
 @triton.jit
 def nextafter_float16(x, y):
-    """The next number after float16 values in float32 registers."""
+    """The neighbour in the direction of `y` for each float16 value `x`, in float32 registers."""
     x, y = base.round_float16(x), base.round_float16(y)
     bits = x.to(tl.float16).to(tl.int16, bitcast=True)
     one = tl.full([], 1, tl.int16)
@@ -97,7 +97,7 @@ def nextafter_float16(x, y):
 
 @triton.jit
 def nextafter_bfloat16(x, y):
-    """The next number after bfloat16 values in float32 registers. The values are the upper half of the registers."""
+    """The neighbour in the direction of `y` for each bfloat16 value `x`, which is the upper half of a float32."""
     x, y = base.round_bfloat16(x), base.round_bfloat16(y)
     bits = x.to(tl.int32, bitcast=True)
     one = tl.full([], 65536, tl.int32)
@@ -109,7 +109,7 @@ def nextafter_bfloat16(x, y):
 
 @triton.jit
 def _normal(x):
-    """`x`, scaled to a normal number if it is denormal, and the exponent of the scale."""
+    """`x`, multiplied by a power of two if it is denormal, and the exponent of this power, otherwise 0."""
     if x.dtype == tl.float64:
         small = tl.abs(x) < tl.full([], 2.2250738585072014e-308, tl.float64)
         return tl.where(small, x * tl.full([], 18014398509481984.0, tl.float64), x), tl.where(small, 54, 0)
@@ -153,12 +153,12 @@ def _number(value: tl.constexpr, x):
 
 @triton.jit
 def digamma(x):
-    """By reflection to x > 0, recurrence to x >= 10, then the asymptotic series (DLMF 5.5.4, 5.5.2, 5.11.2)."""
+    """Digamma: reflection to x > 0, recurrence to x >= 10, asymptotic series (DLMF 5.5.4, 5.5.2, 5.11.2)."""
     one = _number(1.0, x)
     pi = tl.full([], 3.141592653589793, tl.float64)
     pole = (x < 0) & (base.trunc(x) == x)
     negative = x < 0
-    # In float64, because digamma is a small difference of the two terms near its zeros.
+    # In float64, because digamma is a small difference of two terms near its zeros.
     fraction = (x - base.trunc(x)).to(tl.float64)
     reflected = (pi / base.tan(pi * fraction)).to(x.dtype)
     z = tl.where(negative, one - x, x)
@@ -183,7 +183,7 @@ def digamma(x):
 
 @triton.jit
 def trigamma(x):
-    """By reflection to x > 1/2, recurrence by six, then the asymptotic series (DLMF 5.15.6, 5.15.5, 5.15.8)."""
+    """Trigamma: reflection to x > 1/2, six steps of recurrence, asymptotic series (DLMF 5.15.6, 5.15.5, 5.15.8)."""
     one = _number(1.0, x)
     pi = _number(3.141592653589793, x)
     low = x < _number(0.5, x)
@@ -212,17 +212,17 @@ def zeta(s, q):
     undefined = (s < one) | ((q <= zero) & (base.floor(s) != s) & (pole == 0))
     z = tl.where(pole | undefined, one, q)
     total = tl.zeros_like(z)
-    # Terms are summed one by one up to z > 9, where the series converges fast, and for nine more steps. The larger s
-    # is, the slower the series converges, but these terms are then nearly all of the sum.
+    # At least nine terms are summed one by one, until z > 9, where the series converges fast. The larger s is, the
+    # slower the series converges, but then the first terms are nearly all of the sum.
     count = tl.zeros_like(z)
-    # The bound is not a variable, because Triton 3.6's interpreter would turn it into a block.
+    # The bound is not assigned to a variable, because Triton 3.6's interpreter would turn it into a block.
     for _ in range(base.largest(tl.where(z < zero, -base.floor(z), zero)) + 10):
         near = (z <= _number(9.0, s)) | (count < 9)
         total = tl.where(near, total + base.pow(z, -s), total)
         z = tl.where(near, z + one, z)
         count = count + 1.0
     power = base.pow(z, -s)
-    # Nothing is added where the terms have become zero. At these elements, s or z may be infinite.
+    # The series adds nothing to elements whose terms have become zero. There, s or z may be infinite.
     gone = power == zero
     s_tail = tl.where(gone, zero, s)
     z = tl.where(gone, one, z)
@@ -268,10 +268,10 @@ def igammac(a, x):
 
 @triton.jit
 def _incomplete_gamma(a, x):
-    """P and Q: by the series for x <= max(a, 1) (DLMF 8.11.4), by the continued fraction for larger x (DLMF 8.9.2).
+    """P and Q, by the series for x <= max(a, 1) (DLMF 8.11.4), or by the continued fraction for larger x (DLMF 8.9.2).
 
-    If x is near a, each needs about sqrt(a) terms. For a above 10000, the uniform expansion is used instead (DLMF
-    8.12.3, 8.12.4).
+    If x is near a, the series and the fraction need about sqrt(a) terms. For a > 10000, the uniform expansion replaces
+    them (DLMF 8.12.3, 8.12.4).
     """
     one = _number(1.0, x)
     zero = _number(0.0, x)
@@ -324,7 +324,7 @@ def _incomplete_gamma(a, x):
     half = tl.where(half < zero, zero, half)
     size = base.sqrt(_number(2.0, x) * half)
     eta = tl.where(mu < zero, -size, size)
-    t = tl.where(size > one, tl.where(mu < zero, -one, one), eta)  # if the size is larger, the exponential is 0
+    t = tl.where(size > one, tl.where(mu < zero, -one, one), eta)  # for larger sizes, the exponential below is 0
     rest = _number(-0.00017875514403292181, x)
     rest = _number(0.0003527336860670194, x) + rest * t
     rest = _number(0.0011574074074074073, x) + rest * t
@@ -347,9 +347,9 @@ def _incomplete_gamma(a, x):
 
 @triton.jit
 def _hankel(x, order: tl.constexpr, sign: tl.constexpr):
-    """The sum in the expansions for large `x` of exp(-x) I_order(x), `sign` -1, and exp(x) K_order(x), `sign` 1.
+    """The sum in the expansion of exp(-x) I_order(x) (`sign` -1) or exp(x) K_order(x) (`sign` 1) for large `x`.
 
-    See DLMF 10.40.1 and 10.40.2. From x = 34 on, 14 terms are exact to float64.
+    See DLMF 10.40.1 and 10.40.2. From x = 34 on, 14 terms are exact in float64.
     """
     term = tl.zeros_like(x) + 1.0
     total = term
@@ -365,7 +365,7 @@ def _hankel(x, order: tl.constexpr, sign: tl.constexpr):
 
 @triton.jit
 def _bessel_ie(x, scaled, order: tl.constexpr):
-    """`scaled` where it does not overflow, and the expansion for large `x` elsewhere."""
+    """exp(-abs(x)) I_order(abs(x)): `scaled` up to abs(x) = 50, and the expansion for large arguments beyond."""
     x = tl.abs(x)
     far = x > 50
     z = tl.where(far, x, _number(64.0, x))
@@ -394,14 +394,14 @@ def bessel_i1e(x):
 def _bessel_i1e(x):
     near = tl.where(tl.abs(x) > 50, tl.zeros_like(x), x)
     result = _bessel_ie(x, base.bessel_i1(tl.abs(near)) * base.exp(-tl.abs(near)), 1)
-    return tl.where(x != x, x, tl.where(x < 0, result * -1.0, result))  # not -result, which loses the sign of 0
+    return tl.where(x != x, x, tl.where(x < 0, result * -1.0, result))  # `-result` would lose the sign of 0
 
 
 @triton.jit
 def _bessel_ke(x, order: tl.constexpr):
-    """exp(x) K_order(x) for x >= 1, by the trapezoidal rule on DLMF 10.32.9. For large `x`, by the expansion.
+    """exp(x) K_order(x) for x >= 1, by the trapezoidal rule for DLMF 10.32.9, or by the expansion for large `x`.
 
-    With a step of 1/8, the rule is exact to float64 unless the integrand is too narrow, which it is beyond x = 34.
+    With a step of 1/8, the rule is exact in float64 up to x = 34. Beyond, the integrand is too narrow.
     """
     far = x > 34
     z = tl.where(far, tl.zeros_like(x) + 34.0, x)
@@ -424,7 +424,7 @@ def _bessel_ke(x, order: tl.constexpr):
 def _bessel_k_near(x, order: tl.constexpr):
     """K_order(x) for x <= 1, by its series around 0 (DLMF 10.31.1, 10.31.2)."""
     quarter = x * x * 0.25
-    log = base.log(x) - 0.6931471805599453  # not the logarithm of x / 2, which is 0 for the smallest x
+    log = base.log(x) - 0.6931471805599453  # log(x / 2) would be the logarithm of 0 for the smallest x
     power = tl.zeros_like(x) + 1.0
     total = tl.zeros_like(x)
     digammas = tl.zeros_like(x) - 0.5772156649015329
@@ -481,7 +481,7 @@ def bessel_k1e(x):
 
 @triton.jit
 def spherical_bessel_j0(x):
-    """sin(x) / x. Near 0, by its series."""
+    """sin(x) / x, and near 0 its series."""
     square = x * x
     series = _number(1.6059043836821613e-10, x)
     series = _number(-2.505210838544172e-08, x) + series * square
@@ -498,7 +498,7 @@ def spherical_bessel_j0(x):
 
 @triton.jit
 def narrow(off, count):
-    """Element numbers below `count`, which may be a constant, in its dtype. They have 32 bits if that is sufficient."""
+    """Indices of elements in the dtype of `count`, which has 32 bits if that is sufficient. It may be a constant."""
     return off.to((count + tl.program_id(0) * 0).dtype)
 
 

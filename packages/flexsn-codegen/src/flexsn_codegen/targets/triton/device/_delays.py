@@ -1,8 +1,8 @@
-"""Delayed sequences and their gradients. Each element has its own delay, between two steps or by a filter.
+"""Delayed sequences and their gradients. Each element has its own delay, by interpolation of two steps or by a filter.
 
-A tensor is `[T, elements]` in memory, and the steps before the first one are `[MOST, elements]`, or zeros. Element
-`e` has the delay number `e // inner % size`. The difference of two neighbouring steps is added to the earlier one, as
-PyTorch's operations do, and is rounded at the same points.
+A tensor is `[T, elements]` in memory. The steps before the first step are `[MOST, elements]`, or zeros. Element `e` has
+the delay with the index `e // inner % size`. An interpolation adds a fraction of the difference of two neighbouring
+steps to the later step, and rounds where PyTorch's operations round.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from flexsn_codegen.targets.triton.device._base import load, round_bfloat16, rou
 
 @triton.jit
 def _elements(elements, inner, size, BLOCK: tl.constexpr):
-    """A program's elements, the numbers of their delays, a mask of existing elements, and the distance of two steps."""
+    """A program's elements, the indices of their delays, a mask of existing elements, and the distance of two steps."""
     off = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     return off, (off // inner) % size, off < elements, tl.cast(elements, tl.int64)
 
@@ -93,7 +93,7 @@ def between_gradient_kernel(
     STEPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Gradients of `between_kernel`. The gradient of a fraction has one value for each element of a step."""
+    """Gradients of `between_kernel`. The gradient of the fractions has one value for each element of a step."""
     off, number, mask, step = _elements(elements, inner, size, BLOCK)
     whole = tl.load(whole_ptr + number, mask=mask, other=0).to(tl.int64)
     if FRACTION:
@@ -103,7 +103,7 @@ def between_gradient_kernel(
         begin = begin - MOST
     now = _at(grad_ptr, grad_ptr, begin + whole, off, step, mask, T, MOST, False)
     total = now * 0
-    # The total starts with 0 even if the gradient is infinite or NaN.
+    # The total begins with 0, even if the gradient is infinite or NaN.
     total = tl.where(total == 0, total, 0.0)
     if PAST:
         for t in range(-MOST, 0):
@@ -148,7 +148,7 @@ def filter_kernel(
     PAST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """`y[t] = sum over l of taps[l] x[t - l]`. A program computes four steps, whose values move through registers."""
+    """`y[t] = sum over l of taps[l] x[t - l]`. A program computes four steps, and loads each value only once."""
     off, number, mask, step = _elements(elements, inner, size, BLOCK)
     first = tl.program_id(1).to(tl.int64) * 4
     v0 = _at(x_ptr, past_ptr, first, off, step, mask, T, MOST, PAST)

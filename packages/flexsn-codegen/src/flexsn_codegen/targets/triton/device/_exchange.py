@@ -1,9 +1,9 @@
-"""Functions for programs of one launch that work on one step: matrix products, and the exchange of values.
+"""Functions for programs of one launch that compute one step together: matrix products, and exchanges of values.
 
-A program publishes its part of a value and arrives at a counter. A program that reads the whole value waits until all
-programs have arrived. The counter only grows. A wait ends after a limited number of reads of the counter, which take
-seconds, because the value will then never arrive. The program marks the counter, so that all programs that share the
-counter give up.
+A program publishes its part of a value and arrives at a counter. A program that reads the complete value waits until
+all programs have arrived. The counter only grows. A wait is limited to a number of reads of the counter, which take
+seconds. After this time, the value will never arrive. The program then marks the counter, so that all programs that
+share it give up.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import triton.language as tl
 
 from flexsn_codegen.targets.triton.device._base import INTERPRETED, load, round_bfloat16, round_float16, store
 
-# Added to a counter whose programs gave up. It exceeds any number of arrivals.
+# The mark of a counter whose programs gave up. It exceeds any number of arrivals.
 _GAVE_UP = tl.constexpr(1 << 30)
 
 if INTERPRETED:
-    # Programs run one after the other. Each program has all columns of its rows, and reads the values it has stored.
+    # Programs run one after the other. Each program has all columns of its rows, and reads the values that it has
+    # stored.
     from flexsn_codegen.targets.triton.device._interpreted import _of_type, _to_torch
 
     def fetch(pointers: Any, mask: Any) -> Any:
@@ -29,7 +30,7 @@ if INTERPRETED:
     def publish(pointers: Any, value: Any, mask: Any) -> None:
         store(pointers, value, mask)
 
-    as_bfloat16, as_float16 = round_bfloat16, round_float16  # 16-bit numbers are computed as float32
+    as_bfloat16, as_float16 = round_bfloat16, round_float16  # half values are float32 in the interpreter
 
     def first_part(x: Any) -> Any:
         bits = _to_torch(x).view(torch.int32) & -65536
@@ -70,7 +71,7 @@ else:
 
     @triton.jit
     def fetch(pointers, mask):
-        # Bypasses the L1 cache, which does not receive the values that other programs write.
+        # The load bypasses the L1 cache, which does not contain the values that other programs write.
         return tl.load(pointers, mask=mask, other=0, cache_modifier=".cg")
 
     @triton.jit
@@ -91,12 +92,15 @@ else:
 
     @triton.jit
     def first_part(x):
-        """The first 8 bits of a float32, as a bfloat16. Three parts represent all of it. Rounding could overflow."""
+        """The first 8 bits of a float32, as a bfloat16. The sum of three such parts is the float32.
+
+        The bits are truncated, because rounding could overflow.
+        """
         return _truncated(x).to(tl.bfloat16)
 
     @triton.jit
     def last_part(x):
-        """The bfloat16 that is nearest to the remainder of the other parts."""
+        """The bfloat16 that is nearest to the rest after all other parts."""
         return x.to(tl.bfloat16)
 
     @triton.jit
@@ -110,12 +114,12 @@ else:
 
     @triton.jit
     def hold(matrix, rows: tl.constexpr):
-        """A matrix that stays in registers in a loop that multiplies `rows` rows by it.
+        """Keeps a matrix in registers during a loop that multiplies `rows` rows by it.
 
-        If there is only one product, Triton moves the load of a factor from shared memory into the loop, to the product
-        that uses it. Therefore, there is another product here, with zeros, which inline assembly prevents from being
-        eliminated. In addition, if a factor is loaded from memory unchanged, each product has a separate load.
-        Therefore, there is inline assembly in between.
+        If only one product uses the matrix, Triton moves the load from shared memory into the loop, next to that
+        product. Therefore, this function computes another product, with zeros. Inline assembly prevents the compiler
+        from removing it. In addition, if a factor is loaded from memory and not changed, Triton loads it for each
+        product again. Therefore, the matrix first passes through inline assembly.
         """
         matrix = tl.inline_asm_elementwise(
             "mov.b32 $0, $1;", "=r,r", [matrix], dtype=matrix.dtype, is_pure=True, pack=2
@@ -127,17 +131,17 @@ else:
 
     @triton.jit
     def in_registers(matrix):
-        """The 16-bit first factor of several products. It is read from shared memory only once, not by each product."""
+        """The 16-bit first factor of several products, which read it from shared memory only once."""
         return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [matrix], dtype=matrix.dtype, is_pure=True, pack=2)
 
     @triton.jit
     def dot_held(x, y, total):
-        """A product with a matrix from `hold`, transposed: matrix units take 8 columns, but at least 16 rows."""
+        """A product with a matrix from `hold`. It is transposed, because matrix units accept 8 columns, not 8 rows."""
         return tl.trans(tl.dot(tl.trans(y), tl.trans(x), tl.trans(total)))
 
     @triton.jit
     def _look(counter):
-        # Every thread reads the counter, so its later reads return published values without another barrier.
+        # Every thread reads the counter. Its later reads then return the published values without another barrier.
         return tl.inline_asm_elementwise(
             "ld.acquire.gpu.global.u32 $0, [$1];", "=r,l", [counter.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
         )
@@ -149,7 +153,7 @@ else:
 
     @triton.jit
     def meet():
-        """The threads of a program wait for each other, and can then read the values that the others have stored."""
+        """Synchronizes the threads of a program, which can then read values that other threads have stored."""
         tl.debug_barrier()
 
     @triton.jit
@@ -160,7 +164,7 @@ else:
             seen = _look(counter)
             looks += 1
         if seen < goal:
-            # Threads may differ in this, so each thread marks the counter itself.
+            # The condition may differ between threads, so each thread marks the counter itself.
             tl.inline_asm_elementwise(
                 "red.release.gpu.global.or.b32 [$1], 0x40000000; mov.u32 $0, 0;",
                 "=r,l",

@@ -1,4 +1,7 @@
-"""Float8 by integer operations. GPUs before Hopper lack conversions, and later ones saturate, unlike torch."""
+"""Conversions of float8, by integer operations.
+
+GPUs before Hopper have no instructions for these conversions. The instructions of later GPUs saturate, unlike torch.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def float8_e5m2_value(bits):
 
 @triton.jit
 def float8_e4m3fn_bits(x):
-    """The nearest float8. Ties go to the even one. NaN beyond the largest number."""
+    """The bits of the nearest float8. Ties go to the even one. Beyond the largest number, the result is NaN."""
     bits = x.to(tl.int32, bitcast=True)
     size = bits & 0x7FFFFFFF
     normal = (size + (0x7FFFF - (120 << 23)) + ((size >> 20) & 1)) >> 20
@@ -40,7 +43,7 @@ def float8_e4m3fn_bits(x):
 
 @triton.jit
 def float8_e5m2_bits(x):
-    """The nearest float8. Ties go to the even one. Infinity beyond the largest number."""
+    """The bits of the nearest float8. Ties go to the even one. Beyond the largest number, the result is infinity."""
     bits = x.to(tl.int32, bitcast=True)
     size = bits & 0x7FFFFFFF
     normal = (size + (0xFFFFF - (112 << 23)) + ((size >> 21) & 1)) >> 21

@@ -1,6 +1,7 @@
-"""The implementation for Triton's interpreter: plain functions of its handles that call torch.
+"""The implementation for Triton's interpreter: plain functions of the interpreter's values, which call torch.
 
-The interpreter stores a value as a numpy array. A bfloat16 array, which numpy does not support, contains 16-bit words.
+The interpreter stores a value as a numpy array. numpy does not support bfloat16, so such an array contains 16-bit
+words.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from flexsn_codegen.targets.triton._triton_private import array_of, as_flags, va
 
 
 def _to_torch(x: Any) -> Tensor:
-    # A copy, because broadcast arrays are not writable, so `from_numpy` would warn. Flat, because it may be a number.
+    # Copied, because `from_numpy` warns about broadcast arrays, which are not writable. Flattened, because the array
+    # may be a single number.
     return torch.from_numpy(array_of(x).reshape(-1).copy())
 
 
 def _on_torch(function: Callable[..., Tensor]) -> Callable[..., Any]:
     def call(x: Any, *others: Any) -> Any:
-        # The interpreter's own ops broadcast scalars against blocks. `x + 0 * other` would lose NaN, so a selection
-        # determines the shape.
+        # Scalars and blocks are broadcast to one shape, as in the interpreter's ops.
         x, others = _same_shape(x, others)
         return _of_type(x, function(_to_torch(x), *map(_to_torch, others)), x.dtype)
 
@@ -42,7 +43,7 @@ def _of_type(x: Any, value: Tensor, kind: Any) -> Any:
     return value_of(x, value.numpy(), kind)
 
 
-# Dtypes that numpy stores as integers.
+# Dtypes that the interpreter stores as arrays of integers.
 _FLOAT8 = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
 
 
@@ -50,7 +51,7 @@ def widen(x: Any) -> Any:
     if x.dtype in _FLOAT8:
         return _of_type(x, _to_torch(x).view(_FLOAT8[x.dtype]).to(torch.float32), tl.float32)
     if x.dtype == tl.bfloat16:
-        # This does not use `to`, because the interpreter's conversion flushes denormals to zero.
+        # The interpreter's conversion `to` is not used, because it flushes denormals to zero.
         return _of_type(x, _to_torch(x).view(torch.bfloat16).to(torch.float32), tl.float32)
     return x.to(tl.float32) if x.dtype == tl.float16 else x
 
@@ -64,7 +65,7 @@ def load(pointers: Any, mask: Any, other: Any = 0) -> Any:
 
 def store(pointers: Any, value: Any, mask: Any) -> None:
     if pointers.dtype.element_ty == tl.bfloat16:
-        # The store does not convert, because the interpreter would truncate instead of rounding.
+        # The value is converted here, because the interpreter's store would truncate instead of rounding.
         bits = _to_torch(value).to(torch.bfloat16).view(torch.uint16)
         value = _of_type(value, bits, tl.bfloat16)
     narrow = pointers.dtype.element_ty
@@ -107,7 +108,7 @@ def inverse_power(x: Any, n: int, BITS: int) -> Any:
     return _of_type(x, (1.0 / _to_torch(x).double() ** int(n)).to(torch.float32), x.dtype)
 
 
-# In float64, because torch's vectorised float32 function gives NaN if the quotient is too large for float32.
+# In float64, because torch's vectorized function for float32 returns NaN if the quotient is too large for float32.
 fmod = _on_torch(lambda x, y: torch.fmod(x.double(), y.double()).to(x.dtype))
 
 
@@ -126,7 +127,7 @@ def _unary(torch_name: str) -> Callable[..., Any]:
 
 globals().update({name: _unary(torch_name) for name, (_, torch_name) in UNARY.items()})
 
-# Exact functions replace the approximate variants.
+# In the interpreter, the approximate variants are exact.
 fast_div = div
 fast_exp = _unary("exp")
 fast_exp2 = _unary("exp2")

@@ -1,9 +1,9 @@
-"""Mean and variance per channel, by float32 sums that are as exact as sums of centred data.
+"""Mean and variance per channel, from float32 sums that are as exact as sums of centred data.
 
-Each thread merges four numbers at a time into a count, a mean and a sum of squared deviations (Chan's formula), so that
-large sums are never subtracted. Numbers are measured relative to the first number of their channel. This keeps means
-small where deviations are small. Threads, and then programs, are merged in a fixed order, so results do not change
-between runs.
+Each thread merges four values at a time into a count, a mean and a sum of squared deviations (Chan's formula), so that
+large sums are never subtracted. The first value of a channel is subtracted from all of its values. This keeps means
+small if deviations are small. The results of threads, and then of programs, are merged in a fixed order, so they do not
+change between runs.
 
 Source: Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1982.
 """
@@ -20,14 +20,14 @@ _AHEAD = tl.constexpr(AHEAD)
 
 @triton.jit
 def _origin(x, ACC: tl.constexpr):
-    """The reference for deviations. An infinite first number is replaced, because it would make all results NaN."""
+    """The value that is subtracted from all values of a channel: the first value, or 0 if that is infinite or NaN."""
     x = x.to(ACC)
     return tl.where(tl.abs(x) < float("inf"), x, 0.0)
 
 
 @triton.jit
 def _merged(count, mean, spread, a, b, c, d, in_a, in_b, in_c, in_d):
-    """Count, mean and squared deviations after adding four numbers, some of which may be absent."""
+    """Count, mean and squared deviations after adding four values. `in_a` to `in_d` mark the values that exist."""
     more = in_a.to(mean.dtype) + in_b.to(mean.dtype) + in_c.to(mean.dtype) + in_d.to(mean.dtype)
     of_four = (tl.where(in_a, a, 0.0) + tl.where(in_b, b, 0.0)) + (tl.where(in_c, c, 0.0) + tl.where(in_d, d, 0.0))
     of_four = of_four / tl.maximum(more, 1.0)
@@ -108,7 +108,7 @@ def rows_kernel(
 
 @triton.jit
 def _tile_of(tile, across, samples, size, SAMPLES: tl.constexpr, SIZE: tl.constexpr):
-    """The offsets of a tile's numbers, and a mask of the existing ones."""
+    """The samples and positions of a tile's values, and a mask of the values that exist."""
     sample = tile // across * SAMPLES + tl.arange(0, SAMPLES)[:, None]
     place = tile % across * SIZE + tl.arange(0, SIZE)[None, :]
     return sample, place, (sample < samples) & (place < size)
@@ -129,7 +129,7 @@ def planes_kernel(
     """`x [samples, channels, size]` -> `parts [programs, 3, channels]`, as in `rows_kernel`.
 
     A program reads `tiles` tiles of one channel. A tile has `SAMPLES` samples and `SIZE` positions. Means are relative
-    to the channel's first number.
+    to the channel's first value.
     """
     channel = tl.program_id(0)
     program = tl.program_id(1)
@@ -196,9 +196,9 @@ def finish_kernel(
     """`parts [programs, 3, channels]` -> `mean [channels]` and `var [channels]`. Also updates running statistics.
 
     Args:
-        x_ptr: the first number of each channel is `first` numbers after that of the previous channel.
-        running_mean_ptr, running_var_ptr: updated with `momentum` if `MOVES`. The variance is unbiased.
-        tracked_ptr: a counter of calls, if `COUNTS`.
+        x_ptr: the values. The first values of two neighbouring channels are `first` elements apart.
+        running_mean_ptr, running_var_ptr: updated with `momentum` if `MOVES`. The running variance is unbiased.
+        tracked_ptr: a counter of calls, which is incremented if `COUNTS`.
     """
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     there = channel < channels

@@ -1,4 +1,4 @@
-"""Orthogonal polynomials of degree `n`, by recurrence (DLMF 18.9), in float64. For a negative degree, they are 0."""
+"""Orthogonal polynomials of degree `n`, by recurrence (DLMF 18.9), in float64. Polynomials of degree below 0 are 0."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from flexsn_codegen.targets.triton.device import _base as base
 
 @triton.jit
 def _arguments(x, n):
-    """Both arguments in float64 and in one shape. The degree is rounded to an integer."""
+    """The argument and the degree in float64, broadcast to one shape. The degree is rounded towards zero."""
     x, n = tl.broadcast(x.to(tl.float64), n.to(tl.float64))
     return x, base.trunc(n)
 
 
 @triton.jit
 def _chosen(first, second, n):
-    """`second`, the polynomial of degree `n`, if the degree is at least 1. Otherwise `first`, or 0."""
+    """`second`, the polynomial of degree `n`, for degrees of at least 1, `first` for degree 0, and 0 below."""
     return tl.where(n >= 1, second, tl.where(n >= 0, first, tl.zeros_like(first)))
 
 
@@ -25,11 +25,12 @@ def _chosen(first, second, n):
 def _chebyshev(x, n, sine: tl.constexpr, shift: tl.constexpr):
     """The polynomials of the first (`sine` 0, `shift` 0), second (1, 1), third (0, 0.5) and fourth kind (1, 0.5).
 
-    In terms of the angle t with x = cos t, a polynomial is cos((n + shift) t) / cos(shift t), or the same with sines.
+    With x = cos t, a polynomial is cos((n + shift) t) / cos(shift t) if `sine` is 0, and sin((n + shift) t) / sin(shift
+    t) if `sine` is 1.
     """
     one = tl.zeros_like(x) + 1.0
     inside = tl.abs(x) <= 1
-    # If the degree is high, the angle is used. At the ends of the interval, the limit is used.
+    # Polynomials of high degree are computed from the angle. At the ends of the interval, the limit is used.
     angle = base.acos(tl.where(inside, x, one))
     order = n + shift
     if sine == 1:
@@ -86,7 +87,7 @@ def chebyshev_w(x, n):
 
 @triton.jit
 def _by_recurrence(x, n, first, family: tl.constexpr):
-    """A polynomial by its recurrence. `first` is the polynomial of degree 1."""
+    """A polynomial, by the recurrence of its family. `first` is the polynomial of degree 1."""
     one = tl.zeros_like(x) + 1.0
     before, after, k = one, first, one
     for _ in range(base.largest(n)):

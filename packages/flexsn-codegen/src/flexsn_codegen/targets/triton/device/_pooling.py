@@ -1,17 +1,17 @@
-"""Pooling in two dimensions: the maximum with its position in a few bits, the average, and the gradients of both.
+"""Pooling in two dimensions: maxima with their positions in a few bits, averages, and the gradients of both.
 
-A program computes rows x columns numbers. If channels are last, a row is a pixel and a column is a channel. Otherwise,
-a row is a row of an image, a column is a pixel of it, and each channel is an image. Coordinates are `[ROWS, 1]` or
-`[1, COLUMNS]`, so that only their sums are computed for each number.
+A program computes a block of rows and columns. If channels are last, a row is a pixel and a column is a channel.
+Otherwise, a row is a row of an image, a column is a pixel of this row, and each channel is a separate image.
+Coordinates are `[ROWS, 1]` or `[1, COLUMNS]`, so that only their sums are computed for each element of the block.
 
-Arguments are `images`, `channels`, `height`, `width`, `out_height` and `out_width`. The dimension that is innermost in
-memory (channels, or the width of the input) is a multiple of `UNIT` numbers, and its argument is the number of units.
+The dimension that is innermost in memory (channels, or the width of the input) has a multiple of `UNIT` elements, and
+its argument is the number of units.
 
-A code of 2, 4 or 8 bits describes the position of a maximum in its window. A byte contains the codes of the pixels of
-`PER` rows (if channels are last), or of the same pixel in `PER` images.
+A code of 2, 4 or 8 bits is the position of a maximum in its window. A byte contains `PER` codes: those of `PER` rows,
+if channels are last, otherwise those of the same pixel in `PER` images.
 
-As in PyTorch, the position of the maximum is that of the first of equal numbers, or of the last NaN. Sums are in
-float32, in PyTorch's order.
+As in PyTorch, the position is that of the first maximum if several values are equal, and that of the last NaN if values
+are NaN. Sums are in float32, in PyTorch's order.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from flexsn_codegen.targets.triton.device._base import div, load, store
 
 @triton.jit
 def _block(ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Rows and columns of a program's block."""
+    """Indices of the rows and of the columns of a program's block."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
     return row, tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
 
 
 @triton.jit
 def _counted(channels, width, out_width, LAST: tl.constexpr, UNIT: tl.constexpr, OUT_UNIT: tl.constexpr):
-    """Channels and widths as numbers of elements. The innermost dimension is passed in units."""
+    """The number of channels and both widths in elements. The innermost dimension is passed in units."""
     if LAST:
         channels = channels * UNIT
     else:
@@ -42,7 +42,7 @@ def _counted(channels, width, out_width, LAST: tl.constexpr, UNIT: tl.constexpr,
 
 @triton.jit
 def _extent(images, channels, height, width, LAST: tl.constexpr):
-    """Numbers of rows and columns of images of this size."""
+    """The number of rows and the number of columns of images of this size."""
     if LAST:
         rows = images * height * width
         columns = channels
@@ -54,7 +54,7 @@ def _extent(images, channels, height, width, LAST: tl.constexpr):
 
 @triton.jit
 def _place(row, column, height, width, LAST: tl.constexpr):
-    """Number of the image, and row and column in the image."""
+    """Index of the image, and row and column in the image."""
     if LAST:
         line = row // width
         x = row % width
@@ -89,13 +89,14 @@ def _pixels(
     COLUMNS: tl.constexpr,
     OTHER: tl.constexpr,
 ):
-    """Numbers of the input at `(y, SW * out_x + OFF)`, or `OTHER` outside of the image."""
+    """Values of the input at `(y, SW * out_x + OFF)`, or `OTHER` outside of the image."""
     if LAST or SW != 2:
         x = out_x * SW + OFF
         at = _at(x_ptr, image, y, x, column, height, width, channels, LAST)
         value = load(at, in_y & ((column < columns) & (x >= 0) & (x < width)), OTHER)
     else:
-        # Neighbours need one number each of a pair, so both numbers are loaded together.
+        # Each column uses one value of a pair. Loads of complete pairs are contiguous, so pairs are loaded and then
+        # split.
         x = (tl.program_id(1) * COLUMNS + OFF // 2) * 2 + tl.arange(0, 2 * COLUMNS)[None, :]
         at = _at(x_ptr, image, y, x, column, height, width, channels, LAST)
         pairs = load(at, in_y & ((x >= 0) & (x < width)), OTHER)
@@ -118,7 +119,7 @@ def _divided(
     DIVISOR: tl.constexpr,
     PADS: tl.constexpr,
 ):
-    """Sums over windows, divided by `DIVISOR`. If it is 0, divided by the number of positions in each window."""
+    """Sums over windows, divided by `DIVISOR`, or by the number of positions in each window if `DIVISOR` is 0."""
     if DIVISOR == 0:
         bottom = tl.minimum(top + KH, height + PH)
         right = tl.minimum(left + KW, width + PW)
@@ -128,7 +129,7 @@ def _divided(
         else:
             down = tl.minimum(bottom, height) - tl.maximum(top, 0)
             across = tl.minimum(right, width) - tl.maximum(left, 0)
-        # Windows that do not exist may have no positions.
+        # At least 1, because windows that do not exist may have no positions.
         parts = tl.maximum(down * across, 1)
         total = div(total, parts.to(total.dtype) + tl.zeros_like(total))
     elif DIVISOR > 0 and (DIVISOR & (DIVISOR - 1)) == 0:
@@ -166,7 +167,7 @@ def maximum_kernel(
     COLUMNS: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """Maxima and, if `CODES`, codes: `[cdiv(images, PER), ...]`, channels-last `[cdiv(pixels, PER), channels]`."""
+    """Maxima and, if `CODES`, codes: `[cdiv(images, PER), ...]`, or `[cdiv(pixels, PER), channels]` if `LAST`."""
     PER: tl.constexpr = 8 // BITS
     byte_row, column = _block(ROWS, COLUMNS)
     channels, width, out_width = _counted(channels, width, out_width, LAST, UNIT, OUT_UNIT)
@@ -225,7 +226,7 @@ def average_kernel(
     COLUMNS: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """Averages."""
+    """Averages over windows."""
     row, column = _block(ROWS, COLUMNS)
     channels, width, out_width = _counted(channels, width, out_width, LAST, UNIT, OUT_UNIT)
     rows, columns = _extent(images, channels, out_height, out_width, LAST)
@@ -276,9 +277,9 @@ def _pixel_gradient(
     COLUMNS: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """Gradients of the pixels `(A, B)` of cells.
+    """Gradients of the pixels `(A, B)` of cells of `SH x SW` pixels.
 
-    The windows that contain such a pixel, and its position in each of them, are constants.
+    Relative to the cell, the windows that contain this pixel, and its position in these windows, are constants.
     """
     PER: tl.constexpr = 8 // BITS if BITS else 1
     # The number of windows that can contain a pixel, in each direction.
@@ -345,9 +346,9 @@ def gradient_kernel(
     COLUMNS: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """The gradient of the input, from the codes of a maximum. If `BITS` is 0, it is the gradient of an average.
+    """The gradient of the input, from the codes of maxima. If `BITS` is 0, it is the gradient of averages.
 
-    Rows and columns are those of cells of `SH x SW` pixels. The windows of all cells have the same relative positions.
+    Rows and columns are those of cells of `SH x SW` pixels. All cells have windows at the same relative positions.
     """
     row, column = _block(ROWS, COLUMNS)
     channels, width, out_width = _counted(channels, width, out_width, LAST, UNIT, OUT_UNIT)

@@ -1,11 +1,12 @@
-"""Matrix products with spikes on tensor cores, for float32 numbers that are split into bfloat16 parts.
+"""Matrix products with spikes on tensor cores. Float32 values are split into bfloat16 parts.
 
-A bfloat16 represents a spike exactly, so `s W^T` takes one product for each part of `W`, and no operand is rounded.
-Tensor cores truncate their sums. If `LEAVES`, a sum leaves them every `CHUNK` terms and is added in float32.
+A bfloat16 represents a spike exactly, so `s W^T` needs one product for each part of `W`, and no operand is rounded.
+Tensor cores truncate their sums. If `LEAVES`, only sums of `CHUNK` terms are computed in tensor cores, and added in
+float32.
 
-Rows of a matrix have `units * UNIT` numbers, where the constant `UNIT` is the number of elements that one load can
-take. Parts of weights are padded with zeros to whole chunks. Spikes and parts of gradients have the layout in which
-neurons write them, or are padded.
+Rows of a matrix have `units * UNIT` elements, where the constant `UNIT` is the number of elements that one load can
+read. Rows of parts of weights are padded with zeros to complete chunks. Spikes and parts of gradients have the layout
+in which neurons write them, or are padded, too.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _PADDING = tl.constexpr(PADDING)
 
 @triton.jit
 def _part(x):
-    """The bfloat16 nearest to a float32. Rounds towards zero if the nearest one is infinite."""
+    """The bfloat16 that is nearest to a float32. If it is infinite, the float32 is rounded towards zero instead."""
     near = x.to(tl.bfloat16)
     cut = (x.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
     return tl.where(tl.abs(near.to(tl.float32)) == float("inf"), cut.to(tl.bfloat16), near)
@@ -62,7 +63,7 @@ def split_kernel(
         left = _rest(left, part)
 
 
-# Adding and subtracting this number rounds numbers below 2 ** 22 to integers.
+# Adding and then subtracting this number rounds numbers below 2 ** 22 to integers.
 _ROUND = tl.constexpr(1.5 * 2.0**23)
 
 
@@ -87,10 +88,10 @@ def narrow_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """`s [M, units * UNIT]` float32 -> `spikes [M, padded * _PADDING]` bfloat16. If `SCALED`, `s / scale`.
+    """`s [M, units * UNIT]` float32 -> `spikes [M, padded * _PADDING]` bfloat16. If `SCALED`, spikes are `s / scale`.
 
-    `seen [cdiv(M, ROWS) + 2]` is not 0 for rows with a number that no bfloat16 represents exactly. Its last two numbers
-    are 0.
+    `seen [cdiv(M, ROWS) + 2]` is not 0 for each group of `ROWS` rows with a value that no bfloat16 represents exactly.
+    The last two elements of `seen` are 0.
     """
     program = tl.program_id(0)
     row = program * ROWS + tl.arange(0, ROWS)
@@ -125,7 +126,7 @@ def _tile(rows, columns, GROUP: tl.constexpr):
 
 @triton.jit
 def _load(at, here, MASKED: tl.constexpr):
-    """Numbers of a chunk. If a row can end within the chunk, numbers beyond its end are 0."""
+    """Loads a chunk. If a row can end within the chunk, elements beyond its end are 0."""
     if MASKED:
         return tl.load(at, mask=here, other=0.0)
     return tl.load(at)
@@ -207,9 +208,10 @@ def weights_kernel(
     CHUNK: tl.constexpr,
     HELD: tl.constexpr,
 ):
-    """`out [shares, N, K]`, whose sum is `g^T s`. Parts of g are `[M, g_units * G_UNIT]`, s is `[M, s_units * S_UNIT]`.
+    """`out [shares, N, K]`, whose sum over shares is `g^T s`.
 
-    Pointers to parts beyond `PARTS` are not used.
+    Each part of g is `[M, g_units * G_UNIT]`, and s is `[M, s_units * S_UNIT]`. Pointers to parts beyond `PARTS` are
+    not used.
     """
     tiles = tl.cdiv(K, BK)
     n = tl.program_id(0) // tiles * BN + tl.arange(0, BN)
@@ -218,7 +220,7 @@ def weights_kernel(
     chunks = tl.cdiv(tl.cdiv(M, CHUNK), tl.num_programs(1))
     g_columns = g_units * G_UNIT
     s_columns = s_units * S_UNIT
-    # `HELD`: computes the transposed result, whose first factor is the same for all parts.
+    # If `HELD`, the transposed result is computed, because its first factor is then the same for all parts.
     total = tl.zeros([BK, BN] if HELD else [BN, BK], tl.float32)
     for j in range(chunks):
         m = (share * chunks + j) * CHUNK + tl.arange(0, CHUNK)
@@ -263,9 +265,10 @@ def inputs_kernel(
     LEAVES: tl.constexpr,
     HELD: tl.constexpr,
 ):
-    """`out [M, K] = g W`, both in parts. Computes the products whose part numbers add up to less than the larger count.
+    """`out [M, K] = g W`, where g and W are in parts, numbered from 0.
 
-    Parts of g are `[M, g_units * G_UNIT]`. Pointers to parts beyond `G_PARTS` are not used.
+    A product of two parts is computed if the sum of their numbers is less than the larger number of parts. Each part of
+    g is `[M, g_units * G_UNIT]`. Pointers to parts beyond `G_PARTS` are not used.
     """
     pm, pk = _tile(tl.cdiv(M, BM), tl.cdiv(K, BK), GROUP)
     m = pm * BM + tl.arange(0, BM)
@@ -315,7 +318,7 @@ def inputs_kernel(
 
 @triton.jit
 def _any(seen_ptr, count, SEEN: tl.constexpr):
-    """True if any of `count` numbers is not 0."""
+    """True if any of `count` elements is not 0."""
     found = tl.zeros([SEEN], tl.int32)
     for first in range(0, count, SEEN):
         at = first + tl.arange(0, SEEN)
@@ -343,7 +346,7 @@ def repair_outputs_kernel(
     """Recomputes `y = s W^T + b` in float32 for each group of `BM` rows for which `seen` is not 0."""
     columns = tl.cdiv(N, BN)
     k = tl.arange(0, BK)
-    # There are nearly always no such rows, which this check detects at once. A check of each tile takes longer.
+    # Nearly always, no such row exists. This check of all rows together is faster than a check in each tile.
     if _any(seen_ptr, tl.cdiv(M, BM), SEEN):
         for tile in range(tl.program_id(0), tl.cdiv(M, BM) * columns, tl.num_programs(0)):
             if tl.load(seen_ptr + tile // columns) != 0:
@@ -383,9 +386,9 @@ def repair_weights_kernel(
     BM: tl.constexpr,
     SEEN: tl.constexpr,
 ):
-    """Recomputes `out [N, K] = g^T s` in float32 if any of `count` numbers of `seen` is not 0.
+    """Recomputes `out [N, K] = g^T s` in float32 if any of `count` elements of `seen` is not 0.
 
-    g is the sum of its parts, of any dtype.
+    g is the sum of its parts, which may have any dtype.
     """
     if _any(seen_ptr, count, SEEN):
         columns = tl.cdiv(K, BK)
@@ -412,7 +415,7 @@ def repair_weights_kernel(
 
 @triton.jit
 def shares_kernel(shares_ptr, out_ptr, count, shares, scale_bits, SCALED: tl.constexpr, SIZE: tl.constexpr):
-    """`out [count]`, the sum of `shares [shares, count]` in order, multiplied by a number if `SCALED`."""
+    """`out [count]`, the sum of `shares [shares, count]` in order. If `SCALED`, it is multiplied by a number."""
     at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
     here = at < count
     total = tl.load(shares_ptr + at, mask=here, other=0.0)

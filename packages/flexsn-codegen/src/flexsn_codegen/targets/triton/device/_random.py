@@ -35,7 +35,7 @@ def element_word(low, high, row, column, index: tl.constexpr):
 
 @triton.jit
 def _words(first, second, third, step, stream):
-    """The two words of a pair of steps, uint32, by Philox 2x32-7."""
+    """The two uint32 words that an even step and the following odd step share, by Philox 2x32-7."""
     key = first.to(tl.uint32, bitcast=True)
     a = ((step >> 1) ^ second).to(tl.uint32, bitcast=True)
     b = (third ^ stream).to(tl.uint32, bitcast=True)
@@ -49,7 +49,7 @@ def _words(first, second, third, step, stream):
 
 @triton.jit
 def uniform_number(first, second, third, step, stream: tl.constexpr, bits: tl.constexpr, scale: tl.constexpr):
-    """Multiples of `scale`, which is `2**-bits`."""
+    """Random multiples of `scale`, which is `2**-bits`, in [0, 1)."""
     a, b = _words(first, second, third, step, stream)
     word = tl.where((step & 1) == 0, a, b) >> (32 - bits)
     return word.to(tl.int32, bitcast=True).to(tl.float32) * scale
@@ -57,7 +57,7 @@ def uniform_number(first, second, third, step, stream: tl.constexpr, bits: tl.co
 
 @triton.jit
 def normal_number(first, second, third, step, stream: tl.constexpr):
-    """Normal numbers from a cosine or a sine (Box and Muller, 1958)."""
+    """Normal numbers, from a cosine for even steps and from a sine for odd steps (Box and Muller, 1958)."""
     a, b = _words(first, second, third, step, stream)
     x = ((a >> 1) | 1).to(tl.int32, bitcast=True).to(tl.float32)
     bits = x.to(tl.int32, bitcast=True)

@@ -57,7 +57,7 @@ else:
 
 @triton.jit
 def load_pair(pointers, mask):
-    """Two blocks `[rows, columns]` whose elements are interleaved, at pointers `[rows, 2 * columns]`."""
+    """Loads two blocks `[rows, columns]` whose elements are interleaved at `pointers [rows, 2 * columns]`."""
     both = load(pointers, mask)
     return tl.split(tl.reshape(both, [both.shape[0], both.shape[1] // 2, 2]))
 
@@ -71,6 +71,6 @@ def store_pair(pointers, first, second, mask):
 
 @triton.jit
 def row_var(x, inside, one_of_all, one_of_counted):
-    """The variance. `one_of_all` is 1 / columns, and `one_of_counted` is 1 / (columns - correction)."""
+    """The variance of rows. `one_of_all` is 1 / columns, and `one_of_counted` is 1 / (columns - correction)."""
     distance = x - row_sum(x, inside) * one_of_all
     return row_sum(distance * distance, inside) * one_of_counted
