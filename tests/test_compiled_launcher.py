@@ -729,7 +729,7 @@ def test_launcher_choices(ready: tuple[LIF, Tensor], monkeypatch: pytest.MonkeyP
 
 def test_explain_names_the_launcher(ready: tuple[LIF, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     neuron, _ = ready
-    assert "steps of training that repeat are launched by: the compiled launcher" in neuron.explain()
+    assert "repeated training steps are launched by: the compiled launcher" in neuron.explain()
     monkeypatch.setenv("FLEXSN_LAUNCHER", "python")
     assert "are launched by: Python, as FLEXSN_LAUNCHER requests" in neuron.explain()
 

@@ -269,7 +269,7 @@ def test_no_tensor_of_the_call_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = made(inhibits)
     with pytest.warns(PortabilityWarning):
         layer(X)
-    assert all(isinstance(why, str) for why in layer._refusals._found.values())
+    assert all(isinstance(why, str) for why in layer._refusals._reasons.values())
     assert pickle.loads(pickle.dumps(made(inhibits))).explain()
     twin = copy.deepcopy(layer)
     quietly(twin, X)
@@ -278,7 +278,7 @@ def test_no_tensor_of_the_call_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", PortabilityWarning)
             layer(torch.zeros(1, *[1] * dimension))
-    assert len(layer._refusals._found) <= 3
+    assert len(layer._refusals._reasons) <= 3
 
 
 def test_networks_of_neurons() -> None:

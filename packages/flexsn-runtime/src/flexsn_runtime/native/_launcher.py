@@ -20,9 +20,9 @@ LauncherChoice = Literal["auto", "compiled", "python"]
 
 _VARIABLE = "FLEXSN_LAUNCHER"
 _NAME = "flexsn_launcher"
-# After this number of calls of one kind, a program counts as a training loop, for which half a minute of compilation
-# pays off.
-_MANY = 64
+# After this number of calls of one kind, the calls are assumed to be a training loop, for which half a minute of
+# compilation pays off.
+_CALLS_OF_A_LOOP = 64
 
 
 class _Launcher:
@@ -41,7 +41,7 @@ class _Launcher:
         self.building: threading.Thread | None = None
 
     def get(self, choice: LauncherChoice, calls: int) -> ModuleType | None:
-        """Returns the module if it is loaded. Otherwise loads or compiles it, as described for `compiled_launcher`."""
+        """Returns the module. Loads or compiles it if necessary, as described for `compiled_launcher`."""
         if self.module is None and choice == "compiled" and (building := self.building) is not None:
             building.join()
         if self.module is None and self.error is None and self.building is None:
@@ -64,7 +64,7 @@ class _Launcher:
             self._load(path)
         elif choice == "compiled":
             self._load(self._extension.build())
-        elif calls >= _MANY:
+        elif calls >= _CALLS_OF_A_LOOP:
             self.building = threading.Thread(target=self._build, name=_NAME, daemon=True)
             self.building.start()
 
@@ -98,13 +98,13 @@ def _address(library: str, name: str) -> int:
 
 if hasattr(os, "register_at_fork"):
 
-    def _begin_anew() -> None:
-        """Resets the launcher in the child of a fork. The thread that compiles does not exist there."""
+    def _reset_after_fork() -> None:
+        """Resets the launcher in the child of a fork, because the thread that compiles does not exist in the child."""
         global _launcher
         if _launcher.module is None:
             _launcher = _Launcher()
 
-    os.register_at_fork(after_in_child=_begin_anew)
+    os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 def launcher_choice() -> LauncherChoice:
@@ -113,18 +113,18 @@ def launcher_choice() -> LauncherChoice:
     Raises:
         LauncherError: the variable has another value.
     """
-    said = os.environ.get(_VARIABLE, "auto")
-    if said not in get_args(LauncherChoice):
-        raise LauncherError(f"{_VARIABLE} is {said!r}; it may be {', '.join(get_args(LauncherChoice))}.")
-    return said  # type: ignore[return-value]
+    choice = os.environ.get(_VARIABLE, "auto")
+    if choice not in get_args(LauncherChoice):
+        raise LauncherError(f"{_VARIABLE} is {choice!r}; it may be {', '.join(get_args(LauncherChoice))}.")
+    return choice  # type: ignore[return-value]
 
 
 def compiled_launcher(device: torch.device, calls: int) -> ModuleType | None:
     """Returns the module `flexsn_launcher` if it is loaded and launches calls on this device.
 
-    With `"auto"`, the module launches calls on a GPU. A module that was compiled before is loaded. Otherwise, the
-    module is compiled in the background after many calls, and the result is `None` until then. With `"compiled"`, the
-    module is compiled at once.
+    With `"auto"`, the module launches calls on GPUs only. If the cache contains the compiled module, it is loaded.
+    Otherwise, the module is compiled in the background after many calls, and until then the result is `None`. With
+    `"compiled"`, the module is compiled immediately.
 
     Args:
         device: device of a scan's tensors.
@@ -132,8 +132,8 @@ def compiled_launcher(device: torch.device, calls: int) -> ModuleType | None:
 
     Raises:
         LauncherError: see `launcher_choice`.
-        CompilerMissingError, CompilationError, CacheFolderError, ImportError: `"compiled"` is set, and the module
-        cannot be compiled or loaded.
+        CompilerMissingError, CompilationError, CacheFolderError, ImportError: the variable is
+            `"compiled"`, and the module cannot be compiled or loaded.
     """
     return _launcher.get(launcher_choice(), calls) if may_launch(device) else None
 
@@ -154,11 +154,15 @@ def may_launch(device: torch.device) -> bool:
         LauncherError: see `launcher_choice`.
     """
     choice = launcher_choice()
-    return choice != "python" and (choice == "compiled" or device.type == "cuda") and _why_never(device) is None
+    return (
+        choice != "python"
+        and (choice == "compiled" or device.type == "cuda")
+        and _find_unmet_requirement(device) is None
+    )
 
 
-def _why_never(device: torch.device) -> str | None:
-    """The reason why the module can never run on this machine or with this Python; otherwise `None`."""
+def _find_unmet_requirement(device: torch.device) -> str | None:
+    """Returns what the module is for, if it can never run on this machine or with this Python; otherwise `None`."""
     if sys.platform != "linux":
         return "for Linux"
     if device.type == "cuda" and torch.version.hip is not None:
@@ -173,9 +177,9 @@ def launcher_in_words(device: torch.device) -> str:
     choice = launcher_choice()
     if choice == "python":
         return f"Python, as {_VARIABLE} requests"
-    never = _why_never(device)
-    if never is not None:
-        return f"Python; the compiled launcher is {never}"
+    requirement = _find_unmet_requirement(device)
+    if requirement is not None:
+        return f"Python; the compiled launcher is {requirement}"
     if choice == "auto" and device.type != "cuda":
         return f"Python; {_VARIABLE}=compiled enables the compiled launcher on the CPU, too"
     if _launcher.module is not None:
@@ -186,4 +190,4 @@ def launcher_in_words(device: torch.device) -> str:
         return "Python, while the compiled launcher is compiled"
     if choice == "compiled":
         return "Python; the compiled launcher is compiled at the first backward"
-    return f"Python; the compiled launcher is compiled after {_MANY} calls of one kind, once per machine"
+    return f"Python; the compiled launcher is compiled after {_CALLS_OF_A_LOOP} calls of one kind, once per machine"
