@@ -20,10 +20,10 @@ from flexsn_nn import FlexSN
 PLAIN = ("lif", "alif", "two outputs", "delay", "conv")
 
 
-def test_short_lives_are_the_same(compiler: None) -> None:
+def test_a_hundred_short_lives_are_the_same(compiler: None) -> None:
     Twins.counts.clear()
-    run(machine((("auto", "auto"), ("cpp", "compiled")), without=LONG_ACTS, few=True), runs=40, rules=12)
-    assert Twins.counts["lives"] >= 40
+    run(machine((("auto", "auto"), ("cpp", "compiled")), without=LONG_ACTS, few=True), runs=100, rules=12)
+    assert Twins.counts["lives"] >= 100
 
 
 @pytest.mark.long
