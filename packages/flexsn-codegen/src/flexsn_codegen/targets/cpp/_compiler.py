@@ -237,7 +237,14 @@ def _describe_environment() -> str:
 def _describe_environment_of(command: tuple[str, ...]) -> str:
     headers = [path.read_text(encoding="utf-8") for path in sorted(_HEADERS.rglob("*.h"))]
     options = [*FLAGS, *_list_openmp_options(), *_list_linker_options()]
-    return "\n".join([torch.__version__, *command, *options, _read_macros(command), *headers])
+    return "\n".join([torch.__version__, *command, _read_script(command), *options, _read_macros(command), *headers])
+
+
+def _read_script(command: tuple[str, ...]) -> str:
+    """The text of the compiler if it is a script, whose options the macros may not show. Otherwise, an empty text."""
+    path = shutil.which(command[0])
+    content = b"" if path is None else Path(path).read_bytes()
+    return content.decode(errors="replace") if content.startswith(b"#!") else ""
 
 
 @functools.cache
