@@ -20,7 +20,15 @@ from flexsn_graph.tracing._capture import CaptureMode, UnexpectedWriteError
 from flexsn_graph.tracing._checks import WITHOUT_CHECKS
 from flexsn_graph.tracing._extremes import as_reductions
 from flexsn_graph.tracing._prologue import CalledOp, Hoists, RecordedCall, Ref, stays
-from flexsn_graph.tracing._refusals import HOOKS, READ_ONCE, VALUE_READS, adds_hook, reads_value, storage_of, writes_out
+from flexsn_graph.tracing._refusals import (
+    HOOKS,
+    READ_ONCE,
+    VALUE_READS,
+    make_hook_error,
+    make_out_error,
+    make_value_error,
+    storage_of,
+)
 from flexsn_graph.tracing._sizes import OF_SIZES, depends_on_batch
 
 
@@ -124,7 +132,7 @@ class CoreCalls(TorchFunctionMode):
             with self:  # nested calls on captured tensors alone can still be hoisted
                 return reductions(*args, **kwargs)
         if func in VALUE_READS:
-            raise reads_value(f"Tensor.{func.__name__}", user_location())
+            raise make_value_error(f"Tensor.{func.__name__}", user_location())
         if func in READ_ONCE:
             self._note_read(func, args)
         if func in OF_SIZES and self.is_core_running and not _is_own(sys._getframe(1)):
@@ -136,13 +144,13 @@ class CoreCalls(TorchFunctionMode):
             return func(*args, **kwargs)
         tensors = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, Tensor)]
         if kwargs.get("out") is not None and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-            raise writes_out(func.__name__, user_location())
+            raise make_out_error(func.__name__, user_location())
         if func not in _PROPERTY_GETTERS:
             for tensor in tensors:
                 self._drop_history(tensor)  # must precede any op on the tensor that is not recorded
         is_known = [self._captures.is_captured(t) or self._find(t) is not None for t in tensors]
         if is_known and func in HOOKS and is_known[0]:
-            raise adds_hook(func.__name__, user_location())
+            raise make_hook_error(func.__name__, user_location())
         if all(is_known) and (is_known or func in _FACTORIES):
             return self._call_on_captured(func, args, kwargs, tensors)
         if any(is_known):

@@ -42,7 +42,7 @@ from flexsn_graph.tracing._captures import Captures
 from flexsn_graph.tracing._core import check_examples
 from flexsn_graph.tracing._positions import check_positions
 from flexsn_graph.tracing._prologue import Hoists, Prologue
-from flexsn_graph.tracing._refusals import reads_value
+from flexsn_graph.tracing._refusals import make_value_error
 from flexsn_graph.versions import UnsupportedVersionError
 
 
@@ -535,6 +535,6 @@ def explained() -> Iterator[None]:
             raise
         location = raised_at(error)
         if isinstance(error, DataDependentOutputException):
-            raise reads_value(str(error), location) from error
+            raise make_value_error(str(error), location) from error
         suffix = "" if location is None else f"\n  at {location}"
         raise TorchError(f"torch cannot trace the core: {error}{suffix}") from error
