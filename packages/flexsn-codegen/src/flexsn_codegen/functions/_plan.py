@@ -416,7 +416,7 @@ def _build_sums(trace: Trace, tensors: Sequence[Tensor], like: Sequence[int]) ->
         if not is_argument and (i, axes) not in output_by_sum:
             output_by_sum[i, axes] = len(output_by_sum)
             repeated.append(i)
-    walk = _StepWalk(trace, 0, shape, strides, inputs, [axes for _, axes in output_by_sum], again=repeated)
+    walk = _StepWalk(trace, 0, shape, strides, inputs, [axes for _, axes in output_by_sum], repeated=repeated)
     if repeated and not walk.sums_each(repeated):
         kernel_sums = [frozenset() if i in repeated else axes for i, axes in list(output_by_sum)[: len(dtypes)]]
         repeated = []
@@ -507,7 +507,7 @@ class _StepWalk:
         inputs: all inputs of the step, including unused ones.
         summed: for each output, the dimensions over which it is summed.
         whole: in a step that reduces rows, for each output, True if it has all elements of a row, False if it has one.
-        again: the indices of results that are written as two outputs. The second outputs come last.
+        repeated: the indices of results that are written as two outputs. The second outputs come last.
         plain: see `Trace.plan`.
     """
 
@@ -521,15 +521,15 @@ class _StepWalk:
         summed: Sequence[frozenset[int]],
         whole: Sequence[bool] = (),
         *,
-        again: Sequence[int] = (),
+        repeated: Sequence[int] = (),
         plain: bool = False,
     ) -> None:
-        self._again = tuple(again)
+        self._repeated = tuple(repeated)
         self._trace, self._number, self._shape, self._order, self._inputs = trace, number, shape, order, inputs
         self._whole = whole or [True] * len(summed)
         core = trace.steps[number].source if trace.steps else None
-        if core is not None and again:
-            extra_ports = (Port(Role.OUTPUT, len(core.results) + n) for n in range(len(again)))
+        if core is not None and repeated:
+            extra_ports = (Port(Role.OUTPUT, len(core.results) + n) for n in range(len(repeated)))
             core = replace(core, results=(*core.results, *extra_ports))
         self._core = core
         self._walked: list[int] = []
@@ -568,9 +568,9 @@ class _StepWalk:
         )
         return self._core.target.row_launch(self._core, count, width, reduces=reduces, sums=Summed.OVER_ROWS in sums)
 
-    def sums_each(self, again: Sequence[int]) -> bool:
+    def sums_each(self, repeated: Sequence[int]) -> bool:
         """True if the kernel sums the second output of each result that has two outputs."""
-        return all(self._get_sum(len(self._whole) - 1 - n) is not Summed.NOT for n in range(len(again)))
+        return all(self._get_sum(len(self._whole) - 1 - n) is not Summed.NOT for n in range(len(repeated)))
 
     def _get_sum(self, i: int) -> Summed:
         return Summed.NOT if self._division is None else self._division.sums[i]
@@ -646,7 +646,7 @@ class _StepWalk:
         key = (layouts, may_overlap)
         built = step.built.get(key)
         if built is None:
-            in_rows = core if core.stages else _make_single_stage(core, trace.graphs[self._number], self._again)
+            in_rows = core if core.stages else _make_single_stage(core, trace.graphs[self._number], self._repeated)
             built = step.built[key] = Built(target.row_kernel(name, in_rows, layouts, may_overlap=may_overlap))
         numel = rows.programs * rows.beside * rows.block
         fixed = rows.beside > 1 or Summed.OVER_ROWS in sums
@@ -714,9 +714,9 @@ def _find_preceding(
 _MOST_WOVEN = 4
 
 
-def _make_single_stage(core: CoreSource, step: StepGraph, again: tuple[int, ...]) -> CoreSource:
-    """A function of one element, as the only stage of a kernel on rows and columns. Results in `again` come twice."""
+def _make_single_stage(core: CoreSource, step: StepGraph, repeated: tuple[int, ...]) -> CoreSource:
+    """A function of one element, as the only stage of a kernel on rows and columns. `repeated` results come twice."""
     dtypes = tuple(node.meta["val"].dtype for node in step.entries)
     single_core = replace(core, results=core.results[: len(dtypes)])
-    written = (*dtypes, *(dtypes[i] for i in again))
-    return replace(core, stages=(RowStage(single_core, (), core.results, True, written, again),))
+    written = (*dtypes, *(dtypes[i] for i in repeated))
+    return replace(core, stages=(RowStage(single_core, (), core.results, True, written, repeated),))

@@ -157,7 +157,7 @@ def prune_cache(days: float) -> int:
     return deleted
 
 
-def kept(name: str) -> Path | None:
+def find_kept(name: str) -> Path | None:
     """Returns the file that `keep` has written under this name, or `None` if no such file exists.
 
     The content is not compared, so the name has to contain a hash of everything that determines the content.

@@ -127,7 +127,7 @@ class RowStage:
         written: the results of the whole function that the stage writes. See `values`.
         whole: True if the results have an element for each element of a row, False if they have one for each row.
         dtypes: dtype of each entry of `written`.
-        again: indices of results that are written twice. Their second copies are the last entries of `written`.
+        repeated: indices of results that are written twice. Their second copies are the last entries of `written`.
         kept_results: the last results of `core`, which later stages read at each element of the row, and their dtypes.
     """
 
@@ -136,13 +136,13 @@ class RowStage:
     written: tuple[Port, ...] = ()
     whole: bool = True
     dtypes: tuple[torch.dtype, ...] = ()
-    again: tuple[int, ...] = ()
+    repeated: tuple[int, ...] = ()
     kept_results: tuple[tuple[Port, torch.dtype], ...] = ()
 
     @property
     def values(self) -> tuple[int, ...]:
         """For each entry of `written`, the index of the result of `core`."""
-        return (*range(len(self.core.results)), *self.again)
+        return (*range(len(self.core.results)), *self.repeated)
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,8 +123,8 @@ class _Builder:
     def add(self, left: fx.Node, right: Any) -> fx.Node:
         return self._graph.call_function(_aten.add.Tensor, (left, right))
 
-    def write(self, into: fx.Node, value: Any) -> None:
-        self._writes.append((into, value))
+    def write(self, destination: fx.Node, value: Any) -> None:
+        self._writes.append((destination, value))
 
     def close(self) -> WritingStep:
         for into, value in self._writes:

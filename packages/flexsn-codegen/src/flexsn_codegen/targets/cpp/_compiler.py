@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from flexsn_codegen.errors import CacheFolderError, CompilationError, CompilerMissingError
-from flexsn_codegen.source._cache import keep, kept
+from flexsn_codegen.source._cache import find_kept, keep
 
 _VARIABLE = "CXX"
 _CANDIDATES = ("g++", "clang++", "c++")
@@ -86,7 +86,7 @@ def library_of(source: str) -> bytes:
 
 
 def _load_or_compile(name: str, source: str) -> ctypes.CDLL:
-    path = kept(name)
+    path = find_kept(name)
     if path is not None:
         with contextlib.suppress(OSError):  # the file is not a valid library, or another process has deleted it
             return _open(path)

@@ -16,7 +16,7 @@ from types import ModuleType
 import torch
 
 from flexsn_codegen.errors import CompilationError
-from flexsn_codegen.source._cache import cache_folder, keep, kept
+from flexsn_codegen.source._cache import cache_folder, find_kept, keep
 from flexsn_codegen.targets.cpp._compiler import compiler, in_a_folder, run_compiler
 
 _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-shared")
@@ -40,7 +40,7 @@ class Extension:
         Raises:
             CacheFolderError: see `flexsn_codegen.cache_folder`.
         """
-        path = kept(self._make_file_name())
+        path = find_kept(self._make_file_name())
         return path if path is not None and _is_complete(path) else None
 
     def build(self) -> Path:

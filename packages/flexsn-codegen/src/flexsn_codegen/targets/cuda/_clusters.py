@@ -536,14 +536,14 @@ class _ClusterWriter:
         """The number of tiles of terms whose fragments are loaded while earlier tiles are multiplied."""
         return max(1, _AHEAD // len(part.pieces))
 
-    def _load_fragment(self, part: Multiply, number: int, term: str, into: str) -> None:
+    def _load_fragment(self, part: Multiply, number: int, term: str, array: str) -> None:
         """Loads the words of the fragment of a tile of terms from global memory."""
         sent, (first, count) = self._sent[part.operand.port], part.pieces[number]
         pointer, (down, across) = self._param(Role.MATRIX, part.matrix), self._spec.matrix_strides[part.matrix]
         of_piece = part.operand.width // self._operand_pieces(part)[1]
         start = f"{pointer} + (({term}) / all_tiles) * {of_piece} * int64_t({down}) + {first * across}ll"
         self._line(
-            f"dev::take<{sent.format}, {'true' if sent.bits else 'false'}, {self._count_loaded_words(sent)}>({into}, "
+            f"dev::take<{sent.format}, {'true' if sent.bits else 'false'}, {self._count_loaded_words(sent)}>({array}, "
             f"{start}, {down}, {across}, 16 * (({term}) % all_tiles), {of_piece}, 16 * tile, {count});"
         )
 

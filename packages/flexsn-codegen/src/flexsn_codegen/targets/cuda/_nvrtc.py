@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from flexsn_codegen.errors import CompilationError
-from flexsn_codegen.source._cache import keep, kept
+from flexsn_codegen.source._cache import find_kept, keep
 
 _HEADERS = Path(__file__).parent
 # The headers of kernels. Kernels in C++ use the last header, too.
@@ -65,7 +65,7 @@ def cubin(source: str, capability: tuple[int, int], *, fast_math: bool = False) 
     headers = _read_headers()
     digest = hashlib.sha256("\n".join([source, *headers, *options, _read_version(library)]).encode()).hexdigest()[:32]
     name = f"{digest}.cubin"
-    path = kept(name)
+    path = find_kept(name)
     if path is not None:
         return path.read_bytes()
     compiled = _compile(library, source, headers, options)
