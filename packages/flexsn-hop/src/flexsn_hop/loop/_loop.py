@@ -1,4 +1,4 @@
-"""Implementations of the two operators: loops over steps on dense tensors, and the shapes of results for fake ones."""
+"""Implementations of the two operators: loops over steps on dense tensors, and shapes of results for fake tensors."""
 
 from __future__ import annotations
 
