@@ -51,7 +51,7 @@ def _iota(cell_pass: Pass, node: fx.Node, length: int, *, start: int, step: int,
 
 @rule(_aten.index.Tensor)
 def _index(cell_pass: Pass, node: fx.Node, x: fx.Node, indices: Sequence[fx.Node | None]) -> Value:
-    """`table[index]`: each entry of the table is an operand, and a chain of `where` selects one."""
+    """`table[index]`: each entry of the table is an operand, and a chain of `where` selects an entry."""
     table = cell_pass.value(x)
     dim, index = _find_index(cell_pass, node, len(table.dims), indices)
     count = size_of(table.dims[dim])

@@ -160,7 +160,8 @@ class CoreTrace:
 
         Returns:
             `None` if the arguments differ in any other property, if a size is 0 or 1, or if the graph depends on the
-            size. The graph depends on it if the core reads sizes, or if a captured tensor varies along the dimension.
+            size. The graph depends on the size if the core reads sizes, or if a captured tensor varies along the
+            dimension.
         """
         old, values = self.step_shape, (*inputs, *states)
         traced_values = (*self.inputs, *self.states)

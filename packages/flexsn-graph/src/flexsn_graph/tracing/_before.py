@@ -46,7 +46,7 @@ def compute_before(tracer: Tracer) -> tuple[set[int], ComputedBefore]:
         for value, gradient in zip(values, arguments[first + len(captured) :], strict=True):
             try:
                 result = tracer.gradients_of(value, gradient, calls)
-            except UnsupportedCoreError as error:  # raised when a gradient is required. Inference does not need it
+            except UnsupportedCoreError as error:  # raised when a gradient is required, so not for inference
                 refusals[len(gradients)] = error
                 result = [None] * len(trained)
             gradients.append(tuple(i for i, g in zip(trained, result, strict=True) if g is not None))
