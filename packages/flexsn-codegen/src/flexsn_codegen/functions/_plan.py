@@ -506,7 +506,8 @@ class _StepWalk:
         order: the order in which the kernel counts elements, as strides of this shape.
         inputs: all inputs of the step, including unused ones.
         summed: for each output, the dimensions over which it is summed.
-        whole: in a step that reduces rows, for each output, True if it has all elements of a row, False if it has one.
+        whole: in a step that reduces rows, for each output, True if it has an element for each element of a row, False
+            if it has one for each row.
         repeated: the indices of results that are written as two outputs. The second outputs come last.
         plain: see `Trace.plan`.
     """

@@ -31,7 +31,7 @@ _MOST_IN_RING = 128
 EXACT_REDUCTIONS = frozenset({_prims.amax.default, _prims.amin.default})
 REDUCED = frozenset({torch.float32, torch.float64, torch.int64})
 REDUCED_EXACTLY = HALF_DTYPES | {torch.float32, torch.float64}
-# bfloat16 can represent all integers up to this one.
+# bfloat16 can represent all integers up to this number.
 _MOST_EXACT = 256
 
 

@@ -24,7 +24,7 @@ class Number:
     """A number that is an argument of a kernel.
 
     The kernel receives integers that contain the number's bits, because a floating-point argument may be too narrow (in
-    Triton, it is float32).
+    Triton, such an argument is float32).
 
     Attributes:
         name: the number's name in the source.

@@ -5,7 +5,7 @@ innermost dimension, an operand has adjacent elements, a single element, or elem
 for each of these three cases, and compilers turn all of them into vector code. If the innermost dimension is short,
 such as the three colours of a pixel, blocks of elements are first gathered row by row, so that the computation is still
 vector code. If the adjacent elements of an operand are in another dimension, programs compute tiles of that dimension
-and the innermost one, and transpose the operand's tile.
+and the innermost dimension, and transpose the operand's tile.
 """
 
 from __future__ import annotations

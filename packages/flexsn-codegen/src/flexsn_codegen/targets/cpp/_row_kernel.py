@@ -39,8 +39,8 @@ def walk_rows(
 ) -> tuple[tuple[Layout, ...], list[int]]:
     """Implements `Target.walk_rows`.
 
-    The integers are the width, the sizes of all dimensions between the outermost and the innermost one, `STEPS` if
-    results are summed over rows, and the strides.
+    The integers are the width, the sizes of all dimensions between the outermost and the innermost dimension, `STEPS`
+    if results are summed over rows, and the strides.
     """
     layouts: list[Layout] = [str(len(sizes))]
     numbers = [sizes[-1], *sizes[1:-1]]

@@ -670,7 +670,7 @@ class _ClusterWriter:
             if isinstance(part, Multiply):
                 self._multiply(i, part)
                 if i + 1 < len(self._parts):
-                    continue  # the next stage computes values first, because other warps wait for them
+                    continue  # the next stage runs first, because other warps wait for its results
             elif part.early == -1:
                 continue
             elif part.early is not None:
