@@ -337,7 +337,7 @@ class _Analysis:
         if self._rows is None:
             self._rows = rows
         if rows != self._rows:
-            raise NotOneLaunchError(f"{name} has {rows} rows, others have {self._rows}")
+            raise NotOneLaunchError(f"{name} has {rows} rows, other values have {self._rows}")
 
     def _find_columns(self, view: View) -> Columns:
         """The columns of a view that has all rows and a range of adjacent columns of a value."""

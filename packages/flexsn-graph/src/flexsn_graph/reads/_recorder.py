@@ -372,8 +372,7 @@ class Recorder:
         if self._bytes[self.in_backward] > MAX_BYTES:
             raise _capture_error(
                 f"{path} has {count} bytes, and the core reads more than {MAX_BYTES} bytes in total, too many to "
-                "compare at every call. Make it a tensor outside of the core, or read only the necessary part of it "
-                "there."
+                "compare at every call. Outside of the core, make it a tensor, or read only the necessary part of it."
             )
         self._add_place(place)
 
@@ -382,8 +381,8 @@ class Recorder:
         if self._elements[self.in_backward] > MAX_ELEMENTS:
             raise _capture_error(
                 f"{path} has {count} elements, and the core reads more than {MAX_ELEMENTS} elements in total, too "
-                "many to compare at every call. Make it a tensor outside of the core, or read only the necessary part "
-                "of it there."
+                "many to compare at every call. Outside of the core, make it a tensor, or read only the necessary part "
+                "of it."
             )
 
     def _refuse(self, value: Any, path: str) -> None:

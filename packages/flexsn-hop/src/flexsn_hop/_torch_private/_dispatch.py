@@ -31,7 +31,7 @@ _autograd_not_implemented = private(
 _NO_EFFECTS = "operators with effects, like the checks of `torch.linalg`, cannot be part of a core"
 _make_token = private("torch.ops", "prims._make_token.default", _NO_EFFECTS)
 _sink_tokens = private("torch.ops", "prims._sink_tokens.default", _NO_EFFECTS)
-_NO_CHECKPOINTS = "selective activation checkpointing does not see `flex_sn_scan`"
+_NO_CHECKPOINTS = "selective activation checkpointing ignores `flex_sn_scan`"
 _redirect_to_mode = private(
     "torch._higher_order_ops.utils", "redirect_to_mode", _NO_CHECKPOINTS, default=lambda op, mode: None
 )

@@ -157,7 +157,8 @@ def run_compiler(command: Sequence[str], name: str = "a generated kernel") -> No
     try:
         process = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     except OSError as error:
-        raise CompilationError(f"the C++ compiler cannot be run: {error}. Name another in {_VARIABLE}.") from error
+        message = f"the C++ compiler cannot be run: {error}. Name another compiler in {_VARIABLE}."
+        raise CompilationError(message) from error
     if process.returncode != 0:
         disk_error = next((text for text in map(os.strerror, _DISK_FULL_ERRORS) if text in process.stderr), None)
         if disk_error is not None:

@@ -51,7 +51,7 @@ def row_launch(core: CoreSource, count: int, width: int, *, reduces: bool, sums:
     """Implements `Target.row_launch`."""
     if reduces and width > LONGEST_ROW:
         raise UnsupportedOpError(
-            f"a kernel on a GPU reduces rows of at most {LONGEST_ROW} elements, but these have {width}.", "row_sum"
+            f"a kernel on a GPU reduces rows of at most {LONGEST_ROW} elements, but these rows have {width}.", "row_sum"
         )
     columns = 1 << max(0, width - 1).bit_length()
     if not reduces:
