@@ -391,14 +391,14 @@ class StepTrace(CoreTrace):
         return _remove_zeros(StepGraph(graph, arguments, tuple(results), layouts))
 
     def _trace_vjp_in_elements(
-        self, elements: Elements, cotangents: Sequence[bool], wanted: Sequence[bool], arguments: tuple[Port, ...]
+        self, elements: Elements, cotangents: Sequence[bool], requested: Sequence[bool], arguments: tuple[Port, ...]
     ) -> StepGraph:
         """The VJP of a step on pieces. See `vjp`."""
-        count, requests = self.num_inputs + self.num_states, iter(wanted)
-        requested = [[next(requests)] for _ in range(count)]
-        requested += [[next(requests) for _ in range(pieces.count)] for pieces in elements.lifted]
+        count, requests = self.num_inputs + self.num_states, iter(requested)
+        requested_pieces = [[next(requests)] for _ in range(count)]
+        requested_pieces += [[next(requests) for _ in range(pieces.count)] for pieces in elements.lifted]
         tracer = self._get_tracer()
-        recorded, gradients = tracer.record_vjp(cotangents, [any(pieces) for pieces in requested])
+        recorded, gradients = tracer.record_vjp(cotangents, [any(pieces) for pieces in requested_pieces])
         backward_elements = elements_of(tracer, recorded, self.step_shape, gradients, elements)
         if backward_elements.lifted != elements.lifted:
             raise NonPointwiseError(
@@ -411,7 +411,7 @@ class StepTrace(CoreTrace):
         ports_of = iter(self._primals)
         results: list[Port] = []
         is_kept: list[bool] = []
-        for pieces, position in zip(requested, gradients, strict=True):
+        for pieces, position in zip(requested_pieces, gradients, strict=True):
             own_ports = [next(ports_of) for _ in pieces]
             if position is not None:
                 results += [Port(GRADIENTS[port.role], port.index) for port in own_ports]
