@@ -59,7 +59,7 @@ _running = _Running()
 
 @contextlib.contextmanager
 def located(location: SourceLocation | None) -> Iterator[None]:
-    """Sets the location of the ops that run in this context. With `None`, it is the Python code that calls an op."""
+    """Sets the location of the ops that run in this context. With `None`, Python's stack gives the location."""
     previous, _running.location = _running.location, location
     try:
         yield
