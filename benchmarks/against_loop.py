@@ -39,7 +39,7 @@ class Fresh(nn.Module):
 
 
 def timed(run: Run, calls: int) -> float:
-    """Returns the milliseconds of one call."""
+    """Returns the mean time of a call, in milliseconds."""
     synchronize(DEVICE)
     begun = time.perf_counter()
     for _ in range(calls):
@@ -49,8 +49,8 @@ def timed(run: Run, calls: int) -> float:
 
 
 def compared(make: Callable[[int], nn.Module], layer: Callable[[Any, str], FlexSN], shape: str) -> list[str]:
-    """Returns a row: the times of the loop and of kernels, their ratio, the way in which the kernels ran, and the time
-    of the first training step.
+    """Returns a row: the times of the loop and of the kernels, the ratio of these times, the way in which the kernels
+    ran, and the time of the first training step.
     """
     steps, batch, neurons = map(int, shape.split("x"))
     torch.manual_seed(0)
@@ -86,7 +86,7 @@ def main(name: str, title: str, cores: Sequence[type[nn.Module]], layer: Callabl
     Args:
         name: name of the script, without its suffix.
         title: title of the table.
-        cores: step functions, each made with a number of neurons.
+        cores: classes of step functions. Their constructors receive the number of neurons.
         layer: function that makes a layer from a core and the name of a backend.
     """
     parser = argparse.ArgumentParser(description=title)

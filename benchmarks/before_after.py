@@ -3,8 +3,8 @@
     python benchmarks/before_after.py FOLDER SCRIPT --commit NAME [--output FILE] [--runs 2] [-- ARGUMENTS ...]
 
 `FOLDER` holds the other checkout (`git archive COMMIT packages benchmarks | tar x -C FOLDER`). Each checkout runs its
-own script with its own packages in separate processes, alternately: before, after, before, after. For each row, the
-smallest figures of the two checkouts are compared, because other processes have disturbed those runs least. The spread
+script with its packages in separate processes, alternately: before, after, before, after. For each row, the smallest
+figures of the two checkouts are compared, because other processes have disturbed these runs least. The spread
 of a checkout is its largest figure divided by its smallest figure. The table shows the larger of the two spreads. A
 ratio within the spread is not a significant difference.
 """
@@ -22,7 +22,7 @@ import torch
 from measure import publish, table, where
 
 Figures = dict[tuple[str, ...], dict[str, float]]
-"""The numbers of each row, by column."""
+"""The figures of each row, by column."""
 HERE = Path(__file__).parents[1]
 COLUMNS = {
     "scan_overhead.py": ("call", "graph", "kernels"),
@@ -43,8 +43,8 @@ def is_number(text: str) -> bool:
 
 
 def figures(text: str, columns: tuple[str, ...]) -> Figures:
-    """Returns the numbers of a table in Markdown. The name of a row ends before the first number with a decimal
-    point.
+    """Returns the figures of a table in Markdown. The name of a row consists of the cells before the first number with
+    a decimal point.
     """
     lines = [cells(line) for line in text.splitlines() if line.startswith("|")]
     header, rows = lines[0], lines[2:]

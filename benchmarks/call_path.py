@@ -1,13 +1,14 @@
-"""Path of a warm call: the number of functions of this project that it enters, the number of files, and the time.
+"""Path of a warm call: the number of this project's functions that the call enters, the number of their files, and the
+CPU time.
 
     python benchmarks/call_path.py [--output benchmarks/results/call_path.md] [--paths]
 
-A call is warm after it has run a few times. `calls` is the number of the packages' functions that are entered, starting
-with `FlexSN.forward`. `files` is the number of files that define these functions. The generated check of the values
-that a core reads counts as a call without a file. A training step is a forward and a backward, both in this thread.
-Kernels are launched by Python, or by the compiled launcher. `us` is the CPU time of a call in which nothing is counted.
-This time is the shortest of several runs on the CPU, and the runs of all rows alternate. A recurrent step in one launch
-has a GPU kernel, which does not run here, so its `us` covers only the rest of the call.
+A call is warm after it has run a few times. `calls` is the number of functions of the packages that the call enters,
+starting with `FlexSN.forward`. `files` is the number of files that define these functions. A generated function checks
+the values that a core reads. It counts as a call without a file. A training step is a forward and a backward, both in
+this thread. Kernels are launched by Python, or by the compiled launcher. `us` is the CPU time of a call in which
+nothing is counted. This time is the shortest of several runs on the CPU, and the runs of all rows alternate. A
+recurrent step in one launch has a GPU kernel, which does not run here, so its `us` covers only the rest of the call.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ Call = Callable[[], object]
 
 
 def path_of(call: Call) -> list[tuple[str, str]]:
-    """Returns the file and the name of each function of the project that a call enters, in order."""
+    """Calls a function, and returns the file and the name of each function of the project that is entered, in order."""
     entered: list[tuple[str, str]] = []
 
     def note(frame: FrameType, event: str, _: Any) -> None:
@@ -62,7 +63,7 @@ def path_of(call: Call) -> list[tuple[str, str]]:
 
 
 def works(launcher: str, *, one_launch: bool) -> list[tuple[str, Call]]:
-    """Returns the rows: a warm call of each kind.
+    """Returns the name and the function of each call to measure, after a few runs of each function.
 
     Args:
         launcher: value of `FLEXSN_LAUNCHER`.
@@ -179,7 +180,7 @@ def least(rows: list[tuple[str, Call]]) -> list[float]:
 
 
 def measured(launcher: str, *, one_launch: bool, paths: bool) -> list[list[str]]:
-    """Returns the lines of the table."""
+    """Returns the rows of the table for a launcher."""
     rows = works(launcher, one_launch=one_launch)
     lines = []
     for (name, call), us in zip(rows, least(rows), strict=True):

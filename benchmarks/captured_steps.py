@@ -5,14 +5,15 @@
 
 The networks come from whole_networks.py. They have LIF neurons, norms in the steps of the neurons, pooling in kernels,
 and channels-last images. A step is a call `step(frames, labels)`. It copies the arguments into the memory of the graph,
-checks everything that may have changed, replays the graph, and copies the results. The table compares a step with the
-same step run in Python, and with the sum of the times of its kernels. Captured steps and steps in Python alternate.
+checks everything that may have changed, replays the graph, and copies the results. The table compares a captured step
+with the same step run in Python, and with the sum of the times of its kernels. Captured steps and steps in Python
+alternate.
 "issued in" is the CPU time of a captured step, without waiting for the GPU. "captured after" is the time from the end
 of the first step to the end of the first replay. This time includes steps run in Python, the recording, and the replay.
-"between two" is the time of a step during which no kernel runs, divided by the number of kernels. Its lower bound is
-the gap between two empty kernels, measured in a graph of many empty kernels that each wait for the previous kernel. The
-last column divides the time of the step by the time of its kernels plus one such gap per kernel. If a network fails,
-its row shows the error. After `--seconds`, no further network starts.
+"between two" is the part of a step in which no kernel runs, divided by the number of kernels. The lower bound of this
+time is the gap between two empty kernels. This gap is measured in a graph of many empty kernels, each of which waits
+for the previous kernel. The last column divides the time of the step by the sum of the time of its kernels and one such
+gap per kernel. If a network fails, its row shows the error. After `--seconds`, no further network starts.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def seconds(function: Callable[[], object], device: torch.device) -> float:
 
 
 def measured(case: Case, device: torch.device) -> tuple[list[str], Callable[[], object]]:
-    """Returns the cells of a row without the time of the kernels, and the captured step."""
+    """Returns the cells of a row that precede the times of the kernels, and the captured step."""
     captured, frames, labels = made(case, device)
     first = seconds(lambda: captured(frames, labels), device)
     later = sum(seconds(lambda: captured(frames, labels), device) for _ in range(RUNS_BEFORE_A_REPLAY - 1))
@@ -93,8 +94,8 @@ def measured(case: Case, device: torch.device) -> tuple[list[str], Callable[[], 
 
 
 def calls_of(milliseconds: float) -> int:
-    """Returns the number of steps to measure together. Wall time and kernel time use the same number, because clock
-    rates drop under load.
+    """Returns the number of steps to measure together. Wall time and kernel time are measured over the same number of
+    steps, because clock rates drop under load.
     """
     return max(8, int(MEASURED_MS / milliseconds))
 
@@ -118,7 +119,7 @@ class Idle(NamedTuple):
 
     @property
     def launch(self) -> float:
-        """Time of a graph without its kernels and gaps."""
+        """Part of a graph's time that is spent neither in its kernels nor in the gaps between them."""
         return self.alone - self.period
 
 

@@ -2,10 +2,10 @@
 
     python benchmarks/changing_numbers.py [--output benchmarks/results/changing_numbers.md] [--values 10000]
 
-A neuron with compiled kernels is called once for each value (in Triton's interpreter if there is no GPU). There are
-three cases: its threshold is annealed, the width of its surrogate is annealed during training, or a number selects
-branches, with a new outcome in each call. Resources are counted after the first tenth of the values and at the end. If
-resources grow between the two counts, they would grow forever.
+A neuron with compiled kernels is called once for each value (in Triton's interpreter if there is no GPU). The table
+has three kinds of cases: the threshold of the neuron is annealed, the width of its surrogate is annealed during
+training, or a number selects the branches that the core takes, which differ in each call. Resources are counted after
+the first tenth of the values and at the end. Resources that grow between the two counts would grow forever.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from flexsn_nn import FlexSN
 from flexsn_nn.surrogate import Sigmoid
 from flexsn_runtime import triton_interpreted
 
-BRANCHES = 12  # gives 2**BRANCHES outcomes
+BRANCHES = 12  # number of branches, which have 2**BRANCHES outcomes together
 
 
 class Annealed(nn.Module):
@@ -60,7 +60,7 @@ def decide(core: Annealed, value: int, values: int) -> None:
 
 
 Change = Callable[[Annealed, int, int], None]
-# By name: the change, True if gradients are computed, and the fraction of the values that is used.
+# By name: the change, True if gradients are computed, and the fraction of `--values` that is used.
 CASES: dict[str, tuple[Change, bool, float]] = {
     "threshold": (anneal_threshold, False, 1.0),
     "threshold, trained": (anneal_threshold, True, 0.05),

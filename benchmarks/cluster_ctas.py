@@ -1,10 +1,12 @@
-"""Triton's `num_ctas` for a recurrent layer: instructions of the product in a step with clusters, compiled for an H100.
+"""Triton's `num_ctas` for a recurrent layer: counts of the instructions with which the blocks of a cluster cooperate,
+compiled for an H100.
 
     python benchmarks/cluster_ctas.py [--output FILE]
 
 One program is a cluster of `num_ctas` blocks, and Triton divides the tensors of the program among the blocks. The
 columns count PTX instructions: address computations for the shared memory of another block (`mapa`), loads and stores
-in this memory, and barriers of the whole cluster. "Refused" shows the error of the compiler. The script needs no GPU.
+in this memory, and barriers of the whole cluster. If the compiler refuses a kernel, the row shows its error. The script
+needs no GPU.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ def errors() -> Iterator[Path]:
 
 
 def compiled(rows: int, width: int, blocks: int) -> list[str]:
-    """Returns the bytes of shared memory and the counts of instructions, or the error if there is no kernel."""
+    """Returns the bytes of shared memory and the counts of instructions, or the error if the compiler refuses."""
     types = {"x_ptr": "*fp32", "v_ptr": "*bf16", "s_ptr": "*bf16", "T": "i32", "B": "i32"}
     names = {"H": width, "R": rows}
     source = ASTSource(layer, {**types, **dict.fromkeys(names, "constexpr")}, names)

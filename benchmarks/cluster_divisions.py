@@ -8,9 +8,10 @@ A shape is T x batch x neurons. A figure is the median time of one launch, divid
 is the forward of a training step. All kernels of a loop are compiled first, in parallel. `differs` compares the values
 that a kernel stores with the values that launches step by step store. The column shows the fraction of spikes that
 differ or, for real numbers, the largest difference relative to the largest value. `--divisions` selects the divisions
-to measure, by blocks, splits and tiles of rows. `--tiles` compares divisions among programs without clusters instead.
-If several processes have the same `--lock`, only one of them measures at a time, after `--together` processes have
-compiled their kernels. The script needs a GPU that supports clusters.
+to measure. For example, `8x2x3` means 8 blocks, 2 splits and 3 tiles of rows. With `--tiles`, the script compares
+divisions among programs without clusters instead. If several processes have the same `--lock`, only one of them
+measures at a time, after `--together` processes have compiled their kernels. The script needs a GPU that supports
+clusters.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ SHAPES = ("250x128x256", "250x256x512", "250x128x1024")
 
 
 class Caught:
-    """A loop whose launch was intercepted, with the arguments for launching it in other ways.
+    """A loop whose launch was intercepted, with the arguments for launching the loop with other divisions.
 
     Attributes:
         started: copy of the states before the loop, because launches overwrite them.
@@ -74,8 +75,9 @@ class Caught:
     def divisions(self, processors: int) -> Iterator[Cluster]:
         """Yields divisions among the blocks of clusters.
 
-        For each number of blocks, the method yields the divisions with the fewest passes and the fewest rows, or with
-        one more row tile. A warp holds at least a quarter of its terms in registers.
+        For each number of blocks, the method selects the divisions with the fewest passes. Of these, it yields the
+        divisions with the fewest row tiles, or with one more row tile. A warp holds at least a quarter of its terms in
+        registers.
         """
         loop, from_zero = self.loop, self.over.from_zero
         for blocks in (4, 8, 16):
@@ -92,7 +94,7 @@ class Caught:
                 yield from (one for one in best if one.row_tiles <= best[0].row_tiles + 1)
 
     def tiles(self) -> Iterator[Tiles]:
-        """Yields divisions among programs that exchange values through global memory, for most of an H100."""
+        """Yields divisions among programs that exchange values through global memory and fill most of an H100."""
         loop = self.loop
         of_a_number = 6 if any(exchange.dtype == torch.float32 for exchange in loop.exchanges) else 2
         for rows, columns in itertools.product((16, 32, 64), (16, 32, 64)):
@@ -128,7 +130,7 @@ def caught(name: str, shape: str, dtype: torch.dtype) -> dict[str, Caught]:
 
 @torch.no_grad()
 def differs(one: Caught) -> str:
-    """Returns the difference between the stored values and the values of launches step by step."""
+    """Returns the difference between the stored values and the values that launches step by step store."""
     pairs = list(zip(one.stored(), one.expected, strict=True))
     spikes = [] if one.over.backwards else [(a, b) for a, b in pairs if bool(((b == 0) | (b == 1)).all())]
     if spikes:

@@ -5,7 +5,7 @@
 
 A shape is T x batch x neurons. A figure is the median time of replayed graphs. The graphs are a forward in inference,
 whose time is divided by T, and a training step: a forward, and a backward that computes the gradients of the input and
-the matrices from a random gradient. "Two parts" is the precision of float32 products that
+the matrices from a random gradient. "Two parts" means that each float32 factor of a product is split into two parts, as
 `torch.set_float32_matmul_precision("high")` allows. Two parts have 16 significant bits, while TF32 has 11. `--steps`
 adds launches step by step. If several processes have the same `--lock`, only one of them measures at a time, after
 `--together` processes have compiled their kernels. The script needs a GPU that supports clusters.
@@ -68,7 +68,7 @@ _MOST_SECONDS = 60.0  # time limit for the compilation in other processes
 
 
 class Made:
-    """A layer with data of one shape: its forward, and a training step."""
+    """A layer and its data of one shape, as a function for the forward and a function for a training step."""
 
     def __init__(self, layer: nn.Module, shape: str, dtype: torch.dtype) -> None:
         steps, batch, hidden = map(int, shape.split("x"))
@@ -90,7 +90,9 @@ class Made:
 
 @contextmanager
 def alone(lock: Path | None, together: int = 1) -> Iterator[None]:
-    """Waits until `together` processes with this lock have compiled their kernels, and no other process measures."""
+    """Waits until `together` processes with this lock have compiled their kernels and no other process measures, and
+    then prevents the other processes from measuring.
+    """
     if lock is None:
         yield
         return
@@ -116,7 +118,7 @@ def tf32(allowed: bool) -> AbstractContextManager[object]:
 
 @contextmanager
 def two_parts() -> Iterator[None]:
-    """Allows float32 products in two parts, or in TF32, by PyTorch's setting."""
+    """Sets PyTorch's precision of float32 products to "high", which allows products in two parts or in TF32."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     yield
@@ -124,7 +126,7 @@ def two_parts() -> Iterator[None]:
 
 
 def ways(name: str, dtype: torch.dtype, *, steps: bool) -> Iterator[tuple[str, bool, AbstractContextManager[object]]]:
-    """Yields the name of each way, True if it is a way of this project, and a context in which it runs."""
+    """Yields each way to run a layer: its name, True if it belongs to this project, and the context of its runs."""
     yield "ours", True, contextlib.nullcontext()
     yield "ours without clusters", True, without("FLEXSN_CLUSTERS")
     if steps:
@@ -139,7 +141,7 @@ def ways(name: str, dtype: torch.dtype, *, steps: bool) -> Iterator[tuple[str, b
 
 
 def compiled(name: str, shape: str, dtype: torch.dtype, *, steps: bool) -> list[Made]:
-    """Returns the layer in each way."""
+    """Returns the layer for each way to run it, after a training step and a forward, which compile its kernels."""
     hidden = int(shape.split("x")[2])
     found = []
     for _, is_ours, within in ways(name, dtype, steps=steps):

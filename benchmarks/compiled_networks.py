@@ -52,7 +52,7 @@ class Scan(nn.Module):
 
 
 class CustomOp(nn.Module):
-    """The kernels in an operator that a compiler cannot look into."""
+    """A layer that calls the kernels in a custom operator, which a compiler cannot trace into."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class ConvBlock(nn.Module):
         return result
 
 
-# By title: the network, and the shape of its input. The last network has so few steps that compilers unroll it.
+# By title: the network, and the shape of its input. The last network has so few steps that compilers unroll its loop.
 NETWORKS: dict[str, tuple[Callable[[Neuron], nn.Module], tuple[int, ...]]] = {
     "Linear-LIF-Linear-LIF, 4 x 64 x 128": (lambda neuron: Linears(neuron, 128), (4, 64, 128)),
     "Linear-LIF-Linear-LIF, 16 x 256 x 1024": (lambda neuron: Linears(neuron, 1024), (16, 256, 1024)),

@@ -5,9 +5,9 @@
 A shape is T x batch x channels x height x width. "Loop" is the same core with `backend="torch"`: PyTorch's operations
 in a loop over time. A training step is a forward, and a backward that computes the gradients of the input and the
 weights from a random gradient. "Convolutions alone" are the calls of library convolutions that a layer needs, with
-nothing between them. Their time is a lower bound for all ways that call these convolutions. A figure is the median time
-in ms, either of eager calls or of replays of a CUDA graph. "bfloat16" runs under autocast. In "channels last", inputs
-and weights have this memory format.
+nothing between them. Their time is a lower bound for every implementation that calls these convolutions. A figure is
+the median time in ms, either of eager calls or of replays of a CUDA graph. "bfloat16" means that the layer runs under
+autocast, and "channels last" that inputs and weights have this memory format.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def autocast(dtype: torch.dtype) -> AbstractContextManager[object]:
 
 
 def alone(core: nn.Module, x: Tensor, dtype: torch.dtype) -> list[str]:
-    """Returns the times of the library convolutions of a layer alone.
+    """Returns the times of the library convolutions that a layer calls, without the rest of the layer.
 
     The convolutions of the input, and the convolutions for gradients of weights, run for all steps at once. The
     convolutions of the state run step by step.

@@ -3,9 +3,9 @@
     python benchmarks/cpu_networks.py [--output benchmarks/results/cpu_networks.md] [--threads 1] [--only digits]
 
 A step is a forward, cross entropy of the mean over time, a backward, and SGD. The network with ReLU instead of neurons,
-on the same T·B frames, is the lower limit: a network whose neurons cost nothing would take the same time. The networks
-alternate step by step, and a figure is the median over steps. The sizes come from examples/digits.py, from the images
-and audio data in the documentation, and from a small convolutional network.
+on the same T·B frames, is the lower limit: a network whose neurons cost nothing would take the same time. The steps of
+the networks alternate, and a figure is the median over steps. The sizes come from examples/digits.py, from the pages on
+images and audio in the documentation, and from a small convolutional network.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ the loop, and other libraries.
 
 Inference reads the inputs and writes the outputs, so its lower bound is a copy of the same size (two streams). A
 training step of a neuron moves at least five streams: the input, the output, the input again, the gradient of the
-output, and the gradient of the input. A copy writes into existing memory, as `copy_` does. All compared runs alternate
-round by round, and a figure is the median over rounds.
+output, and the gradient of the input. A copy writes into existing memory, as `copy_` does. The compared runs alternate,
+and a figure is the median over all runs.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ChannelPLIF(nn.Module):
 
 
 def made(name: str, spike: Surrogate, channels: int, backend: str) -> FlexSN:
-    """Returns a neuron of this name."""
+    """Makes the neuron with this name."""
     if name == "PLIF per channel":
         return FlexSN(ChannelPLIF(channels, spike), 1, 1, 1, backend=backend)
     kinds: dict[str, Callable[..., FlexSN]] = {"LIF": LIF, "IF": IF, "ALIF": ALIF, "Izhikevich": Izhikevich}
@@ -79,8 +79,8 @@ def training(neuron: FlexSN, x: Tensor, weight: Tensor) -> Run:
 
 
 def chunks_compiled(neuron: FlexSN, x: Tensor, weight: Tensor | None) -> Run:
-    """Returns a loop over chunks of eight steps, each compiled by `torch.compile`. If `weight` is given, the loop also
-    runs the backward.
+    """Returns a function that loops over chunks of eight steps, which are compiled by `torch.compile`. If `weight` is
+    not `None`, the function also runs the backward.
     """
 
     def several(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -142,7 +142,7 @@ def peers(x: Tensor, weight: Tensor) -> dict[str, Run]:
 
 
 def _version(name: str) -> str:
-    """Returns the version of the library in a row."""
+    """Returns the version of the library with which the name of a row begins."""
     library = name.split(" ")[0].lower()
     try:
         return importlib.metadata.version(library)
@@ -151,7 +151,7 @@ def _version(name: str) -> str:
 
 
 def medians(runs: dict[str, Run], seconds: float) -> dict[str, float]:
-    """Returns the median milliseconds of each run. The runs alternate, for about `seconds` each."""
+    """Returns the median time of each run, in milliseconds. The runs alternate, and each run gets about `seconds`."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for run in runs.values():
         run()  # compiles the function

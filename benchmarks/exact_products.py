@@ -5,14 +5,14 @@ training steps compared with ReLU.
         [--seconds 240]
 
 The first table shows one product: its forward and both gradients, replayed from a CUDA graph. Spikes are in bfloat16
-and gradients are in parts, as neurons write them. The time includes splitting the weight into parts. "Narrowed" adds
-the conversion of spikes that do not come from a neuron. An error is the root mean square of the differences from
-float64, relative to the root mean square of the result. `--sweep` measures tiles instead, and `--profile` measures the
-kernels of whole training steps.
+and gradients are in parts, as neurons write them. The time includes splitting the weight into parts. "Narrowed" also
+includes the conversion of float32 spikes, which a layer receives if no neuron precedes it. An error is the root mean
+square of the differences from float64, relative to the root mean square of the result. With `--sweep`, the script
+measures tiles instead, and with `--profile`, the kernels of whole training steps.
 
 The second table shows whole training steps of networks with LIF neurons and with ReLU, called from Python and replayed
-from a CUDA graph. Their measurements alternate. The compiled launcher is ready, as it is after 64 steps. "Host" is the
-time to issue a step. Torch's products are in float32 or in TF32, as labelled. The script needs a GPU.
+from a CUDA graph. The measurements of the networks alternate. The compiled launcher is enabled from the start. "Host"
+is the time to issue a step. Torch's products are in float32 or in TF32, as labelled. The script needs a GPU.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from flexsn_runtime.products._tiles import Tile
 SHAPES = ((64000, 704, 512), (64000, 512, 512), (3200, 1024, 1024), (25088, 512, 2048), (25088, 2048, 512),
           (8192, 4096, 4096), (4096, 8192, 1024))  # fmt: skip
 SWEPT = ((3200, 1000, 1000), (64000, 512, 512), (8192, 4096, 4096))
-# For a product and its number of parts: rows and columns of a tile, chunk, number of warps, number of stages.
+# Tiles for a product and its number of parts. A tile has rows, columns, chunk, number of warps, and number of stages.
 _TILES = {
     ("y", 3): (
         (128, 128, 64, 8, 3), (128, 64, 32, 4, 3), (128, 64, 64, 4, 3), (64, 128, 64, 4, 2), (128, 128, 32, 8, 3),
@@ -52,7 +52,7 @@ _TILES = {
     ("ds", 3): ((128, 128, 32, 8, 3), (128, 64, 32, 8, 3), (64, 128, 32, 4, 3), (128, 64, 32, 4, 3)),
     ("ds", 2): ((64, 128, 32, 4, 3),),
 }  # fmt: skip
-# The same numbers for products whose sums stay in the tensor cores.
+# Tiles for products whose sums stay in the accumulators of the tensor cores.
 _STAYING = ((128, 128, 64, 8, 3), (128, 128, 32, 8, 3), (64, 256, 32, 4, 3))
 NETWORKS = {"704-512-512-20": (704, 512, 512, 20, 250, 256), "784-1000-1000-10": (784, 1000, 1000, 10, 25, 128)}
 SAMPLED = 1024
@@ -88,7 +88,7 @@ def by_torch(work: str, of: Operands) -> Callable[[], Tensor]:
 
 
 def in_parts(work: str, of: Operands, parts: int) -> Callable[[], Tensor]:
-    """Returns a function that computes the product, in `parts` parts, as a layer between neurons launches it."""
+    """Returns a function that launches the product in `parts` parts, as a layer between neurons does."""
     spikes = of.s.bfloat16()
     grads = tuple(_launch.split(of.grad, parts))
     N, K = of.weight.shape
@@ -100,7 +100,9 @@ def in_parts(work: str, of: Operands, parts: int) -> Callable[[], Tensor]:
 
 
 def narrowed(work: str, of: Operands) -> Callable[[], Tensor] | None:
-    """Returns a function that computes the product in three parts for a layer without neurons before and after it."""
+    """Returns a function that computes the product in three parts, as a layer without neurons before and after it does,
+    or `None` if the product is not `"y"`.
+    """
     if work != "y":
         return None
     return lambda: spike_linear(of.s, of.weight, None)[0]
@@ -142,7 +144,7 @@ def product_rows(shape: tuple[int, int, int], rate: float) -> Iterator[tuple[str
 
 
 class Swept(NamedTuple):
-    """One kernel to measure: its work, its number of parts and its tile. Spikes are in bfloat16."""
+    """One kernel to measure: its product, its number of parts and its tile. Spikes are in bfloat16."""
 
     work: str
     parts: int
@@ -150,7 +152,7 @@ class Swept(NamedTuple):
 
 
 def swept() -> list[Swept]:
-    """Returns the cases. Cases that hold the first factor in registers come first."""
+    """Returns all kernels to measure. Kernels that hold the first factor in registers come first."""
     cases = []
     for held in (True, False):
         for (work, parts), tiles in _TILES.items():
@@ -248,8 +250,8 @@ def linear_case(name: str) -> Case:
 
 
 class OverSteps(nn.Module):
-    """Takes the mean over time. If the result has more dimensions than the scores of classes, also takes the mean over
-    the last dimension.
+    """A network that takes the mean over time of the results of another network. If this mean has more than two
+    dimensions, the network also takes the mean over the last dimension, so that its result is `[B, classes]`.
     """
 
     def __init__(self, inner: nn.Module) -> None:

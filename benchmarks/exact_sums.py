@@ -1,12 +1,12 @@
-"""Spikes that differ between ways to run recurrent layers and stacks, with weights in float32 and on a grid.
+"""Number of spikes that differ between ways to run recurrent networks, with weights in float32 and on a grid.
 
     python benchmarks/exact_sums.py [--output FILE] [--elements 1e9] [--device cuda] [--seconds 240]
 
 Each row shows a network, a way to run it, and the number of spikes that differ from the reference. The reference is the
 loop over time on the same device with torch's product. The other ways are compiled kernels, two batches instead of one,
-the neurons in another order, another process, and the CPU with one sixty-fourth of the batch. The rows with one kind of
-weights share the element-steps equally. Each network runs in a separate process. The row "in another process" compares
-two processes.
+the neurons in another order, another process, and the CPU with one sixty-fourth of the element-steps. The element-steps
+are divided equally among the rows with weights in float32, and among the rows with weights on a grid. Each network runs
+in a separate process. The list below the table compares the spikes of two processes and of the CPU.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def network(kind: str, grid: bool, device: str) -> Any:
 
 
 def inputs(kind: str, batch: int, seed: int) -> Tensor:
-    """Returns spikes for a stack, or currents for a recurrent layer. The numbers are drawn on the CPU, so that all
-    devices get equal numbers.
+    """Returns spikes for the three layers, or currents for a single recurrent layer. They are drawn on the CPU, so that
+    all devices get equal inputs.
     """
     generator = torch.Generator().manual_seed(seed)
     if kind == "three layers":
@@ -133,7 +133,7 @@ class Job(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Rows of the table, and the SHA-256 of the spikes of one batch, on the device of the job and on the CPU."""
+    """Rows of the table, and SHA-256 digests of the spikes of one batch, on the device of the job and on the CPU."""
 
     rows: list[tuple[str, ...]]
     digests: tuple[str, ...]
@@ -190,7 +190,7 @@ def main() -> None:
     arguments = parser.parse_args()
     deadline = time.time() + arguments.seconds
     kinds = [*(f"RLIF {width}" for width in WIDTHS), "three layers"]
-    # The CPU runs few element-steps, which are not counted.
+    # The CPU runs few element-steps in comparison, so they are not counted.
     shares = {kind: sum("CPU" not in name for name, _ in ways(kind, True, arguments.device)) for kind in kinds}
     each = arguments.elements / sum(shares.values())
     jobs = [Job(kind, grid, arguments.device, each, deadline) for grid in (True, False) for kind in kinds]

@@ -1,4 +1,4 @@
-"""Table of the final results of the examples, which run on the CPU as a newcomer would run them.
+"""Table of the final results of the examples, which run on the CPU, as for a new user without a GPU.
 
     python benchmarks/example_figures.py [--output FILE] [--only NAME ...]
 
@@ -53,7 +53,7 @@ def figure(name: str) -> str:
     command = [sys.executable]
     if name == "distributed":
         command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    # The environment of a newcomer without a GPU, in which Triton's interpreter is off.
+    # Triton's interpreter is off, and no GPU is visible, as for a new user without a GPU.
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment["CUDA_VISIBLE_DEVICES"] = ""
     with tempfile.TemporaryDirectory() as folder:
@@ -74,7 +74,7 @@ def figure(name: str) -> str:
 
 
 def kept(path: Path) -> dict[str, str]:
-    """Returns the figures of an earlier table of this script, by example."""
+    """Returns the figures of a table that this script has written earlier, by example."""
     table = path.read_text(encoding="utf-8") if path.exists() else ""
     return dict(re.findall(r"^\| (\S+)\.py \| (.+) \|$", table, re.MULTILINE))
 

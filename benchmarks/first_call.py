@@ -3,10 +3,10 @@
     python benchmarks/first_call.py [--output FILE] [--rounds 7]
 
 Figures are medians of CPU seconds over several processes. The processes of the different rows alternate. Bytecode is
-compiled, as in an installed package, and the kernel is in the cache folder. `torch's own` is the first trace that
-PyTorch itself makes in such a process: `make_fx` of an addition of fake tensors. This trace imports PyTorch's compiler.
-The import takes most of the time of a first call and cannot be avoided, because `make_fx`, fake tensors and every
-dispatch mode trigger it.
+compiled, as in an installed package, and the kernel is in the cache folder. `torch's own` is a first trace without this
+project: PyTorch's `make_fx` of an addition of fake tensors. This trace imports PyTorch's compiler. The import takes
+most of the time of a first call and cannot be avoided, because `make_fx`, fake tensors and every dispatch mode trigger
+it.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Parts of the first training step of a new process, on a GPU, followed by steps with a different T and other sizes.
+"""Times of the parts of a new process's first training step on a GPU, and of later steps with other T and other sizes.
 
     python benchmarks/first_step.py [--output FILE] [--layers LIF:8x1x100000 RLIF:250x128x1024 ...] [--timeline FILE]
 
 A layer is NAME:TxBxH. Two processes measure it: one with empty caches on the disk, and one with the caches that the
-first process has filled. Python's bytecode is compiled before, because `pip install` compiles it, too. Without
-bytecode, the import of torch's compiler takes most of a first step (`--no-bytecode`).
+first process has filled. Python's bytecode is compiled before the measurement, because `pip install` compiles it, too.
+Without bytecode (`--no-bytecode`), the import of torch's compiler takes most of a first step.
 
-`import` is the import of torch, Triton and this project, before the step. The following columns split the step, in
-seconds. Parts run at the same time, so their sum may be greater than the whole. `compiler` is the import of torch's
+`import` is the import of torch, Triton and this project, before the step. The following columns are the parts of the
+step, in seconds. Some parts run at the same time, so their sum may exceed the step. `compiler` is the import of torch's
 compiler. torch's first fake tensor triggers it, and so does torch's first optimizer. `trace` and `vjp` make the graphs,
 `write` makes the source code of the kernels, `prepare` reads Triton and compiles its driver, `compile` compiles
 kernels, and `load` loads them on the GPU and compiles the code that launches them. `rest` is the time in which none of
@@ -59,7 +59,7 @@ Interval = tuple[str, float, float, str, str]  # part, begin, end, thread, kerne
 
 
 class Clock:
-    """Records when functions run, and in which thread."""
+    """A record of when functions run, and in which thread."""
 
     def __init__(self) -> None:
         self.intervals: list[Interval] = []
@@ -93,7 +93,7 @@ class Clock:
 
 
 class _TimedImport(importlib.abc.MetaPathFinder):
-    """Times the import of torch's compiler."""
+    """An importer that measures the import of torch's compiler."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -110,12 +110,14 @@ class _TimedImport(importlib.abc.MetaPathFinder):
 
 
 def put(owner: Any, name: str, clock: Clock, what: str) -> None:
-    """Measures a function with the clock."""
+    """Replaces a function of `owner` by one that the clock measures."""
     setattr(owner, name, clock.timed(what, getattr(owner, name)))
 
 
 def watch() -> Clock:
-    """Measures the functions of each part with a clock. Call `watch` before other modules import these functions."""
+    """Measures the functions of each part with a clock, which it returns. Call `watch` before other modules import
+    these functions.
+    """
     clock = Clock()
     sys.meta_path.insert(0, _TimedImport(clock))
     compiler: Any = importlib.import_module("triton.compiler.compiler")
@@ -172,7 +174,9 @@ def made(name: str, hidden: int) -> Any:
 
 
 def work(layer: str, device: torch.device, *, others: bool) -> dict[str, Any]:
-    """Runs the first step of a layer in a separate process. If `others` is True, also runs LIF with other sizes."""
+    """Runs the first step of a layer in this process, and returns its times. If `others` is True, also runs LIF with
+    other sizes.
+    """
     torch.zeros(1, device=device)
     clock = watch()
     name, _, shape = layer.partition(":")

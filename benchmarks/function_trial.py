@@ -2,16 +2,17 @@
 
     python benchmarks/function_trial.py [--output FILE] [--device cpu] [--only TEXT ...] [--rounds 15] [--times 1]
 
-Figures are medians of whole calls. The calls of the three ways alternate within one process. Ratios are medians of the
-ratios in single rounds. On the CPU, the time is the CPU time of the process with one thread, including Python.
-Therefore, other processes on the machine do not change this time. The C library is set to keep freed memory. Otherwise,
-page faults would take most of the time on a CPU. Page faults vary from call to call, and cost the same in all three
-ways. Training is a forward and a backward for one random gradient. `differs by` is the largest difference between the
-results of the kernel and of eager mode. `raises` means that `torch.compile` raises an error in this pass.
+Figures are medians of the times of whole calls. A round calls the function in eager mode, by `torch.compile` and by
+`pointwise`, in one process. A ratio is computed in each round, and the table shows the median. On the CPU, the time is
+the CPU time of the process with one thread, including Python. Therefore, other processes on the machine do not change
+this time. The C library is set to keep freed memory. Otherwise, page faults would take most of the time on a CPU. Page
+faults vary from call to call, and cost the same in all three ways. Training is a forward and a backward for one random
+gradient. `differs by` is the largest difference between the results of the kernel and of eager mode. `raises` means
+that `torch.compile` raises an error in this pass.
 
 On a GPU, each function has a separate process. The processes compile at the same time, and measure one after another.
-The GPU starts a round only when all its calls are in the queue, so that the time excludes Python. `--times 16` makes
-tensors 16 times as large along the first dimension.
+The GPU starts a series of calls only when all of them are in the queue, so that the time excludes Python. `--times 16`
+makes tensors 16 times as large along the first dimension.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ HEADER = ["function", "pass", "eager, ms", "torch.compile, ms", "pointwise, ms",
 
 @dataclass(frozen=True)
 class Trial:
-    """One function.
+    """A function to measure, and a description of its arguments.
 
     Attributes:
-        shapes: shapes of its arguments.
-        dtypes: dtypes of its arguments; by default float32.
+        shapes: shapes of the arguments.
+        dtypes: dtypes of the first arguments. All other arguments are float32.
         trains: True if the backward is measured.
         low, high: limits of the arguments' values.
         transposed: True if the last argument is a transposed view.
@@ -294,7 +295,7 @@ def _results(returned: Any) -> list[Tensor]:
 
 
 def larger(trial: Trial, times: int) -> Trial:
-    """Returns the same function for tensors that are `times` times as large along the first dimension."""
+    """Returns the trial with tensors that are `times` times as large along the first dimension."""
     dimensions = max(map(len, trial.shapes))
     most = max(shape[0] for shape in trial.shapes if len(shape) == dimensions)
     shapes = tuple(
@@ -307,8 +308,8 @@ def on_gpu(call: Callable[[], Any], cycles: int = 20_000_000) -> float:
     """Returns the time in ms that a GPU takes for a call. Several calls are in the queue before the GPU starts.
 
     Args:
-        cycles: time for which the GPU waits first. If some calls are not in the queue after this time, a longer wait
-            is tried.
+        cycles: number of clock cycles for which the GPU waits first. If some calls are not in the queue after this
+            wait, the measurement is repeated with a wait that is twice as long.
     """
     begun, done = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda._sleep(cycles)
@@ -334,7 +335,7 @@ def by_process(call: Callable[[], Any]) -> float:
 
 
 def in_turns(calls: list[Callable[[], Any] | None], rounds: int, device: torch.device) -> list[list[float]]:
-    """Returns a list of times in ms for each call, which is empty for `None`. The calls alternate."""
+    """Returns a list of times in ms for each call. The list of a call that is `None` is empty. The calls alternate."""
     for call in calls:
         for _ in range(3):
             if call is not None:
@@ -406,8 +407,8 @@ def keep_memory() -> None:
 
 
 def in_own_process(number: int, times: int, rounds: int, ready: Any, turn: Any, answers: Any) -> None:
-    """Compiles one function, waits until all functions are compiled, and measures it while no other process
-    measures.
+    """Compiles a function, waits until all functions are compiled, and then measures this function while no other
+    process measures.
     """
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     device = torch.device("cuda")

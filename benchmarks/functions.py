@@ -46,8 +46,9 @@ class Outcome:
     """Outcome of a function in a dtype.
 
     Attributes:
-        verdict: ``"equal"``, ``"close"``, ``"refused"``, ``"wrong"`` or ``"crashed"``, or ``"–"`` if eager mode has no
-            result.
+        verdict: ``"equal"``, ``"close"``, ``"refused"``, ``"wrong"``, ``"crashed"``, or ``"–"`` if eager mode does not
+            support the function in the dtype.
+        why: text that explains a refusal, a wrong result or another error.
     """
 
     verdict: str
@@ -83,7 +84,9 @@ def gradients(row: Row, call: Callable[..., Any], dtype: torch.dtype, *, wide: b
 
 
 def arguments(row: Row, dtype: torch.dtype, *, wide: bool) -> list[Any]:
-    """Returns the arguments of a call. Each call of this function returns the same numbers."""
+    """Returns the arguments of a call, which have the same values each time. If `wide`, tensors of `dtype` are
+    converted to float64.
+    """
     generator = torch.Generator().manual_seed(0)
     given = [a.make(dtype, generator) if isinstance(a, Values) else a for a in row.arguments]
     return [(a.double() if wide and a.dtype == dtype else a).to(DEVICE) if isinstance(a, Tensor) else a for a in given]
@@ -120,8 +123,8 @@ def check(row: Row, dtype: torch.dtype, compute: Callable[..., list[Tensor]]) ->
 def judge(expected: Tensor, actual: Tensor, exact: Tensor) -> str:
     """Describes an error, or returns an empty text if there is no error.
 
-    `exact` is the result of eager mode in float64. The distance of an element from `exact` may be as large as the
-    distance of `expected` from `exact`.
+    `exact` is the result of eager mode in float64. An element that is outside the tolerance is no error if it is at
+    least as close to `exact` as the element of `expected` is.
     """
     if expected.dtype != actual.dtype or expected.shape != actual.shape:
         return f"{actual.dtype} {list(actual.shape)}, not {expected.dtype} {list(expected.shape)}"

@@ -2,9 +2,9 @@
 
     python benchmarks/fused_optimizers.py [--output FILE]
 
-The model is a GPT-2 with 124 million parameters. The copy floor is the time to copy the bytes that a step has to
-move. AdamW reads four tensors and writes three, and Lion reads three and writes two. "GPU" is the time of the kernels
-in a profile, and "call" is the time between calls, including Python.
+The model is a GPT-2 with 124 million parameters. The copy floor is the time of a copy that moves as many bytes as a
+step has to move. AdamW reads four tensors and writes three, and Lion reads three and writes two. "GPU" is the time of
+the kernels in a profile, and "call" is the time from one call to the next, including Python.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ def optimizer(leaves: list[Tensor], *, fused: bool) -> torch.optim.Optimizer:
 
 
 def steps(device: torch.device) -> dict[str, tuple[Callable[[], object], int]]:
-    """Returns the optimizer steps, and for each step the number of tensors of the parameters' size that it moves."""
+    """Returns the optimizer steps. With each step comes the number of tensors, each as large as all parameters
+    together, that the step reads or writes.
+    """
     params = [torch.randn(size, device=device) for size in SIZES]
     grads = [torch.randn(size, device=device) for size in SIZES]
     m, v = like(params), like(params)

@@ -1,13 +1,13 @@
-"""Held-out accuracy with weights in float32 and on a grid, over several seeds: the digits and evidence examples, and
-MNIST-1D.
+"""Held-out accuracy with weights in float32 and on a grid, for several seeds. The tasks are the digits example, the
+evidence example, and MNIST-1D.
 
     python benchmarks/grid_training.py [--output FILE] [--seeds 5] [--epochs 25] [--bits 16 8] [--device cpu]
         [--task digits evidence mnist1d]
 
-All linear layers use weights on a grid from the first step on. The learned tensors themselves are not rounded. The
-package `mnist1d` makes MNIST-1D (Greydanus and Kobak, "Scaling down deep learning with MNIST-1D", ICML 2024) without a
-download: 4,000 sequences of 40 numbers for training, and 1,000 for the test. Two recurrent layers of LIF neurons read
-one number per step.
+All linear layers use weights on a grid from the first step on. Only the weights that a layer uses are rounded, and not
+the parameters that the optimizer updates. The package `mnist1d` makes MNIST-1D (Greydanus and Kobak, "Scaling down deep
+learning with MNIST-1D", ICML 2024) without a download: 4,000 sequences of 40 values for training, and 1,000 for the
+test. A convolution over time and two recurrent layers of LIF neurons read one value per step.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def digits_accuracy(digits: ModuleType, bits: int | None, seed: int, epochs: int
 
 
 class Mnist1d(nn.Module):
-    """A network from `[T, B, 1]` to log-probabilities `[B, 10]`."""
+    """A network that maps sequences `[T, B, 1]` to logarithms of probabilities `[B, 10]`."""
 
     def __init__(self, width: int = 96) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Mnist1d(nn.Module):
 
 
 def mnist1d(device: torch.device) -> list[Tensor]:
-    """Returns sequences `[T, samples, 1]` and labels, first for training and then held out."""
+    """Returns sequences `[T, samples, 1]` and labels for training, then held-out sequences and labels."""
     data = importlib.import_module("mnist1d.data")
     made = data.make_dataset(data.get_dataset_args())
     sequences = [torch.tensor(made[name]).float().t()[:, :, None].contiguous() for name in ("x", "x_test")]

@@ -1,4 +1,6 @@
-"""Outcomes of random programs that run in several processes. A restarted run continues with the missing outcomes."""
+"""Outcomes of random programs that run in several processes. A journal on disk stores the outcomes, so that a restarted
+run only computes the missing outcomes.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,15 @@ def outcomes(
     *,
     tasks: int,
 ) -> Iterator[tuple[int, Outcome]]:
-    """Yields the outcomes of all seeds, starting with those in the journal.
+    """Yields each seed with its outcome, starting with the outcomes in the journal.
 
     Args:
-        run: function from a seed to the pair of seed and outcome; it is called in another process.
-        made: constructor of an outcome.
-        tasks: number of seeds after which a process is replaced.
+        run: function that returns the seed and its outcome for a seed. It is called in another process.
+        made: function that makes an outcome from its fields.
+        seeds: seeds of the programs.
+        processes: number of processes.
+        journal: file of the journal, or `None`.
+        tasks: number of seeds after which a process is replaced by a new process.
     """
     known: dict[int, Outcome] = {}
     if journal is not None and journal.exists():
@@ -44,7 +49,7 @@ def outcomes(
 
 
 def publish_counts(lines: Sequence[str], counts: Mapping[Any, int], wrong: Sequence[str], path: Path) -> int:
-    """Writes the lines and the errors, and returns the exit status."""
+    """Writes the lines and the wrong outcomes, and returns the exit status: 1 if an outcome is wrong, otherwise 0."""
     found = ["", "Wrong:", "", *(f"- {text}" for text in wrong)] if wrong else []
     path.write_text("\n".join([*lines, *found]) + "\n", encoding="utf-8")
     print(f"{dict(counts)} -> {path}")

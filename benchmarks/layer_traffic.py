@@ -3,10 +3,10 @@
     python benchmarks/layer_traffic.py [--output benchmarks/results/layer_traffic.md]
 
 The layer reads the output of a convolution. It is a batch norm followed by ReLU or LIF, or a `NormNeuron`, whose steps
-compute the affine part of the norm. A `NormNeuron` is measured twice: once as it is, and once with the spikes also
-written as bits. A stream is the number of bytes of the convolution's output. Hardware counters count the bytes between
-the GPU and its memory, and each kernel starts with empty caches. The counters need Nsight Compute (`ncu`). `time` is
-the time of the kernels, relative to a copy that reads half a stream and writes half a stream.
+compute the affine part of the norm. A `NormNeuron` is measured twice: once unchanged, and once with the spikes also
+written as bits. A stream is the number of bytes of the convolution's output. Hardware counters count the bytes that
+move between the GPU and its memory, and each kernel starts with empty caches. The counters need Nsight Compute (`ncu`).
+`time` is the time of the kernels, relative to a copy that reads half a stream and writes half a stream.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ def training_step(name: str, form: str, dtype: torch.dtype) -> Callable[[], None
 
 
 def profiled() -> list[float]:
-    """Returns the bytes that the kernels of a step move, for each row, from one child process under `ncu`."""
+    """Returns the number of bytes that the kernels of a step move, for each row. One child process under `ncu` runs all
+    steps.
+    """
     command = [
         *("ncu", "--csv", "--clock-control", "none", "--profile-from-start", "off", "--metrics", ",".join(METRICS)),
         *(sys.executable, __file__, "--child"),

@@ -1,16 +1,16 @@
-"""Layers with lengths, resets and delays, compared with layers without these features, and recurrent delays, compared
-with their published form.
+"""Times of layers with lengths, resets and delays, compared with the same layers without these features. Recurrent
+delays are compared with their published form.
 
     python benchmarks/lengths_and_delays.py [--output FILE] [--seconds 55] [--check]
 
 A figure is the time of a training step: a forward, and a backward that computes the gradients of inputs and parameters
-from a random gradient. The two calls of a pair alternate within one run, and the ratio is the ratio of their medians.
-Each pair is measured twice: called from Python, and replayed as a CUDA graph of ten steps (one step for recurrent
-layers), which excludes the time of the host. Lengths are uniformly distributed with a mean of half of T, and
-sorted with the longest first. In each step, the published form of recurrent delays adds one product for each delay to a
-buffer of future currents (Queant et al., "DelRec", 2025). Here, the published form is a loop over two layers without
-input weights. This project's form is two layers `Recurrent(LIF(), delay=Delay(interpolation=...))`. `--check` runs
-small shapes on any device. After `--seconds`, no further measurement starts.
+from a random gradient. A row compares two layers. Their calls alternate within one run, and the ratio is the ratio of
+their medians. Each row is measured in two ways: called from Python, and replayed as a CUDA graph of ten steps (one step
+for recurrent layers), which excludes the time of the host. Lengths are uniformly distributed, have a mean of T / 2, and
+are sorted with the longest first. In each step, the published form of recurrent delays adds one product for each delay
+to a buffer of future currents (Queant et al., "DelRec", 2025). Here, the published form is a loop over two layers
+without input weights. This project's form is two layers `Recurrent(LIF(), delay=Delay(interpolation=...))`. `--check`
+runs small shapes on any device. After `--seconds`, no further measurement starts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from flexsn_nn.layer import Delay
 RESULTS = Path(__file__).parent / "results" / "lengths_and_delays.md"
 MAX_DELAY = 30
 THRESHOLD = 0.4  # low enough that the second layer fires
-# training steps of a neuron in one graph, because launching one step takes less time than waiting for the device
+# Number of training steps of a neuron in one graph. A single step takes less time than waiting for the device.
 IN_A_GRAPH = 10
 BOUND = (
     "A training step of LIF moves five streams: the forward reads the input and writes the output, and the backward "
@@ -100,7 +100,7 @@ def in_turns(first: Run, second: Run, device: torch.device, turns: int) -> tuple
 
 
 def as_graph(run: Run, times: int = 1) -> Run:
-    """Returns `times` calls of `run`, captured in a CUDA graph."""
+    """Captures `times` calls of `run` in a CUDA graph, and returns a function that replays the graph."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -136,9 +136,7 @@ def neurons(shape: tuple[int, int, int], device: torch.device) -> list[tuple[str
 
 
 def recurrent_lengths(shape: tuple[int, int, int], device: torch.device) -> list[tuple[str, Run, Run]]:
-    """Returns a recurrent layer on sequences with half of the data, the longest first, and the same layer on full
-    sequences.
-    """
+    """Returns rows for a recurrent layer with lengths: a name, and the training steps with and without lengths."""
     num_steps, batch, features = shape
     generator = torch.Generator().manual_seed(0)
     x = (torch.randn(shape, generator=generator) + 0.3).to(device)
@@ -156,7 +154,9 @@ def recurrent_lengths(shape: tuple[int, int, int], device: torch.device) -> list
 def recurrent(
     shape: tuple[int, int, int], interpolation: str, width: float, device: torch.device, dtype: torch.dtype
 ) -> tuple[nn.Module, nn.Module, Tensor]:
-    """Returns this project's form, the published form with the same parameters, and an input."""
+    """Returns two recurrent layers with delays in this project's form, the layers in the published form with the same
+    parameters, and an input.
+    """
     features = shape[-1]
     generator = torch.Generator().manual_seed(0)
     x = (torch.randn(shape, generator=generator, dtype=torch.float64) + 0.5).to(device, dtype)
@@ -177,7 +177,7 @@ def difference(shape: tuple[int, int, int], device: torch.device, dtype: torch.d
     """Describes the largest relative difference of a gradient from the gradient of the published form in float64.
 
     Args:
-        dtype: dtype of this project's form, which runs in kernels for float32, and in the loop for float64.
+        dtype: dtype of this project's form. In float32, this form runs in kernels, and in float64, in the loop.
     """
     ours, _, x = recurrent(shape, "triangle", 3.0, device, dtype)
     _, published, _ = recurrent(shape, "triangle", 3.0, device, torch.float64)

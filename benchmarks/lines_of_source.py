@@ -1,11 +1,11 @@
-"""Lines of source code in each package and room, now and at an earlier commit, and the lines of each capability.
+"""Number of lines of source code in each package, room and capability, now and at an earlier commit.
 
     python benchmarks/lines_of_source.py [--since COMMIT] [--output benchmarks/results/lines_of_source.md]
 
 The count covers files in packages/*/src that end in .py, .cpp, .h or .cuh, including comments and blank lines, as `wc
 -l` counts them. A room is a folder of a package. The files outside of these folders are the root of the package. A
-capability is a list of rooms and files that were added after the earlier commit. No other file needs these files, so
-the rest would work without them as before.
+capability is a list of rooms and files that were added after the earlier commit. They can be removed together with
+their calls in other files, and the rest then works as before.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ENDINGS = (".py", ".cpp", ".h", ".cuh")
 # The last commit before the first of the capabilities below.
 SINCE = "8bb9126"
-# For each capability, parts of paths. A file belongs to the capability if its path contains one of these parts.
+# Parts of paths, by capability. A file belongs to the capability if its path contains one of these parts.
 CAPABILITIES: dict[str, tuple[str, ...]] = {
     "thread-block clusters, CUDA C++": ("targets/cuda/", "_clusters.py", "_cluster_launch.py"),
     "segments of time": ("/segments/", "_segments.py", "_warm_ups.py"),
@@ -68,7 +68,7 @@ CAPABILITIES: dict[str, tuple[str, ...]] = {
 
 
 def files_of(commit: str | None) -> dict[str, int]:
-    """Returns the number of lines by path. The commit `None` stands for the working tree."""
+    """Returns the number of lines by path, at a commit, or in the working tree if `commit` is `None`."""
     if commit is None:
         found = {}
         for path in sorted(ROOT.glob("packages/*/src/**/*")):

@@ -1,14 +1,15 @@
-"""Long sequences of few neurons on a GPU: default settings, compared with serial kernels and torch.associative_scan.
+"""Times of long sequences of few neurons on a GPU: kernels with default settings, compared with serial kernels and
+torch.associative_scan.
 
     python benchmarks/long_sequences.py [--output FILE] [--cases lif alif ...] [--sweep | --shortest | --stages]
 
-Inference is compared with a copy of the bytes of the inputs and the output. Training is compared with a copy that
-moves, in addition, the incoming and outgoing gradients and the inputs once more. Everything is measured in CUDA graphs
-and in one run. The spikes of both kinds of kernels have to be equal to the last bit. For affine steps with fast math,
-the results are equal up to rounding. `--sweep` also measures other numbers of segments. `--shortest` writes another
-table, with sequences of 512 to 4096 steps, both in CUDA graphs and in single launches. This table shows the length
-above which segments are worth their additional launches. `--stages` writes a table of serial kernels with different
-numbers of chunks whose loads are in flight.
+Inference is compared with a copy of the bytes of the inputs and the output. Training is compared with a copy that also
+moves the gradient of the output, the gradients of the inputs, and the inputs a second time. All times are measured in
+CUDA graphs and in one run. The spikes of kernels with segments and of serial kernels have to be equal to the last bit.
+For affine steps with fast math, the results are equal up to rounding. `--sweep` also measures other numbers of
+segments. `--shortest` writes another table, with sequences of 512 to 4096 steps, both in CUDA graphs and in single
+launches. This table shows the length above which segments are worth their additional launches. `--stages` writes a
+table of serial kernels, by the number of chunks whose loads are in flight.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ CALLS = 10  # number of calls during which a warm-up is chosen
 
 
 def resonator(x: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Computes one eigenvalue of a linear recurrent unit, as a pair of numbers: rotates by 0.1 and multiplies the
-    length by 0.999.
+    """Computes a step of a linear recurrent unit with one complex eigenvalue. The state `(v, w)` is a complex number,
+    which is rotated by 0.1 and multiplied by 0.999.
     """
     new = 0.99401 * v - 0.09973 * w + x
     return new, new, 0.09973 * v + 0.99401 * w
@@ -55,7 +56,7 @@ def lru() -> PointwiseProgram:
 
 
 def selective(a: Tensor, b: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-    """Computes a selective scan. The decay and the input of each step are sequences, each `[B, D, N]`."""
+    """Computes a step of a selective scan. The decay `a` and the input `b` are `[B, D, N]`, and differ in each step."""
     new = a * h + b
     return new, new
 
@@ -70,16 +71,16 @@ def combined(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tup
 
 
 def combined_pairs(first: tuple[Tensor, ...], second: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Combines two successive maps of complex numbers. Each number is a pair of tensors."""
+    """Combines two successive affine maps of complex numbers. Each complex number is a pair of tensors."""
     (p, q, v, w), (r, s, x, y) = first, second
     return r * p - s * q, r * q + s * p, r * v - s * w + x, r * w + s * v + y
 
 
 def scanned(*leaves: Tensor) -> Tensor:
-    """Returns the states of a recurrence of `(a, b)`, or their real parts for `(real a, imaginary a, real b, imaginary
-    b)`.
+    """Returns the states of the recurrence `h = a h + b`, or the real parts of the states if `a` and `b` are complex.
 
-    The factors are sequences, because the operator scans tensors of equal shapes.
+    The arguments are `a` and `b`, or the real and imaginary parts of `a` and then of `b`. The factors `a` are
+    sequences, because the operator scans tensors of equal shapes.
     """
     together = combined if len(leaves) == 2 else combined_pairs
     states: tuple[Tensor, ...] = associative_scan(together, leaves, 0, combine_mode="pointwise")  # type: ignore[assignment]
@@ -108,9 +109,9 @@ class Case:
 
     Attributes:
         scale: scale of normally distributed inputs, whose mean is 0.5.
-        limit: limit for the training time, in units of the copy.
+        limit: largest acceptable training time, as a multiple of the time of the copy.
         inputs: number of inputs. If there are two inputs, the first input is a decay between 0 and 1.
-        leaves: function from the inputs to the arguments of `scanned`; `None` for steps that are not affine.
+        leaves: function that computes the arguments of `scanned` from the inputs, or `None` if the step is not affine.
     """
 
     name: str
@@ -125,8 +126,8 @@ class Case:
 
     @property
     def streams(self) -> tuple[int, int]:
-        """Numbers of streams of inference and of training. Training moves the inputs, the outputs, their gradients, and
-        the inputs once more.
+        """Numbers of streams of inference and of training. Training moves the inputs, the outputs, the gradients of
+        both, and the inputs a second time.
         """
         return self.inputs + 1, 3 * self.inputs + 2
 
@@ -155,10 +156,10 @@ USUAL: Literal["usual"] = "usual"  # the default rule
 
 
 class Work:
-    """One kind of kernels, run on the data of a case.
+    """Calls of a case's neuron on random data, with one rule of segments.
 
     Args:
-        rule: rule of segments; `None` for serial kernels.
+        rule: rule of segments, or `None` for serial kernels.
     """
 
     def __init__(self, case: Case, rule: Rule, device: torch.device) -> None:
@@ -202,7 +203,9 @@ class Work:
             return torch.autograd.grad(self.forward(), self._wanted, self._grad)
 
     def told(self) -> tuple[str, str]:
-        """Returns the numbers of segments and warm-up steps, and of recomputed elements."""
+        """Returns two texts: the number of segments with the number of warm-up steps, and the number of recomputed
+        elements.
+        """
         program = self.neuron if isinstance(self.neuron, PointwiseProgram) else self.neuron._get_program()
         affine = [number for step in program.specializations for number in step.affine_segments.values()]  # type: ignore[attr-defined]
         if affine:
@@ -218,10 +221,10 @@ class Work:
 
 
 def compile_one(work: tuple[Case, bool]) -> None:
-    """Runs in a separate process: compiles the kernels into Triton's cache.
+    """Compiles kernels into Triton's cache. Runs in a separate process.
 
     Args:
-        work: a case, and True for the kernels of `torch.associative_scan`.
+        work: a case, and True to compile the kernels of `torch.associative_scan` instead of the neuron's kernels.
     """
     case, is_associative = work
     if is_associative:
@@ -251,8 +254,8 @@ def compiled_scan(case: Case) -> Callable[..., Tensor]:
 
 
 def associatively(case: Case, device: torch.device) -> str:
-    """Returns the time of `torch.associative_scan` in units of the copy and the difference of the states, or the
-    error.
+    """Returns the time of `torch.associative_scan`, as a multiple of the time of the copy, and the difference of the
+    states. If `torch.associative_scan` fails, returns the error.
     """
     work, run = Work(case, USUAL, device), compiled_scan(case)
     copy = copy_floor(case.steps * case.neurons, case.streams[0], device, case.dtype)
@@ -304,7 +307,7 @@ SIZES = [(256, torch.float32), (1024, torch.float32), (4096, torch.float32), (81
 
 
 def shortest(device: torch.device) -> list[list[str]]:
-    """Measures segments of short sequences."""
+    """Measures LIF on short sequences, with segments and with serial kernels."""
     rows = []
     rules: tuple[Rule, ...] = (replace(ON_GPU, shortest=1, launched=1, kept=False), None)
     for neurons, dtype in SIZES:
@@ -332,8 +335,8 @@ STAGES = (1, 2, 4, 6)
 
 
 def in_flight(device: torch.device) -> list[list[str]]:
-    """Measures serial kernels over 1024 steps of 8192 LIF neurons, in units of a copy of their bytes, by the number of
-    chunks whose loads are in flight.
+    """Measures serial kernels over 1024 steps of 8192 LIF neurons, by the number of chunks whose loads are in flight.
+    The times are multiples of the time of a copy of the same bytes.
     """
     rows = []
     for dtype in (torch.float32, torch.bfloat16):

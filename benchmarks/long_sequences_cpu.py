@@ -1,12 +1,12 @@
-"""One sequence of few neurons over a million steps on the CPU: segments of time in several threads.
+"""Times of one sequence of few neurons over a million steps on the CPU, whose segments run in several threads.
 
     OMP_WAIT_POLICY=passive python benchmarks/long_sequences_cpu.py [--output FILE] [--threads 2] [--calls 60]
 
 Calls with one thread and with several threads alternate. On a machine that other processes also use, wall time means
 little. Therefore, the table also shows the running time of the busiest thread of a call. Linux counts the running time
 of each thread. The wall time in the table is the shortest time of a call. With one thread, the running time covers the
-whole call. With several threads, it is the time that a call would take if each thread had its own core. A waiting
-thread must not spin, because spinning would count as running time.
+whole call. With several threads, the running time of the busiest thread is the time that a call would take if each
+thread had a separate core. A waiting thread must not spin, because spinning would count as running time.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ NEURONS: dict[str, Callable[[], FlexSN]] = {
     "Izhikevich": lambda: Izhikevich(a=0.2, b=0.3, backend="cpp"),
     "LI": lambda: LI(backend="cpp"),
 }
-LEARNING = 10  # calls during which a warm-up is chosen
-TOGETHER = 10  # calls between two readings of the threads' times
+LEARNING = 10  # number of calls during which a warm-up is chosen
+TOGETHER = 10  # number of calls between two readings of the threads' times
 
 
 def running() -> dict[str, int]:
@@ -78,12 +78,12 @@ class Call:
 
     @property
     def busiest(self) -> float:
-        """Average milliseconds of a call in the busiest thread."""
+        """Average running time of the busiest thread in a call, in milliseconds."""
         return max(self._ran.values()) / self._calls / 1e6
 
 
 def told(neuron: FlexSN) -> str:
-    """Returns the numbers of segments and warm-up steps of the forward."""
+    """Describes the segments of the forward: their number and the number of warm-up steps, or that it is serial."""
     program = neuron._get_program()
     for step in program.specializations:
         for speculation in step.speculations.values():  # type: ignore[attr-defined]

@@ -1,13 +1,13 @@
-"""Training on long sequences: seconds per epoch of examples/long_sequence.py, for each way to run the neurons.
+"""Seconds per epoch of examples/long_sequence.py, which trains on long sequences, for each way to run the neurons.
 
     python benchmarks/long_training.py [--output FILE] [--device cuda] [--batches 8] [--rounds 3]
 
 `serial` means kernels without segments of time. On a GPU, kernels with and without segments are measured in eager calls
 and as captured steps (`flexsn_nn.graphs.capture`), which Python does not slow down. A batch in the loop or in snnTorch
-takes as long as thousands of batches in kernels. Therefore, only one batch of at most 2,000 steps is measured, and its
-time is extrapolated to all steps and batches. The table marks such figures. The table is written after each
-measurement. On the CPU, seconds are CPU time of the process with one thread, so that waiting for other processes does
-not count.
+takes as long as thousands of batches in kernels. Therefore, the loop and snnTorch only run one batch of at most 2,000
+steps, and its time is extrapolated to all steps and batches. The table marks extrapolated figures. The table is written
+after each measurement. On the CPU, seconds are CPU time of the process with one thread, so that waiting for other
+processes does not count.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ from flexsn_runtime.plans._segments import using_segments
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 example: Any = importlib.import_module("long_sequence")
 
-WARM = 16  # number of first batches, in which kernels are compiled, warm-ups chosen and steps captured
-STEPS = 2000  # largest number of steps in a batch of the loops
+# Number of batches before the measurement, in which kernels are compiled, warm-ups chosen and steps captured.
+WARM = 16
+STEPS = 2000  # largest number of steps in a batch of the loop and of snnTorch
 
 Step = Callable[[Tensor, Tensor], object]
 
 
 class Leaky(nn.Module):
-    """snnTorch's neuron, step by step, from `[T, B, H]` to spikes."""
+    """snnTorch's neuron in a loop over time. It maps `[T, B, H]` to spikes."""
 
     def __init__(self, hidden: nn.Module) -> None:
         super().__init__()
@@ -63,9 +64,9 @@ class Way(NamedTuple):
     """One way to run the neurons.
 
     Attributes:
-        make: function from a number of classes to a network.
-        rule: context that sets the rule of segments.
-        is_loop: True if each time step has several launches.
+        make: function that makes a network for a number of classes.
+        rule: function that returns a context, in which a rule of segments applies.
+        is_loop: True if the neurons run in a loop over time, so that their time is extrapolated.
         is_captured: True if training steps are CUDA graphs.
     """
 
@@ -106,7 +107,7 @@ def epoch(step: Step, data: Any, rounds: int) -> float:
     clock = time.perf_counter if device.type == "cuda" else time.process_time
     for _ in range(WARM):
         step(*batches[0])
-        synchronize(device)  # so that the counts of repairs can be read
+        synchronize(device)  # makes the counts of recomputed elements available, which the next call reads
     took = []
     for _ in range(rounds):
         begun = clock()
@@ -148,7 +149,7 @@ def ways(device: torch.device) -> dict[str, Way]:
 
 
 def segments_of(network: nn.Module) -> str:
-    """Returns the lines about segments of time in `explain()`."""
+    """Returns the parts of `explain()` that describe segments, or `"none"`."""
     hidden = network.hidden
     assert isinstance(hidden, FlexSN)
     lines = hidden.explain().splitlines()

@@ -3,9 +3,9 @@
     python benchmarks/many_neurons.py [--output benchmarks/results/many_neurons.md] [--neurons 10000]
 
 Each neuron is trained for one call and then deleted. It runs in the loop or in compiled kernels (in Triton's
-interpreter if there is no GPU). Two of three neurons are custom neurons: closures of one function with five different
-numbers, so that there are five kernels. The others are ready-made neurons. Resources are counted after the first tenth
-of the neurons and at the end. If resources grow between the two counts, they would grow forever.
+interpreter if there is no GPU). Two of three neurons are custom neurons. Their steps are closures over one of five
+numbers, so that they have five different kernels. All other neurons are ready-made neurons. Resources are counted after
+the first tenth of the neurons and at the end. Resources that grow between the two counts would grow forever.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from flexsn_codegen import cache_folder
 from flexsn_nn import LIF, FlexSN
 from flexsn_runtime import flexsn_kernel_registry_info, triton_interpreted, why_unavailable
 
-NUMBERS = 5  # number of different kernels
+NUMBERS = 5  # number of different leaks, and therefore of different kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,12 @@ class Held:
 
     Attributes:
         memory: resident memory, in MB.
-        objects: objects that the garbage collector tracks.
-        modules: imported modules.
-        generated: imported modules from generated sources.
-        files: files in the cache folder.
-        descriptors: open files.
-        handles: handles of kernels.
+        objects: number of objects that the garbage collector tracks.
+        modules: number of imported modules.
+        generated: number of imported modules from generated sources.
+        files: number of files in the cache folder.
+        descriptors: number of open files.
+        handles: number of handles of kernels.
     """
 
     memory: float
@@ -74,7 +74,7 @@ def _resident() -> int:
 
 
 def made(number: int, backend: str) -> FlexSN:
-    """Returns a custom neuron, or a ready-made neuron for every third number."""
+    """Makes a neuron: a ready-made neuron if `number` is a multiple of three, otherwise a custom neuron."""
     if number % 3 == 0:
         return LIF(tau=2.0 + number % NUMBERS, backend=backend)
     leak = 0.5 + number % NUMBERS / 100

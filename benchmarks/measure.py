@@ -1,4 +1,4 @@
-"""Tools of the benchmarks: timing, the copy floor, processes that compile, and a heading that names the machine."""
+"""Tools of the benchmarks: timing, the copy floor, processes that compile, and tables with the device and versions."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _Result = TypeVar("_Result")
 
 
 def milliseconds(function: Callable[[], object], device: torch.device, *, warmup: int = 10, rep: int = 60) -> float:
-    """Returns the median time of a call in ms, measured with CUDA events on a GPU, and with the clock elsewhere.
+    """Returns the median time of a call in ms, measured with CUDA events on a GPU, and with Python's clock on a CPU.
 
     Args:
-        warmup, rep: times for warm-up and measurement, in ms.
+        warmup, rep: durations of the warm-up and of the measurement on a GPU, in ms.
     """
     if device.type == "cuda":
         return float(triton.testing.do_bench(function, warmup=warmup, rep=rep, return_mode="median"))
@@ -36,7 +36,7 @@ def milliseconds(function: Callable[[], object], device: torch.device, *, warmup
 
 
 def copy_floor(elements: int, streams: int, device: torch.device, dtype: torch.dtype = torch.float32) -> float:
-    """Returns the time of a copy that moves the bytes of `streams` tensors of `elements`."""
+    """Returns the time in ms of a copy that reads and writes as many bytes as `streams` tensors of `elements` have."""
     source = torch.empty(elements * streams // 2, device=device, dtype=dtype)
     target = torch.empty_like(source)
     return milliseconds(lambda: target.copy_(source), device)
@@ -63,8 +63,8 @@ def issue_time(function: Callable[[], object], device: torch.device, *, calls: i
 
 
 def timed(function: Callable[[], object], calls: int, device: torch.device) -> tuple[float, float]:
-    """Returns the seconds of `calls` calls, with one synchronisation at the end, and the seconds that the CPU needed to
-    issue them.
+    """Returns the seconds of `calls` calls, with one synchronisation after the last call, and the seconds that the CPU
+    needed to issue the calls.
     """
     synchronize(device)
     begun = time.perf_counter()
@@ -86,8 +86,8 @@ def kernel_time(function: Callable[[], object], calls: int) -> tuple[float, floa
 
 
 def in_processes(function: Callable[[_Case], _Result], every: Sequence[_Case]) -> list[_Result]:
-    """Calls the function on each case, in new processes that run in parallel. Compiled kernels stay in the caches on
-    disk.
+    """Calls the function with each case, in new processes that run in parallel, and returns the results. Kernels that
+    these processes compile stay in the caches on disk.
     """
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(len(every), os.cpu_count() or 1, 12), mp_context=spawn) as pool:
@@ -95,7 +95,7 @@ def in_processes(function: Callable[[_Case], _Result], every: Sequence[_Case]) -
 
 
 def where(device: torch.device) -> str:
-    """Returns a text with the device, versions and date."""
+    """Returns a text that names the device, the versions of torch, Triton and Python, and the date."""
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     name += ", Triton's interpreter" if interpreted else ""

@@ -19,7 +19,7 @@ Activation = Callable[[], nn.Module]
 class SEWBlock(nn.Module):
     """Two convolutions with norms, each followed by an activation. The result is added to the input of the block.
 
-    Source: Fang et al., "Deep residual learning in spiking neural networks", NeurIPS 2021, with addition.
+    Source: Fang et al., "Deep residual learning in spiking neural networks", NeurIPS 2021. This block is "SEW ADD".
     """
 
     def __init__(self, before: int, after: int, stride: int, activation: Activation) -> None:
@@ -37,7 +37,7 @@ class SEWBlock(nn.Module):
 
 
 def sew_resnet18(activation: Activation, classes: int = 1000) -> nn.Module:
-    """Returns a network from `[T, B, 3, 224, 224]` to `[T, B, classes]`."""
+    """Returns a network that maps `[T, B, 3, 224, 224]` to `[T, B, classes]`."""
     blocks: list[nn.Module] = []
     before = 64
     for after, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
@@ -55,7 +55,7 @@ def sew_resnet18(activation: Activation, classes: int = 1000) -> nn.Module:
 
 
 def vgg8(activation: Activation, classes: int = 10) -> nn.Module:
-    """Returns a network from `[T, B, 3, 32, 32]` to `[T, B, classes]`."""
+    """Returns a network that maps `[T, B, 3, 32, 32]` to `[T, B, classes]`."""
     layers: list[nn.Module] = []
     before = 3
     for after, pooled in ((64, False), (128, True), (256, False), (256, True), (512, False), (512, True)):
@@ -104,7 +104,7 @@ class SpikformerBlock(nn.Module):
 
 
 class Spikformer(nn.Module):
-    """Spikformer blocks on tokens, from `[T, B, width, tokens]` to `[T, B, classes]`."""
+    """Spikformer blocks on tokens. The network maps `[T, B, width, tokens]` to `[T, B, classes]`."""
 
     def __init__(self, activation: Activation, width: int = 384, heads: int = 12, depth: int = 4) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class Spikformer(nn.Module):
 
 
 def feed_forward(activation: Activation, *widths: int) -> nn.Module:
-    """Returns a network from `[T, B, widths[0]]` to `[T, B, widths[-1]]`."""
+    """Returns a network that maps `[T, B, widths[0]]` to `[T, B, widths[-1]]`."""
     layers: list[nn.Module] = []
     for before, after in itertools.pairwise(widths):
         layers += [nn.Linear(before, after), activation()]

@@ -1,12 +1,12 @@
-"""Training steps of all neurons on a GPU, compared with the copy floor.
+"""Times of training steps of all neurons on a GPU, compared with the copy floor.
 
     python benchmarks/neurons.py [--output benchmarks/results/neurons.md] [--shape 32x1600000] [NEURON ...]
 
 A call is one forward and one backward of the module, as a user would call it, from a reset state. The floor of every
 neuron is five streams, where a stream is one `T x NCL` float32 tensor that is read or written once. The forward reads x
-and writes s. The backward reads grad_s, reads x again and writes grad_x. The table lists the few other bytes that a
-neuron moves: a checkpoint of each state every few steps, and a partial sum per element for each learned parameter.
-Several processes compile the kernels beforehand.
+and writes s. The backward reads grad_s, reads x again and writes grad_x. A neuron also moves some bytes that the floor
+does not contain: a checkpoint of each state every few steps, and a partial sum per element for each learned parameter.
+The table names them for slow neurons. Several processes compile the kernels before the measurement.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FLOOR_STREAMS = 5
 LIMIT = 1.3
 TRANSCENDENTAL = ("exp", "log", "sigmoid", "tanh", "pow", "sin", "cos")
 
-# The arguments are chosen so that every term of the equation is present.
+# The arguments are chosen so that no term of a neuron's equation is zero.
 NEURONS: dict[str, Callable[[], Neuron]] = {
     "IF": neuron.IF,
     "LIF": neuron.LIF,
@@ -89,7 +89,7 @@ class Row:
         ]
 
     def _reason(self, floor: float, steps: int) -> str:
-        """Returns the reason why the neuron is slow, or facts that may explain it."""
+        """Returns the reason why the neuron is slow, or facts that may explain its time."""
         if self.graph <= LIMIT * floor:
             return f"the CPU, which needs {self.issued:.3f} ms to issue a step"
         facts = [
@@ -124,8 +124,8 @@ def training_step(name: str, steps: int, ncl: int, device: torch.device, backend
 
 
 def count_ops(name: str) -> tuple[int, int, int]:
-    """Returns three numbers: the ops of the step, the ops of its VJP, and the transcendental ops in the step and the
-    VJP. The backward runs all of these ops.
+    """Returns the number of ops of the step, the number of ops of its VJP, and the number of transcendental ops in
+    both. The backward runs all of these ops.
     """
     made = NEURONS[name]()
     examples = (torch.zeros(2),) * (made.num_inputs + made.num_states)

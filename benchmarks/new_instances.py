@@ -1,11 +1,11 @@
-"""CPU time of the first training step of a neuron, of a second instance, of a copy, and for another batch size.
+"""CPU times of the first training steps of a neuron, of a second instance, of a copy, and with another batch size.
 
     python benchmarks/new_instances.py [--output benchmarks/results/new_instances.md] [--repeats 3]
 
-Each row runs in a separate process. The kernels are in the cache on disk, which an earlier process has filled. A step
-is a forward and a backward over 8 time steps, in C++ kernels. Times are CPU times of the process with one thread, as
-medians over processes. The warm column is a repeated step of the first instance. The times in the other columns include
-the time of such a step.
+Each row is measured in several processes, each of which runs only this row. The kernels are in the cache on disk, which
+an earlier process has filled. A training step is a forward and a backward over 8 time steps, in C++ kernels. Times are
+CPU times of a process with one thread, as medians over processes. The warm column is the time of a repeated step of the
+first instance. The times in the other columns include the work of such a step.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def step(net: nn.Module, batch: int = BATCH) -> float:
 
 
 def measure(name: str) -> list[float]:
-    """Returns one value for each of `COLUMNS`."""
+    """Returns the times of a network, in the order of `COLUMNS`."""
     make = NETWORKS[name]
     first = make()
     times = [step(first)]

@@ -1,11 +1,11 @@
-"""Random numbers inside of a step: their statistics, and the time of a training step of a noisy LIF neuron.
+"""Statistics of random numbers that a step draws, and times of training steps of a noisy LIF neuron.
 
     python benchmarks/noise.py [--output benchmarks/results/noise.md] [--numbers 1e9] [--steps 32] [--rows 256]
         [--neurons 16384] [--rounds 20]
 
-The statistics describe numbers that a kernel draws. The numbers are summed in float64. The table also shows the
-distances of the statistics from the exact values, in standard deviations. The times are medians of training steps.
-Steps with and without noise alternate within one run. On a CPU, use fewer numbers (`--numbers 1e7`) and fewer neurons
+A kernel draws the random numbers, and their sums are computed in float64. The table also shows the distances of the
+statistics from the exact values, in standard deviations. The times are medians of training steps. Steps with and
+without noise alternate within one run. On a CPU, use fewer numbers (`--numbers 1e7`) and fewer neurons
 (`--neurons 512`).
 """
 
@@ -27,7 +27,7 @@ spike = surrogate.Sigmoid()
 
 
 def drawn(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns normal and uniform numbers as outputs."""
+    """Computes a step whose outputs are normal and uniform random numbers."""
     return normal_like(v), uniform_like(v), v + x
 
 

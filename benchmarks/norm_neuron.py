@@ -1,15 +1,15 @@
-"""Time of a batch norm and a LIF neuron as one layer, forward and backward, compared with the time to copy the bytes
-that the layer has to move.
+"""Times of a batch norm and a LIF neuron as one layer, forward and backward, compared with the time of a copy that
+moves as many bytes as the layer has to move.
 
     python benchmarks/norm_neuron.py [--output FILE]
 
 A stream is the number of bytes of the layer's input. A fused layer moves nine streams: the statistics read one stream,
 the forward reads one and writes one, the backward reads two and writes one, and the gradient through the statistics
-reads two and writes one. Each row is a layer of a ResNet18 after its convolution, for T = 4 and B = 32. Everything is
-replayed from CUDA graphs. A time is the median over rounds. All measured calls alternate within a round, so that a
-change of the clock rate affects all of them. The script needs a GPU, but `--check` runs small shapes in Triton's
-interpreter. `--elements` and `--fewest` change the kernels that sum gradients: `--elements` sets the number of values
-that a thread handles. `--fewest` sets the smallest number of programs with which a program may process several rows.
+reads two and writes one. Each row is a layer of a ResNet18 after its convolution, for T = 4 and B = 32. All calls are
+replayed from CUDA graphs. A time is the median over rounds. All measured calls run once in each round, so that a change
+of the clock rate affects all of them. The script needs a GPU, but `--check` runs small shapes in Triton's interpreter.
+`--elements` and `--fewest` change the kernels that sum gradients. `--elements` sets the number of values that a thread
+handles. Programs only process several rows if at least `--fewest` programs remain.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ SMALL = (Shape(5, 6, 1), Shape(64, 3, 19))
 
 
 class Times(NamedTuple):
-    """Milliseconds of a copy of one stream, of the parts of the layer, of the whole layer, and of torch's norm with
-    ReLU.
+    """Times in milliseconds of a copy of one stream, of torch's statistics, of this project's statistics, of the
+    forward, of the whole layer, and of torch's norm with ReLU.
     """
 
     stream: float
@@ -64,7 +64,7 @@ class Times(NamedTuple):
 
 
 class Case(NamedTuple):
-    """A row of the table."""
+    """Dtype, memory format, shape and device of a row of the table."""
 
     dtype: str
     form: str

@@ -1,9 +1,10 @@
-"""Table of PyTorch's elementwise ops and their gradients, in `pointwise` and in `FlexSN`, compared with eager mode.
+"""Table that compares PyTorch's elementwise ops and their gradients, in `pointwise` and in `FlexSN`, with eager mode.
 
     TRITON_INTERPRET=1 python benchmarks/opinfo_table.py [--samples N] [--out FILE] [VARIANT ...]
 
 The script runs in Triton's interpreter on the CPU, and takes about half an hour. Its exit status is 1 if a result is
-wrong, if an error does not name the refused op, if the two ways disagree, or if fewer than 95 % of the runs pass.
+wrong, if an error does not name the refused op, if `pointwise` and `FlexSN` disagree, or if fewer than 95 % of the runs
+pass.
 `tests/test_opinfo.py` runs a quick subset.
 """
 
@@ -80,7 +81,7 @@ def main() -> int:
 
 
 def _verdict(outcomes: Outcomes) -> str:
-    """Returns the worst verdict over the dtypes, or an empty text if nothing ran."""
+    """Returns the worst verdict over the dtypes, or an empty text if no sample ran."""
     found = outcomes.values()
     if any(o.wrong or o.crashed or o.apart for o in found):
         return "wrong"

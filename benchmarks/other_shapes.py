@@ -1,4 +1,4 @@
-"""States whose shapes differ from the shape of the step: training steps in compiled kernels and in the loop.
+"""Steps whose states have other shapes than the input: times of training steps in compiled kernels and in the loop.
 
     python benchmarks/other_shapes.py [--output FILE] [--seconds 55] [--shapes TxBxN ...] [--only NAME ...]
 
@@ -22,7 +22,8 @@ BRANCHES = 4
 
 
 class Dendritic(nn.Module):
-    """A neuron whose branches drive its soma. The largest branch opens an apical compartment, which adds to the soma.
+    """A neuron whose branches drive its soma. The branch with the largest potential drives an apical compartment, which
+    also drives the soma.
 
     If `matrix` is True, a matrix couples the branches of a neuron.
     """

@@ -1,4 +1,4 @@
-"""LIF neurons of other installed libraries, as activations for a network."""
+"""LIF neurons of other libraries, as activations of a network."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def spikingjelly_loop() -> nn.Module:
 
 
 def spikingjelly_graph(step: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    """Returns a function of two tensors in SpikingJelly's `StaticCudaGraph` on a GPU. The fourth call is captured."""
+    """Returns SpikingJelly's `StaticCudaGraph` of a function of two tensors. On a GPU, it captures the fourth call."""
     graph: Callable[[Tensor, Tensor], Tensor] = importlib.import_module(
         "spikingjelly.activation_based._cuda_graph"
     ).StaticCudaGraph(step)
@@ -60,7 +60,7 @@ def resets(net: nn.Module) -> list[Callable[[], object]]:
     """Returns functions that reset the neurons of other libraries in a network."""
     found: list[Callable[[], object]] = []
     for module in net.modules():
-        # Base classes also count, because the class of a module may derive from a class of the library.
+        # The class of a module may derive from a class of the library, so the base classes are searched, too.
         theirs = any(kind.__module__.startswith("spikingjelly") for kind in type(module).__mro__)
         if theirs and hasattr(module, "reset"):
             found.append(module.reset)  # type: ignore[arg-type]

@@ -2,10 +2,10 @@
 
     python benchmarks/pointwise_peers.py [--output FILE] [--seconds 80] [--without WAY ...] [--device cuda] [--scale 1]
 
-Figures are medians of whole calls in ms, including Python. Training is a forward and a backward. `first` is the first
-call, including compilation. The loop is a function that calls the step T times in Python, compiled by `torch.compile`.
-Long sequences are not compiled in this way, because the compilation would take minutes. If a way rejects a function,
-the table shows its error. Rows that are not measured within `--seconds` are marked as left out.
+Figures are medians of whole calls in ms, including Python. Training is a forward and a backward. `first` is the time of
+the first calls, including compilation. The loop is a Python function that calls the step T times. `torch.compile` also
+compiles this loop, but only for short sequences, because the compilation of a long loop would take minutes. If a way
+rejects a function, the table shows the error. If `--seconds` have passed, the remaining rows say "no time was left".
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from measure import milliseconds, publish, table, where
 from torch import Tensor
 from torch.nn import functional
 
-import flexsn_nn  # noqa: F401 - registers the kernels that take the place of scans
+import flexsn_nn  # noqa: F401 - registers the kernels that replace scans
 from flexsn_codegen import pointwise
 from flexsn_hop import scan
 
@@ -34,11 +34,11 @@ HEADER = ["example", "size", "way", "first, s", "inference, ms", "training, ms",
 
 @dataclass(frozen=True)
 class Example:
-    """One function in several ways.
+    """A function to measure in several ways.
 
     Attributes:
         arguments: function that makes the arguments, which require gradients if the backward is measured.
-        ways: calls by name; the first call is the reference for the others.
+        ways: functions by name. The first function is the reference with which all other functions are compared.
         trains: True if a backward is measured.
     """
 
@@ -75,7 +75,10 @@ def minimal_gru(h: Tensor, x: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def kalman(carry: tuple[Tensor, Tensor], z: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
-    """Filters one number per element. Source: Kalman, A New Approach to Linear Filtering and Prediction Problems."""
+    """Computes a step of a scalar Kalman filter for each element.
+
+    Source: Kalman, A New Approach to Linear Filtering and Prediction Problems.
+    """
     mean, variance = carry
     variance = variance + 0.01
     gain = variance / (variance + 0.25)
@@ -89,7 +92,9 @@ def linear(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, 
 
 
 def associative(function: Function) -> Function:
-    """Computes a linear recurrence in torch's associative scan. `function` computes the decays and the new terms."""
+    """Returns a function that computes a linear recurrence by torch's associative scan. `function` computes the decays
+    and the new terms.
+    """
 
     def call(*tensors: Tensor) -> Tensor:
         from torch._higher_order_ops.associative_scan import associative_scan

@@ -1,14 +1,14 @@
-"""Table of random step functions with captured tensors: the values, dtypes and gradients of compiled scans, compared
-with the loop.
+"""Table of outcomes of random step functions with captured tensors. The values, dtypes and gradients of compiled scans
+are compared with the loop.
 
     python benchmarks/random_gradients.py [--seeds 0:1000] [-n PROCESSES] [--device cpu] [--on-cpu cpp] [--output FILE]
         [--journal FILE]
 
 The cores and calls come from `tests/gradient_cores.py`. On the CPU, they run in Triton's interpreter or in C++. Each
 call counts once. If the loop itself raises an error, nothing is compared. Otherwise, there are four outcomes: the
-compiled scan is equal to the loop, or different, or refused with an error of FlexSN that names the line of the core, or
-it fails with any other error. The exit status is 1 if any outcome is different or fails. With `--journal`, the outcome
-of each seed is immediately written to the journal, and a restarted run continues with the missing seeds.
+compiled scan is equal to the loop, it is different, it is refused with an error of FlexSN that names the line of the
+core, or it fails with any other error. The exit status is 1 if any call is different or fails. With `--journal`, the
+outcome of each seed is immediately written to the journal, and a restarted run continues with the missing seeds.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ COUNTED = ("equal to the loop", "different", "refused by name", "failed otherwis
 
 def outcome_of(seed: int, device: str, on_cpu: TargetName) -> tuple[int, Outcome]:
     torch.set_num_threads(1)
-    # For half of the seeds, the forward saves values for the backward. For the other half, the backward recomputes
-    # them.
+    # For odd seeds, the forward saves values for the backward. For even seeds, the backward recomputes these values.
     residuals = ("recompute", "save")[seed % 2]
     try:
         return seed, compare(random_core(seed), device=device, residuals=residuals, on_cpu=on_cpu)
@@ -51,7 +50,7 @@ def outcome_of(seed: int, device: str, on_cpu: TargetName) -> tuple[int, Outcome
 
 
 def kind(refusal: str) -> str:
-    """Returns the kind of a refusal: its text without the parts that are specific to one core."""
+    """Returns the text of a refusal without the words that are specific to one core."""
     text = refusal.split(": ", 1)[1].split("\n")[0]
     return re.sub(r"\([^()]*\)|\[[^\[\]]*\]|number \d+|\d+", "…", text)[:150]
 

@@ -1,12 +1,13 @@
-"""Table of random lives of small networks: a loop and its compiled twin are compared after each act.
+"""Table of random lives of small networks. A life is a sequence of random acts, such as calls and resets. After each
+act, a network in the loop is compared with its compiled twin.
 
     python benchmarks/random_lives.py [--runs 2000] [--rules 50] [-n PROCESSES] [--device cpu] [--output FILE]
         [--journal FILE]
 
 The networks and acts come from `tests/lives`. On the CPU, the twins run in C++ (launched by Python and by the compiled
 launcher) and in Triton's interpreter. On a GPU, they run in Triton (launched by Python and by the compiled launcher).
-A program with a difference is shortened and printed in Python. Run this program with `PYTHONPATH=tests`. The exit
-status is 1 after a difference. With `--journal`, the results of each piece of the run are immediately written to the
+If a life shows a difference, it is shortened and printed as a Python program. Run this program with `PYTHONPATH=tests`.
+The exit status is then 1. With `--journal`, the results of each piece of the run are immediately written to the
 journal, and a restarted run continues with the missing pieces.
 """
 
@@ -46,7 +47,7 @@ Piece = dict[str, Any]
 
 
 def lives_of(number: int, rules: int, device: str) -> Piece:
-    """Runs one piece. Returns its counts, and the program with a difference, if any."""
+    """Runs one piece, and returns its counts. If a life shows a difference, also returns the life as a program."""
     torch.set_num_threads(1)
     pair = BACKENDS[device][number % len(BACKENDS[device])]
     Twins.counts.clear()

@@ -1,4 +1,4 @@
-"""Table of random steps in `flexsn_hop.scan`: three calls in each lowering are compared with a plain loop.
+"""Table of outcomes of random steps in `flexsn_hop.scan`. Three calls in each lowering are compared with a plain loop.
 
     python benchmarks/random_scans.py [--seeds 0:200] [-n PROCESSES] [--lowerings eager,aot_eager,loop,kernels]
         [--output FILE] [--journal FILE]

@@ -1,5 +1,5 @@
 """Table of accuracies on real data over several seeds, compared with the same networks in another library and with
-published numbers.
+published accuracies.
 
     hatch run peers && hatch run series && hatch run python benchmarks/real_data.py
     python benchmarks/real_data.py [--output FILE] [--only NAME ...] [--seeds 5] [--epochs N] [--device cpu]
@@ -9,20 +9,21 @@ The data sets come from packages that contain or generate them:
 
 - digits: the digits of scikit-learn, 8 x 8 pixels. The first half is for training and the second half for the test, as
   in scikit-learn's example. Each pixel is a constant current in all 8 steps. The network has two layers of `LIF`.
-- mnist1d: 4,000 rows of 40 numbers for training and 1,000 for the test, which the package `mnist1d` generates with its
+- mnist1d: 4,000 rows of 40 values for training and 1,000 for the test, which the package `mnist1d` generates with its
   default seed. A row is the current in all 8 steps. The network has the three convolutions that the authors of the data
   set use, each followed by `Leaky`, and then the mean over time of a linear layer.
-- japanese_vowels: 270 recordings of nine speakers for training and 370 for the test, with 12 numbers per step and 7 to
+- japanese_vowels: 270 recordings of nine speakers for training and 370 for the test, with 12 values per step and 7 to
   29 steps, from the package `aeon`. The network has a layer of `RLeaky`, and then the mean of a linear layer over the
   steps of each recording.
-- basic_motions: 40 recordings of four movements for training and 40 for the test, with 6 numbers per step and 100
+- basic_motions: 40 recordings of four movements for training and 40 for the test, with 6 values per step and 100
   steps, from `aeon`. The network has two layers of `Leaky`, and then the mean of a linear layer over time.
 
-Both libraries start with the same weights and get the same batches. Their epochs alternate. The seconds per epoch cover
-only training, and leave out the first epoch. The networks are in `real_data_networks.py`.
+The networks of both libraries start with the same weights and get the same batches. Their epochs alternate. The seconds
+per epoch cover only training, without the first epoch. The networks are in `real_data_networks.py`.
 
-`--seconds-only` trains one seed for a few epochs, and writes no accuracy. `--samples FILE` is for a machine without the
-packages of the data: it reads the data sets from a file, which is written first if it is missing.
+With `--seconds-only`, the script trains one seed for a few epochs, and writes no accuracy. With `--samples FILE`, it
+reads the data sets from a file, so that it can run on a machine without the packages of the data. If the file does not
+exist, the script first writes it.
 """
 
 from __future__ import annotations
@@ -76,13 +77,13 @@ class Part:
 
 @dataclass(frozen=True)
 class Task:
-    """A data set, its network in both libraries, and published numbers.
+    """A data set, its network in both libraries, and published accuracies.
 
     Attributes:
         load: function that returns samples for training and for the test.
         ours, theirs: functions that make modules whose parameters have the same shapes and the same order.
         peer: the other library.
-        published: published numbers and their source, as text.
+        published: published accuracies and their source, as text.
     """
 
     load: Callable[[], tuple[Part, Part]]
@@ -97,12 +98,12 @@ class Task:
 
 
 def currents(rows: Tensor, y: Tensor, steps: int = 8) -> Part:
-    """Returns samples in which each row is the current of all steps."""
+    """Returns samples whose current is the same row in all steps."""
     return Part(rows.expand(steps, *rows.shape), torch.full((len(y),), steps), y)
 
 
 def load_digits() -> tuple[Part, Part]:
-    """Returns the handwritten digits of scikit-learn, as two halves."""
+    """Returns the two halves of the handwritten digits of scikit-learn."""
     from sklearn.datasets import load_digits as load
 
     found = load()
@@ -234,8 +235,8 @@ def accuracy(net: Network, part: Part) -> float:
 
 
 def run(task: Task, training: Part, test: Part, seed: int, epochs: int) -> list[tuple[float, list[float]]]:
-    """Returns the accuracy and the seconds per epoch of both libraries, this project first, from the same weights and
-    batches.
+    """Trains both networks from the same weights with the same batches. Returns the accuracy and the seconds per epoch
+    of each network, first of this project's network.
     """
     torch.manual_seed(seed)
     nets = [task.ours().to(training.x.device), task.theirs().to(training.x.device)]
@@ -302,7 +303,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def kept_rows(path: Path) -> dict[str, str]:
-    """Returns the rows of an earlier run by data set. A run of some data sets keeps the rows of all other data sets."""
+    """Returns the rows of an earlier run by data set. A run with `--only` keeps the rows of all other data sets."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     return {name: line for line in lines for name in TASKS if line.startswith(f"| {name} |")}
 

@@ -27,8 +27,8 @@ def mean_of(values: Tensor, lengths: Tensor) -> Tensor:
 
 
 def convolutions() -> list[nn.Module]:
-    """Returns the convolutions that the authors of MNIST-1D use. They reduce the length from 40 to 19, 10 and 5, in
-    `CHANNELS` channels.
+    """Returns the convolutions that the authors of MNIST-1D use. Their results have `CHANNELS` channels and the lengths
+    19, 10 and 5, for an input of the length 40.
     """
     return [
         nn.Conv1d(1, CHANNELS, 5, stride=2, padding=1),

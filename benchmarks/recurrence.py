@@ -1,14 +1,15 @@
-"""Recurrent LIF neurons: one launch for all steps, compared with loops over time and with cuDNN.
+"""Times of recurrent LIF neurons: one launch for all steps, compared with loops over time and with cuDNN.
 
     python benchmarks/recurrence.py [--output FILE] [--shapes 250x256x128 ...] [--dtypes ...] [--only NAME ...]
         [--seconds 180]
 
 A shape is T x batch x neurons. A training step is a forward, and a backward that computes the gradients of the input
-and the matrix from a random gradient. A training step is measured in the default mode, with the backward in a thread of
-autograd, and with everything in one thread. This project's layer and the loop are also captured in a CUDA graph, and
-the step of the loop is also compiled by Inductor. nn.RNN, Norse and SpikingJelly's container also multiply the input by
-a matrix. cuDNN rounds float32 to TF32, unless TF32 is switched off. The table lists missing libraries. A figure is the
-median wall time of a few successive calls. After `--seconds`, no further measurement starts.
+and the matrix from a random gradient. A training step is measured twice: in the default mode, in which the backward
+runs in a thread of autograd, and with forward and backward in one thread. This project's layer and the loop are also
+captured in a CUDA graph. A further row is a loop whose step Inductor compiles, in a CUDA graph. nn.RNN, Norse and
+SpikingJelly's container also multiply the input by a matrix. cuDNN rounds float32 to TF32, unless TF32 is switched off.
+The list below the table names missing libraries. A figure is the median wall time of a few successive calls. After
+`--seconds`, no further measurement starts.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Layer(nn.Module):
 
 
 class Compiled(nn.Module):
-    """The loop over a step that Inductor compiles."""
+    """A loop over time whose step is compiled by Inductor."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -114,7 +115,7 @@ def norse(hidden: int) -> nn.Module:
 
 
 class GRUCell(nn.Module):
-    """A GRU cell as cuDNN computes it."""
+    """A GRU cell with the formula of cuDNN, without biases."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -142,7 +143,7 @@ class LSTMCell(nn.Module):
 
 
 class Gates(nn.Module):
-    """A gated layer, including the product with its input."""
+    """A gated layer: a product of the input with a matrix, and the cell over time."""
 
     def __init__(self, hidden: int, cell: nn.Module, count: int, states: int) -> None:
         super().__init__()
@@ -155,8 +156,7 @@ class Gates(nn.Module):
         return output
 
 
-# Peers in the order of measurement. If a peer is captured as a graph, the name of the graph ends with the name of the
-# peer.
+# Layers by name, in the order of measurement. If the name ends with "in a CUDA graph", calls are replayed.
 PEERS: dict[str, Callable[[int], nn.Module]] = {
     "ours": lambda hidden: Layer(hidden, "auto"),
     "ours in a CUDA graph": lambda hidden: Layer(hidden, "auto"),
@@ -198,7 +198,7 @@ def inference(call: nn.Module, x: Tensor) -> Run:
 
 
 def seconds_of(run: Run, device: torch.device) -> float:
-    """Returns the seconds of one call: the median of three batches of successive calls."""
+    """Returns the seconds of one call, as the median over three batches of successive calls."""
 
     def wait() -> None:
         if device.type == "cuda":
@@ -272,7 +272,8 @@ def measured(name: str, shape: str, dtype: torch.dtype, device: torch.device) ->
 
 def main(shapes: list[str], dtypes: list[str], only: list[str], seconds: float, path: Path) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    importlib.import_module("torch._dynamo")  # takes seconds. Otherwise, fake tensors would import it in the first step
+    # This import takes seconds. Without this line, fake tensors would import Dynamo in the first step.
+    importlib.import_module("torch._dynamo")
     shapes = shapes or list(GPU_SHAPES if device.type == "cuda" else CPU_SHAPES)
     dtypes = dtypes or (["bfloat16", "float32"] if device.type == "cuda" else ["float32"])
     begun, missing = time.perf_counter(), list[str]()

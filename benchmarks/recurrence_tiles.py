@@ -1,13 +1,14 @@
-"""Recurrent LIF neurons in one launch: programs that share rows and exchange spikes, compared with programs that have
-all columns.
+"""Times of recurrent LIF neurons in one launch: programs that share rows and exchange spikes, compared with programs
+that have all columns.
 
     python benchmarks/recurrence_tiles.py [--output FILE] [--shapes 250x256x128 ...] [--dtypes ...] [--seconds 90]
 
-A shape is T x batch x neurons. Many processes compile the kernels first. The times of kernels in a call without
+A shape is T x batch x neurons. Several processes compile the kernels first. The times of kernels in a call without
 gradients, and in the forward and backward of a training step, come from the profiler. The times of a whole forward and
-of a whole training step come from replays of a CUDA graph. The results of each division into tiles are compared with
-the results of programs that exchange spikes. Weights and inputs are chosen so that all sums are exact. The comparison
-counts the spikes that differ, and shows the largest difference of the input's gradient relative to its largest value.
+of a whole training step come from replays of a CUDA graph. The results of each choice of tiles are compared with the
+results of programs that exchange spikes. Weights and inputs are chosen so that all sums are exact. The comparison
+counts the spikes that differ, and shows the largest difference of the input's gradients relative to the largest
+gradient.
 cuDNN's nn.RNN also multiplies the input by a matrix, and rounds float32 to TF32. After `--seconds`, no further
 measurement starts.
 """
@@ -35,7 +36,7 @@ DTYPES = ("float32", "bfloat16")
 
 
 def held(rows: int, num_warps: int) -> Tiles:
-    """Returns the tiles of a program with all columns."""
+    """Returns the tiles of programs that have all columns."""
     return Tiles(rows, 1, 512, num_warps, ahead=1, exchanged=False)
 
 
@@ -59,8 +60,10 @@ class Case(NamedTuple):
 
 
 class Times(NamedTuple):
-    """Times of a layer (microseconds of its kernels per step, milliseconds of a replayed forward and training step) and
-    differences of its results.
+    """Times of a layer, and differences of its results from the results of programs that exchange spikes.
+
+    `inference`, `forward` and `backward` are the microseconds of a kernel per time step. `replayed_forward` and
+    `replayed_training` are the milliseconds of a replayed forward and training step.
     """
 
     inference: str
@@ -74,7 +77,7 @@ class Times(NamedTuple):
 
 @contextmanager
 def divided(choice: str) -> Iterator[None]:
-    """Uses the tiles `choice` for the kernels that are made in this context."""
+    """Makes the kernels that are compiled in this context use the tiles with the name `choice`."""
     tiles, module = CHOICES[choice], cast(Any, _one_launch)
     original = module.tiles_for
 
@@ -93,7 +96,7 @@ def divided(choice: str) -> Iterator[None]:
 
 
 def made(shape: str, dtype: str) -> tuple[Layer, Tensor, Tensor]:
-    """Returns a layer, its input and a gradient of the output. All numbers in them have few significant bits."""
+    """Returns a layer, its input and a gradient of the output. The elements of all three have few significant bits."""
     steps, batch, hidden = map(int, shape.split("x"))
     generator = torch.Generator("cuda").manual_seed(0)
 
@@ -107,7 +110,7 @@ def made(shape: str, dtype: str) -> tuple[Layer, Tensor, Tensor]:
 
 
 def compiled(case: Case) -> None:
-    """Compiles the kernels into the cache on disk. The same kernels serve any T and batch."""
+    """Compiles the kernels of a case into the cache on disk. They do not depend on T, so that three steps suffice."""
     _, batch, hidden = case.shape.split("x")
     layer, x, weight = made(f"3x{batch}x{hidden}", case.dtype)
     try:
@@ -141,10 +144,10 @@ def of_kernels(run: Run, num_steps: int) -> dict[str, str]:
 
 
 def measured(case: Case, expected: tuple[Tensor, Tensor] | None) -> tuple[Times, tuple[Tensor, Tensor]]:
-    """Returns the times and the results.
+    """Returns the times and the results of a case.
 
     Args:
-        expected: results of programs that exchange spikes; `None` if the case itself measures these programs.
+        expected: results of programs that exchange spikes, or `None` if the case itself measures these programs.
     """
     device = torch.device("cuda")
     num_steps = int(case.shape.split("x")[0])

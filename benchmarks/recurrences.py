@@ -17,9 +17,9 @@ class Recurrence:
     """A recurrence and its data.
 
     Attributes:
-        step: one time step; a module if it has parameters.
-        init: the first carry, whose tensors require gradients.
-        xs: the sequences, with time as their first dimension. Floating-point sequences require gradients.
+        step: function of one time step, or a module if the step has parameters.
+        init: first carry, whose tensors require gradients.
+        xs: sequences, with time as their first dimension. Floating-point sequences require gradients.
     """
 
     step: Any
@@ -44,8 +44,8 @@ class EMA(nn.Module):
 
 
 def min_gru(h: Tensor, x: Any) -> tuple[Tensor, Tensor]:
-    """Computes the minimal GRU of Feng et al., Were RNNs All We Needed?, in its sequential form. The gates are computed
-    before the scan.
+    """Computes a step of the minimal GRU of Feng et al., Were RNNs All We Needed? The gates and candidates are products
+    that are computed before the scan.
     """
     gate = x[0].sigmoid()
     h = (1 - gate) * h + gate * x[1]
@@ -77,7 +77,7 @@ class GRU(nn.Module):
 
 
 class HMM(nn.Module):
-    """The forward algorithm of a hidden Markov model, in logarithms."""
+    """A step of the forward algorithm of a hidden Markov model, on logarithms of probabilities."""
 
     def __init__(self, states: int) -> None:
         super().__init__()

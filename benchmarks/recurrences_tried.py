@@ -1,10 +1,11 @@
-"""Recurrences of other projects in `flexsn_hop.scan`, compiled without other packages and with flexsn-runtime.
+"""Outcomes of other projects' recurrences in `flexsn_hop.scan`, compiled without other packages and with
+flexsn-runtime.
 
     python benchmarks/recurrences_tried.py [--output FILE] [--only TEXT ...]
 
 Inductor compiles each recurrence and its gradient twice: with the lowering `compiled_loop`, which needs no other
-package, and with the installed packages. Both versions are compared with the eager scan. The page shows the code in
-which the forward and the backward run, and the reasons for missing kernels. The exit status is 1 if a result differs.
+package, and with the installed packages. Both versions are compared with the eager scan. The table shows how the
+forward and the backward run, and the reasons for missing kernels. The exit status is 1 if a result differs.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Step = Callable[[Any, Any], tuple[Any, Any]]
 
 @dataclass(frozen=True)
 class Tried:
-    """A recurrence: `step` runs from `init` over `xs`, whose floating-point tensors require a gradient."""
+    """A recurrence: `step` runs over the sequences `xs`, starting from `init`. Tensors that require gradients count."""
 
     step: Step
     init: Any
@@ -56,13 +57,13 @@ def min_gru(h: Tensor, x: Any) -> tuple[Tensor, Tensor]:
 
 
 def ssm(h: Tensor, x: Any) -> tuple[Tensor, Tensor]:
-    """Computes a diagonal state space model as in Mamba, with a sum over the small last dimension."""
+    """Computes a step of a diagonal state space model, as in Mamba, whose output is a sum over the last dimension."""
     h = h * torch.exp(-functional.softplus(x["delta"])[..., None]) + x["u"][..., None] * x["b"][:, None, :]
     return h, (h * x["c"][:, None, :]).sum(-1)
 
 
 def wkv(carry: Any, x: Any) -> tuple[Any, Tensor]:
-    """Computes the recurrence of RWKV in a numerically stable form."""
+    """Computes a step of the recurrence of RWKV in a numerically stable form."""
     top, bottom, largest = carry
     now = torch.maximum(largest, x["k"])
     y = (top * torch.exp(largest - now) + x["v"] * torch.exp(x["k"] - now)) / (
@@ -74,7 +75,7 @@ def wkv(carry: Any, x: Any) -> tuple[Any, Tensor]:
 
 
 def slstm(carry: Any, x: Any) -> tuple[Any, Tensor]:
-    """Computes the scalar memory of xLSTM."""
+    """Computes a step of the scalar memory of xLSTM."""
     c, n, m = carry
     largest = torch.maximum(x[2] + m, x[1])
     i, f = torch.exp(x[1] - largest), torch.exp(x[2] + m - largest)
@@ -89,7 +90,7 @@ def delta_net(memory: Tensor, x: Any) -> tuple[Tensor, Tensor]:
 
 
 def complex_pairs(h: Any, x: Tensor) -> tuple[Any, Tensor]:
-    """Rotates a complex number that consists of two tensors."""
+    """Rotates and shrinks a complex state whose real and imaginary parts are two tensors."""
     real, imaginary = 0.9 * h[0] - 0.3 * h[1] + x, 0.3 * h[0] + 0.9 * h[1]
     return (real, imaginary), real.square() + imaginary.square()
 
@@ -211,7 +212,7 @@ def made(steps: int = 6) -> dict[str, Tried]:
 
 
 def gradients(run: Callable[[Any, Any], Any], tried: Tried) -> list[Tensor]:
-    """Returns the results, and the gradients of a weighted sum of their squares."""
+    """Returns the results, and the gradients of a weighted mean of their squares."""
     results = [r for r in tree_leaves(run(tried.init, tried.xs)) if r is not None]
     # The elements need different weights, because the squares of the results of a norm have a constant sum.
     weights = [torch.linspace(0.5, 1.5, r.numel()).view(r.shape) for r in results]
@@ -223,7 +224,7 @@ def gradients(run: Callable[[Any, Any], Any], tried: Tried) -> list[Tensor]:
 
 @contextlib.contextmanager
 def counted_kernels() -> Iterator[list[str]]:
-    """Yields a list that collects the names of the passes for which kernels are made."""
+    """Yields a list to which `"forward"` or `"backward"` is added when a kernel for this pass is made."""
     made_for: list[str] = []
     originals = {name: getattr(KernelLowering, name) for name in ("forward", "backward")}
 
@@ -245,8 +246,8 @@ def counted_kernels() -> Iterator[list[str]]:
 
 
 def attempt(tried: Tried, lowering: str) -> tuple[str, str, list[Tensor] | None]:
-    """Runs the compiled scan. Returns a description of the outcome, the reason for a missing kernel, and the
-    results.
+    """Runs the compiled scan. Returns a description of how it runs, the reason for a missing kernel, and the results.
+    The description is empty if no kernel is made.
     """
     torch._dynamo.reset()
     os.environ["FLEXSN_HOP_LOWERING"] = lowering

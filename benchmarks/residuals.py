@@ -1,10 +1,10 @@
-"""Training steps on a GPU in which the forward saves values for the backward, or the backward recomputes them.
+"""Times of training steps on a GPU in which the forward saves values for the backward, or the backward recomputes them.
 
     python benchmarks/residuals.py [--output FILE] [--shapes 8x6400000 ...]
 
-Times come from replays of a CUDA graph of the step. `auto` chooses the way that moves fewer bytes. A step that
-recomputes reads the inputs again, and writes and reads checkpoints. A step that saves writes and reads residuals. The
-gradients of the two ways have to agree up to rounding. Otherwise, the script stops.
+Times come from replays of a CUDA graph of the step. A step that recomputes reads the inputs again, and writes and reads
+checkpoints. A step that saves writes and reads residuals. `auto` shows which of these two steps moves fewer bytes. This
+step is the default. The gradients of the two steps have to agree up to rounding. Otherwise, the script stops.
 """
 
 from __future__ import annotations

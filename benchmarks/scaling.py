@@ -1,10 +1,11 @@
-"""Training on 1, 2, 4, … GPUs of one machine: images or sequences per second, with data parallelism and full sharding.
+"""Samples per second in training on 1, 2, 4, … GPUs of one machine, with data parallelism and full sharding.
 
     python benchmarks/scaling.py [--output benchmarks/results/scaling.md] [--processes 1 2 4]
 
-Each process has its own batch (weak scaling). A step is a forward, cross entropy of the mean over time, a backward, and
-SGD. Its time is the median of `--repeat` steps in the slowest process. Efficiency is the throughput per GPU divided by
-the throughput of one GPU in the same run. A new process group is started for each number of processes.
+Each process has a separate batch of the same size (weak scaling). A step is a forward, cross entropy of the mean over
+time, a backward, and SGD. Its time is the median of `--repeat` steps in the slowest process. Efficiency is the
+throughput per GPU divided by the throughput of one GPU in the same run. A new process group is started for each number
+of processes.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def seconds_per_step(case: Case, strategy: str, device: torch.device, repeat: in
 
 
 def work(rank: int, count: int, folder: str, kind: str, repeat: int) -> None:
-    """Runs one of `count` processes. Each process measures every case, and the first one writes the results."""
+    """Runs one of `count` processes. Each process measures every case, and the first process writes the results."""
     device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
     os.environ["LOCAL_RANK"] = str(rank)
     if kind == "cuda":

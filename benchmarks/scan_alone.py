@@ -1,12 +1,12 @@
-"""`flexsn_hop.scan` without any other package, compared with its eager form and with PyTorch's scan.
+"""Times of `flexsn_hop.scan`, compiled without any other package, compared with its eager form and with PyTorch's scan.
 
     python benchmarks/scan_alone.py [--output FILE] [--steps 200] [--only NAME ...] [--device cpu] [--without-torch]
         [--compilation NAME ...]
 
 Figures are milliseconds of a forward without gradients, and of a training step (forward and backward). Each figure is
 the shortest time of several runs in one thread. The runs of all ways alternate. On a CPU, the time is the CPU time of
-the process. `first` is the first training step over T steps with empty caches, including compilation. Compiled scans
-run with `FLEXSN_HOP_LOWERING=compiled_loop`, so that kernels of another package do not replace them.
+the process. `first` is the time of the first training step over T steps with empty caches, including compilation.
+Compiled scans run with `FLEXSN_HOP_LOWERING=compiled_loop`, so that kernels of another package do not replace them.
 """
 
 from __future__ import annotations
@@ -92,7 +92,9 @@ def ways(name: str, steps: int, device: torch.device, with_torch: bool) -> list[
 
 
 def seconds_to_compile(name: str, steps: int, device: torch.device) -> float:
-    """Returns the seconds of the first training step of a compiled scan. The caches contain only headers."""
+    """Returns the CPU seconds of the first training step of a compiled scan. The caches contain only precompiled
+    headers.
+    """
     _decode.cache_clear()
     with fresh_cache():
         torch.compile(lambda x: x.sin() * 2)(torch.ones(4))  # Inductor precompiles headers with its first kernel

@@ -1,9 +1,9 @@
-"""Spikes and gradients on a GPU, compared with the eager loop in 10^9 element-steps of each neuron.
+"""Differences of spikes and gradients on a GPU from the eager loop, in 10^9 element-steps of each neuron.
 
     python benchmarks/scan_exactness.py [--output FILE] [--steps 100] [--elements 1000000] [--seeds 10]
 
-For half of the seeds, inputs are random. For the other half, the input of each step is chosen so that the membrane
-potential is within a few float32 ulps of the threshold, where any other rounding would flip the spike.
+For even seeds, inputs are random. For odd seeds, the input of every other step is chosen so that the membrane potential
+is within a few float32 ulps of the threshold, where a result that is rounded differently would flip the spike.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def plif_input(neuron: FlexSN, v: Tensor) -> Tensor:
     return v + (THRESHOLD - v) / torch.sigmoid(neuron.w.detach())
 
 
-# For each name, the neuron, and the input that brings its membrane potential to the threshold.
+# By name: the neuron, and a function that returns the input that brings the membrane potential to the threshold.
 NEURONS: dict[str, tuple[Callable[[], FlexSN], Callable[[FlexSN, Tensor], Tensor]]] = {
     "LIF": (LIF, lif_input),
     "IF": (IF, if_input),
@@ -59,7 +59,17 @@ NEURONS: dict[str, tuple[Callable[[], FlexSN], Callable[[FlexSN, Tensor], Tensor
 
 @dataclass
 class Counts:
-    """Counts over all seeds of a neuron."""
+    """Comparisons with the loop, over all seeds of a neuron.
+
+    Attributes:
+        total: number of element-steps.
+        near: number of membrane potentials near the threshold.
+        spikes: number of spikes.
+        wrong_spikes: number of spikes that differ.
+        wrong_states: number of final states that differ.
+        repeated: True if the gradients of two runs are equal to the last bit.
+        errors: largest relative differences of gradients.
+    """
 
     total: int = 0
     near: int = 0
@@ -72,8 +82,8 @@ class Counts:
 
 @torch.no_grad()
 def adversarial(neuron: FlexSN, to_threshold: Callable[[FlexSN, Tensor], Tensor], x: Tensor) -> Tensor:
-    """Returns `x`, with every other step replaced by an input that brings the membrane potential close to the
-    threshold.
+    """Replaces every other step of `x` by an input that brings the membrane potential close to the threshold, and
+    returns `x`.
     """
     v = torch.zeros_like(x[0])
     for t, step in enumerate(x):
@@ -87,8 +97,8 @@ def adversarial(neuron: FlexSN, to_threshold: Callable[[FlexSN, Tensor], Tensor]
 
 @torch.no_grad()
 def near_threshold(neuron: FlexSN, x: Tensor) -> int:
-    """Counts the charged membrane potentials near the threshold. (Without a reset, the state after a step is its
-    charge.)
+    """Counts the membrane potentials that are near the threshold after the input and before the reset. (If a neuron
+    does not spike, this potential is also its state after the step.)
     """
     v, count = torch.zeros_like(x[0]), 0
     for step in x:

@@ -2,13 +2,13 @@
 
     python benchmarks/scan_memory.py [--output FILE] [--peers FOLDER] [--shape 32x1600000]
 
-The input and the incoming gradient (4 bytes each in float32) belong to the caller and are not counted. `held` is the
-memory that is allocated between forward and backward. `peak` is the largest amount that is allocated during the forward
-or the backward. Both columns include the output (4 bytes), and `peak` also includes the gradient of the input (another
-4 bytes). The scan itself needs the rest.
+The input and the gradient of the output (4 bytes each in float32) belong to the caller and are not counted. `held` is
+the memory that is allocated between forward and backward. `peak` is the largest amount that is allocated during the
+forward or the backward. Both columns include the output (4 bytes), and `peak` also includes the gradient of the input
+(another 4 bytes). The scan itself needs the rest.
 
-`counted` is the expected number: 4 / K bytes for a checkpoint of the state every K steps, and 4 / T bytes for the final
-state.
+The scan is expected to need 4 / K bytes for a checkpoint of the state every K steps, and 4 / T bytes for the final
+state. The last column is the fraction 1 / K that follows from `held`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HEADER = ["who", "held", "held, less the output", "peak", "peak, less output and
 
 
 def bytes_per_element(forward: Forward, x: Tensor, grad: Tensor) -> tuple[float, float]:
-    """Returns `(held, peak)` of the second step, because the first step compiles kernels."""
+    """Returns `(held, peak)` of a second step, because the first step compiles kernels."""
     for _ in range(2):
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()

@@ -1,14 +1,14 @@
-"""Cost of a call with very little computation: LIF with T x batch x features = 4 x 64 x 128, on a GPU.
+"""Times of calls with very little computation: LIF with T x batch x features = 4 x 64 x 128, on a GPU.
 
     python benchmarks/scan_overhead.py [--output FILE] [--profile]
 
-`call` is the wall time per call, over many calls with one synchronisation at the end, as the shortest of several runs.
-The runs of all rows alternate. `issue` is the CPU time of a call, without waiting for the GPU. `graph` is the time of
-replaying the same call in a CUDA graph. `of 20` is the time per call in a graph of 20 calls, such as the graph of a
-network with 20 layers. `kernels` is the time of the kernels of a call, from the profiler. A single replay takes at
-least as long as the CPU needs to launch any graph. Rows with `one thread` run the backward in the calling thread
-(`torch.autograd.set_multithreading_enabled(False)`), so that there is no switch to autograd's thread and back. The
-compiled launcher launches training steps, except in rows marked `by Python`.
+A run has many calls and one synchronisation after the last call. `call` is the wall time of a run divided by the number
+of its calls, in the fastest of several runs. The runs of all rows alternate. `issue` is the CPU time of a call, without
+waiting for the GPU. `graph` is the time of a replay of the same call in a CUDA graph. It is never shorter than the time
+that the CPU needs to launch a graph. `of 20` is the time per call in a graph of 20 calls, such as the graph of a
+network with 20 layers. `kernels` is the time of the kernels of a call, from the profiler. Rows with `one thread` run
+the backward in the calling thread (`torch.autograd.set_multithreading_enabled(False)`), so that there is no switch to
+autograd's thread and back. The compiled launcher launches training steps, except in rows with `by Python`.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ Call = Callable[[], object]
 
 
 def microseconds(function: Call, calls: int, device: torch.device) -> tuple[float, float]:
-    """Returns the wall time per call and the CPU time for issuing it, each as the minimum of several runs."""
+    """Returns the wall time of a call and the CPU time to issue the call, each as the minimum of several runs."""
     return in_turns([function], calls, device)[0]
 
 
 def in_turns(functions: Sequence[Call], calls: int, device: torch.device) -> list[tuple[float, float]]:
-    """Returns the times of several functions. Their runs alternate, so that slow periods of a host affect all of
-    them.
+    """Returns the times of `microseconds` for several functions, whose runs alternate, so that slow periods of a host
+    affect all functions.
     """
     best = [(float("inf"), float("inf"))] * len(functions)
     for _ in range(REPEATS):
@@ -57,7 +57,7 @@ def in_turns(functions: Sequence[Call], calls: int, device: torch.device) -> lis
 
 
 def works(device: torch.device) -> list[tuple[str, str, Call]]:
-    """Returns `(name, work, call)` for the rows of the table."""
+    """Returns the name of an implementation, the name of its work, and the function to call, for each row."""
     model, by_python = (Work(MODELS["LIF"], STEPS, BATCH * FEATURES, device) for _ in range(2))
     kernel = FlexSNKernel(lif, 1, 1, 1)
     x = torch.randn(STEPS, BATCH, FEATURES, device=device)
@@ -77,7 +77,7 @@ def works(device: torch.device) -> list[tuple[str, str, Call]]:
             result: Tensor = relu(x)
             return result
 
-    # After some calls, a repeated call moves to the chosen launcher.
+    # After some calls, the chosen launcher runs a repeated call.
     for choice, begin in (("compiled", (model.train, model.infer, kernel_train)), ("python", (by_python.train,))):
         os.environ["FLEXSN_LAUNCHER"] = choice
         for call in begin * 3:
@@ -98,7 +98,7 @@ def works(device: torch.device) -> list[tuple[str, str, Call]]:
 
 
 def in_this_thread(call: Call) -> Call:
-    """Returns `call` with backward passes in the calling thread."""
+    """Returns a function that runs `call`, with backward passes in the calling thread."""
 
     def run() -> object:
         with torch.autograd.set_multithreading_enabled(False):
@@ -125,9 +125,9 @@ def cells(who: str, what: str, call: Call, eager: tuple[float, float], calls: in
 
 
 def breakdown(call: Call, calls: int, device: torch.device, shown: int = 25) -> str:
-    """Returns the parts of the Python time of the forward.
+    """Returns a profile of the Python functions of a call.
 
-    The profiler itself slows down the call, and does not cover autograd's thread.
+    The profiler slows down the call, and does not cover autograd's thread.
     """
     profile = cProfile.Profile()
     profile.enable()

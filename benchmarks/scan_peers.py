@@ -1,13 +1,13 @@
-"""LIF on a GPU, compared with other implementations: `torch.compile` of the loop, and the neurons of SpikingJelly.
+"""Times of LIF on a GPU, compared with other implementations: `torch.compile` of the loop, and SpikingJelly's neurons.
 
     python benchmarks/scan_peers.py [--output FILE] [--peers FOLDER] [--only NAME ...] [--shapes 8x6400000 ...]
 
-FOLDER (default `.peers`) holds the peers that are not installed, each in a subfolder that `pip install --target` has
+FOLDER (default `.peers`) contains the peers that are not installed, each in a subfolder that `pip install --target` has
 filled: `sj2` contains loguru and spikingjelly 2 (with Triton neurons and a FlexSN), and `sj14` contains spikingjelly
-0.0.0.0.14 (with CuPy neurons, which need cupy). The table lists missing peers.
+0.0.0.0.14 (with CuPy neurons, which need cupy). The table shows an error for missing peers.
 
-Each peer runs in a separate process. The process times whole calls through autograd of the peer and of this project's
-module, side by side. A process is stopped after its time limit, but its earlier measurements stay in the table.
+Each peer runs in a separate process, which measures whole calls through autograd, of the peer and of this project's
+module. A process is stopped after its time limit, but its earlier measurements stay in the table.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def spikingjelly_cupy() -> Forward:
     importlib.import_module("cupy")  # without cupy, spikingjelly would silently use another implementation
     numpy: Any = importlib.import_module("numpy")
     if not hasattr(numpy, "int"):
-        numpy.int = int  # this version of spikingjelly reads `numpy.int`
+        numpy.int = int  # spikingjelly 0.0.0.0.14 reads `numpy.int`
     return _spikingjelly(_lif_node(backend="cupy"))
 
 
@@ -93,8 +93,8 @@ class Peer:
     """An implementation to run.
 
     Attributes:
-        folder: the peer's subfolder in the folder of peers, if the peer is not installed.
-        seconds: time limit of the peer's process.
+        folder: subfolder of the peer in the folder of peers, or an empty text if the peer is installed.
+        seconds: time limit of the process of the peer.
         longest: largest T that is measured.
     """
 
@@ -114,7 +114,7 @@ PEERS = {
 
 
 def records(peer: Peer, shapes: list[str], device: torch.device) -> Iterator[dict[str, Any]]:
-    """Yields the measurements of training and then of inference, for each shape."""
+    """Yields two records for each shape: the measurements of training, and the measurements of inference."""
     forward = peer.make()
     for shape in shapes:
         steps, ncl = map(int, shape.split("x"))
@@ -142,7 +142,7 @@ def records(peer: Peer, shapes: list[str], device: torch.device) -> Iterator[dic
 
 
 def work(name: str, shapes: list[str], peers: Path, device: torch.device) -> None:
-    """Runs in the process of one peer: prints a line of JSON for each measurement."""
+    """Measures a peer, and prints a line of JSON for each record. Runs in the process of the peer."""
     peer = PEERS[name]
     if peer.folder:
         sys.path.insert(0, str(peers / peer.folder))
@@ -154,7 +154,7 @@ def work(name: str, shapes: list[str], peers: Path, device: torch.device) -> Non
 
 
 def run(name: str, shapes: list[str], chosen: argparse.Namespace) -> list[dict[str, Any]]:
-    """Starts the process of one peer, and reads its output until the time limit."""
+    """Starts the process of a peer, stops it at the time limit, and returns the records that it has printed."""
     peer = PEERS[name]
     arguments = ["--worker", name, "--peers", str(chosen.peers), "--device", chosen.device, "--shapes", *shapes]
     # Without this variable, SpikingJelly may use an implementation other than the named one.

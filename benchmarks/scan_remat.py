@@ -1,13 +1,14 @@
-"""Memory of long scans that save only every K-th carry, `flexsn_hop.scan(..., remat=K)`, on a CPU.
+"""Memory of long scans on a CPU that save only every K-th carry: `flexsn_hop.scan(..., remat=K)`.
 
     python benchmarks/scan_remat.py [--output FILE] [--steps 100000] [--size 65536] [--eager-steps 4000]
 
-The recurrence of the training step is `h = h + a (x - h)`. h has `--size` elements, x is one number for each step, and
-a has a gradient. The scan is compiled with `FLEXSN_HOP_LOWERING=compiled_loop`. Each row runs in a separate process,
-which first runs a step over 4 time steps. `peak` is the largest memory of the process during the measured step, as
-counted by the system (`VmHWM`), minus its memory before this step. The peak includes Python's memory for the code that
-calls the steps. Without `remat`, T is smaller, because the memory would hold T carries. The `bits` of the gradient are
-compared, at this smaller T, with the bits of a scan without `remat`.
+The recurrence is `h = h + a (x - h)`. The carry h and the parameter a have `--size` elements, and x is a scalar in each
+step. A training step computes the gradient of a. The scan is compiled with `FLEXSN_HOP_LOWERING=compiled_loop`. Each
+row runs in a separate process, which first runs training steps over a few time steps. `peak` is the largest memory of
+the process during the measured training step, as counted by the system (`VmHWM`), minus its memory before this step.
+The peak includes Python's memory for the code that calls the steps. Scans without `remat` only run over
+`--eager-steps`, because they hold T carries in memory. For this T, the bits of the gradients with and without `remat`
+are compared.
 """
 
 from __future__ import annotations
@@ -31,15 +32,13 @@ HEADER = ["way", "T", "remat", "time, s", "peak, MB", "peak, carries", "2 sqrt(T
 
 
 def memory(what: str) -> int:
-    """Returns the bytes that this process holds (`VmRSS`), or the largest number of bytes that it has held
-    (`VmHWM`).
-    """
+    """Returns the number of bytes of this process's memory (`VmRSS`), or the largest number so far (`VmHWM`)."""
     (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(what)]
     return 1024 * int(line.split()[1])
 
 
 def network(way: str, size: int, remat: int | None) -> Callable[[Tensor, Tensor], Tensor]:
-    """Returns a function that computes the mean of the last carry."""
+    """Returns a function of `a` and `x` that runs the scan and returns the mean of the last carry."""
 
     def run(a: Tensor, x: Tensor) -> Tensor:
         h, _ = scan(lambda h, x: (h + a * (x - h), None), torch.zeros(size), x, remat=remat)
@@ -49,7 +48,9 @@ def network(way: str, size: int, remat: int | None) -> Callable[[Tensor, Tensor]
 
 
 def measure(way: str, steps: int, size: int, remat: int | None) -> str:
-    """Returns the figures of one row, in a separate process."""
+    """Returns a text with the seconds, the peak of the memory, and a checksum of the gradient's bits. Runs in the
+    process of one row.
+    """
     torch.manual_seed(0)
     torch.set_num_threads(1)
     a = torch.rand(size, requires_grad=True)
@@ -68,8 +69,8 @@ def measure(way: str, steps: int, size: int, remat: int | None) -> str:
 
 def row(way: str, steps: int, size: int, remat: int | None) -> tuple[list[str], str]:
     command = [sys.executable, __file__, "--measure", way, str(steps), str(size), str(remat or 0)]
-    # With this setting, each carry has its own memory map. In a heap, freed carries would not be released while smaller
-    # objects lie between them.
+    # With this setting, each carry has a separate memory map, which is released when the carry is freed. In a heap,
+    # smaller objects between the carries would prevent this.
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "32768"}
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     limit = f"{2 * math.sqrt(steps):.0f}"

@@ -1,9 +1,9 @@
-"""Neurons on a GPU compared with the copy floor, in inference and training, called eagerly and in a CUDA graph.
+"""Times of neurons on a GPU, compared with the copy floor, in inference and training, eagerly and in a CUDA graph.
 
     python benchmarks/scan_table.py [--output FILE] [--models LIF IF ...] [--shapes 8x6400000 ...]
 
-A stream is one `T x NCL` tensor that is read or written once. `copy` is the time of a copy of the smallest number of
-bytes that the work can move. Inference moves the inputs and the outputs. Training also moves the gradients of the
+A stream is one `T x NCL` tensor that is read or written once. `copy` is the time of a copy that moves as many bytes as
+a call has to move at least. Inference moves the inputs and the outputs. Training also moves the gradients of the
 outputs, the inputs again, and the gradients of the inputs. `call` is a whole call of the module, through autograd.
 `graph` is a replay of the same call, captured in a CUDA graph. The gradients of two runs have to agree to the last bit;
 otherwise, the script stops.
@@ -69,7 +69,7 @@ def assert_gradients_repeat(work: Work, case: Case) -> None:
 
 
 def graph_time(function: Callable[[], object], device: torch.device) -> tuple[float | None, str]:
-    """Returns the milliseconds of the captured call, or the reason why the capture failed."""
+    """Returns the time of the captured call in ms and an empty text, or `None` and the reason for a failed capture."""
     if device.type != "cuda":
         return None, ""
     try:

@@ -1,11 +1,11 @@
-"""Time of spike pooling, forward and backward, compared with the time to copy the bytes that it moves, and with torch.
+"""Times of spike pooling, forward and backward, compared with torch's pooling and with a copy of the same bytes.
 
     python benchmarks/spike_pooling.py [--output FILE]
 
 A forward reads the input and writes the result. A backward reads the gradient of the result and writes the gradient of
-the input. Codes that store the positions of maxima are additional bytes, which do not count as bytes to move. `kept` is
-the memory that is saved for the backward, relative to the bytes of the input. torch saves the input, and 64 bits for
-each number of the result. All calls are replayed from CUDA graphs, and alternate. The script needs a GPU, but `--check`
+the input. The copy moves as many bytes. It does not include the codes that store the positions of maxima. `kept` is the
+memory that is saved for the backward, relative to the bytes of the input. torch saves the input, and 64 bits for each
+element of the result. All calls are replayed from CUDA graphs, and alternate. The script needs a GPU, but `--check`
 runs small shapes in Triton's interpreter.
 """
 
@@ -45,7 +45,7 @@ CASES = (
 
 
 class Times(NamedTuple):
-    """Milliseconds of each call."""
+    """Times in milliseconds of a copy, of a forward, and of a forward with its backward, here and in torch."""
 
     copy: float
     forward: float
@@ -55,7 +55,7 @@ class Times(NamedTuple):
 
 
 def measured(case: Case, dtype: torch.dtype, form: str, device: torch.device) -> tuple[Times, float, float]:
-    """Returns the times, and the bytes saved for the backward here and in torch, relative to the bytes of the input."""
+    """Returns the times, and the bytes that this project and torch save for the backward, relative to the input."""
     frames, side = (FRAMES, case.side) if device.type == "cuda" else (2, 9)
     spikes = torch.rand(frames, case.channels, side, side, device=device) < RATE
     x = spikes.to(dtype).contiguous(memory_format=FORMATS[form]).requires_grad_()

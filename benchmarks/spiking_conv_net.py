@@ -1,10 +1,11 @@
-"""Training steps of a small convolutional network with LIF layers, on every path, and the neurons' share of the time.
+"""Times of training steps of a small convolutional network with LIF layers, for each backend, and the neurons' share.
 
     python benchmarks/spiking_conv_net.py [--output benchmarks/results/spiking_conv_net.md] [--batch 32] [--steps 16]
 
-The network has three blocks of convolution, batch norm, LIF and pooling, and a linear readout of the firing rates;
-images of 3 x 32 x 32 are shown for T steps. A training step is a forward, cross entropy, and a backward. The share of
-the neurons is the difference from the time of the same network on the same path with `nn.Identity` instead of neurons.
+The network has three blocks of convolution, batch norm, LIF and pooling, and a linear readout of the firing rates. Its
+input is an image of 3 x 32 x 32, which is repeated for T steps. A training step is a forward, cross entropy, and a
+backward. A path is a backend, with or without `torch.compile`. The time of the neurons is the time of a step minus the
+time of the same network on the same path with `nn.Identity` instead of neurons.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ PATHS = (("torch", False), ("hop", False), ("triton", False), ("hop", True), ("t
 
 
 class Network(nn.Module):
-    """A network from `[T, B, 3, 32, 32]` to `[B, 10]`."""
+    """A network that maps `[T, B, 3, 32, 32]` to `[B, 10]`."""
 
     def __init__(self, width: int, neuron: Callable[[], nn.Module]) -> None:
         super().__init__()
@@ -90,7 +91,7 @@ def main() -> None:
         name = f'`backend="{backend}"`' + (" in `torch.compile`" if compiled else "")
         try:
             first, ms = measure(functools.partial(LIF, backend=backend), compiled)
-        except RuntimeError as error:  # a failed path does not affect the others
+        except RuntimeError as error:  # all other paths are still measured
             rows.append((name, *["-"] * 5, f"failed: {str(error).splitlines()[0]}"))
             continue
         loop = loop or ms  # the time of the first path

@@ -1,4 +1,4 @@
-"""Table of step functions of every kind, with all surrogates, in four dtypes, each compared with the eager loop.
+"""Table of errors of step functions with all surrogates in four dtypes, compared with the eager loop.
 
     python benchmarks/steps_by_surrogate.py [--output FILE] [--jobs N] [--limit SECONDS] [--quick]
 
@@ -47,20 +47,20 @@ Result = Outcome | str
 
 
 def measure(index: int) -> Result:
-    """Measures one of the combinations."""
+    """Compares the combination with this index, and returns its outcome."""
     torch.set_num_threads(1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             return compare(*combinations()[index], device=DEVICE)
         except Exception as error:
-            # The other combinations still run.
+            # All other combinations still run.
             return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 def run(indices: Sequence[int], jobs: int, limit: float) -> list[Result]:
     end = time.monotonic() + limit
-    # `Pool.__exit__` calls `terminate`, so that a process that hangs does not block this one.
+    # `Pool.__exit__` calls `terminate`, so that a process that hangs does not block this process.
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
         pending = [pool.apply_async(measure, (i,)) for i in indices]
         return [_result(p, end) for p in pending]

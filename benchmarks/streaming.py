@@ -1,10 +1,10 @@
-"""A network of two layers on the CPU, frame by frame with B = 1: the time per frame in addition to its linear layers.
+"""Time per frame that neurons add to linear layers, in a network of two layers on the CPU, frame by frame with B = 1.
 
     python benchmarks/streaming.py [--output benchmarks/results/streaming.md] [--threads 1] [--frames 2000]
 
 Neurons in step mode "s" keep their state from frame to frame. Three networks alternate, with a hundred frames each: the
-network, only its linear layers, and the same network in the loop. The table shows the median and the minimum over
-frames. The difference between median and minimum shows how much other work the machine does.
+network, only its linear layers, and the same network with `backend="torch"`. The table shows the median and the minimum
+over frames. The difference between median and minimum shows how much other work the machine does.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def network(kind: Callable[..., FlexSN], backend: str) -> nn.Sequential:
 
 
 def microseconds(runs: dict[str, Frame], frames: int) -> dict[str, tuple[float, float]]:
-    """Returns the median and the minimum time of a frame, in microseconds."""
+    """Returns the median and the minimum time of a frame in each network, in microseconds."""
     x = torch.rand(1, INPUTS)
     times: dict[str, list[float]] = {name: [] for name in runs}
     with torch.no_grad():

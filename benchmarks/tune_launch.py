@@ -1,10 +1,10 @@
-"""Times launch configurations of a scan, for the tables in flexsn_runtime/plans/_buckets.py.
+"""Times of launch configurations of a scan. The tables in flexsn_runtime/plans/_buckets.py come from this script.
 
     python benchmarks/tune_launch.py [--model MODEL] [--dtype bfloat16] [SHAPE ...]        e.g. 32x1600000 1024x8192
 
-The script prints the fastest configurations for each shape and direction, as ratios to the time to copy the bytes that
-the direction must move. For LIF, the forward moves 2 streams (it reads x and writes s), and the backward moves 3
-streams (it reads grad_s and x, and writes grad_x).
+The script prints the fastest configurations for each shape, for inference, forward and backward. It also prints the
+ratio of each time to the time of a copy of the bytes that the kernel has to move. For LIF, the forward moves 2 streams
+(it reads x and writes s), and the backward moves 3 streams (it reads grad_s and x, and writes grad_x).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ SHAPES = ("8x6400000", "32x1600000", "128x524288", "512x32768", "1024x8192")
 
 
 def candidates(ncl: int, width: int) -> list[LaunchConfig]:
-    """Returns `(chunk, block, num_warps, stages)`, for elements of `width` bytes."""
-    scale = 4 // width  # so that loads have the same number of bytes for all widths
+    """Returns the configurations to measure, for `ncl` elements of `width` bytes."""
+    scale = 4 // width  # gives loads the same number of bytes for all widths
     if ncl <= 2**17:
         grid = [
             *itertools.product((8, 16), (32 * scale, 64 * scale), (1,), (2, 3, 4, 5, 6)),

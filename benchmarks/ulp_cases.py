@@ -71,11 +71,11 @@ _APPROXIMATE = {
     *("special_modified_bessel_k0", "special_modified_bessel_k1"),
     *("special_scaled_modified_bessel_k0", "special_scaled_modified_bessel_k1"),
 }
-# These ops take no integers. The float16, bfloat16 and integer arguments are converted before the call.
+# Ops that only take floating-point numbers. Tracing converts integers before it calls such an op.
 _FLOAT_ONLY = _APPROXIMATE - {"pow"} | {"sqrt", "reciprocal", "nextafter", "frexp"}
 _INTEGER_ONLY = {"gcd", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "shift_left"}
 _INTEGER_ONLY |= {"shift_right_arithmetic"}
-# For a negative argument x, the series of these ops takes about |x| steps.
+# Smallest argument of polygamma and zeta that counts, because their series takes about |x| steps for a negative x.
 _MOST_NEGATIVE = -64.0
 
 
@@ -118,11 +118,11 @@ def _cases_of(op: Any) -> Iterator[Case]:
                 label, functools.partial(op, dtype=target), 1, keep=keep, why_keep="numbers in the range of the result"
             )
     elif name == "signbit":
-        # The prim declares that its result has the dtype of its argument.
+        # `torch.signbit` is called, because the prim declares that its result has the dtype of its argument.
         yield case(name, torch.signbit, 1)
     elif name == "polygamma":
         for order in range(5):
-            # Orders from two on are computed with zeta.
+            # The orders two and larger are computed with zeta.
             some: dict[str, Any] = {"keep": _above, "why_keep": f"x > {_MOST_NEGATIVE:.0f}"} if order >= 2 else {}
             yield case(f"polygamma {order}", functools.partial(op, order), 1, **some)
     elif name == "zeta":
@@ -142,7 +142,7 @@ def _cases_of(op: Any) -> Iterator[Case]:
         for exponent in (-0.5, 1.7, -3.0):
             yield case(f"pow by the number {exponent}", functools.partial(_power, exponent), 1, FLOATS)
     elif name == "conj_physical":
-        # In eager mode, the prim rejects real numbers, although a real number is its own conjugate.
+        # `torch.conj_physical` is called, because the prim rejects real numbers in eager mode.
         yield case(name, torch.conj_physical, 1)
     elif name == "gcd":
         yield case(name, op, 2, INTEGERS[:-1], keep=_has_magnitude, why_keep="without the smallest number")
@@ -187,8 +187,8 @@ def _fits(target: torch.dtype, x: Tensor) -> Tensor:
 # -- arguments -----------------------------------------------------------------------------------------------
 
 
-# Numbers near which functions change their branch, their sign or their finiteness, or near which results were wrong
-# before.
+# Numbers near which a function changes its sign, becomes infinite or is computed by another formula, and numbers near
+# which results were wrong before.
 _CENTRES = (
     *(0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 13.0, 16.0, 34.0, 50.0, 64.0, 100.0),
     *(math.pi / 4, math.pi / 2, math.pi, 3 * math.pi / 2, 2 * math.pi, 105615.0),
@@ -206,13 +206,13 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Numbers of arguments.
+    """Counts of the arguments with which a case is tested.
 
     Attributes:
         stride: stride of the float32 bit patterns. It is odd, so that all low bits occur.
-        window: number of neighbouring numbers on each side of each centre.
-        random: number of random arguments of each kind.
-        specials: number of special values that are paired with all other values.
+        window: number of neighbouring numbers on each side of each number in `_CENTRES`.
+        random: number of random arguments from each distribution.
+        specials: number of special values, all pairs of which are tested.
     """
 
     stride: int
@@ -247,7 +247,7 @@ def _unary(dtype: torch.dtype, size: Size, generator: torch.Generator) -> Iterat
     elif dtype.itemsize <= 2:
         yield _all_patterns(dtype, device, 1)
     elif dtype == torch.float32:
-        # The patterns come in pieces, because all of them together would take 34 GB in int64.
+        # The patterns are made in pieces, because all patterns together would take 34 GB in int64.
         pieces = max(1, 2**32 // size.stride // CHUNK)
         for piece in range(pieces):
             yield _all_patterns(dtype, device, size.stride, piece, pieces)
@@ -265,7 +265,7 @@ def _pairs(dtype: torch.dtype, size: Size, generator: torch.Generator) -> Iterat
     special = _thin(_interesting(dtype, 1, device), size.specials)
     yield _product(special, special)
     if dtype in HALVES:
-        # Pairs of all numbers and every fifth special number, in both orders.
+        # Pairs of a number with one of about 64 special numbers, in both orders.
         every = _thin(_all_patterns(dtype, device, 1), size.random)
         yield _product(every, _thin(special, 64))
         yield _product(_thin(special, 64), every)
@@ -288,7 +288,7 @@ def _all_patterns(dtype: torch.dtype, device: torch.device, stride: int, piece: 
 
 
 def _interesting(dtype: torch.dtype, window: int, device: torch.device) -> Tensor:
-    """Returns the special values and the neighbours of all centres, with both signs."""
+    """Returns the special values and the neighbours of the numbers in `_CENTRES`, with both signs."""
     if not dtype.is_floating_point:
         info = torch.iinfo(dtype)
         near_zero = torch.arange(max(info.min, -64), 65, device=device)

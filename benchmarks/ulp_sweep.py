@@ -1,11 +1,11 @@
-"""Table of errors for every rule of flexsn-codegen, compared with eager mode, in units in the last place.
+"""Table of errors of every rule of flexsn-codegen, compared with eager mode, in units in the last place.
 
     python benchmarks/ulp_sweep.py [--cpp] [--output FILE] [--quick] [--stride N] [--jobs N] [--only TEXT ...]
 
-The script runs on the GPU. `--quick` runs fewer numbers. Without a GPU, the script runs in Triton's interpreter and
-compares with eager mode on the CPU. `--cpp` runs the rules in C++ on the CPU, with fewer numbers. `--stride 1` runs all
-float32 numbers. Each job is a separate process, because compilation takes most of the time. The exit status is 1 if an
-error exceeds its limit and the table of exceptions gives no reason for it.
+The script runs on the GPU. Without a GPU, it runs in Triton's interpreter and compares with eager mode on the CPU.
+`--quick` tests fewer arguments. `--cpp` tests the rules in C++ on the CPU, with fewer arguments. `--stride 1` tests all
+float32 numbers. Each job is a separate process, because compilation takes most of the time. The exit status is 1 if a
+case fails, or if an error exceeds its limit and `EXCEPTIONS` or `CPP_EXCEPTIONS` gives no reason for it.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ _IGAMMA = (
     "at other arguments. In the tails, one of the two functions is 1, and the other is a difference or an exponential "
     "with few correct digits"
 )
-# The reason why an error exceeds the limit, by case, or by case and dtype. Roots and limits come from mpmath, with 40
-# digits.
+# Reasons why an error exceeds the limit, by case, or by case and dtype. Roots and limits were computed with mpmath, to
+# 40 digits.
 EXCEPTIONS: dict[str, str] = {
     **dict.fromkeys(("bessel_j0", "bessel_j1", "special_bessel_y0", "special_bessel_y1"), _BESSEL_JY),
     **dict.fromkeys(("bessel_i0", "bessel_i1", "bessel_i0e", "bessel_i1e"), _BESSEL_I),
@@ -95,7 +95,7 @@ _OR_NAN = "eager mode returns a signalling NaN, and, of 0 and -0, the first argu
 _EARLY = "eager mode's result is infinite for some arguments whose true value is finite"
 _IN_HALVES = "all of the error is eager mode's: ours differs from eager mode in float64 by at most 1 ulp"
 _NO_ROOT = "for float16, eager mode calls pow, which has other limits at -0 and -infinity"
-# Reasons for rules in C++, which are compared with eager mode on the CPU.
+# Reasons why errors of rules in C++ exceed the limit. These rules are compared with eager mode on the CPU.
 CPP_EXCEPTIONS: dict[str, str] = {
     **dict.fromkeys(("sqrt", "pow by the number 0.5"), _NEAREST),
     **dict.fromkeys(("pow by the number 0.5 float16", "pow by the number -0.5 float16"), _NO_ROOT),
@@ -118,7 +118,7 @@ CPP_EXCEPTIONS: dict[str, str] = {
         "difference of large terms, which is mostly rounding error in both"
     ),
 }
-# For these exceptions, float32 and half-precision results are compared with eager mode in float64 instead.
+# Exceptions whose results in float32, float16 and bfloat16 must be within the limit of eager mode in float64 instead.
 _ACCURATE = {
     *("bessel_i0", "bessel_i1", "bessel_i0e", "bessel_i1e", "erfcx", "ndtri"),
     *("special_modified_bessel_i0", "special_modified_bessel_i1"),
@@ -132,16 +132,21 @@ class Row:
     """Result of one case in one dtype.
 
     Attributes:
-        values: number of arguments, or of pairs of arguments.
-        differ: number of results whose bits differ. NaN equals NaN.
+        limit: allowed error in ulp.
+        left_out: description of the arguments that count, or an empty text if all arguments count.
+        values: number of results that are compared.
+        differ: number of results whose bits differ. All NaNs are equal.
         ulp: largest distance in ulp, without NaN.
-        worst: the argument with this distance, and the two results.
-        nan: number of results that are NaN on one side only.
-        zero: number of results that are zero on both sides, with different signs.
-        off: largest distances of this project's results and of eager mode's results from eager mode in float64,
-            rounded.
-        skipped: reason why the case was not measured.
-        failed: error that prevented the measurement.
+        worst: text with the arguments of this distance, and the two results.
+        nan: number of results that are NaN either here or in eager mode, but not in both.
+        nan_at: text with the first arguments of such a result, and the two results.
+        zero: number of results that are zero both here and in eager mode, with different signs.
+        zero_at: text with the first arguments of such a result, and the two results.
+        off: largest distance of this project's results, and of eager mode's results, from eager mode in float64, after
+            the results in float64 are rounded to the dtype.
+        skipped: reason why the case was not measured, or an empty text.
+        failed: error that prevented the measurement, or an empty text.
+        seconds: duration of the measurement.
         cpp: True for the rule in C++.
     """
 
@@ -169,7 +174,9 @@ class Row:
 
     @property
     def reason(self) -> str:
-        """Reason for a larger error. Empty if no reason is listed, or if the listed reason does not hold."""
+        """Reason for an error above the limit. It is empty if no reason is listed, or if the listed reason does not
+        hold.
+        """
         if self.name in _ACCURATE and self.dtype != "float64" and (self.off is None or self.off[0] > self.limit):
             return ""
         reasons = CPP_EXCEPTIONS if self.cpp else EXCEPTIONS
@@ -187,7 +194,8 @@ def measure(
     """Runs one case in one dtype.
 
     Args:
-        kernel: function in C++, or the reason why there is no such function. Empty for the function in Triton.
+        kernel: function in C++, or the reason why there is no such function. If it is empty, the function in Triton is
+            measured.
     """
     begun = time.perf_counter()
     case = _cases()[name]
@@ -198,7 +206,7 @@ def measure(
         else:
             row.skipped = _fill(row, case, kernel or pointwise(case.function, name=case.name), dtype, size, device)
     except Exception as error:
-        # The other cases still run.
+        # All other cases still run.
         row.failed = f"{type(error).__name__}: {_first_line(error)}"
     row.seconds = time.perf_counter() - begun
     return row
@@ -221,7 +229,7 @@ def in_cpp(tasks: Sequence[tuple[str, torch.dtype]]) -> dict[tuple[str, torch.dt
 
 
 def _fill(row: Row, case: Case, kernel: Function, dtype: torch.dtype, size: Size, device: torch.device) -> str:
-    """Adds counts to the row. Returns the reason if nothing can be counted."""
+    """Adds the counts of a case to the row. Returns the reason if the case cannot run, otherwise an empty text."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for arguments in chunks(case, dtype, size, device):
@@ -347,7 +355,7 @@ def page(rows: Sequence[Row], uncovered: dict[str, str], what: str, seconds: flo
     return "\n".join(lines)
 
 
-# Remarks about several functions at once, because a row of the table is about a single function.
+# Remarks about several functions. They are not in the table, because each of its rows is about a single function.
 _FUSED = [
     "`lerp`, `addcmul`, and `add` and `sub` with `alpha` multiply and add. In vectors, eager mode uses a fused",
     "multiply-add instruction if the processor has one, and rounds once. Kernels also round the product. If the sum",
@@ -447,7 +455,7 @@ def _run(tasks: Sequence[tuple[str, torch.dtype]], size: Size, jobs: int, limit:
     if jobs == 1:
         return [measure(name, dtype, size) for name, dtype in tasks]
     end = time.monotonic() + limit
-    # `Pool.__exit__` calls `terminate`, so that a process that hangs does not block this one.
+    # `Pool.__exit__` calls `terminate`, so that a process that hangs does not block this process.
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
         pending = [pool.apply_async(measure, (name, dtype, size)) for name, dtype in tasks]
         return [_outcome(p, name, dtype, end) for p, (name, dtype) in zip(pending, tasks, strict=True)]

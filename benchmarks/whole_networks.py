@@ -1,5 +1,5 @@
-"""Whole networks compared with the same networks with ReLU: time of a training step, time of its kernels, and peak
-memory.
+"""Times of training steps, times of their kernels, and peak memory of whole networks, compared with the same networks
+with ReLU.
 
     python benchmarks/whole_networks.py [--output benchmarks/results/whole_networks.md] [--only "B 32" fp32]
         [--format channels-last] [--neurons "FlexSN LIF" compiled] [--seconds 150]
@@ -8,19 +8,20 @@ A step is a forward, cross entropy of the mean over time, a backward, and fused 
 neurons, on the same T·B frames, is the lower limit, because neurons without cost would take as long. The compiled
 launcher launches eager training steps, unless FLEXSN_LAUNCHER names another launcher.
 
-FlexSN's neurons run in several forms: after the norms; with the norms in their steps (`fuse_norms`); also with pooling
-in kernels (`spike_pooling`); and with spikes also stored as bits (`PackedSpikes`). Either the kernels write the bits,
-or PyTorch operations pack them afterwards. The networks with ReLU and with FlexSN also run compiled. The compiled
-networks with FlexSN also run with norms and residual additions in the steps of the neurons (`AbsorbingBackend`), with
-bits (`PackingBackend`), and with both. SpikingJelly's LIFNode runs with its Triton kernels, as a loop, and compiled, if
-it is installed. snnTorch's Leaky runs in networks without norms, if it is installed.
+FlexSN's neurons run in several forms. They run after the norms; with the norms in their steps (`fuse_norms`); with
+fused norms and pooling in kernels (`spike_pooling`); and, in addition, with spikes also stored as bits
+(`PackedSpikes`). Either the kernels write the bits, or PyTorch operations pack the spikes afterwards. The networks with
+ReLU and with FlexSN also run compiled. The compiled networks with FlexSN also run with norms and residual additions in
+the steps of the neurons (`AbsorbingBackend`), with bits (`PackingBackend`), and with both. If SpikingJelly is
+installed, its LIFNode runs with its Triton kernels, as a loop, and compiled. If snnTorch is installed, its Leaky runs
+in networks without norms.
 
 Each network runs in each memory format (of the convolutions' weights and of the input), eagerly and as a CUDA graph.
 Rows named "captured" show steps as users call them: in `flexsn_nn.graphs.capture`, and in SpikingJelly's
 `StaticCudaGraph` of forward and backward, followed by the optimizer and resets, as in SpikingJelly's training script.
 Such a call copies its arguments into the memory of the graph. Its peak memory is the peak memory of the capture. The
-script also draws the ratios to ReLU in a figure with the name of the table. Numbers are printed as soon as they are
-measured. If a step fails, its row shows the error. After `--seconds`, no further step starts.
+script also draws the ratios to ReLU in an SVG file with the same name as the table. Figures are printed as soon as they
+are measured. If a step fails, its row shows the error. After `--seconds`, no further step starts.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class Case:
 FORMATS = {torch.contiguous_format: "contiguous", torch.channels_last: "channels-last"}
 Row = tuple[float, ...]
 TURNS = 7
-# Time of a round of steps, in ms. A round has at most eight steps.
+# Duration of a round of steps, in ms. A round has at most eight steps.
 MEASURED_MS = 100
 
 CASES = (
@@ -114,10 +115,10 @@ class Variant:
     """Neurons, and a way to run them.
 
     Attributes:
-        fused: True if norms are in the neurons' steps.
+        fused: True if the steps of the neurons compute the norms.
         packed: True if spikes are kept as bits.
-        by_kernels: True if kernels write the bits.
-        compiled: True if `torch.compile` is used; with `packed`, its backend is `PackingBackend`.
+        by_kernels: True if kernels write the bits, False if PyTorch operations pack the spikes.
+        compiled: True if `torch.compile` is used. If `packed` is also True, its backend is `PackingBackend`.
         absorbed: True if `AbsorbingBackend` is used.
         pooled: True if `spike_pooling` is used.
         captured: True if `flexsn_nn.graphs.capture` is used, or `StaticCudaGraph` for SpikingJelly's neurons.
@@ -162,7 +163,7 @@ def variants(case: Case) -> dict[str, Variant]:
 
 
 class RowName(NamedTuple):
-    """A network in a memory format, with some kind of neurons."""
+    """Name of a row: a network, its memory format, and the name of a variant."""
 
     case: Case
     form: str
@@ -242,7 +243,7 @@ def spikingjelly_step(
     frames: Tensor,
     labels: Tensor,
 ) -> Callable[[], None]:
-    """Returns a step in SpikingJelly's `StaticCudaGraph`, as in SpikingJelly's training script."""
+    """Returns a training step in SpikingJelly's `StaticCudaGraph`, as in SpikingJelly's training script."""
 
     def forward_and_backward(frames: Tensor, labels: Tensor) -> Tensor:
         with torch.autocast(frames.device.type, dtype=case.dtype, enabled=case.dtype != torch.float32):
@@ -266,17 +267,17 @@ Steps = dict[RowName, Callable[[], None]]
 
 
 def walls(rows: Sequence[RowName], until: float) -> tuple[dict[RowName, Row | str], Steps]:
-    """Measures steps of one network: the wall time in ms, also with the backward in the caller's thread, and the peak
-    memory.
+    """Measures training steps of one network.
 
-    Each time is the median and the minimum of several rounds. The steps alternate, so that slow periods of a host
-    affect all of them.
+    The results of a step are the median and the minimum wall time in ms, the same two times with the backward in the
+    caller's thread, and the peak memory in MiB. The rounds of the steps alternate, so that slow periods of a host
+    affect all steps.
 
     Args:
         until: time, as in `time.perf_counter`, after which no further step is prepared.
 
     Returns:
-        The results, and the steps that are not captured. Captured steps are dropped, because they hold much memory.
+        The results, and the steps that are not captured. Captured steps are deleted, because they hold much memory.
     """
     steps: Steps = {}
     found: dict[RowName, Row | str] = {}
@@ -329,7 +330,7 @@ def device_times(row: RowName, step: Callable[[], None] | None) -> Row | str:
     """Returns the times in ms of the kernels of a step and of its CUDA graph, or the reason why the times are missing.
 
     Args:
-        step: a step that has already run; `None` to make a new step.
+        step: a step that has already run, or `None` to make a new step.
     """
     try:
         return _device_times(row, step)
@@ -361,12 +362,12 @@ def said(error: Exception) -> str:
 def clean() -> None:
     """Frees the memory of a row."""
     gc.collect()
-    torch._C._cuda_clearCublasWorkspaces()  # 32 MiB for each stream of a capture, which are not part of the next row
+    torch._C._cuda_clearCublasWorkspaces()  # 32 MiB for each stream of a capture, which would count for the next row
     torch.cuda.empty_cache()
 
 
 def cells(found: Row | str, limit: Row | str | None, count: int) -> list[str]:
-    """Returns `count` numbers with their ratios to `limit`, or the reason why the numbers are missing."""
+    """Returns `count` cells: figures with their ratios to `limit`, or the reason why the figures are missing."""
     if isinstance(found, str):
         return [found, *[""] * (count - 1)]
     if limit is None or isinstance(limit, str):
@@ -375,7 +376,7 @@ def cells(found: Row | str, limit: Row | str | None, count: int) -> list[str]:
 
 
 def ratios(found: Mapping[RowName, Sequence[Row | str]]) -> dict[str, dict[tuple[str, str], float]]:
-    """Returns the ratios to ReLU in the same network, by the name of the figure, and by network and neurons."""
+    """Returns the ratios to ReLU in the same network, by the name of the figure and by the pair (network, neuron)."""
     drawn: dict[str, dict[tuple[str, str], float]] = {"time of a step": {}, "peak memory": {}, "time in a graph": {}}
     for (case, form, name), results in found.items():
         limits = found[RowName(case, form, "ReLU")]
@@ -383,7 +384,7 @@ def ratios(found: Mapping[RowName, Sequence[Row | str]]) -> dict[str, dict[tuple
             value, limit = results[of], limits[of]
             if name != "ReLU" and not isinstance(value, str) and not isinstance(limit, str):
                 ratio = value[column] / limit[column]
-                if math.isfinite(ratio):  # a step that is not captured has no such number
+                if math.isfinite(ratio):  # a step that cannot be captured has no time in a graph
                     drawn[title][f"{case.name}, {form}", name] = ratio
     return drawn
 
@@ -427,7 +428,7 @@ def main() -> None:
         for name in variants(case)
         if name == "ReLU" or name.startswith(tuple(chosen.neurons))
     ]
-    # The profiler may slow down later launches in this process, so everything else is measured first.
+    # The profiler may slow down later launches in this process, so all wall times are measured before it runs.
     found: dict[RowName, list[Row | str]] = {row: [] for row in rows}
     steps: Steps = {}
     for _, group in itertools.groupby(rows, key=lambda row: (row.case, row.form)):
