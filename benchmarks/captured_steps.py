@@ -167,7 +167,7 @@ HEADER = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "captured_steps.md")
-    parser.add_argument("--only", nargs="*", default=[""], help="only cases whose name contains one of these")
+    parser.add_argument("--only", nargs="*", default=[""], help="only cases whose name contains one of these texts")
     parser.add_argument("--seconds", type=float, default=100.0, help="no further network starts after this time")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     chosen = parser.parse_args()

@@ -190,7 +190,7 @@ from compiled_networks import Scan
 function = {function}
 network = torch.compile(lambda x: 0.5 * function(2.0 * x + 0.1), fullgraph=True)
 x = torch.randn({steps}, 64, 128, device={str(device)!r}, requires_grad=True)
-(x * 2.0).sum().backward()  # what any first use of the device costs
+(x * 2.0).sum().backward()  # initializes the device
 begun = time.perf_counter()
 network(x).sum().backward()
 x.grad.sum().item()
@@ -238,10 +238,11 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")
     lines = ["# Spiking networks under torch.compile: a training step, float32", ""]
     lines += [
-        "`python benchmarks/compiled_networks.py`. The head of the script describes the ways. Times in ms: of the",
-        "whole step, until the CPU has issued it, and of its kernels. The first step is in s, with existing caches.",
-        "If `issued` takes as long as the step, the step waits for the CPU: compiled code needs time for its guards,",
-        "its autograd node and its single launches. CUDA graphs avoid this, but copy into their own memory.",
+        "`python benchmarks/compiled_networks.py`. The docstring of the script describes the ways. `step`, `issued`",
+        "and `kernels` are times in ms: of the whole step, of the part until the CPU has issued it, and of its",
+        "kernels. The first step is in s, with existing caches. If `issued` is as long as `step`, the GPU waits for",
+        "the CPU. Compiled code needs time for its guards, its autograd node and its single launches. CUDA graphs",
+        "avoid this time, but copy the inputs into the memory of the graph.",
         "",
         where(device),
         "",
@@ -254,9 +255,9 @@ def main() -> None:
     if chosen.first_steps:
         lines += ["## The first training step in a new process, caches empty", ""]
         lines += [
-            "Seconds of `0.5 * f(2 x + 0.1)`. With relu, they are the compiler's own time. Inductor's launcher is the",
-            "option `static_launch_user_defined_triton_kernels`. Python's bytecode exists, as after an installation.",
-            "The processes alternate.",
+            "Seconds of `0.5 * f(2 x + 0.1)`. With relu, this is the time of the compiler alone. Inductor's launcher",
+            "is the option `static_launch_user_defined_triton_kernels`. Python's bytecode exists, as after an",
+            "installation. The processes alternate.",
             "",
         ]
         lines += [*table(["f", *(f"T = {steps}" for steps in LENGTHS)], first_steps(device, chosen.first_steps)), ""]

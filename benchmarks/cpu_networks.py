@@ -82,7 +82,7 @@ def main(path: Path, threads: int, only: str, seconds: float) -> None:
     lines = [
         "# Whole networks on the CPU, compared with ReLU",
         "",
-        f"`python benchmarks/cpu_networks.py --threads {threads}`: a step of training, medians.",
+        f"`python benchmarks/cpu_networks.py --threads {threads}`: median time of a training step.",
         f"{where(torch.device('cpu'))} float32. Threads: {threads} of {os.cpu_count()} processors; load",
         f"{os.getloadavg()[0]:.1f} at the end.",
         "",

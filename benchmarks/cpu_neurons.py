@@ -226,8 +226,8 @@ def main(path: Path, shapes: list[str], threads: int, seconds: float) -> None:
         f"`python benchmarks/cpu_neurons.py --threads {threads}`. {where(torch.device('cpu'))} float32.",
         f"Threads: {threads} of {os.cpu_count()} processors; load {os.getloadavg()[0]:.1f} at the end.",
         "",
-        "The floor is `copy_` into existing memory. For inference, it copies the bytes of the input, and for training,",
-        "two and a half times as many. `chunks` is `torch.compile` of eight steps at a time.",
+        "The floor is the time of `copy_` into existing memory. For inference, it is a copy of the input, and for",
+        "training, two and a half times as long. `chunks` is `torch.compile` of eight steps at a time.",
         "",
         *table(head, rows),
         "",
@@ -236,8 +236,8 @@ def main(path: Path, shapes: list[str], threads: int, seconds: float) -> None:
         *table(("", "version", "ms", "/ ours", "/ copy of five streams"), against),
         "",
         "A kernel that reads its input and writes its results takes at least as long as the copy. So the last column",
-        "is the largest possible speedup over each library. The neuron of each library has its own",
-        "formula and surrogate. Those of other libraries are loops of torch operators.",
+        "is the largest possible speedup over each library. The neurons of the libraries differ in their formulas and",
+        "surrogates. The neurons of other libraries are loops of torch operators.",
     ]
     publish(lines, path)
 

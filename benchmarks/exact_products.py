@@ -361,7 +361,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "exact_products.md")
     parser.add_argument("--sweep", action="store_true", help="measure tiles")
     parser.add_argument("--profile", action="store_true", help="list the kernels of training steps")
-    parser.add_argument("--networks", action="store_true", help="leave out the table of one product")
+    parser.add_argument("--networks", action="store_true", help="omit the table of single products")
     parser.add_argument("--only", nargs="*", choices=[*NETWORKS], help="only these linear networks")
     parser.add_argument("--seconds", type=float, default=240, help="time for the sweep")
     arguments = parser.parse_args()

@@ -183,7 +183,7 @@ def main() -> None:
         "--elements",
         type=float,
         default=1e9,
-        help="number of element-steps of the rows with a grid, and of the rows without",
+        help="number of element-steps of all rows with a grid, and also of all rows without a grid",
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seconds", type=float, default=240, help="no further row starts after this time")

@@ -69,7 +69,7 @@ def figure(name: str) -> str:
         raise SystemExit(f"{name} failed:\n{done.stderr}")
     found = re.findall(FIGURES[name], done.stdout, re.MULTILINE)
     if not found:
-        raise SystemExit(f"{name} does not print what matches {FIGURES[name]!r}:\n{done.stdout}")
+        raise SystemExit(f"{name} prints no text that matches {FIGURES[name]!r}:\n{done.stdout}")
     return "; ".join(text.strip() for text in found)
 
 
@@ -93,7 +93,7 @@ def main(arguments: list[str]) -> int:
     head = [
         "# Final results of the examples",
         "",
-        "`python benchmarks/example_figures.py`. The head of the script describes how the examples run.",
+        "`python benchmarks/example_figures.py`. The docstring of the script describes how the examples run.",
         f"CPU ({platform.machine()}), torch {torch.__version__}, Python {platform.python_version()}, {date.today()}.",
         f"Neurons run {neurons}. Run the other way, the figures differ in the last bits.",
         "",

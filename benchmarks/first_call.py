@@ -69,7 +69,7 @@ def main() -> None:
                 if number:  # the first round compiles the bytecode and the kernel
                     times[name].append(seconds)
     rows = [[name, f"{statistics.median(own):.2f}", f"{min(own):.2f}"] for name, own in times.items()]
-    head = f"`python benchmarks/first_call.py`: CPU seconds, {given.rounds} new processes each. " + where(
+    head = f"`python benchmarks/first_call.py`: CPU seconds of {given.rounds} new processes per row. " + where(
         torch.device("cpu")
     )
     publish(["# First calls", "", head, "", *table(["what", "median", "least"], rows)], given.output)

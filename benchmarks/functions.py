@@ -176,13 +176,13 @@ def page(lines: Sequence[str], counts: Counter[str], chosen: Sequence[Row]) -> s
     return f"""# Functions as users write them, by `pointwise`
 
 Made by `python benchmarks/functions.py` on {where(DEVICE)} Each function of
-`benchmarks/function_catalog.py` runs as one kernel and is compared with eager mode on the same device: its results (and
-the arguments that it writes to) in three dtypes, and then the gradients of a weighted sum of its results, if it is
-differentiable.
+`benchmarks/function_catalog.py` runs as one kernel and is compared with eager mode on the same device. Its results, or
+the arguments that it writes to, are compared in three dtypes. If the function is differentiable, so are the gradients
+of a weighted sum of its results.
 
 Of {counts.total()} functions ({", ".join(f"{n} {kind}" for kind, n in kinds.items())}), {counts["works"]} work in all
-dtypes ({share:.1f} %), {counts["refused"]} are refused by name in at least one, {counts["wrong"]} are wrong,
-{counts["crashed"]} end with another error.
+dtypes ({share:.1f} %), {counts["refused"]} are refused with a message in at least one dtype, {counts["wrong"]} are
+wrong, and {counts["crashed"]} end with another error.
 
 "Equal" means that every bit of every element is equal. "Close" means that a result is within the tolerance of
 `torch.testing.assert_close` of eager mode in the same dtype (relative {tolerances}), or no further from eager mode in

@@ -37,12 +37,12 @@ IN_A_GRAPH = 10
 BOUND = (
     "A training step of LIF moves five streams: the forward reads the input and writes the output, and the backward "
     "reads the input and a gradient and writes a gradient. With half of the data, 3.5 of these streams remain "
-    "(0.70), because outputs and gradients are also written for the padding. If all programs run at the same time "
-    "(100 x 256 x 140, and recurrent layers with few rows), all of them wait for the longest sequence. Recurrent "
-    "layers in clusters of blocks compute all steps. Loops with delays cannot be faster than loops without delays. A "
-    "fused learned delay takes two more launches, a copy of the last inputs and a sum over the batch, and at "
-    "100 x 256 x 140 these take 9 of the 52 microseconds of a step. Resets take some 3 to 4 more microseconds there, "
-    "at 96 steps and at 192."
+    "(a ratio of 0.70), because outputs and gradients are also written for the padding. If all programs run at the "
+    "same time (100 x 256 x 140, and recurrent layers with few rows), all of them wait for the longest sequence. "
+    "Recurrent layers in clusters of blocks compute all steps. Loops with delays cannot be faster than loops without "
+    "delays. A fused learned delay needs two more launches: a copy of the last inputs and a sum over the batch. At "
+    "100 x 256 x 140, these launches take 9 of the 52 microseconds of a step. Resets take 3 to 4 more microseconds at "
+    "this size, both for 96 steps and for 192 steps."
 )
 Run = Callable[[], object]
 

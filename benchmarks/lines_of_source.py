@@ -127,7 +127,7 @@ def main() -> None:
             "",
             *table(["package", *heads], totals),
             "",
-            "Capabilities, counted by their own files. Changes that they needed in other files are part of the rest.",
+            "Capabilities, with the lines of their files. Changes of other files for a capability count as the rest.",
             "",
             *table(["capability", *heads], capabilities),
             "",

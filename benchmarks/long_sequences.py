@@ -372,10 +372,10 @@ def in_flight(device: torch.device) -> list[list[str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "long_sequences.md")
-    parser.add_argument("--cases", nargs="+", metavar="NAME", help="first letters of names (default: all)")
+    parser.add_argument("--cases", nargs="+", metavar="NAME", help="beginnings of the cases' names (default: all)")
     parser.add_argument("--sweep", action="store_true", help="also measure other numbers of segments")
     parser.add_argument("--shortest", action="store_true", help="measure short sequences of LIF instead")
-    parser.add_argument("--stages", action="store_true", help="measure serial kernels by loads in flight instead")
+    parser.add_argument("--stages", action="store_true", help="measure the effect of loads in flight instead")
     parser.add_argument("--device", default="cuda", help="cpu: short sequences in Triton's interpreter")
     chosen = parser.parse_args()
     device = torch.device(chosen.device)
@@ -415,10 +415,10 @@ def main() -> None:
         "# Long sequences of few neurons",
         "",
         "`python benchmarks/long_sequences.py`: times as multiples of a copy of the same streams, in CUDA graphs, in",
-        "one run. With one input, inference has two streams and training has five. With two inputs, they have three",
-        "and eight. `serial` kernels process all steps one after another. `torch.associative_scan` runs compiled, in",
-        "inference. Its factors are additional sequences. The decay and the input of the selective scan, `[8, 1024,",
-        "16]` for each step, are arguments.",
+        "one run. With one input, inference has two streams and training has five. With two inputs, inference has",
+        "three streams and training has eight. `serial` kernels process all steps one after another.",
+        "`torch.associative_scan` is compiled, and measured in inference. Its factors are additional sequences. The",
+        "decay and the input of the selective scan are arguments, with the shape `[8, 1024, 16]` in each step.",
         where(device),
         "",
     ]

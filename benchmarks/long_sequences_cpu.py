@@ -135,9 +135,8 @@ def main() -> None:
         f"`OMP_WAIT_POLICY=passive python benchmarks/long_sequences_cpu.py --threads {chosen.threads}`:",
         f"{chosen.steps:,} steps of {chosen.neurons} neurons, float32, kernels in C++, milliseconds per call. Calls",
         f"with one thread and with {chosen.threads} threads alternate. Figures are the minimum of {chosen.calls} calls",
-        "(a quarter of them in training). `busiest` is the average running time of the thread that computes most,",
-        "which",
-        "excludes waiting for other processes. Load averages before and after: "
+        "(about a quarter of this number in training). `busiest` is the average running time of the busiest thread,",
+        "which excludes waiting for other processes. Load averages before and after: "
         f"{before:.1f} and {os.getloadavg()[0]:.1f}, on",
         f"{os.cpu_count()} processors.",
         where(torch.device("cpu")),

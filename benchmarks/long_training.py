@@ -175,8 +175,8 @@ def main() -> None:
     results = Path(__file__).parent / "results"
     parser.add_argument("--output", type=Path)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--batches", type=int, default=8, help="batches per epoch of waves")
-    parser.add_argument("--rounds", type=int, default=3, help="epochs, of which the fastest counts")
+    parser.add_argument("--batches", type=int, default=8, help="number of batches per epoch of raw audio")
+    parser.add_argument("--rounds", type=int, default=3, help="number of epochs, of which the fastest counts")
     chosen = parser.parse_args()
     device = torch.device(chosen.device)
     if device.type == "cpu":
@@ -197,7 +197,7 @@ def main() -> None:
         f"minimum of {chosen.rounds} epochs.",
         "`serial`: kernels that process all steps one after another."
         + (
-            " `captured`: training steps in CUDA graphs; all others are run in eager mode."
+            " `captured`: training steps in CUDA graphs. All other ways run in eager mode."
             if "captured" in every
             else ""
         ),

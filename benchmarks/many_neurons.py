@@ -114,7 +114,7 @@ def main(path: Path, neurons: int) -> None:
             rows.append((backend, count, f"{held.memory:.0f}", *values))
     head = ("backend", "neurons", "MB", "objects", "modules", "generated", "files", "descriptors", "handles")
     lines = [
-        "# Neurons created, run and dropped",
+        "# Neurons created, run and deleted",
         "",
         f"`python benchmarks/many_neurons.py --neurons {neurons}`: resources that one process holds after this number",
         "of neurons, each of which was trained for one call.",

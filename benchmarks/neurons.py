@@ -98,10 +98,10 @@ class Row:
             if k.n_spills
         ]
         if self.transcendental:
-            facts.append(f"{self.transcendental} exp, log and the like per element and step")
+            facts.append(f"{self.transcendental} exp, log and similar ops per element and step")
         if self.learned:
-            facts.append(f"{self.learned} learned: {self.learned / steps:.2f} more streams, and their sums")
-        facts.append(f"{self.states} states: a checkpoint of each every few steps, written and read")
+            facts.append(f"{self.learned} learned parameters: {self.learned / steps:.2f} more streams, and their sums")
+        facts.append(f"{self.states} states: checkpoints every few steps, written and read")
         return "; ".join(facts)
 
 

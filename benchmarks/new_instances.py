@@ -63,7 +63,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "new_instances.md")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--network", help="measure one network in this process, and print numbers")
+    parser.add_argument("--network", help="measure one network in this process, and print the times")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.network is not None:

@@ -138,7 +138,7 @@ def main() -> None:
         "",
         where(device),
         "",
-        "Statistics of normal and uniform numbers, and their distances from the exact values in standard deviations:",
+        "Statistics of random numbers, and their distances from the exact values in standard deviations:",
         "",
         *table(("statistic", "value", "distance"), moments(int(options.numbers), device, backend)),
         "",

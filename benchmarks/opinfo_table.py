@@ -112,21 +112,22 @@ infinities, zeros of both signs, denormal and huge numbers; all pairs for two ar
 If PyTorch lists the variant as differentiable, "backward" compares results and gradients for the same samples, in
 float64, float32, float16 and bfloat16. "–" means that no dtype has a gradient. Each sample runs twice, as a kernel of
 `pointwise` and as a step of `FlexSN`, and the worse of the two outcomes counts. Ops that are random or return complex
-numbers are left out.
+numbers are omitted.
 
 Of {runs["runs"]} runs, {runs["passed"]} pass ({share:.1f} %), {runs["refused"]} are refused
-(with an `UnsupportedOpError`), {runs["wrong"]} are wrong, {runs["crashed"]} end with another error. In {runs["apart"]},
-the two ways disagree. By variant: {counts["passes"]} pass, {counts["refused"]} are refused in at least one dtype
-or in the backward, {counts["wrong"]} are wrong.
+(with an `UnsupportedOpError`), {runs["wrong"]} are wrong, {runs["crashed"]} end with another error. In {runs["apart"]}
+runs, `pointwise` and `FlexSN` disagree. By variant: {counts["passes"]} pass, {counts["refused"]} are refused in at
+least one dtype or in the backward, {counts["wrong"]} are wrong.
 
-Integers and bool pass if they are equal. Floating-point numbers pass if they are within the tolerance of
-`torch.testing.assert_close` of eager mode, or of eager mode in float64 after rounding, or no further from float64 than
-eager mode is (whose float32 code has errors in places: `gelu(inf)` is NaN). "Equal" counts samples in which every
-element is equal. Different on purpose:
+Integers and bool pass if they are equal. A floating-point result passes in three cases: it is within the tolerance of
+`torch.testing.assert_close` of eager mode; it is within this tolerance of the rounded result of eager mode in float64;
+or it is at least as close to eager mode in float64 as eager mode in its dtype is. (Eager mode has some errors in
+float32, such as NaN for `gelu(inf)`.) "Equal" counts samples in which every element is equal. These ops differ on
+purpose:
 
 {_notes(EXCEPTIONS.items())}
 
-In the backward, errors of these are relative to the values that are subtracted:
+In the backward of the following ops, errors are relative to the values that are subtracted:
 
 {_notes(CANCELLING.items())}
 

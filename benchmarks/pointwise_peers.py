@@ -252,7 +252,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/pointwise_peers.md"))
     parser.add_argument("--seconds", type=float, default=80.0)
-    parser.add_argument("--without", nargs="*", default=[], help="ways to leave out, such as torch's scans")
+    parser.add_argument("--without", nargs="*", default=[], help="ways that are not measured, such as torch's scans")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--scale", type=int, default=1, help="divisor of the sizes")
     given = parser.parse_args()

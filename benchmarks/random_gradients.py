@@ -100,7 +100,7 @@ def main() -> int:
         "Python code reads and that change between calls, results that no loss uses, and 0 to 11 steps, in float64.",
         "The values, dtypes and gradients of compiled scans are compared with the loop, unless the loop itself raises",
         "an error.",
-        *([f"The outcomes of {earlier} of them come from an earlier part of the run."] if earlier else []),
+        *([f"The outcomes of {earlier} functions come from an earlier part of the run."] if earlier else []),
         "",
         "| calls | number |",
         "|---|---:|",

@@ -285,7 +285,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, help="epochs instead of the default of each task")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--note", default="", help="a sentence about the run, for the table")
+    parser.add_argument("--note", default="", help="sentence about the run that is written above the table")
     parser.add_argument("--samples", type=Path, help="file with the data sets")
     parser.add_argument(
         "--seconds-only", action="store_true", help="measure no accuracies; one seed, 6 epochs by default"
@@ -319,7 +319,7 @@ def write(options: argparse.Namespace, rows: list[str]) -> None:
         text = [
             "# Seconds of an epoch on real data",
             "",
-            "`python benchmarks/real_data.py --seconds-only`: medians of training without the first epoch. The",
+            "`python benchmarks/real_data.py --seconds-only`: median times of training without the first epoch. The",
             f"epochs of both libraries alternate. {where}. {options.note}".rstrip(),
             "",
             "| data | this project, s / epoch | the same network in | s / epoch |",
@@ -329,7 +329,7 @@ def write(options: argparse.Namespace, rows: list[str]) -> None:
         text = [
             "# Accuracy on real data",
             "",
-            "`python benchmarks/real_data.py`. The head of the script describes each network and each split.",
+            "`python benchmarks/real_data.py`. The docstring of the script describes each network and each split.",
             f"{where}; {options.seeds} seeds, mean ± standard deviation; seconds: "
             f"median over epochs, which alternate between both libraries. {options.note}".rstrip(),
             "",

@@ -319,8 +319,8 @@ def main(shapes: list[str], dtypes: list[str], only: list[str], seconds: float, 
         f"This project's calls are launched by: {launcher_in_words(device)}.",
         f"Threads of torch: {torch.get_num_threads()}; load {os.getloadavg()[0]:.1f} at the end.",
         "",
-        "`ours`: on a GPU, one launch for all steps, forward and backward. `first`: seconds of the first training "
-        "step, including the compilation of kernels, after an import of Dynamo.",
+        "On a GPU, `ours` has one launch for all steps of a forward, and one for all steps of a backward. `first`: "
+        "seconds of the first training step, including the compilation of kernels, after an import of Dynamo.",
         "",
         *table(("T x B x H", "dtype", "layer", *times), rows),
         "",

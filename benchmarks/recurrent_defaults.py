@@ -100,7 +100,7 @@ def main(arguments: list[str] | None = None) -> None:
     head = [
         "# Recurrent layers with their initial settings",
         "",
-        "`python benchmarks/recurrent_defaults.py`. The head of the script describes the task. "
+        "`python benchmarks/recurrent_defaults.py`. The docstring of the script describes the task. "
         f"CPU ({platform.machine()}), torch {torch.__version__}, Python {platform.python_version()}, {date.today()}.",
         f"Accuracy after {options.epochs} epochs, and the firing rates of both layers at that time.",
         "",

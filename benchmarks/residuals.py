@@ -89,7 +89,7 @@ def main() -> None:
         in_processes(compile_one, [(n, s, r) for n in NEURONS for s in chosen.shapes for r in ("recompute", "save")])
     rows = [row(name, shape, device) for name in NEURONS for shape in chosen.shapes]
     lines = ["# Training steps that recompute or save values, float32", ""]
-    lines += ["`python benchmarks/residuals.py`. The head of the script describes the comparison."]
+    lines += ["`python benchmarks/residuals.py`. The docstring of the script describes the comparison."]
     publish([*lines, where(device), "", *table(HEADER, rows)], chosen.output)
 
 

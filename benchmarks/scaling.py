@@ -119,7 +119,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "scaling.md")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--repeat", type=int, default=30, help="steps per median")
+    parser.add_argument("--repeat", type=int, default=30, help="number of measured steps")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: to test this script")
     chosen = parser.parse_args()
     found = {}
@@ -143,7 +143,7 @@ def main() -> None:
         f"`python benchmarks/scaling.py --processes {' '.join(map(str, chosen.processes))}`: weak scaling. Each GPU",
         "has the batch in the name of the network. Neurons are LIF. SEW-ResNet18 runs under autocast to bfloat16, and",
         f"the feed-forward network in float32. Columns: the median of {chosen.repeat} steps in ms, samples per second",
-        f"on all GPUs, and the throughput per GPU divided by that with {chosen.processes[0]} GPU.",
+        f"on all GPUs, and the throughput per GPU divided by the throughput per GPU with {chosen.processes[0]} GPU.",
         where(torch.device(chosen.device)),
         "",
         *table(("network", "parallel", "GPUs", "step", "samples / s", "efficiency"), rows),

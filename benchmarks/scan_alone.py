@@ -150,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--only", nargs="*", default=recurrences.NAMES)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--without-torch", action="store_true", help="leave out PyTorch's scan")
+    parser.add_argument("--without-torch", action="store_true", help="do not measure PyTorch's scan")
     parser.add_argument(
         "--compilation", nargs="*", default=recurrences.NAMES, help="recurrences whose first step is timed"
     )
@@ -168,11 +168,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         f"# `scan` without other packages, {chosen.steps} steps",
         "",
         "`python benchmarks/scan_alone.py`: ms of a forward without gradients and of a training step, as the minimum",
-        f"of {ROUNDS} runs in one thread. The runs of the ways alternate, and an untimed run precedes each. On a CPU,",
-        "times are CPU times of the process. `first` is the first training step over T steps with empty caches,",
-        "including compilation, as CPU time of the process and of its child processes. Ratios are the time of the",
-        "compiled scan over the time of another way. The machine was shared: several other processes ran on its two",
-        "cores. `differs by`: the largest difference of a gradient from eager mode, relative to the largest element.",
+        f"of {ROUNDS} runs in one thread. The runs of the ways alternate, and an untimed run precedes each timed run.",
+        "On a CPU, times are CPU times of the process. `first` is the first training step over T steps with empty",
+        "caches, including compilation, as CPU time of the process and of its child processes. A ratio is the time of",
+        "the compiled scan divided by the time of another way. The machine was shared: several other processes ran on",
+        "its two cores. `differs by`: the largest difference of a gradient from eager mode, relative to the largest",
+        "element.",
         where(device),
         "",
         *table(HEADER, found),

@@ -156,8 +156,8 @@ def main() -> None:
     lines = [
         f"# Overhead, LIF at {STEPS} x {BATCH} x {FEATURES}, float32",
         "",
-        "`python benchmarks/scan_overhead.py`: microseconds per call. `call`: wall time in eager mode. `issue`: CPU",
-        f"time of it. Both are the minimum of {REPEATS} runs of {chosen.calls} calls; the runs of the rows alternate.",
+        "`python benchmarks/scan_overhead.py`: microseconds per call. `call`: wall time in eager mode. `issue`: its",
+        f"CPU time. Both are the minimum of {REPEATS} runs of {chosen.calls} calls; the runs of the rows alternate.",
         f"`graph`: a replay as a CUDA graph. `of {TOGETHER}`: a call in a graph of {TOGETHER} calls. `kernels`: GPU",
         f"time of a call, with the number of its kernels. Ratios should be at most {GRAPH_LIMIT}. The limits of calls",
         "were set on a machine on which `add_` took 6 us and the training step of relu 52. `one thread`: with",

@@ -128,7 +128,7 @@ def main() -> None:
             f"# Pooling of spikes, {FRAMES} frames",
             "",
             "`python benchmarks/spike_pooling.py`: `spike_pooling` and torch's layers. A copy moves the bytes of the",
-            "input and the result once. Everything is replayed from CUDA graphs.",
+            "input and the result once. All calls are replayed from CUDA graphs.",
             where(device),
             "",
             *table(head, lines),

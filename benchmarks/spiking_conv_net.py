@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "spiking_conv_net.md")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--steps", type=int, default=16)
-    parser.add_argument("--width", type=int, default=64, help="channels of the first block")
+    parser.add_argument("--width", type=int, default=64, help="number of channels of the first block")
     parser.add_argument("--device", default="cuda", help="cpu, with TRITON_INTERPRET=1, to test this script")
     chosen = parser.parse_args()
     device = torch.device(chosen.device)
@@ -105,7 +105,7 @@ def main() -> None:
         "`python benchmarks/spiking_conv_net.py`: a training step of three blocks of convolution, batch norm, LIF and",
         f"pooling ({chosen.width}, {2 * chosen.width}, {4 * chosen.width} channels); medians in ms, in one run.",
         "`neurons` is the time of the step minus the time with `nn.Identity` instead of neurons. `torch.compile` runs",
-        "with `fullgraph=True`. Outside of it, `hop` runs the loop of `torch`.",
+        'with `fullgraph=True`. Without `torch.compile`, `backend="hop"` runs the same loop as `backend="torch"`.',
         where(device),
         "",
         *table(header, rows),

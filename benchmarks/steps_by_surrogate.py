@@ -90,8 +90,10 @@ bitwise equal to the loop.
 
 {failures}
 To pass, outputs and states have to be bitwise equal to the loop, and the errors of gradients must not exceed
-{MAX_ERROR:.0f} units. If the CPU computes a function in another way, errors of both may be up to
-{MAX_INEXACT:.0f} units. The unit of a result is the eps of the dtype times the largest entry of the tensor. The unit of
+{MAX_ERROR:.0f} units. If the CPU computes a function in another way, the errors of outputs, states and gradients may be
+up to {MAX_INEXACT:.0f} units.
+
+The unit of a result is the eps of the dtype times the largest entry of the tensor. The unit of
 a gradient of the input or a state is eps times the largest gradient of the same neuron times the peak of the surrogate,
 because terms of this size may cancel. The gradient of a captured parameter is a sum of n terms, and its unit is eps
 times the largest entry of the tensor times the square root of n.

@@ -151,9 +151,9 @@ def main(path: Path, repeats: int) -> None:
         "",
         *table(("core", "ops", "trace", "gradient", "code", "together", "ms per op"), rows),
         "",
-        f"The LIF neuron takes {neuron.total:.3f} s; at most {LIMIT} s is the target.",
-        f"Chains of {NODES[0]} to {NODES[-1]} ops: time grows as `ops ** {exponent(chains):.2f}`; "
-        f"from {NODES[1]} ops on as `ops ** {exponent(chains[1:]):.2f}`.",
+        f"The LIF neuron takes {neuron.total:.3f} s. Its limit is {LIMIT} s.",
+        f"The time of chains of {NODES[0]} to {NODES[-1]} ops grows as `ops ** {exponent(chains):.2f}`, and of chains "
+        f"of at least {NODES[1]} ops as `ops ** {exponent(chains[1:]):.2f}`.",
     ]
     publish(lines, path)
 

@@ -86,10 +86,10 @@ def cases() -> tuple[list[Case], dict[str, str]]:
     for op in supported_ops():
         own = list(_cases_of(op))
         if "polynomial" in op._opname:
-            uncovered[str(op)] = "close to a root, no digit of eager mode's float32 recurrence is correct"
+            uncovered[str(op)] = "eager mode's recurrence in float32 has no correct digit close to a root"
         elif not own:
             uncovered[str(op)] = (
-                f"its arguments are not one or two tensors, and no case is written for it: {op._schema}"
+                f"the arguments of the op are not one or two tensors, and it has no case of its own: {op._schema}"
             )
         found += own
     assert len({case.name for case in found}) == len(found)

@@ -60,11 +60,11 @@ _DIGAMMA = (
 )
 _ZETA = (
     "the sum of eager mode, rounded at other steps. For negative arguments, terms cancel. If a term overflows or z is "
-    "infinite, eager mode gives NaN, and ours gives the limit. If the first term is large, eager mode leaves out "
+    "infinite, eager mode gives NaN, and ours gives the limit. If the first term is large, eager mode omits "
     "1 / (s - 1)"
 )
 _POLYGAMMA = (
-    "a multiple of zeta, and has the same errors. At infinity, eager mode gives NaN, and ours gives the limit 0"
+    "the result is a multiple of zeta, and has the same errors. At infinity, eager mode gives NaN, and ours gives 0"
 )
 _IGAMMA = (
     "igamma and igammac are sums of hundreds of terms. Eager mode ends its sums at other terms, and changes the method "
@@ -91,9 +91,9 @@ EXCEPTIONS: dict[str, str] = {
 }
 _NEAREST = "eager mode's square root (of MKL) is off by 1 ulp for a sixth of all numbers; ours is exact"
 _FMOD = "eager mode's vectors call SLEEF. If the quotient is large, SLEEF rounds or gives NaN; ours is exact"
-_OR_NAN = "eager mode returns a signalling NaN, and, of 0 and -0, the first argument"
+_OR_NAN = "eager mode may return a signalling NaN. For 0 and -0, it returns the first argument"
 _EARLY = "eager mode's result is infinite for some arguments whose true value is finite"
-_IN_HALVES = "all of the error is eager mode's: ours differs from eager mode in float64 by at most 1 ulp"
+_IN_HALVES = "the error is in eager mode: ours differs from eager mode in float64 by at most 1 ulp"
 _NO_ROOT = "for float16, eager mode calls pow, which has other limits at -0 and -infinity"
 # Reasons why errors of rules in C++ exceed the limit. These rules are compared with eager mode on the CPU.
 CPP_EXCEPTIONS: dict[str, str] = {
@@ -222,7 +222,7 @@ def in_cpp(tasks: Sequence[tuple[str, torch.dtype]]) -> dict[tuple[str, torch.dt
             library.add(label, case.function, *[dtype] * case.arity)
             kernels[name, dtype] = functools.partial(library.call, label)
         except (UnsupportedOpError, RuntimeError) as error:
-            kernels[name, dtype] = f"no code for it: {_first_line(error)}"
+            kernels[name, dtype] = f"no code for this function: {_first_line(error)}"
     with tempfile.TemporaryDirectory() as folder:
         library.compile(Path(folder))
     return kernels
@@ -318,9 +318,9 @@ def page(rows: Sequence[Row], uncovered: dict[str, str], what: str, seconds: flo
         "",
         "A distance of 1 ulp is the distance to the neighbouring number of the dtype, including denormal numbers.",
         "Zeros of different signs (`zero`) and results that are NaN on only one side (`NaN`) are counted separately.",
-        "Arithmetic, comparison and selection must be exact; other functions may be off by 2. `off float64` shows how",
-        "far this project's result and eager mode's result are from eager mode in float64, rounded. If both are far,",
-        "eager mode itself is inaccurate.",
+        "Arithmetic, comparison and selection must be exact; other functions may differ by 2. `off float64` shows the",
+        "distance of this project's result, and of eager mode's result, from the rounded result of eager mode in",
+        "float64. If both distances are large, eager mode is inaccurate.",
         "",
         *(_FUSED if cpp else []),
         f"{len({row.name for row in rows})} functions in {len(ran)} combinations with a dtype, "
@@ -408,15 +408,15 @@ def _skipped(rows: Iterable[Row]) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Writes the page, and returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--cpp", action="store_true", help="the rules in C++")
+    parser.add_argument("--cpp", action="store_true", help="test the rules in C++")
     parser.add_argument("--output", type=Path, help="default: a file in benchmarks/results if all cases run")
-    parser.add_argument("--quick", action="store_true", help="few numbers")
+    parser.add_argument("--quick", action="store_true", help="test few arguments")
     parser.add_argument("--stride", type=int, help=f"stride of the float32 bit patterns (default: {FULL.stride})")
     parser.add_argument("--jobs", type=int, default=min(12, os.cpu_count() or 1), help="processes")
     parser.add_argument(
         "--limit", type=float, default=400.0, help="seconds after which the page is written with the results so far"
     )
-    parser.add_argument("--only", nargs="*", default=[], help="only cases whose names contain one of these")
+    parser.add_argument("--only", nargs="*", default=[], help="only cases whose names contain one of these texts")
     given = parser.parse_args(arguments)
     size = QUICK if given.quick else SOME if given.cpp else FULL
     if given.stride:
@@ -435,8 +435,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         rows = _run(tasks, size, given.jobs, given.limit)
     what = (
-        f"all float16 and bfloat16 numbers, every {size.stride}th float32 number, all numbers within {size.window} of "
-        f"the numbers at which functions change, and {size.random} random numbers of each of three kinds."
+        f"all float16 and bfloat16 numbers, every {size.stride}th float32 number, the {size.window} nearest numbers on "
+        f"each side of the numbers at which functions change, and {size.random} random numbers from each of three "
+        "distributions."
     )
     text = page(rows, cases()[1], what, time.perf_counter() - begun)
     output = given.output or (

@@ -410,8 +410,8 @@ HEADER = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "whole_networks.md")
-    parser.add_argument("--only", nargs="*", default=[""], help="only cases whose name contains one of these")
-    parser.add_argument("--neurons", nargs="*", default=[""], help="only neurons whose name begins with one of these")
+    parser.add_argument("--only", nargs="*", default=[""], help="only cases whose name contains one of these texts")
+    parser.add_argument("--neurons", nargs="*", default=[""], help="only neurons whose name begins so, e.g. compiled")
     parser.add_argument("--format", default="", choices=["", *FORMATS.values()], help="only this memory format")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="no further row starts after this time")
     chosen = parser.parse_args()
@@ -457,10 +457,10 @@ def main() -> None:
             f"`python benchmarks/whole_networks.py{given}`: a step of training (forward, cross entropy, backward,",
             "fused SGD), in ms, with the ratio to ReLU in the same run in brackets. Wall times are the median and the",
             f"minimum of {TURNS} rounds. The neurons of a network alternate within a round, and other work on the host",
-            "disturbs the minimum least. bf16 means autocast. The second pair of wall times is with",
-            "torch.autograd.set_multithreading_enabled(False). The profiler measures the kernels. Captured rows are",
-            "`graphs.capture`, and SpikingJelly's StaticCudaGraph of forward and backward. Their last column is the",
-            f"whole call. Eager steps of neurons are launched by: {launcher_in_words(torch.device('cuda'))}.",
+            "disturbs the minimum least. bf16 means autocast. The second pair of wall times is measured with",
+            "torch.autograd.set_multithreading_enabled(False). The profiler measures the kernels. Captured rows use",
+            "`graphs.capture`, or SpikingJelly's StaticCudaGraph of forward and backward. Their last column is the",
+            f"time of the whole call. Eager steps are launched by: {launcher_in_words(torch.device('cuda'))}.",
             where(torch.device("cuda")),
             "",
             *table(HEADER, lines),
