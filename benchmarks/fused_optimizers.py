@@ -2,7 +2,7 @@
 
     python benchmarks/fused_optimizers.py [--output FILE]
 
-The model is a GPT-2 with 124 million parameters. The copy floor is the time of a copy that moves as many bytes as a
+The model is a GPT-2 with 124 million parameters. The copy floor is the time of a copy of the number of bytes that a
 step has to move. AdamW reads four tensors and writes three, and Lion reads three and writes two. "GPU" is the time of
 the kernels in a profile, and "call" is the time from one call to the next, including Python.
 """

@@ -36,7 +36,7 @@ def milliseconds(function: Callable[[], object], device: torch.device, *, warmup
 
 
 def copy_floor(elements: int, streams: int, device: torch.device, dtype: torch.dtype = torch.float32) -> float:
-    """Returns the time in ms of a copy that reads and writes as many bytes as `streams` tensors of `elements` have."""
+    """Returns the time in ms of a copy whose reads and writes together move `streams` tensors of `elements`."""
     source = torch.empty(elements * streams // 2, device=device, dtype=dtype)
     target = torch.empty_like(source)
     return milliseconds(lambda: target.copy_(source), device)

@@ -1,5 +1,5 @@
-"""Times of a batch norm and a LIF neuron as one layer, forward and backward, compared with the time of a copy that
-moves as many bytes as the layer has to move.
+"""Times of a batch norm and a LIF neuron as one layer, forward and backward, compared with the time of a copy of the
+bytes that the layer has to move.
 
     python benchmarks/norm_neuron.py [--output FILE]
 

@@ -2,9 +2,9 @@
 
     python benchmarks/scan_table.py [--output FILE] [--models LIF IF ...] [--shapes 8x6400000 ...]
 
-A stream is one `T x NCL` tensor that is read or written once. `copy` is the time of a copy that moves as many bytes as
-a call has to move at least. Inference moves the inputs and the outputs. Training also moves the gradients of the
-outputs, the inputs again, and the gradients of the inputs. `call` is a whole call of the module, through autograd.
+A stream is one `T x NCL` tensor that is read or written once. `copy` is the time of a copy that moves the bytes that
+every call has to move. Inference moves the inputs and the outputs. Training also moves the gradients of the outputs,
+the inputs again, and the gradients of the inputs. `call` is a whole call of the module, through autograd.
 `graph` is a replay of the same call, captured in a CUDA graph. The gradients of two runs have to agree to the last bit;
 otherwise, the script stops.
 """

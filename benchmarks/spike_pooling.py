@@ -3,10 +3,10 @@
     python benchmarks/spike_pooling.py [--output FILE]
 
 A forward reads the input and writes the result. A backward reads the gradient of the result and writes the gradient of
-the input. The copy moves as many bytes. It does not include the codes that store the positions of maxima. `kept` is the
-memory that is saved for the backward, relative to the bytes of the input. torch saves the input, and 64 bits for each
-element of the result. All calls are replayed from CUDA graphs, and alternate. The script needs a GPU, but `--check`
-runs small shapes in Triton's interpreter.
+the input. The copy moves the bytes of these tensors. It does not include the codes that store the positions of maxima.
+`kept` is the memory that is saved for the backward, relative to the bytes of the input. torch saves the input, and 64
+bits for each element of the result. All calls are replayed from CUDA graphs, and alternate. The script needs a GPU, but
+`--check` runs small shapes in Triton's interpreter.
 """
 
 from __future__ import annotations
