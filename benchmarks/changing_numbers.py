@@ -83,19 +83,19 @@ def run(core: Annealed, neuron: FlexSN, change: Change, values: range, trained: 
 
 def main(path: Path, values: int) -> None:
     rows = []
-    for name, (change, trained, part) in CASES.items():
-        count = int(values * part)
+    for name, (change, trained, fraction) in CASES.items():
+        count = int(values * fraction)
         with tempfile.TemporaryDirectory() as folder:  # a cache that contains no kernels of other cases
             os.environ["FLEXSN_CACHE_DIR"] = folder
             core = Annealed()
             neuron = FlexSN(core, 1, 1, 1, backend="triton")
-            for values_now in (range(count // 10), range(count // 10, count)):
+            for value_range in (range(count // 10), range(count // 10, count)):
                 began = time.process_time()
-                run(core, neuron, change, values_now, trained)
-                spent = (time.process_time() - began) / max(len(values_now), 1)
+                run(core, neuron, change, value_range, trained)
+                spent = (time.process_time() - began) / max(len(value_range), 1)
                 held = Held.now()
                 counts = (held.objects, held.generated, held.descriptors)
-                rows.append((name, values_now.stop, held.files, f"{spent * 1e3:.0f}", f"{held.memory:.0f}", *counts))
+                rows.append((name, value_range.stop, held.files, f"{spent * 1e3:.0f}", f"{held.memory:.0f}", *counts))
     head = ("what changes", "values", "kernels", "CPU ms a value", "MB", "objects", "generated", "descriptors")
     lines = [
         "# Numbers that change between calls",

@@ -125,7 +125,7 @@ def training_step(network: Callable[..., Any], parameters: Sequence[Tensor], x: 
     return lambda: torch.autograd.grad((network(x) * weight).sum(), parameters)
 
 
-def measured(
+def measure_way(
     network: Callable[[Neuron], nn.Module], shape: tuple[int, ...], way: str, device: torch.device
 ) -> list[str]:
     neuron, mode = WAYS[way]
@@ -147,7 +147,7 @@ def measured(
     return [way, f"{elapsed:.3f}", f"{issued:.3f}", f"{busy:.3f}", gaps, f"{first:.1f}"]
 
 
-def recompilations(device: torch.device) -> list[list[object]]:
+def count_graphs(device: torch.device) -> list[list[object]]:
     """Returns the number of graphs compiled after training with each of several lengths and batch sizes, with
     `dynamic=True`.
     """
@@ -175,7 +175,7 @@ FUNCTIONS = {
 LENGTHS = (8, 64, 1024)
 
 
-def first_step(function: str, own_launcher: str, steps: int, device: torch.device, bytecode: str) -> float:
+def measure_first_step(function: str, own_launcher: str, steps: int, device: torch.device, bytecode: str) -> float:
     """Returns the seconds of the first training step of `0.5 * function(2 x + 0.1)`, in a new process with empty
     caches.
 
@@ -207,7 +207,7 @@ print(time.perf_counter() - begun)
     return float(json.loads(run.stdout.splitlines()[-1]))
 
 
-def first_steps(device: torch.device, processes: int) -> list[list[object]]:
+def measure_first_steps(device: torch.device, processes: int) -> list[list[object]]:
     """Returns the times of first steps, by function and T. Each time is measured in several processes, because times
     of different processes differ by up to a second.
 
@@ -217,10 +217,10 @@ def first_steps(device: torch.device, processes: int) -> list[list[object]]:
     seconds: dict[tuple[str, int], list[float]] = {(name, steps): [] for steps in LENGTHS for name in FUNCTIONS}
     with tempfile.TemporaryDirectory() as bytecode:
         for function in FUNCTIONS.values():
-            first_step(*function, LENGTHS[0], device, bytecode)
+            measure_first_step(*function, LENGTHS[0], device, bytecode)
         for _ in range(processes):
             for (name, steps), values in seconds.items():
-                values.append(first_step(*FUNCTIONS[name], steps, device, bytecode))
+                values.append(measure_first_step(*FUNCTIONS[name], steps, device, bytecode))
     return [
         [name, *(", ".join(f"{value:.2f}" for value in sorted(seconds[name, steps])) for steps in LENGTHS)]
         for name in FUNCTIONS
@@ -233,8 +233,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", help="cpu runs small sizes, to test this script")
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
     parser.add_argument("--first-steps", type=int, default=3, help="processes per first step; 0 for none")
-    chosen = parser.parse_args()
-    device = torch.device(chosen.device)
+    options = parser.parse_args()
+    device = torch.device(options.device)
     torch.set_float32_matmul_precision("high")
     lines = ["# Spiking networks under torch.compile: a training step, float32", ""]
     lines += [
@@ -248,11 +248,11 @@ def main() -> None:
         "",
     ]
     for title, (network, shape) in (NETWORKS if device.type == "cuda" else SMALL).items():
-        rows = [measured(network, shape, way, device) for way in chosen.ways]
+        rows = [measure_way(network, shape, way, device) for way in options.ways]
         lines += [f"## {title}", "", *table(["way", "step", "issued", "kernels", "gaps", "first, s"], rows), ""]
     lines += ["## Compilations with dynamic shapes", "", "Linear-LIF-Linear-LIF, in this order.", ""]
-    lines += [*table(["T x B", "graphs compiled so far"], recompilations(device)), ""]
-    if chosen.first_steps:
+    lines += [*table(["T x B", "graphs compiled so far"], count_graphs(device)), ""]
+    if options.first_steps:
         lines += ["## The first training step in a new process, caches empty", ""]
         lines += [
             "Seconds of `0.5 * f(2 x + 0.1)`. With relu, this is the time of the compiler alone. Inductor's launcher",
@@ -260,8 +260,11 @@ def main() -> None:
             "installation. The processes alternate.",
             "",
         ]
-        lines += [*table(["f", *(f"T = {steps}" for steps in LENGTHS)], first_steps(device, chosen.first_steps)), ""]
-    publish(lines, chosen.output)
+        lines += [
+            *table(["f", *(f"T = {steps}" for steps in LENGTHS)], measure_first_steps(device, options.first_steps)),
+            "",
+        ]
+    publish(lines, options.output)
 
 
 if __name__ == "__main__":

@@ -36,14 +36,14 @@ class Case:
     classes: int
 
 
-def _dense(*sizes: int) -> Callable[[Activation], nn.Module]:
+def _make_dense(*sizes: int) -> Callable[[Activation], nn.Module]:
     return lambda activation: feed_forward(activation, *sizes)
 
 
 CASES = (
-    Case("digits: 64-128-10, T 16, B 64", _dense(64, 128, 10), (16, 64, 64), 10),
-    Case("images: 784-1000-10, T 25, B 128", _dense(784, 1000, 10), (25, 128, 784), 10),
-    Case("audio: 700-256-256-20, T 100, B 64", _dense(700, 256, 256, 20), (100, 64, 700), 20),
+    Case("digits: 64-128-10, T 16, B 64", _make_dense(64, 128, 10), (16, 64, 64), 10),
+    Case("images: 784-1000-10, T 25, B 128", _make_dense(784, 1000, 10), (25, 128, 784), 10),
+    Case("audio: 700-256-256-20, T 100, B 64", _make_dense(700, 256, 256, 20), (100, 64, 700), 20),
     Case("VGG-8, T 4, B 4, 32²", vgg8, (4, 4, 3, 32, 32), 10),
 )
 NEURONS: dict[str, Activation] = {

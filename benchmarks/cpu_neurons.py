@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 from measure import publish, table, where
-from peer_neurons import SnnTorchLeaky, has
+from peer_neurons import SnnTorchLeaky, is_installed
 from torch import Tensor, nn
 
 from flexsn_nn import ALIF, IF, LIF, FlexSN, Izhikevich
@@ -48,7 +48,7 @@ class ChannelPLIF(nn.Module):
         return s, h * (1.0 - s)
 
 
-def made(name: str, spike: Surrogate, channels: int, backend: str) -> FlexSN:
+def make_neuron(name: str, spike: Surrogate, channels: int, backend: str) -> FlexSN:
     """Makes the neuron with this name."""
     if name == "PLIF per channel":
         return FlexSN(ChannelPLIF(channels, spike), 1, 1, 1, backend=backend)
@@ -78,7 +78,7 @@ def training(neuron: FlexSN, x: Tensor, weight: Tensor) -> Run:
     return run
 
 
-def chunks_compiled(neuron: FlexSN, x: Tensor, weight: Tensor | None) -> Run:
+def compile_chunks(neuron: FlexSN, x: Tensor, weight: Tensor | None) -> Run:
     """Returns a function that loops over chunks of eight steps, which are compiled by `torch.compile`. If `weight` is
     not `None`, the function also runs the backward.
     """
@@ -107,11 +107,11 @@ def chunks_compiled(neuron: FlexSN, x: Tensor, weight: Tensor | None) -> Run:
     return run
 
 
-def peers(x: Tensor, weight: Tensor) -> dict[str, Run]:
+def list_peers(x: Tensor, weight: Tensor) -> dict[str, Run]:
     """Returns a training step of LIF for each installed library."""
-    found: dict[str, Run] = {}
+    runs: dict[str, Run] = {}
     leaf = x.clone().requires_grad_()
-    if has("spikingjelly"):
+    if is_installed("spikingjelly"):
         from spikingjelly.activation_based import functional, neuron, surrogate
 
         jelly = neuron.LIFNode(step_mode="m", surrogate_function=surrogate.ATan())
@@ -121,27 +121,27 @@ def peers(x: Tensor, weight: Tensor) -> dict[str, Run]:
             leaf.grad = None
             jelly(leaf).backward(weight)
 
-        found["SpikingJelly `LIFNode`"] = spikingjelly
-    if has("snntorch"):
+        runs["SpikingJelly `LIFNode`"] = spikingjelly
+    if is_installed("snntorch"):
         leaky = SnnTorchLeaky()
 
         def snn() -> None:
             leaf.grad = None
             leaky(leaf).backward(weight)
 
-        found["snnTorch `Leaky`"] = snn
-    if has("norse"):
+        runs["snnTorch `Leaky`"] = snn
+    if is_installed("norse"):
         cells = importlib.import_module("norse.torch").LIF()
 
         def norse_lif() -> None:
             leaf.grad = None
             cells(leaf)[0].backward(weight)
 
-        found["Norse `LIF`"] = norse_lif
-    return found
+        runs["Norse `LIF`"] = norse_lif
+    return runs
 
 
-def _version(name: str) -> str:
+def _find_version(name: str) -> str:
     """Returns the version of the library with which the name of a row begins."""
     library = name.split(" ")[0].lower()
     try:
@@ -165,11 +165,11 @@ def medians(runs: dict[str, Run], seconds: float) -> dict[str, float]:
     return {name: 1e3 * statistics.median(spent) for name, spent in times.items()}
 
 
-def measured(name: str, spike: Surrogate, shape: tuple[int, ...], seconds: float) -> list[object]:
+def measure_row(name: str, spike: Surrogate, shape: tuple[int, ...], seconds: float) -> list[object]:
     """Returns a row of the table."""
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0)) + 0.5
     weight = torch.randn(shape)
-    ours, loop = (made(name, spike, shape[-1], backend) for backend in ("cpp", "torch"))
+    ours, loop = (make_neuron(name, spike, shape[-1], backend) for backend in ("cpp", "torch"))
     target = torch.empty_like(x)
     runs: dict[str, Run] = {
         "copy": lambda: target.copy_(x),
@@ -180,13 +180,13 @@ def measured(name: str, spike: Surrogate, shape: tuple[int, ...], seconds: float
     }
     if name == "LIF":
         torch._dynamo.reset()  # compiles each size separately
-        runs["chunks"] = chunks_compiled(loop, x, None)
-        runs["chunks train"] = chunks_compiled(loop, x, weight)
+        runs["chunks"] = compile_chunks(loop, x, None)
+        runs["chunks train"] = compile_chunks(loop, x, weight)
     ms = medians(runs, seconds)
     copy, infer, train = ms["copy"], ms["inference"], ms["training"]
 
-    def over(other: str, own: float) -> str:
-        return f"{ms[other] / own:.1f}" if other in ms else "—"
+    def divide(other: str, our_ms: float) -> str:
+        return f"{ms[other] / our_ms:.1f}" if other in ms else "—"
 
     return [
         f"{name}, {type(spike).__name__}",
@@ -196,10 +196,10 @@ def measured(name: str, spike: Surrogate, shape: tuple[int, ...], seconds: float
         f"{infer / copy:.2f}",
         f"{train:.3f}",
         f"{train / (2.5 * copy):.2f}",
-        over("loop", infer),
-        over("loop trains", train),
-        over("chunks", infer),
-        over("chunks train", train),
+        divide("loop", infer),
+        divide("loop trains", train),
+        divide("chunks", infer),
+        divide("chunks train", train),
     ]
 
 
@@ -209,16 +209,16 @@ def main(path: Path, shapes: list[str], threads: int, seconds: float) -> None:
     head = ["neuron", "T x step", "copy, ms", "inference, ms", "/ copy", "training, ms", "/ copy of five streams"]
     head += ["loop / inference", "loop / training", "chunks / inference", "chunks / training"]
     sizes = [tuple(map(int, shape.split("x"))) for shape in shapes]
-    rows = [measured(name, spike, shape, seconds) for shape in sizes for name, spike in cases]
+    rows = [measure_row(name, spike, shape, seconds) for shape in sizes for name, spike in cases]
     x = torch.randn(sizes[0])
     weight = torch.randn(sizes[0])
-    runs = {"ours": training(made("LIF", ATan(), sizes[0][-1], "cpp"), x, weight), **peers(x, weight)}
+    runs = {"ours": training(make_neuron("LIF", ATan(), sizes[0][-1], "cpp"), x, weight), **list_peers(x, weight)}
     target = torch.empty_like(x)
     ms = medians({"copy": lambda: target.copy_(x), **runs}, seconds)
     floor = 2.5 * ms.pop("copy")
-    against = [
-        (name, _version(name), *(f"{t:.1f}" for t in (taken, taken / ms["ours"], taken / floor)))
-        for name, taken in ms.items()
+    peer_rows = [
+        (name, _find_version(name), *(f"{t:.1f}" for t in (elapsed, elapsed / ms["ours"], elapsed / floor)))
+        for name, elapsed in ms.items()
     ]
     lines = [
         "# Neurons on the CPU",
@@ -233,7 +233,7 @@ def main(path: Path, shapes: list[str], threads: int, seconds: float) -> None:
         "",
         f"A training step of LIF at {shapes[0]}, float32:",
         "",
-        *table(("", "version", "ms", "/ ours", "/ copy of five streams"), against),
+        *table(("", "version", "ms", "/ ours", "/ copy of five streams"), peer_rows),
         "",
         "A kernel that reads its input and writes its results takes at least as long as the copy. So the last column",
         "is the largest possible speedup over each library. The neurons of the libraries differ in their formulas and",

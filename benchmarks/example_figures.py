@@ -48,7 +48,7 @@ FIGURES = {
 }
 
 
-def figure(name: str) -> str:
+def compute_figure(name: str) -> str:
     """Runs an example, and returns its figure."""
     command = [sys.executable]
     if name == "distributed":
@@ -57,7 +57,7 @@ def figure(name: str) -> str:
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment["CUDA_VISIBLE_DEVICES"] = ""
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
+        process = subprocess.run(
             [*command, str(ROOT / "examples" / f"{name}.py")],
             cwd=folder,
             env=environment,
@@ -65,15 +65,15 @@ def figure(name: str) -> str:
             text=True,
             check=False,
         )
-    if done.returncode:
-        raise SystemExit(f"{name} failed:\n{done.stderr}")
-    found = re.findall(FIGURES[name], done.stdout, re.MULTILINE)
-    if not found:
-        raise SystemExit(f"{name} prints no text that matches {FIGURES[name]!r}:\n{done.stdout}")
-    return "; ".join(text.strip() for text in found)
+    if process.returncode:
+        raise SystemExit(f"{name} failed:\n{process.stderr}")
+    matches = re.findall(FIGURES[name], process.stdout, re.MULTILINE)
+    if not matches:
+        raise SystemExit(f"{name} prints no text that matches {FIGURES[name]!r}:\n{process.stdout}")
+    return "; ".join(text.strip() for text in matches)
 
 
-def kept(path: Path) -> dict[str, str]:
+def read_figures(path: Path) -> dict[str, str]:
     """Returns the figures of a table that this script has written earlier, by example."""
     table = path.read_text(encoding="utf-8") if path.exists() else ""
     return dict(re.findall(r"^\| (\S+)\.py \| (.+) \|$", table, re.MULTILINE))
@@ -83,10 +83,10 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description="Final result of each example.")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "example_figures.md")
     parser.add_argument("--only", nargs="+", choices=sorted(FIGURES), metavar="NAME")
-    chosen = parser.parse_args(arguments)
-    figures = kept(chosen.output) if chosen.only else {}
-    for name in chosen.only or FIGURES:
-        figures[name] = figure(name)
+    options = parser.parse_args(arguments)
+    figures = read_figures(options.output) if options.only else {}
+    for name in options.only or FIGURES:
+        figures[name] = compute_figure(name)
         print(f"{name}: {figures[name]}", flush=True)
     rows = [f"| {name}.py | {figures[name]} |" for name in FIGURES if name in figures]
     neurons = "in the plain loop" if why_no_compiler() else "as kernels in C++"
@@ -100,7 +100,7 @@ def main(arguments: list[str]) -> int:
         "| example | figure |",
         "| --- | --- |",
     ]
-    chosen.output.write_text("\n".join([*head, *rows]) + "\n", encoding="utf-8")
+    options.output.write_text("\n".join([*head, *rows]) + "\n", encoding="utf-8")
     return 0
 
 

@@ -68,9 +68,9 @@ class ExciteInhibit(Inhibited):
 
     def __init__(self, features: int) -> None:
         super().__init__(features)
-        less = features // 4
-        self.to_inhibitory = nn.Parameter(torch.randn(less, features) / features**0.5)
-        self.back = nn.Parameter(torch.rand(features, less) / less)
+        num_inhibitory = features // 4
+        self.to_inhibitory = nn.Parameter(torch.randn(num_inhibitory, features) / features**0.5)
+        self.back = nn.Parameter(torch.rand(features, num_inhibitory) / num_inhibitory)
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> Results:
         drive = F.linear(s, self.to_inhibitory)

@@ -16,7 +16,7 @@ Outcome = TypeVar("Outcome")
 
 def outcomes(
     run: Callable[[int], tuple[int, Outcome]],
-    made: Callable[..., Outcome],
+    make_outcome: Callable[..., Outcome],
     seeds: Sequence[int],
     processes: int,
     journal: Path | None,
@@ -33,15 +33,15 @@ def outcomes(
         journal: file of the journal, or `None`.
         tasks: number of seeds after which a process is replaced by a new process.
     """
-    known: dict[int, Outcome] = {}
+    outcome_by_seed: dict[int, Outcome] = {}
     if journal is not None and journal.exists():
         for line in journal.read_text(encoding="utf-8").splitlines():
             entry = json.loads(line)
             seed = entry.pop("seed")
-            known[seed] = made(**entry)
-    yield from ((seed, known[seed]) for seed in seeds if seed in known)
+            outcome_by_seed[seed] = make_outcome(**entry)
+    yield from ((seed, outcome_by_seed[seed]) for seed in seeds if seed in outcome_by_seed)
     with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=tasks) as pool:
-        for seed, outcome in pool.imap_unordered(run, [seed for seed in seeds if seed not in known]):
+        for seed, outcome in pool.imap_unordered(run, [seed for seed in seeds if seed not in outcome_by_seed]):
             if journal is not None:
                 with journal.open("a", encoding="utf-8") as file:
                     file.write(json.dumps({"seed": seed, **asdict(outcome)}) + "\n")  # type: ignore[call-overload]
@@ -50,7 +50,7 @@ def outcomes(
 
 def publish_counts(lines: Sequence[str], counts: Mapping[Any, int], wrong: Sequence[str], path: Path) -> int:
     """Writes the lines and the wrong outcomes, and returns the exit status: 1 if an outcome is wrong, otherwise 0."""
-    found = ["", "Wrong:", "", *(f"- {text}" for text in wrong)] if wrong else []
-    path.write_text("\n".join([*lines, *found]) + "\n", encoding="utf-8")
+    wrong_lines = ["", "Wrong:", "", *(f"- {text}" for text in wrong)] if wrong else []
+    path.write_text("\n".join([*lines, *wrong_lines]) + "\n", encoding="utf-8")
     print(f"{dict(counts)} -> {path}")
     return 1 if wrong else 0

@@ -64,7 +64,7 @@ def training_step(name: str, form: str, dtype: torch.dtype) -> Callable[[], None
     return step
 
 
-def profiled() -> list[float]:
+def profile_bytes() -> list[float]:
     """Returns the number of bytes that the kernels of a step move, for each row. One child process under `ncu` runs all
     steps.
     """
@@ -72,17 +72,17 @@ def profiled() -> list[float]:
         *("ncu", "--csv", "--clock-control", "none", "--profile-from-start", "off", "--metrics", ",".join(METRICS)),
         *(sys.executable, __file__, "--child"),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    lines = done.stdout.splitlines()
+    process = subprocess.run(command, capture_output=True, text=True, check=True)
+    lines = process.stdout.splitlines()
     head = next(i for i, line in enumerate(lines) if line.startswith('"ID"'))
-    found: list[float] = []
+    bytes_of_rows: list[float] = []
     for row in csv.DictReader(lines[head:]):
         if MARK in row["Kernel Name"]:
             if row["Metric Name"] == METRICS[0]:
-                found.append(0)
+                bytes_of_rows.append(0)
         else:
-            found[-1] += float(row["Metric Value"].replace(",", "")) * BYTES[row["Metric Unit"]]
-    return found
+            bytes_of_rows[-1] += float(row["Metric Value"].replace(",", "")) * BYTES[row["Metric Unit"]]
+    return bytes_of_rows
 
 
 def profile_steps() -> None:
@@ -100,18 +100,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "layer_traffic.md")
     parser.add_argument("--child", action="store_true", help="run one step of each row, for the profiler")
-    chosen = parser.parse_args()
-    if chosen.child:
+    options = parser.parse_args()
+    if options.child:
         profile_steps()
         return
     if shutil.which("ncu") is None:
         parser.error("Nsight Compute (ncu) is not on the path.")
     device, lines, elements = torch.device("cuda"), [], torch.Size(SHAPE).numel()
-    copies = {dtype: 1e3 * copy_floor(elements, 2, device, kind) / 2 for dtype, kind in DTYPES.items()}
-    for (name, form, dtype), moved in zip(ROWS, profiled(), strict=True):
-        kind = DTYPES[dtype]
-        streams = moved / (elements * kind.itemsize)
-        time, kernels = kernel_time(training_step(name, form, kind), 5)
+    copies = {dtype: 1e3 * copy_floor(elements, 2, device, torch_dtype) / 2 for dtype, torch_dtype in DTYPES.items()}
+    for (name, form, dtype), moved in zip(ROWS, profile_bytes(), strict=True):
+        torch_dtype = DTYPES[dtype]
+        streams = moved / (elements * torch_dtype.itemsize)
+        time, kernels = kernel_time(training_step(name, form, torch_dtype), 5)
         row = (dtype, form, name, f"{streams:.2f}", f"{time / copies[dtype]:.2f}", f"{kernels:.0f}")
         lines.append(row)
         print(*row, sep=" | ", flush=True)
@@ -126,7 +126,7 @@ def main() -> None:
             "",
             *table(("dtype", "format", "layer", "streams", "time", "kernels"), lines),
         ],
-        chosen.output,
+        options.output,
     )
 
 

@@ -57,7 +57,7 @@ class Held:
         """Counts the resources after a garbage collection."""
         gc.collect()
         return Held(
-            memory=_resident() / 2**20,
+            memory=_read_resident_memory() / 2**20,
             objects=len(gc.get_objects()),
             modules=len(sys.modules),
             generated=sum(name.startswith("flexsn_codegen._generated.") for name in sys.modules),
@@ -67,13 +67,13 @@ class Held:
         )
 
 
-def _resident() -> int:
+def _read_resident_memory() -> int:
     if os.path.exists("/proc/self/statm"):
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def made(number: int, backend: str) -> FlexSN:
+def make_neuron(number: int, backend: str) -> FlexSN:
     """Makes a neuron: a ready-made neuron if `number` is a multiple of three, otherwise a custom neuron."""
     if number % 3 == 0:
         return LIF(tau=2.0 + number % NUMBERS, backend=backend)
@@ -90,7 +90,7 @@ def run(first: int, last: int, backend: str, device: str) -> None:
     """Creates neurons with these numbers, trains each neuron for one call, and deletes it."""
     for number in range(first, last):
         x = torch.ones(2, 8, device=device, requires_grad=True)
-        output = made(number, backend)(x)
+        output = make_neuron(number, backend)(x)
         assert isinstance(output, Tensor)
         output.sum().backward()
 

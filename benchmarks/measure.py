@@ -42,7 +42,7 @@ def copy_floor(elements: int, streams: int, device: torch.device, dtype: torch.d
     return milliseconds(lambda: target.copy_(source), device)
 
 
-def graphed(function: Callable[[], object]) -> Callable[[], None]:
+def capture_graph(function: Callable[[], object]) -> Callable[[], None]:
     """Captures `function` in a CUDA graph, and returns a function that replays the graph. This needs a GPU."""
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
@@ -59,10 +59,10 @@ def graphed(function: Callable[[], object]) -> Callable[[], None]:
 def issue_time(function: Callable[[], object], device: torch.device, *, calls: int = 20) -> float:
     """Returns the milliseconds that the CPU needs to issue a call, without waiting for the GPU."""
     function()
-    return 1e3 * timed(function, calls, device)[1] / calls
+    return 1e3 * time_calls(function, calls, device)[1] / calls
 
 
-def timed(function: Callable[[], object], calls: int, device: torch.device) -> tuple[float, float]:
+def time_calls(function: Callable[[], object], calls: int, device: torch.device) -> tuple[float, float]:
     """Returns the seconds of `calls` calls, with one synchronisation after the last call, and the seconds that the CPU
     needed to issue the calls.
     """
@@ -85,13 +85,13 @@ def kernel_time(function: Callable[[], object], calls: int) -> tuple[float, floa
     return sum(e.self_device_time_total for e in events) / calls, sum(e.count for e in events) / calls
 
 
-def in_processes(function: Callable[[_Case], _Result], every: Sequence[_Case]) -> list[_Result]:
+def run_in_processes(function: Callable[[_Case], _Result], cases: Sequence[_Case]) -> list[_Result]:
     """Calls the function with each case, in new processes that run in parallel, and returns the results. Kernels that
     these processes compile stay in the caches on disk.
     """
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(len(every), os.cpu_count() or 1, 12), mp_context=spawn) as pool:
-        return list(pool.map(function, every))
+    with ProcessPoolExecutor(min(len(cases), os.cpu_count() or 1, 12), mp_context=spawn) as pool:
+        return list(pool.map(function, cases))
 
 
 def where(device: torch.device) -> str:

@@ -26,17 +26,17 @@ def draw(ratios: Mapping[str, Mapping[tuple[str, str], float]], path: Path) -> N
     figure, panels = pyplot.subplots(1, len(ratios), figsize=(12, height), sharey=True, layout="constrained")
     for panel, (title, values) in zip(panels, ratios.items(), strict=True):
         for network, marker in zip(networks, MARKERS, strict=False):
-            points = [(value, neurons.index(who)) for (one, who), value in values.items() if one == network]
-            across, down = zip(*points, strict=True) if points else ((), ())
-            panel.plot(across, down, marker, alpha=0.7, markersize=6, label=network)
-        _ruled(panel, title, neurons)
+            points = [(value, neurons.index(neuron)) for (name, neuron), value in values.items() if name == network]
+            xs, ys = zip(*points, strict=True) if points else ((), ())
+            panel.plot(xs, ys, marker, alpha=0.7, markersize=6, label=network)
+        _draw_axes(panel, title, neurons)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize="small")
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
 
 
-def _ruled(panel: Axes, title: str, neurons: Sequence[str]) -> None:
+def _draw_axes(panel: Axes, title: str, neurons: Sequence[str]) -> None:
     """Draws the axes, the grid and the names of the neurons in a panel."""
     panel.axvline(1, color="black", linewidth=0.8)
     panel.set_xscale("log", base=2)

@@ -38,7 +38,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 COLUMNS = ("first", "warm", "second instance", "deepcopy", "batch of 24", "batch of 7")
 
 
-def step(net: nn.Module, batch: int = BATCH) -> float:
+def time_step(net: nn.Module, batch: int = BATCH) -> float:
     """Returns the CPU milliseconds of a training step."""
     x = torch.rand(STEPS, batch, SIZE, requires_grad=True)
     functional.reset_net(net)
@@ -52,10 +52,10 @@ def measure(name: str) -> list[float]:
     """Returns the times of a network, in the order of `COLUMNS`."""
     make = NETWORKS[name]
     first = make()
-    times = [step(first)]
-    step(first)
-    times.append(step(first))
-    times += [step(make()), step(copy.deepcopy(first)), step(first, 24), step(first, 7)]
+    times = [time_step(first)]
+    time_step(first)
+    times.append(time_step(first))
+    times += [time_step(make()), time_step(copy.deepcopy(first)), time_step(first, 24), time_step(first, 7)]
     return times
 
 
@@ -74,8 +74,8 @@ def main() -> None:
         runs = []
         for _ in range(options.repeats + 1):
             command = [sys.executable, __file__, "--network", name]
-            done = subprocess.run(command, check=True, capture_output=True, text=True)
-            runs.append([float(number) for number in done.stdout.split()])
+            process = subprocess.run(command, check=True, capture_output=True, text=True)
+            runs.append([float(number) for number in process.stdout.split()])
         rows.append([name, *(f"{statistics.median(column):.1f}" for column in zip(*runs[1:], strict=True))])
     lines = [
         "# New instances and batch sizes",

@@ -45,11 +45,11 @@ def main() -> int:
     parser.add_argument("--samples", type=int, default=4, help="number of PyTorch's samples per variant and dtype")
     parser.add_argument("--out", type=Path, help="default: benchmarks/results/opinfo.md if all run")
     arguments = parser.parse_args()
-    chosen = [v for v in variants() if not arguments.variants or variant_name(v) in arguments.variants]
+    selected = [v for v in variants() if not arguments.variants or variant_name(v) in arguments.variants]
     rows = []
     counts = Counter(passes=0, refused=0, wrong=0)
     runs: Counter[str] = Counter()
-    for info in chosen:
+    for info in selected:
         limits = {"samples": arguments.samples, "special": True}
         forward = {d: check(info, d, **limits) for d in DTYPES if d in info.dtypes}
         smooth = [d for d in DIFFERENTIABLE if is_differentiable(info, d)]
@@ -63,14 +63,14 @@ def main() -> int:
                 crashed=len(outcome.crashed),
                 apart=len(outcome.apart),
             )
-        verdicts = [_verdict(forward) or "refused", _verdict(backward) or "–"]
+        verdicts = [_judge(forward) or "refused", _judge(backward) or "–"]
         counts["wrong" if "wrong" in verdicts else "refused" if "refused" in verdicts else "passes"] += 1
         cells = [f"`{variant_name(info)}`"]
         for verdict, outcomes in zip(verdicts, (forward, backward), strict=True):
-            cells += [verdict, _equal(outcomes)]
-        rows.append(f"| {' | '.join([*cells, _why(forward, backward)])} |")
+            cells += [verdict, _count_equal(outcomes)]
+        rows.append(f"| {' | '.join([*cells, _find_reason(forward, backward)])} |")
         print(rows[-1], flush=True)
-    text = _page(rows, counts, runs, arguments.samples)
+    text = _make_page(rows, counts, runs, arguments.samples)
     out = arguments.out or (None if arguments.variants else ROOT / "benchmarks/results/opinfo.md")
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -80,29 +80,31 @@ def main() -> int:
     return int(failed > 0 or runs["passed"] < 0.95 * runs["runs"])
 
 
-def _verdict(outcomes: Outcomes) -> str:
+def _judge(outcomes: Outcomes) -> str:
     """Returns the worst verdict over the dtypes, or an empty text if no sample ran."""
-    found = outcomes.values()
-    if any(o.wrong or o.crashed or o.apart for o in found):
+    results = outcomes.values()
+    if any(o.wrong or o.crashed or o.apart for o in results):
         return "wrong"
-    return "refused" if any(o.refused for o in found) else "passes" if any(o.equal or o.close for o in found) else ""
+    return (
+        "refused" if any(o.refused for o in results) else "passes" if any(o.equal or o.close for o in results) else ""
+    )
 
 
-def _equal(outcomes: Outcomes) -> str:
+def _count_equal(outcomes: Outcomes) -> str:
     equal = sum(o.equal for o in outcomes.values())
     total = equal + sum(o.close + len(o.wrong) for o in outcomes.values())
     return f"{equal} / {total}" if total else ""
 
 
-def _why(forward: Outcomes, backward: Outcomes) -> str:
+def _find_reason(forward: Outcomes, backward: Outcomes) -> str:
     both = [*forward.items(), *backward.items()]
     wrong = [f"{dtype}: {problem}" for dtype, o in both for problem in (*o.wrong, *o.crashed, *o.apart)]
     refused = sorted({o.why for _, o in both if o.refused})
-    text = next(iter([*wrong, *refused]), "" if _verdict(forward) else "complex numbers only")
+    text = next(iter([*wrong, *refused]), "" if _judge(forward) else "complex numbers only")
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def _page(rows: list[str], counts: Counter[str], runs: Counter[str], samples: int) -> str:
+def _make_page(rows: list[str], counts: Counter[str], runs: Counter[str], samples: int) -> str:
     share = 100 * runs["passed"] / max(runs["runs"], 1)
     return f"""# PyTorch's elementwise ops by `pointwise` and by `FlexSN`
 
@@ -125,18 +127,18 @@ or it is at least as close to eager mode in float64 as eager mode in its dtype i
 float32, such as NaN for `gelu(inf)`.) "Equal" counts samples in which every element is equal. These ops differ on
 purpose:
 
-{_notes(EXCEPTIONS.items())}
+{_format_notes(EXCEPTIONS.items())}
 
 In the backward of the following ops, errors are relative to the values that are subtracted:
 
-{_notes(CANCELLING.items())}
+{_format_notes(CANCELLING.items())}
 
 | variant | forward | equal | backward | equal | why |
 |---|---|---|---|---|---|
 """ + "".join(f"{row}\n" for row in rows)
 
 
-def _notes(reasons: Iterable[tuple[str, str]]) -> str:
+def _format_notes(reasons: Iterable[tuple[str, str]]) -> str:
     return "\n".join(f"- `{name}`: {why}." for name, why in reasons)
 
 

@@ -35,8 +35,8 @@ class Dendritic(nn.Module):
         self.between = nn.Parameter(0.7 * torch.eye(BRANCHES) + 0.05) if matrix else None
 
     def forward(self, x: Tensor, soma: Tensor, apical: Tensor, branches: Tensor) -> tuple[Tensor, ...]:
-        held = 0.75 * branches if self.between is None else F.linear(branches, self.between)
-        branches = held + x.unsqueeze(-1) * self.weight
+        decayed = 0.75 * branches if self.between is None else F.linear(branches, self.between)
+        branches = decayed + x.unsqueeze(-1) * self.weight
         local = torch.sigmoid(4 * branches - 2)
         apical = 0.9 * apical + 0.1 * local.amax(-1)
         h = soma + (local.sum(-1) + apical - soma) / 2
@@ -60,12 +60,12 @@ class Populations(nn.Module):
 
     def __init__(self, neurons: int) -> None:
         super().__init__()
-        self.spike, self.less = ATan(), neurons // 4
-        self.ei = nn.Parameter(torch.rand(self.less, neurons) / neurons)
-        self.ie = nn.Parameter(torch.rand(neurons, self.less) / self.less)
-        self.within(neurons)
+        self.spike, self.num_inhibitory = ATan(), neurons // 4
+        self.ei = nn.Parameter(torch.rand(self.num_inhibitory, neurons) / neurons)
+        self.ie = nn.Parameter(torch.rand(neurons, self.num_inhibitory) / self.num_inhibitory)
+        self.add_inner_weights(neurons)
 
-    def within(self, neurons: int) -> None:
+    def add_inner_weights(self, neurons: int) -> None:
         self.ee = nn.Parameter(torch.rand(neurons, neurons) / neurons)
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor, inhibitory: Tensor, u: Tensor) -> tuple[Tensor, ...]:
@@ -75,14 +75,14 @@ class Populations(nn.Module):
         return s, s, h * (1 - s), inhibitory, k * (1 - inhibitory)
 
     def states(self, like: Tensor) -> list[Tensor]:
-        zero, less = torch.zeros_like(like), like.new_zeros(*like.shape[:-1], self.less)
-        return [zero, zero.clone(), less, less.clone()]
+        zero, inhibitory = torch.zeros_like(like), like.new_zeros(*like.shape[:-1], self.num_inhibitory)
+        return [zero, zero.clone(), inhibitory, inhibitory.clone()]
 
 
 class Disynaptic(Populations):
     """Populations without weights between excitatory neurons."""
 
-    def within(self, neurons: int) -> None:
+    def add_inner_weights(self, neurons: int) -> None:
         pass
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor, inhibitory: Tensor, u: Tensor) -> tuple[Tensor, ...]:

@@ -39,7 +39,7 @@ from flexsn_runtime import TargetName  # noqa: E402
 COUNTED = ("equal to the loop", "different", "refused by name", "failed otherwise", "the loop itself fails")
 
 
-def outcome_of(seed: int, device: str, on_cpu: TargetName) -> tuple[int, Outcome]:
+def compute_outcome(seed: int, device: str, on_cpu: TargetName) -> tuple[int, Outcome]:
     torch.set_num_threads(1)
     # For odd seeds, the forward saves values for the backward. For even seeds, the backward recomputes these values.
     residuals = ("recompute", "save")[seed % 2]
@@ -49,7 +49,7 @@ def outcome_of(seed: int, device: str, on_cpu: TargetName) -> tuple[int, Outcome
         return seed, Outcome(broken=[f"{type(error).__name__}: {error}"])
 
 
-def kind(refusal: str) -> str:
+def shorten(refusal: str) -> str:
     """Returns the text of a refusal without the words that are specific to one core."""
     text = refusal.split(": ", 1)[1].split("\n")[0]
     return re.sub(r"\([^()]*\)|\[[^\[\]]*\]|number \d+|\d+", "…", text)[:150]
@@ -75,14 +75,14 @@ def main() -> int:
     earlier = 0
     if options.journal is not None and options.journal.exists():
         earlier = len(options.journal.read_text(encoding="utf-8").splitlines())
-    run = functools.partial(outcome_of, device=options.device, on_cpu=options.on_cpu)
+    run = functools.partial(compute_outcome, device=options.device, on_cpu=options.on_cpu)
     for seed, outcome in outcomes(run, Outcome, seeds, options.n, options.journal, tasks=50):
         counts["equal to the loop"] += outcome.same
         counts["the loop itself fails"] += outcome.no_core
         counts["different"] += len(outcome.different)
         counts["refused by name"] += len(outcome.refused)
         counts["failed otherwise"] += len(outcome.broken)
-        refusals.update(kind(text) for text in outcome.refused)
+        refusals.update(shorten(text) for text in outcome.refused)
         for text in outcome.different + outcome.broken:
             wrong.append(f"seed {seed}: {text}")
             print(wrong[-1], flush=True)

@@ -46,7 +46,7 @@ BACKENDS: dict[str, Backends] = {
 Piece = dict[str, Any]
 
 
-def lives_of(number: int, rules: int, device: str) -> Piece:
+def run_piece(number: int, rules: int, device: str) -> Piece:
     """Runs one piece, and returns its counts. If a life shows a difference, also returns the life as a program."""
     torch.set_num_threads(1)
     pair = BACKENDS[device][number % len(BACKENDS[device])]
@@ -59,16 +59,16 @@ def lives_of(number: int, rules: int, device: str) -> Piece:
     return {"piece": number, "backend": pair, "counts": dict(Twins.counts), "different": different}
 
 
-def pieces(numbers: range, rules: int, device: str, processes: int, journal: Path | None) -> Iterator[Piece]:
+def run_pieces(numbers: range, rules: int, device: str, processes: int, journal: Path | None) -> Iterator[Piece]:
     """Yields all pieces, starting with those in the journal."""
-    known: dict[int, Piece] = {}
+    piece_by_number: dict[int, Piece] = {}
     if journal is not None and journal.exists():
         entries = map(json.loads, journal.read_text(encoding="utf-8").splitlines())
-        known = {entry["piece"]: entry for entry in entries}
-    yield from (known[number] for number in numbers if number in known)
-    live = functools.partial(lives_of, rules=rules, device=device)
+        piece_by_number = {entry["piece"]: entry for entry in entries}
+    yield from (piece_by_number[number] for number in numbers if number in piece_by_number)
+    live = functools.partial(run_piece, rules=rules, device=device)
     with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=5) as pool:
-        for piece in pool.imap_unordered(live, [number for number in numbers if number not in known]):
+        for piece in pool.imap_unordered(live, [number for number in numbers if number not in piece_by_number]):
             if journal is not None:
                 with journal.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(piece) + "\n")
@@ -88,7 +88,7 @@ def main() -> int:
     lives: Counter[str] = Counter()
     different: list[str] = []
     numbers = range(-(-options.runs // PIECE))
-    for piece in pieces(numbers, options.rules, options.device, options.n, options.journal):
+    for piece in run_pieces(numbers, options.rules, options.device, options.n, options.journal):
         counts.update(piece["counts"])
         lives[", ".join(piece["backend"])] += piece["counts"].get("lives", 0)
         if piece["different"] is not None:

@@ -28,7 +28,7 @@ from measure import where  # noqa: E402
 from random_steps import CALLS, LOWERINGS, Outcome, compare, random_program  # noqa: E402
 
 
-def outcome_of(seed: int, lowerings: Sequence[str]) -> tuple[int, Outcome]:
+def compute_outcome(seed: int, lowerings: Sequence[str]) -> tuple[int, Outcome]:
     torch.set_num_threads(1)
     return seed, compare(random_program(seed), lowerings)
 
@@ -46,7 +46,7 @@ def main() -> int:
     counts: Counter[tuple[str, str]] = Counter()
     without_loop = 0
     wrong: list[str] = []
-    run = functools.partial(outcome_of, lowerings=lowerings)
+    run = functools.partial(compute_outcome, lowerings=lowerings)
     for seed, outcome in outcomes(run, Outcome, seeds, options.n, options.journal, tasks=20):
         without_loop += bool(outcome.no_loop)
         counts.update((lowering, "equal") for lowering in outcome.equal)

@@ -47,7 +47,7 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def sequences(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def make_sequences(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Returns spikes `[50, count, 20]` and classes `[count]`."""
     labels = torch.randint(4, (count,), generator=generator)
     x = (torch.rand(50, count, 20, generator=generator) < 0.03).float()
@@ -57,10 +57,10 @@ def sequences(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     return x, labels
 
 
-def row(kind: str, options: dict[str, Any], epochs: int) -> str:
+def make_row(kind: str, options: dict[str, Any], epochs: int) -> str:
     """Trains a network, and returns its row of the table."""
     generator = torch.Generator().manual_seed(0)
-    (x, y), (x_test, y_test) = sequences(512, generator), sequences(512, generator)
+    (x, y), (x_test, y_test) = make_sequences(512, generator), make_sequences(512, generator)
     torch.manual_seed(0)
     make = LAYERS[kind]
     net = nn.Sequential(
@@ -75,16 +75,16 @@ def row(kind: str, options: dict[str, Any], epochs: int) -> str:
     for _ in range(epochs):
         for chosen in torch.randperm(512).split(64):
             functional.reset_net(net)
-            value = F.cross_entropy(net(x[:, chosen]).mean(0), y[chosen])
+            loss = F.cross_entropy(net(x[:, chosen]).mean(0), y[chosen])
             optimizer.zero_grad()
-            value.backward()
+            loss.backward()
             optimizer.step()
     functional.reset_net(net)
     with torch.no_grad(), monitor.RateMonitor(net, ["1", "3"]) as rates:
-        right = float((net(x_test).mean(0).argmax(1) == y_test).float().mean())
-    shown = ", ".join(f"{name}={value}" for name, value in options.items())
+        accuracy = float((net(x_test).mean(0).argmax(1) == y_test).float().mean())
+    settings = ", ".join(f"{name}={loss}" for name, loss in options.items())
     first, second = rates.rates().values()
-    line = f"| {kind} | {shown} | {right:.0%} | {first:.4f} | {second:.4f} |"
+    line = f"| {kind} | {settings} | {accuracy:.0%} | {first:.4f} | {second:.4f} |"
     print(line, flush=True)
     return line
 
@@ -96,7 +96,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--epochs", type=int, default=8)
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore", FiringWarning)
-    rows = [row(kind, settings, options.epochs) for kind, settings in SETTINGS]
+    rows = [make_row(kind, settings, options.epochs) for kind, settings in SETTINGS]
     head = [
         "# Recurrent layers with their initial settings",
         "",

@@ -58,7 +58,7 @@ SMALL = (Case("8-16-4, T 3, B 2", partial(feed_forward, LIF, 8, 16, 4), (3, 2, 8
 STRATEGIES = ("ddp", "fsdp")
 
 
-def shared(net: nn.Module, strategy: str, device: torch.device) -> nn.Module:
+def distribute(net: nn.Module, strategy: str, device: torch.device) -> nn.Module:
     """Returns the network, distributed over all processes."""
     if strategy == "ddp":
         return DistributedDataParallel(net, device_ids=[device.index] if device.type == "cuda" else None)
@@ -69,9 +69,9 @@ def shared(net: nn.Module, strategy: str, device: torch.device) -> nn.Module:
     return net
 
 
-def seconds_per_step(case: Case, strategy: str, device: torch.device, repeat: int) -> float:
+def measure_step(case: Case, strategy: str, device: torch.device, repeat: int) -> float:
     torch.manual_seed(0)
-    net = shared(case.make().to(device), strategy, device)
+    net = distribute(case.make().to(device), strategy, device)
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.9, foreach=True)
     x = torch.rand(case.shape, device=device)
     labels = torch.randint(case.classes, (case.shape[1],), device=device)
@@ -100,7 +100,7 @@ def seconds_per_step(case: Case, strategy: str, device: torch.device, repeat: in
     return float(slowest)
 
 
-def work(rank: int, count: int, folder: str, kind: str, repeat: int) -> None:
+def run_process(rank: int, count: int, folder: str, kind: str, repeat: int) -> None:
     """Runs one of `count` processes. Each process measures every case, and the first process writes the results."""
     device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
     os.environ["LOCAL_RANK"] = str(rank)
@@ -109,9 +109,9 @@ def work(rank: int, count: int, folder: str, kind: str, repeat: int) -> None:
     backend = "nccl" if kind == "cuda" else "gloo"
     dist.init_process_group(backend, init_method=f"file://{folder}/meeting_{count}", rank=rank, world_size=count)
     cases = CASES if kind == "cuda" else SMALL
-    found = [[seconds_per_step(case, strategy, device, repeat) for strategy in STRATEGIES] for case in cases]
+    seconds = [[measure_step(case, strategy, device, repeat) for strategy in STRATEGIES] for case in cases]
     if rank == 0:
-        torch.save(found, f"{folder}/{count}.pt")
+        torch.save(seconds, f"{folder}/{count}.pt")
     dist.destroy_process_group()
 
 
@@ -121,34 +121,41 @@ def main() -> None:
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--repeat", type=int, default=30, help="number of measured steps")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: to test this script")
-    chosen = parser.parse_args()
-    found = {}
+    options = parser.parse_args()
+    seconds_by_count = {}
     with tempfile.TemporaryDirectory() as folder:
-        for count in chosen.processes:
-            spawn(work, (count, folder, chosen.device, chosen.repeat), nprocs=count)
-            found[count] = torch.load(f"{folder}/{count}.pt")
+        for count in options.processes:
+            spawn(run_process, (count, folder, options.device, options.repeat), nprocs=count)
+            seconds_by_count[count] = torch.load(f"{folder}/{count}.pt")
     rows = []
-    for i, case in enumerate(CASES if chosen.device == "cuda" else SMALL):
+    for i, case in enumerate(CASES if options.device == "cuda" else SMALL):
         for j, strategy in enumerate(STRATEGIES):
-            first = found[chosen.processes[0]][i][j]
-            for count in chosen.processes:
-                seconds = found[count][i][j]
+            first_seconds = seconds_by_count[options.processes[0]][i][j]
+            for count in options.processes:
+                seconds = seconds_by_count[count][i][j]
                 rate = count * case.shape[1] / seconds
                 rows.append(
-                    (case.name, strategy, count, f"{1e3 * seconds:.2f}", f"{rate:.0f}", f"{first / seconds:.2f}")
+                    (
+                        case.name,
+                        strategy,
+                        count,
+                        f"{1e3 * seconds:.2f}",
+                        f"{rate:.0f}",
+                        f"{first_seconds / seconds:.2f}",
+                    )
                 )
     lines = [
         "# Training on several GPUs",
         "",
-        f"`python benchmarks/scaling.py --processes {' '.join(map(str, chosen.processes))}`: weak scaling. Each GPU",
+        f"`python benchmarks/scaling.py --processes {' '.join(map(str, options.processes))}`: weak scaling. Each GPU",
         "has the batch in the name of the network. Neurons are LIF. SEW-ResNet18 runs under autocast to bfloat16, and",
-        f"the feed-forward network in float32. Columns: the median of {chosen.repeat} steps in ms, samples per second",
-        f"on all GPUs, and the throughput per GPU divided by the throughput per GPU with {chosen.processes[0]} GPU.",
-        where(torch.device(chosen.device)),
+        f"the feed-forward network in float32. Columns: the median of {options.repeat} steps in ms, samples per second",
+        f"on all GPUs, and the throughput per GPU divided by the throughput per GPU with {options.processes[0]} GPU.",
+        where(torch.device(options.device)),
         "",
         *table(("network", "parallel", "GPUs", "step", "samples / s", "efficiency"), rows),
     ]
-    publish(lines, chosen.output)
+    publish(lines, options.output)
 
 
 if __name__ == "__main__":

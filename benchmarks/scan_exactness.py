@@ -36,24 +36,24 @@ HEADER = [
 ]
 
 
-def if_input(neuron: FlexSN, v: Tensor) -> Tensor:
+def compute_if_input(neuron: FlexSN, v: Tensor) -> Tensor:
     return THRESHOLD - v
 
 
-def lif_input(neuron: FlexSN, v: Tensor) -> Tensor:
+def compute_lif_input(neuron: FlexSN, v: Tensor) -> Tensor:
     return 2.0 * THRESHOLD - v
 
 
-def plif_input(neuron: FlexSN, v: Tensor) -> Tensor:
+def compute_plif_input(neuron: FlexSN, v: Tensor) -> Tensor:
     assert isinstance(neuron, ParametricLIF)
     return v + (THRESHOLD - v) / torch.sigmoid(neuron.w.detach())
 
 
 # By name: the neuron, and a function that returns the input that brings the membrane potential to the threshold.
 NEURONS: dict[str, tuple[Callable[[], FlexSN], Callable[[FlexSN, Tensor], Tensor]]] = {
-    "LIF": (LIF, lif_input),
-    "IF": (IF, if_input),
-    "PLIF": (lambda: ParametricLIF(init_tau=torch.linspace(1.5, 8.0, CHANNELS)), plif_input),
+    "LIF": (LIF, compute_lif_input),
+    "IF": (IF, compute_if_input),
+    "PLIF": (lambda: ParametricLIF(init_tau=torch.linspace(1.5, 8.0, CHANNELS)), compute_plif_input),
 }
 
 
@@ -81,7 +81,7 @@ class Counts:
 
 
 @torch.no_grad()
-def adversarial(neuron: FlexSN, to_threshold: Callable[[FlexSN, Tensor], Tensor], x: Tensor) -> Tensor:
+def approach_threshold(neuron: FlexSN, to_threshold: Callable[[FlexSN, Tensor], Tensor], x: Tensor) -> Tensor:
     """Replaces every other step of `x` by an input that brings the membrane potential close to the threshold, and
     returns `x`.
     """
@@ -96,20 +96,20 @@ def adversarial(neuron: FlexSN, to_threshold: Callable[[FlexSN, Tensor], Tensor]
 
 
 @torch.no_grad()
-def near_threshold(neuron: FlexSN, x: Tensor) -> int:
+def count_near_threshold(neuron: FlexSN, x: Tensor) -> int:
     """Counts the membrane potentials that are near the threshold after the input and before the reset. (If a neuron
     does not spike, this potential is also its state after the step.)
     """
     v, count = torch.zeros_like(x[0]), 0
     for step in x:
         spike, after = neuron.core(step, v)
-        charged = torch.where(spike > 0, _charge(neuron, step, v), after)
+        charged = torch.where(spike > 0, _compute_charge(neuron, step, v), after)
         count += int(((charged - THRESHOLD).abs() <= NEAR).sum())
         v = after
     return count
 
 
-def _charge(neuron: FlexSN, x: Tensor, v: Tensor) -> Tensor:
+def _compute_charge(neuron: FlexSN, x: Tensor, v: Tensor) -> Tensor:
     if isinstance(neuron, IF):
         return v + x
     if isinstance(neuron, ParametricLIF):
@@ -117,14 +117,14 @@ def _charge(neuron: FlexSN, x: Tensor, v: Tensor) -> Tensor:
     return v + (x - v) / 2.0
 
 
-def gradients(neuron: FlexSN, x: Tensor, grad: Tensor, *, loop: bool) -> Sequence[Tensor]:
+def compute_gradients(neuron: FlexSN, x: Tensor, grad: Tensor, *, loop: bool) -> Sequence[Tensor]:
     neuron.reset()
-    spikes = eager(neuron, x)[0] if loop else neuron(x)
+    spikes = run_loop(neuron, x)[0] if loop else neuron(x)
     assert isinstance(spikes, Tensor)
     return torch.autograd.grad(spikes, [x, *neuron.parameters()], grad)
 
 
-def eager(neuron: FlexSN, x: Tensor) -> tuple[Tensor, Tensor]:
+def run_loop(neuron: FlexSN, x: Tensor) -> tuple[Tensor, Tensor]:
     spikes, v = eager_scan_final_state(neuron.core, 1, 1, 1, x, torch.zeros_like(x[0]))
     return spikes, v
 
@@ -136,22 +136,24 @@ def compare(name: str, seed: int, shape: tuple[int, ...], device: torch.device, 
     neuron.backend = "triton"
     x = torch.randn(shape, device=device) + 0.6
     if seed % 2:
-        x = adversarial(neuron, to_threshold, x)
-        counts.near += near_threshold(neuron, x)
+        x = approach_threshold(neuron, to_threshold, x)
+        counts.near += count_near_threshold(neuron, x)
     with torch.no_grad():
-        spikes, (v, expected) = neuron(x), (neuron.states[0], eager(neuron, x))
+        spikes, (v, expected) = neuron(x), (neuron.states[0], run_loop(neuron, x))
     counts.total += x.numel()
     counts.spikes += int(spikes.sum(dtype=torch.float64))
     counts.wrong_spikes += int((spikes != expected[0]).sum())
     counts.wrong_states += int((v != expected[1]).sum())
     x.requires_grad_()
     grad = torch.randn_like(x)
-    first, second = (gradients(neuron, x, grad, loop=False) for _ in range(2))
+    first, second = (compute_gradients(neuron, x, grad, loop=False) for _ in range(2))
     counts.repeated &= all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     if seed == 1:
-        part = x.detach()[:, : shape[1] // 8].clone().requires_grad_()
-        own, loop = (gradients(neuron, part, grad[:, : shape[1] // 8], loop=loop) for loop in (False, True))
-        counts.errors += [float((a - b).abs().max() / b.abs().max()) for a, b in zip(own, loop, strict=True)]
+        x_of_part = x.detach()[:, : shape[1] // 8].clone().requires_grad_()
+        our_gradients, loop = (
+            compute_gradients(neuron, x_of_part, grad[:, : shape[1] // 8], loop=loop) for loop in (False, True)
+        )
+        counts.errors += [float((a - b).abs().max() / b.abs().max()) for a, b in zip(our_gradients, loop, strict=True)]
 
 
 def main() -> None:
@@ -161,14 +163,14 @@ def main() -> None:
     parser.add_argument("--elements", type=int, default=1_000_000)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--device", default="cuda", help="cpu: Triton's interpreter, to test this script")
-    chosen = parser.parse_args()
-    device = torch.device(chosen.device)
+    options = parser.parse_args()
+    device = torch.device(options.device)
     # The number of elements must not be a multiple of a block.
-    shape = (chosen.steps, -(-chosen.elements // CHANNELS), CHANNELS)
+    shape = (options.steps, -(-options.elements // CHANNELS), CHANNELS)
     rows = []
     for name in NEURONS:
         counts = Counts()
-        for seed in range(chosen.seeds):
+        for seed in range(options.seeds):
             compare(name, seed, shape, device, counts)
         repeated = "bit-equal" if counts.repeated else "differ"
         error = f"{max(counts.errors, default=0.0):.1e}"
@@ -177,14 +179,14 @@ def main() -> None:
     lines = [
         "# Exactness, float32",
         "",
-        f"`python benchmarks/scan_exactness.py`: T = {chosen.steps}, {shape[1] * shape[2]} elements, {chosen.seeds}",
+        f"`python benchmarks/scan_exactness.py`: T = {options.steps}, {shape[1] * shape[2]} elements, {options.seeds}",
         "seeds, compared with the eager loop on the same device. The last column is the largest difference of the",
         "gradients of the input and the parameters, relative to the largest gradient.",
         where(device),
         "",
         *table(HEADER, rows),
     ]
-    publish(lines, chosen.output)
+    publish(lines, options.output)
 
 
 if __name__ == "__main__":

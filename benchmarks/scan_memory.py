@@ -20,9 +20,9 @@ from pathlib import Path
 
 import torch
 from measure import publish, table, where
-from peer_neurons import has
+from peer_neurons import is_installed
 from scan_models import MODELS, Work
-from scan_peers import PEERS, Forward, loop
+from scan_peers import PEERS, Forward, run_loop
 from torch import Tensor
 
 OUTPUT = 4.0
@@ -31,7 +31,7 @@ PEER_NAMES = ("SpikingJelly 2 LIFNode, Triton", "SpikingJelly 2 FlexSN")
 HEADER = ["who", "held", "held, less the output", "peak", "peak, less output and gradient", "states held: 1 / K"]
 
 
-def bytes_per_element(forward: Forward, x: Tensor, grad: Tensor) -> tuple[float, float]:
+def measure_bytes(forward: Forward, x: Tensor, grad: Tensor) -> tuple[float, float]:
     """Returns `(held, peak)` of a second step, because the first step compiles kernels."""
     for _ in range(2):
         torch.cuda.synchronize()
@@ -45,19 +45,19 @@ def bytes_per_element(forward: Forward, x: Tensor, grad: Tensor) -> tuple[float,
     return held / x.numel(), peak / x.numel()
 
 
-def available(peers: Path) -> list[tuple[str, Callable[[], Forward]]]:
+def list_peers(peers: Path) -> list[tuple[str, Callable[[], Forward]]]:
     """Returns the peers that can be imported."""
     sys.path.append(str(peers / "sj2"))
-    if not has("spikingjelly"):
+    if not is_installed("spikingjelly"):
         return []
     return [(name, PEERS[name].make) for name in PEER_NAMES]
 
 
-def row(who: str, found: tuple[float, float], steps: int, *, counts: bool) -> list[str]:
-    held, peak = found
-    own = held - OUTPUT
-    share = f"{(own - 4.0 / steps) / 4.0:.3f}" if counts else ""
-    return [who, *(f"{value:.2f}" for value in (held, own, peak, peak - OUTPUT - GRADIENT)), share]
+def make_row(name: str, measured: tuple[float, float], steps: int, *, counts: bool) -> list[str]:
+    held, peak = measured
+    scan_bytes = held - OUTPUT
+    fraction = f"{(scan_bytes - 4.0 / steps) / 4.0:.3f}" if counts else ""
+    return [name, *(f"{value:.2f}" for value in (held, scan_bytes, peak, peak - OUTPUT - GRADIENT)), fraction]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -65,18 +65,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "scan_memory.md")
     parser.add_argument("--peers", type=Path, default=Path(".peers"), help="folder of the peers that are not installed")
     parser.add_argument("--shape", default="32x1600000", help="T x NCL")
-    chosen = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     device = torch.device("cuda")
-    steps, ncl = map(int, chosen.shape.split("x"))
+    steps, ncl = map(int, options.shape.split("x"))
     work = Work(MODELS["LIF"], steps, ncl, device)
     (x,) = work.inputs
     grad = torch.randn_like(x)
-    rows = [row("FlexSN", bytes_per_element(lambda x: work.forward()[0], x, grad), steps, counts=True)]
+    rows = [make_row("FlexSN", measure_bytes(lambda x: work.forward()[0], x, grad), steps, counts=True)]
     work.neuron.reset()
-    rows.append(row("the loop", bytes_per_element(loop, x, grad), steps, counts=False))
-    for name, make in available(chosen.peers):
+    rows.append(make_row("the loop", measure_bytes(run_loop, x, grad), steps, counts=False))
+    for name, make in list_peers(options.peers):
         try:
-            rows.append(row(name, bytes_per_element(make(), x, grad), steps, counts=False))
+            rows.append(make_row(name, measure_bytes(make(), x, grad), steps, counts=False))
         except RuntimeError as error:
             rows.append([name, f"failed: {str(error).splitlines()[0]}", "", "", "", ""])
     lines = [
@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "",
         *table(HEADER, rows),
     ]
-    publish(lines, chosen.output)
+    publish(lines, options.output)
 
 
 if __name__ == "__main__":

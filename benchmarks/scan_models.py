@@ -76,7 +76,7 @@ class Work:
         self.neuron.backend = "triton"
         self.inputs = [random(0.5).requires_grad_() for _ in range(model.num_inputs)]
         self._grads = [random(0.0) for _ in range(model.num_outputs)]
-        self._wanted = [*self.inputs, *self.neuron.parameters()]
+        self._leaves = [*self.inputs, *self.neuron.parameters()]
 
     @torch.no_grad()
     def infer(self) -> object:
@@ -85,7 +85,7 @@ class Work:
 
     def train(self) -> tuple[Tensor, ...]:
         """Runs one forward and one backward from a reset state, and returns the gradients of inputs and parameters."""
-        return torch.autograd.grad(self.forward(), self._wanted, self._grads)
+        return torch.autograd.grad(self.forward(), self._leaves, self._grads)
 
     def forward(self) -> Sequence[Tensor]:
         """Resets the state, runs one forward, and returns the outputs."""

@@ -31,13 +31,13 @@ from flexsn_hop import scan
 HEADER = ["way", "T", "remat", "time, s", "peak, MB", "peak, carries", "2 sqrt(T)", "bits of the gradient"]
 
 
-def memory(what: str) -> int:
+def read_memory(field: str) -> int:
     """Returns the number of bytes of this process's memory (`VmRSS`), or the largest number so far (`VmHWM`)."""
-    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(what)]
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field)]
     return 1024 * int(line.split()[1])
 
 
-def network(way: str, size: int, remat: int | None) -> Callable[[Tensor, Tensor], Tensor]:
+def make_network(way: str, size: int, remat: int | None) -> Callable[[Tensor, Tensor], Tensor]:
     """Returns a function of `a` and `x` that runs the scan and returns the mean of the last carry."""
 
     def run(a: Tensor, x: Tensor) -> Tensor:
@@ -55,19 +55,19 @@ def measure(way: str, steps: int, size: int, remat: int | None) -> str:
     torch.set_num_threads(1)
     a = torch.rand(size, requires_grad=True)
     x = torch.randn(steps, 1)
-    run = network(way, size, remat)
+    run = make_network(way, size, remat)
     for first in (7, 9):
         torch.autograd.grad(run(a, x[:first]), a)
     Path("/proc/self/clear_refs").write_text("5")
-    before = memory("VmRSS")
+    before = read_memory("VmRSS")
     begun = time.perf_counter()
     (gradient,) = torch.autograd.grad(run(a, x), a)
-    taken = time.perf_counter() - begun
+    seconds = time.perf_counter() - begun
     bits = int(gradient.view(torch.int32).long().sum())
-    return f"{taken} {memory('VmHWM') - before} {bits}"
+    return f"{seconds} {read_memory('VmHWM') - before} {bits}"
 
 
-def row(way: str, steps: int, size: int, remat: int | None) -> tuple[list[str], str]:
+def measure_row(way: str, steps: int, size: int, remat: int | None) -> tuple[list[str], str]:
     command = [sys.executable, __file__, "--measure", way, str(steps), str(size), str(remat or 0)]
     # With this setting, each carry has a separate memory map, which is released when the carry is freed. In a heap,
     # smaller objects between the carries would prevent this.
@@ -76,9 +76,9 @@ def row(way: str, steps: int, size: int, remat: int | None) -> tuple[list[str], 
     limit = f"{2 * math.sqrt(steps):.0f}"
     if result.returncode:
         return [way, str(steps), str(remat or ""), "failed", "", "", limit, ""], ""
-    taken, peak, bits = result.stdout.split()[-3:]
+    seconds, peak, bits = result.stdout.split()[-3:]
     carries = float(peak) / (4 * size)
-    figures = [f"{float(taken):.1f}", f"{float(peak) / 2**20:.0f}", f"{carries:.0f}", limit]
+    figures = [f"{float(seconds):.1f}", f"{float(peak) / 2**20:.0f}", f"{carries:.0f}", limit]
     return [way, str(steps), str(remat or ""), *figures], bits
 
 
@@ -89,23 +89,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--size", type=int, default=65_536)
     parser.add_argument("--eager-steps", type=int, default=4_000)
     parser.add_argument("--measure", nargs=4, help=argparse.SUPPRESS)
-    chosen = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     os.environ["FLEXSN_HOP_LOWERING"] = "compiled_loop"
-    if chosen.measure:
-        way, steps, size, remat = chosen.measure
+    if options.measure:
+        way, steps, size, remat = options.measure
         print(measure(way, int(steps), int(size), int(remat) or None))
         return
     rows = []
-    for way, lengths in (("eager", [chosen.eager_steps]), ("compiled", [chosen.eager_steps, chosen.steps])):
+    for way, lengths in (("eager", [options.eager_steps]), ("compiled", [options.eager_steps, options.steps])):
         for steps in lengths:
-            found = []
-            for remat in (None, math.isqrt(steps)) if steps == chosen.eager_steps else (math.isqrt(steps),):
-                cells, bits = row(way, steps, chosen.size, remat)
-                found.append(bits)
-                rows.append([*cells, ("equal" if bits == found[0] else "differ") if len(found) > 1 else ""])
+            checksums = []
+            for remat in (None, math.isqrt(steps)) if steps == options.eager_steps else (math.isqrt(steps),):
+                cells, bits = measure_row(way, steps, options.size, remat)
+                checksums.append(bits)
+                rows.append([*cells, ("equal" if bits == checksums[0] else "differ") if len(checksums) > 1 else ""])
                 print("\n".join(table(HEADER, rows[-1:])), flush=True)
     lines = [
-        f"# Memory of long scans, a carry of {chosen.size} float32",
+        f"# Memory of long scans, a carry of {options.size} float32",
         "",
         "`python benchmarks/scan_remat.py`: a training step of a moving average with a learned coefficient for each",
         "element. `peak` is the largest memory during the step minus the memory before it, in MB and in carries. It",
@@ -115,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "",
         *table(HEADER, rows),
     ]
-    publish(lines, chosen.output)
+    publish(lines, options.output)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from measure import graphed, milliseconds, publish, table, where
+from measure import capture_graph, milliseconds, publish, table, where
 from torch import Tensor, nn
 
 from flexsn_nn import spike_pooling
@@ -54,7 +54,7 @@ class Times(NamedTuple):
     torch_both: float
 
 
-def measured(case: Case, dtype: torch.dtype, form: str, device: torch.device) -> tuple[Times, float, float]:
+def measure_case(case: Case, dtype: torch.dtype, form: str, device: torch.device) -> tuple[Times, float, float]:
     """Returns the times, and the bytes that this project and torch save for the backward, relative to the input."""
     frames, side = (FRAMES, case.side) if device.type == "cuda" else (2, 9)
     spikes = torch.rand(frames, case.channels, side, side, device=device) < RATE
@@ -64,8 +64,8 @@ def measured(case: Case, dtype: torch.dtype, form: str, device: torch.device) ->
     with torch.no_grad():  # an autograd graph that stays alive would have nodes of another stream
         y = theirs(x)
     gradient = torch.randn_like(y)
-    moved = (x.numel() + y.numel()) // 2
-    source, target = (torch.empty(moved, dtype=dtype, device=device) for _ in range(2))
+    copied_elements = (x.numel() + y.numel()) // 2
+    source, target = (torch.empty(copied_elements, dtype=dtype, device=device) for _ in range(2))
 
     def both(layer: nn.Module) -> None:
         torch.autograd.grad(layer(x), x, gradient)
@@ -77,35 +77,35 @@ def measured(case: Case, dtype: torch.dtype, form: str, device: torch.device) ->
         lambda: theirs(x),
         lambda: both(theirs),
     ]
-    runs = [graphed(work) for work in works] if device.type == "cuda" else works
+    runs = [capture_graph(work) for work in works] if device.type == "cuda" else works
     turns = [[milliseconds(run, device, warmup=3, rep=12) for run in runs] for _ in range(TURNS)]
-    times = Times(*(sorted(one)[TURNS // 2] for one in zip(*turns, strict=True)))
-    return times, kept(ours, x), kept(theirs, x)
+    times = Times(*(sorted(times_of_call)[TURNS // 2] for times_of_call in zip(*turns, strict=True)))
+    return times, measure_saved(ours, x), measure_saved(theirs, x)
 
 
-def kept(layer: nn.Module, x: Tensor) -> float:
-    found: list[int] = []
+def measure_saved(layer: nn.Module, x: Tensor) -> float:
+    sizes: list[int] = []
 
     def keep(tensor: Tensor) -> Tensor:
-        found.append(tensor.nbytes)
+        sizes.append(tensor.nbytes)
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         layer(x)
-    return sum(found) / x.nbytes
+    return sum(sizes) / x.nbytes
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "spike_pooling.md")
     parser.add_argument("--check", action="store_true", help="small shapes on the CPU, with TRITON_INTERPRET=1")
-    chosen = parser.parse_args()
-    device = torch.device("cpu" if chosen.check else "cuda")
+    options = parser.parse_args()
+    device = torch.device("cpu" if options.check else "cuda")
     lines = []
     for dtype, kind in DTYPES.items():
         for form in FORMATS:
             for case in CASES:
-                times, ours, theirs = measured(case, kind, form, device)
+                times, ours, theirs = measure_case(case, kind, form, device)
                 row = (
                     dtype,
                     form,
@@ -133,7 +133,7 @@ def main() -> None:
             "",
             *table(head, lines),
         ],
-        chosen.output,
+        options.output,
     )
 
 

@@ -48,7 +48,7 @@ class Network(nn.Module):
         return rates
 
 
-def training_step(network: nn.Module, x: Tensor, labels: Tensor) -> Callable[[], object]:
+def make_training_step(network: nn.Module, x: Tensor, labels: Tensor) -> Callable[[], object]:
     parameters = list(network.parameters())
 
     def run() -> object:
@@ -64,19 +64,19 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--width", type=int, default=64, help="number of channels of the first block")
     parser.add_argument("--device", default="cuda", help="cpu, with TRITON_INTERPRET=1, to test this script")
-    chosen = parser.parse_args()
-    device = torch.device(chosen.device)
-    image = torch.rand(chosen.batch, 3, 32, 32, device=device)
-    x = image.expand(chosen.steps, *image.shape)
-    labels = torch.randint(CLASSES, (chosen.batch,), device=device)
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    image = torch.rand(options.batch, 3, 32, 32, device=device)
+    x = image.expand(options.steps, *image.shape)
+    labels = torch.randint(CLASSES, (options.batch,), device=device)
 
     def measure(neuron: Callable[[], nn.Module], compiled: bool) -> tuple[float, float]:
         """Returns the time of the first training step in s, and the median time of later steps in ms."""
         torch.manual_seed(0)
-        network: nn.Module = Network(chosen.width, neuron).to(device)
+        network: nn.Module = Network(options.width, neuron).to(device)
         if compiled:
             network = torch.compile(network, fullgraph=True)  # type: ignore[assignment]
-        step = training_step(network, x, labels)
+        step = make_training_step(network, x, labels)
         begun = time.perf_counter()
         step()
         if device.type == "cuda":
@@ -85,7 +85,7 @@ def main() -> None:
         return first, milliseconds(step, device, warmup=50, rep=300)
 
     measure(nn.Identity, False)  # initialises the libraries
-    alone = {compiled: measure(nn.Identity, compiled)[1] for compiled in (False, True)}
+    ms_without_neurons = {compiled: measure(nn.Identity, compiled)[1] for compiled in (False, True)}
     rows, loop = [], 0.0
     for backend, compiled in PATHS:
         name = f'`backend="{backend}"`' + (" in `torch.compile`" if compiled else "")
@@ -95,22 +95,22 @@ def main() -> None:
             rows.append((name, *["-"] * 5, f"failed: {str(error).splitlines()[0]}"))
             continue
         loop = loop or ms  # the time of the first path
-        of_neurons = ms - alone[compiled]
-        cells = (f"{ms:.2f}", f"{alone[compiled]:.2f}", f"{of_neurons:.2f}", f"{of_neurons / ms:.0%}")
+        neuron_ms = ms - ms_without_neurons[compiled]
+        cells = (f"{ms:.2f}", f"{ms_without_neurons[compiled]:.2f}", f"{neuron_ms:.2f}", f"{neuron_ms / ms:.0%}")
         rows.append((name, *cells, f"{loop / ms:.1f}", f"{first:.1f}"))
     header = ("path", "step", "without neurons", "neurons", "share", "loop / step", "first step, s")
     lines = [
-        f"# Spiking convolutional network, T = {chosen.steps}, batch {chosen.batch}, float32",
+        f"# Spiking convolutional network, T = {options.steps}, batch {options.batch}, float32",
         "",
         "`python benchmarks/spiking_conv_net.py`: a training step of three blocks of convolution, batch norm, LIF and",
-        f"pooling ({chosen.width}, {2 * chosen.width}, {4 * chosen.width} channels); medians in ms, in one run.",
+        f"pooling ({options.width}, {2 * options.width}, {4 * options.width} channels); medians in ms, in one run.",
         "`neurons` is the time of the step minus the time with `nn.Identity` instead of neurons. `torch.compile` runs",
         'with `fullgraph=True`. Without `torch.compile`, `backend="hop"` runs the same loop as `backend="torch"`.',
         where(device),
         "",
         *table(header, rows),
     ]
-    publish(lines, chosen.output)
+    publish(lines, options.output)
 
 
 if __name__ == "__main__":

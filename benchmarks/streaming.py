@@ -27,7 +27,7 @@ INPUTS, HIDDEN, OUTPUTS = 128, 256, 64
 Frame = Callable[[Tensor], Tensor]
 
 
-def network(kind: Callable[..., FlexSN], backend: str) -> nn.Sequential:
+def make_network(kind: Callable[..., FlexSN], backend: str) -> nn.Sequential:
     """Returns a network of two layers, each of which is a linear layer followed by a neuron."""
     torch.manual_seed(0)
     return nn.Sequential(
@@ -38,7 +38,7 @@ def network(kind: Callable[..., FlexSN], backend: str) -> nn.Sequential:
     ).eval()
 
 
-def microseconds(runs: dict[str, Frame], frames: int) -> dict[str, tuple[float, float]]:
+def measure_frames(runs: dict[str, Frame], frames: int) -> dict[str, tuple[float, float]]:
     """Returns the median and the minimum time of a frame in each network, in microseconds."""
     x = torch.rand(1, INPUTS)
     times: dict[str, list[float]] = {name: [] for name in runs}
@@ -58,13 +58,13 @@ def main(path: Path, threads: int, frames: int) -> None:
     torch.set_num_threads(threads)
     rows = []
     for kind in (LIF, PLIF, ALIF):
-        ours, loop = network(kind, "cpp"), network(kind, "torch")
+        ours, loop = make_network(kind, "cpp"), make_network(kind, "torch")
         linear = nn.Sequential(ours[0], ours[2])
-        us = microseconds({"linear": linear, "ours": ours, "loop": loop}, frames)
+        us = measure_frames({"linear": linear, "ours": ours, "loop": loop}, frames)
         functional.reset_net(ours)
-        beyond = [us["ours"][i] - us["linear"][i] for i in range(2)]
-        loops = us["loop"][0] - us["linear"][0]
-        figures = [us["linear"][0], us["ours"][0], *beyond, loops]
+        added_us = [us["ours"][i] - us["linear"][i] for i in range(2)]
+        loop_us = us["loop"][0] - us["linear"][0]
+        figures = [us["linear"][0], us["ours"][0], *added_us, loop_us]
         rows.append([type(ours[1]).__name__, *(f"{figure:.0f}" for figure in figures)])
     head = ("neuron", "linear layers", "network", "beyond the layers", "the least", "the loop, beyond them")
     lines = [

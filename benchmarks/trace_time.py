@@ -91,23 +91,23 @@ def source_times(step: Step) -> Times:
     marks.append(time.process_time())
     core = emit_core(trace.forward, "step", prune=True)
     gradient = emit_core(vjp, "vjp", prune=True, fast_division=True)
-    one, yes, dtypes = (InputLayout(),), (True,), (torch.float32,)
-    forward_source("forward", core, ForwardSpec(one, (None,), dtypes, (), yes, (False,), yes, segment=8))
+    layouts, flags, dtypes = (InputLayout(),), (True,), (torch.float32,)
+    forward_source("forward", core, ForwardSpec(layouts, (None,), dtypes, (), flags, (False,), flags, segment=8))
     backward_source(
         "backward",
         core,
         gradient,
         BackwardSpec(
-            inputs=one,
+            inputs=layouts,
             states=(None,),
             state_dtypes=dtypes,
             lifted=(),
             num_outputs=1,
-            grad_outputs=yes,
+            grad_outputs=flags,
             grad_state_seqs=(False,),
             grad_final_states=(False,),
             gradients=vjp.gradients,
-            grad_inputs=yes,
+            grad_inputs=flags,
             grad_states=(False,),
             grad_lifted=(),
             lifted_dtypes=(),

@@ -60,8 +60,8 @@ def main(model: Model, shapes: list[str], dtype: torch.dtype, device: torch.devi
                 list(pool.map(partial(time, timer=lambda run: 0.0), plans))  # compiles the kernels
             floor = copy_floor(num_steps * ncl, streams, device, dtype)
             print(f"{shape} {name}: copy {floor:.4f} ms")
-            timed = [(time(plan, timer=partial(milliseconds, device=device)), plan.forward) for plan in plans]
-            for elapsed, config in sorted(timed, key=lambda row: row[0])[:SHOWN]:
+            results = [(time(plan, timer=partial(milliseconds, device=device)), plan.forward) for plan in plans]
+            for elapsed, config in sorted(results, key=lambda row: row[0])[:SHOWN]:
                 print(f"  {elapsed:.4f} ms  {elapsed / floor:.2f}  {config}")
 
 
@@ -71,5 +71,5 @@ if __name__ == "__main__":
     parser.add_argument("--model", default="LIF", choices=list(MODELS))
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--device", default="cuda", help="cpu: Triton's interpreter, to test this script")
-    given = parser.parse_args()
-    main(MODELS[given.model], list(given.shapes), getattr(torch, given.dtype), torch.device(given.device))
+    options = parser.parse_args()
+    main(MODELS[options.model], list(options.shapes), getattr(torch, options.dtype), torch.device(options.device))

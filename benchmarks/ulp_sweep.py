@@ -204,7 +204,7 @@ def measure(
         if kernel and isinstance(kernel, str):
             row.skipped = kernel
         else:
-            row.skipped = _fill(row, case, kernel or pointwise(case.function, name=case.name), dtype, size, device)
+            row.skipped = _fill_row(row, case, kernel or pointwise(case.function, name=case.name), dtype, size, device)
     except Exception as error:
         # All other cases still run.
         row.failed = f"{type(error).__name__}: {_first_line(error)}"
@@ -212,7 +212,7 @@ def measure(
     return row
 
 
-def in_cpp(tasks: Sequence[tuple[str, torch.dtype]]) -> dict[tuple[str, torch.dtype], Function | str]:
+def compile_cpp(tasks: Sequence[tuple[str, torch.dtype]]) -> dict[tuple[str, torch.dtype], Function | str]:
     """Returns the C++ functions of the cases, compiled together, or the reasons for missing functions."""
     library = Library()
     kernels: dict[tuple[str, torch.dtype], Function | str] = {}
@@ -228,26 +228,26 @@ def in_cpp(tasks: Sequence[tuple[str, torch.dtype]]) -> dict[tuple[str, torch.dt
     return kernels
 
 
-def _fill(row: Row, case: Case, kernel: Function, dtype: torch.dtype, size: Size, device: torch.device) -> str:
+def _fill_row(row: Row, case: Case, kernel: Function, dtype: torch.dtype, size: Size, device: torch.device) -> str:
     """Adds the counts of a case to the row. Returns the reason if the case cannot run, otherwise an empty text."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for arguments in chunks(case, dtype, size, device):
             try:
-                expected = _results(case.function(*arguments))
+                expected = _list_results(case.function(*arguments))
             except (RuntimeError, NotImplementedError) as error:
                 return f"eager mode refuses: {_first_line(error)}"
             try:
-                actual = _results(kernel(*arguments))
+                actual = _list_results(kernel(*arguments))
             except UnsupportedOpError as error:
                 return f"the rule refuses: {_first_line(error)}"
-            exact = _in_float64(case, arguments) if case.limit and dtype != torch.float64 else None
+            exact = _compute_in_float64(case, arguments) if case.limit and dtype != torch.float64 else None
             for index, (ours, eagers) in enumerate(zip(actual, expected, strict=True)):
                 _compare(row, arguments, ours, eagers, None if exact is None else exact[index])
     return ""
 
 
-def _results(value: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _list_results(value: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return (value,) if isinstance(value, Tensor) else tuple(value)
 
 
@@ -255,9 +255,9 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [""])[0].replace("|", "\\|")
 
 
-def _in_float64(case: Case, arguments: Sequence[Tensor]) -> tuple[Tensor, ...] | None:
+def _compute_in_float64(case: Case, arguments: Sequence[Tensor]) -> tuple[Tensor, ...] | None:
     try:
-        return _results(case.function(*(t.double() if t.is_floating_point() else t for t in arguments)))
+        return _list_results(case.function(*(t.double() if t.is_floating_point() else t for t in arguments)))
     except RuntimeError:
         return None
 
@@ -270,8 +270,8 @@ def _compare(row: Row, arguments: Sequence[Tensor], ours: Tensor, eagers: Tensor
     distance = distance.masked_fill(nan, 0)
 
     def at(position: Tensor) -> str:
-        given = ", ".join(_text(t[position]) for t in arguments)
-        return f"{given}: {_text(ours[position])}, eager {_text(eagers[position])}"
+        inputs = ", ".join(_text(t[position]) for t in arguments)
+        return f"{inputs}: {_text(ours[position])}, eager {_text(eagers[position])}"
 
     row.values += ours.numel()
     row.differ += int(((distance > 0) | zero | nan).sum())
@@ -286,12 +286,12 @@ def _compare(row: Row, arguments: Sequence[Tensor], ours: Tensor, eagers: Tensor
     row.zero += int(zero.sum())
     if exact is not None:
         rounded = exact.to(ours.dtype)
-        off = tuple(_largest_number(ulp_distance(t, rounded)) for t in (ours, eagers))
+        off = tuple(_find_largest(ulp_distance(t, rounded)) for t in (ours, eagers))
         before = row.off or (0, 0)
         row.off = (max(off[0], before[0]), max(off[1], before[1]))
 
 
-def _largest_number(distance: Tensor) -> int:
+def _find_largest(distance: Tensor) -> int:
     return int(distance.masked_fill(distance == NOT_A_NUMBER, 0).max())
 
 
@@ -303,17 +303,17 @@ def _text(value: Tensor) -> str:
 # -- the page ------------------------------------------------------------------------------------------------
 
 
-def page(rows: Sequence[Row], uncovered: dict[str, str], what: str, seconds: float) -> str:
+def page(rows: Sequence[Row], uncovered: dict[str, str], description: str, seconds: float) -> str:
     ran = [row for row in rows if not row.skipped and not row.failed]
     failed = [row for row in rows if row.failed]
     over = [row for row in ran if row.over]
-    unnamed = [row for row in over if not row.reason]
+    unexplained = [row for row in over if not row.reason]
     cpp = bool(rows) and rows[0].cpp
     place = f"CPU, {Path(COMPILER or '').name}, torch {torch.__version__}." if cpp else where(DEVICE)
     lines = [
         "# The rules of flexsn-codegen against eager mode, in ulp",
         "",
-        f"`python benchmarks/ulp_sweep.py{' --cpp' if cpp else ''}`: " + what,
+        f"`python benchmarks/ulp_sweep.py{' --cpp' if cpp else ''}`: " + description,
         f"{place} {seconds:.0f} s.",
         "",
         "A distance of 1 ulp is the distance to the neighbouring number of the dtype, including denormal numbers.",
@@ -326,29 +326,29 @@ def page(rows: Sequence[Row], uncovered: dict[str, str], what: str, seconds: flo
         f"{len({row.name for row in rows})} functions in {len(ran)} combinations with a dtype, "
         f"{sum(r.values for r in ran):,} results: "
         f"{sum(not r.differ for r in ran)} combinations are equal to the last bit, "
-        f"{len(ran) - len(over)} are within their limit, {len(over) - len(unnamed)} are named exceptions, "
-        f"{len(unnamed)} are over without a reason. {len(failed)} failed.",
+        f"{len(ran) - len(over)} are within their limit, {len(over) - len(unexplained)} are named exceptions, "
+        f"{len(unexplained)} are over without a reason. {len(failed)} failed.",
         "",
         *(f"- **failed**: {row.name} {row.dtype}: {row.failed}" for row in failed),
         *([""] if failed else []),
-        *_exceptions(over),
+        *_format_exceptions(over),
         "## Different in some bits",
         "",
         "| function | dtype | results | differ | ulp | may | off float64: ours, eager | NaN | zero | worst |",
         "|---|---|---|---|---|---|---|---|---|---|",
-        *(_line(row) for row in ran if row.differ),
+        *(_format_row(row) for row in ran if row.differ),
         "",
         "## Equal to the last bit",
         "",
         "| function | dtypes | results | left out |",
         "|---|---|---|---|",
-        *_equal(row for row in ran if not row.differ),
+        *_format_equal(row for row in ran if not row.differ),
         "",
         "## Not run",
         "",
         "| function | dtypes | why |",
         "|---|---|---|",
-        *_skipped(row for row in rows if row.skipped),
+        *_format_skipped(row for row in rows if row.skipped),
         *(f"| `{op}` | all | {why} |" for op, why in uncovered.items()),
         "",
     ]
@@ -365,23 +365,23 @@ _FUSED = [
 ]
 
 
-def _exceptions(over: Sequence[Row]) -> list[str]:
+def _format_exceptions(over: Sequence[Row]) -> list[str]:
     if not over:
         return []
     lines = ["## Over the limit", "", "| function | dtypes | why |", "|---|---|---|"]
-    for (name, reason), dtypes in _grouped(((row.name, row.reason or "**not known**"), row) for row in over):
+    for (name, reason), dtypes in _group_dtypes(((row.name, row.reason or "**not known**"), row) for row in over):
         lines.append(f"| {name} | {dtypes} | {reason} |")
     return [*lines, ""]
 
 
-def _grouped(rows: Iterable[tuple[tuple[str, str], Row]]) -> list[tuple[tuple[str, str], str]]:
+def _group_dtypes(rows: Iterable[tuple[tuple[str, str], Row]]) -> list[tuple[tuple[str, str], str]]:
     groups: dict[tuple[str, str], list[str]] = {}
     for key, row in rows:
         groups.setdefault(key, []).append(row.dtype)
     return [(key, ", ".join(dtypes)) for key, dtypes in groups.items()]
 
 
-def _line(row: Row) -> str:
+def _format_row(row: Row) -> str:
     off = "" if row.off is None else f"{row.off[0]}, {row.off[1]}"
     mark = "" if not row.over else " (exception)" if row.reason else " **over**"
     worst = "; ".join(filter(None, (row.worst, row.nan_at, row.zero_at)))
@@ -389,7 +389,7 @@ def _line(row: Row) -> str:
     return f"| {' | '.join(map(str, cells))} | {row.nan or ''} | {row.zero or ''} | {worst} |"
 
 
-def _equal(rows: Iterable[Row]) -> list[str]:
+def _format_equal(rows: Iterable[Row]) -> list[str]:
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(row.name, []).append(row)
@@ -400,8 +400,8 @@ def _equal(rows: Iterable[Row]) -> list[str]:
     ]
 
 
-def _skipped(rows: Iterable[Row]) -> list[str]:
-    grouped = _grouped(((row.name, row.skipped.replace(row.dtype, "T")), row) for row in rows)
+def _format_skipped(rows: Iterable[Row]) -> list[str]:
+    grouped = _group_dtypes(((row.name, row.skipped.replace(row.dtype, "T")), row) for row in rows)
     return [f"| {name} | {dtypes} | {why} |" for (name, why), dtypes in grouped]
 
 
@@ -417,31 +417,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--limit", type=float, default=400.0, help="seconds after which the page is written with the results so far"
     )
     parser.add_argument("--only", nargs="*", default=[], help="only cases whose names contain one of these texts")
-    given = parser.parse_args(arguments)
-    size = QUICK if given.quick else SOME if given.cpp else FULL
-    if given.stride:
-        size = replace(size, stride=given.stride)
+    options = parser.parse_args(arguments)
+    size = QUICK if options.quick else SOME if options.cpp else FULL
+    if options.stride:
+        size = replace(size, stride=options.stride)
     begun = time.perf_counter()
     tasks = [
         (case.name, dtype)
         for case in _cases().values()
         for dtype in case.dtypes
-        if not given.only or any(text in case.name for text in given.only)
+        if not options.only or any(text in case.name for text in options.only)
     ]
-    if given.cpp:
+    if options.cpp:
         tasks = [(name, dtype) for name, dtype in tasks if "fast" not in name]
         cpu = torch.device("cpu")
-        rows = [measure(name, dtype, size, cpu, kernel) for (name, dtype), kernel in in_cpp(tasks).items()]
+        rows = [measure(name, dtype, size, cpu, kernel) for (name, dtype), kernel in compile_cpp(tasks).items()]
     else:
-        rows = _run(tasks, size, given.jobs, given.limit)
-    what = (
+        rows = _run(tasks, size, options.jobs, options.limit)
+    description = (
         f"all float16 and bfloat16 numbers, every {size.stride}th float32 number, the {size.window} nearest numbers on "
         f"each side of the numbers at which functions change, and {size.random} random numbers from each of three "
         "distributions."
     )
-    text = page(rows, cases()[1], what, time.perf_counter() - begun)
-    output = given.output or (
-        None if given.only or given.quick else ROOT / f"benchmarks/results/ulp{'_cpp' if given.cpp else ''}.md"
+    text = page(rows, cases()[1], description, time.perf_counter() - begun)
+    output = options.output or (
+        None if options.only or options.quick else ROOT / f"benchmarks/results/ulp{'_cpp' if options.cpp else ''}.md"
     )
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -459,10 +459,10 @@ def _run(tasks: Sequence[tuple[str, torch.dtype]], size: Size, jobs: int, limit:
     # `Pool.__exit__` calls `terminate`, so that a process that hangs does not block this process.
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
         pending = [pool.apply_async(measure, (name, dtype, size)) for name, dtype in tasks]
-        return [_outcome(p, name, dtype, end) for p, (name, dtype) in zip(pending, tasks, strict=True)]
+        return [_await_row(p, name, dtype, end) for p, (name, dtype) in zip(pending, tasks, strict=True)]
 
 
-def _outcome(pending: AsyncResult[Row], name: str, dtype: torch.dtype, end: float) -> Row:
+def _await_row(pending: AsyncResult[Row], name: str, dtype: torch.dtype, end: float) -> Row:
     try:
         return pending.get(max(0.0, end - time.monotonic()))
     except multiprocessing.TimeoutError:
