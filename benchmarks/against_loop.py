@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import publish, synchronize, table, where
+from measure import describe_machine, publish, synchronize, table
 from recurrence import Run, make_training_step
 from torch import Tensor, nn
 
@@ -58,11 +58,11 @@ def compare(make: Callable[[int], nn.Module], layer: Callable[[Any, str], FlexSN
     x = 2 * torch.rand(steps, batch, neurons, device=DEVICE)
     grad = torch.randn_like(x)
     layers = [layer(core, backend) for backend in ("torch", "triton" if DEVICE.type == "cuda" else "cpp")]
-    loop, kernels = (make_training_step(Fresh(one), x, grad) for one in layers)
+    loop, kernels = (make_training_step(Fresh(loop_ms), x, grad) for loop_ms in layers)
     first_ms = time_call(kernels, 1)
     time_call(loop, 1)
     times = [(time_call(loop, 1), time_call(kernels, 5)) for _ in range(TURNS)]
-    one, kernel_ms = (statistics.median(values) for values in zip(*times, strict=True))
+    loop_ms, kernel_ms = (statistics.median(values) for values in zip(*times, strict=True))
     loop_lines = [line for line in layers[1].explain().splitlines() if "the last " in line]
     way = "one launch" if loop_lines else "pieces"
     if any("step by step" in line for line in loop_lines):
@@ -72,9 +72,9 @@ def compare(make: Callable[[int], nn.Module], layer: Callable[[Any, str], FlexSN
     return [
         core.__class__.__name__,
         shape,
-        f"{one:.1f}",
+        f"{loop_ms:.1f}",
         f"{kernel_ms:.3f}",
-        f"{one / kernel_ms:.1f}",
+        f"{loop_ms / kernel_ms:.1f}",
         way,
         f"{first_ms / 1e3:.1f}",
     ]
@@ -105,5 +105,5 @@ def main(name: str, title: str, cores: Sequence[type[nn.Module]], layer: Callabl
                 continue
             rows.append(compare(make, layer, shape))
             print(rows[-1], flush=True)
-            head = [f"# {title}", "", f"`python benchmarks/{name}.py`. {where(DEVICE)}", ""]
+            head = [f"# {title}", "", f"`python benchmarks/{name}.py`. {describe_machine(DEVICE)}", ""]
             publish([*head, *table(HEADER, rows), "", *missing], options.output)

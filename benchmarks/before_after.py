@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from measure import publish, table, where
+from measure import describe_machine, publish, table
 
 Figures = dict[tuple[str, ...], dict[str, float]]
 """The figures of each row, by column."""
@@ -107,7 +107,7 @@ def main() -> None:
             f"`python benchmarks/before_after.py`: before is {options.commit}. Each checkout ran {options.runs} times,",
             "alternately. The ratio is that of the smallest figures. `spread` is the largest ratio between runs of",
             "the same code.",
-            where(torch.device("cuda" if torch.cuda.is_available() else "cpu")),
+            describe_machine(torch.device("cuda" if torch.cuda.is_available() else "cpu")),
             "",
             *table(head, rows),
         ],

@@ -25,7 +25,7 @@ from types import FrameType
 from typing import Any
 
 import torch
-from measure import publish, table, where
+from measure import describe_machine, publish, table
 from torch import nn
 
 from flexsn_nn import ALIF, LIF, RLIF, FlexSN, functional
@@ -97,12 +97,12 @@ def list_calls(launcher: str, *, one_launch: bool) -> list[tuple[str, Call]]:
         return neuron
 
     def make_norm_calls(inputs: torch.Tensor) -> tuple[Call, Call]:
-        still, layer = (NormNeuron(nn.BatchNorm1d(FEATURES), LIF(backend="cpp")) for _ in range(2))
-        still.eval()
+        inference_layer, layer = (NormNeuron(nn.BatchNorm1d(FEATURES), LIF(backend="cpp")) for _ in range(2))
+        inference_layer.eval()
 
         def infer() -> object:
             with torch.no_grad():
-                return still(inputs)
+                return inference_layer(inputs)
 
         def train() -> object:
             functional.reset_net(layer)
@@ -222,7 +222,7 @@ def main() -> None:
         "`FlexSN.forward`, and the number of their files. The launcher is Python, or the compiled one. The kernels of",
         f"recurrent steps in one launch are not run. {STEPS} x {BATCH} x {FEATURES}, float32, one thread.",
         f"`us` is CPU time: the minimum of {RUNS} runs of {CALLS} calls. The runs of the rows alternate.",
-        where(torch.device("cpu")),
+        describe_machine(torch.device("cpu")),
         "",
     ]
     publish([*head, *table(["call", "launcher", "calls", "files", "us"], lines)], options.output)

@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 import torch
 import triton
-from measure import capture_graph, issue_time, kernel_time, milliseconds, publish, synchronize, table, where
+from measure import capture_graph, describe_machine, issue_time, kernel_time, milliseconds, publish, synchronize, table
 from torch import Tensor
 from whole_networks import CASES, FORMATS, Case, describe_error, mean_loss, measure_step
 
@@ -203,7 +203,7 @@ def main() -> None:
         f"column adds the remaining gap of {empty.gap:.2f} µs for each kernel, and {empty.launch:.2f} µs for the "
         f"graph. (A graph of a single kernel takes {empty.alone:.2f} µs.)"
     )
-    publish([title, "", where(device), "", gaps, "", *table(HEADER, rows)], options.output)
+    publish([title, "", describe_machine(device), "", gaps, "", *table(HEADER, rows)], options.output)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 from many_neurons import Held
-from measure import publish, table, where
+from measure import describe_machine, publish, table
 from torch import Tensor, nn
 
 from flexsn_nn import FlexSN
@@ -55,7 +55,7 @@ def anneal_width(core: Annealed, value: int, values: int) -> None:
     core.surrogate = Sigmoid(4.0 + value / values)
 
 
-def decide(core: Annealed, value: int, values: int) -> None:
+def choose_branches(core: Annealed, value: int, values: int) -> None:
     core.bits = 2**BRANCHES + value
 
 
@@ -65,7 +65,7 @@ CASES: dict[str, tuple[Change, bool, float]] = {
     "threshold": (anneal_threshold, False, 1.0),
     "threshold, trained": (anneal_threshold, True, 0.05),
     "surrogate's width, trained": (anneal_width, True, 0.05),
-    "branches": (decide, False, 0.15),
+    "branches": (choose_branches, False, 0.15),
 }
 
 
@@ -92,10 +92,19 @@ def main(path: Path, values: int) -> None:
             for value_range in (range(count // 10), range(count // 10, count)):
                 began = time.process_time()
                 run(core, neuron, change, value_range, trained)
-                spent = (time.process_time() - began) / max(len(value_range), 1)
+                seconds_per_value = (time.process_time() - began) / max(len(value_range), 1)
                 held = Held.now()
                 counts = (held.objects, held.generated, held.descriptors)
-                rows.append((name, value_range.stop, held.files, f"{spent * 1e3:.0f}", f"{held.memory:.0f}", *counts))
+                rows.append(
+                    (
+                        name,
+                        value_range.stop,
+                        held.files,
+                        f"{seconds_per_value * 1e3:.0f}",
+                        f"{held.memory:.0f}",
+                        *counts,
+                    )
+                )
     head = ("what changes", "values", "kernels", "CPU ms a value", "MB", "objects", "generated", "descriptors")
     lines = [
         "# Numbers that change between calls",
@@ -105,7 +114,7 @@ def main(path: Path, values: int) -> None:
         "value (including its trace), and what the process holds: memory, objects, modules of generated sources, open",
         "files.",
         "In Triton's interpreter." if triton_interpreted() else "",
-        where(torch.device("cuda" if torch.cuda.is_available() else "cpu")),
+        describe_machine(torch.device("cuda" if torch.cuda.is_available() else "cpu")),
         "",
         *table(head, rows),
     ]

@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 
 import torch
 from clusters import DEVICE, OURS, measure_alone
-from measure import milliseconds, publish, table, where
+from measure import describe_machine, milliseconds, publish, table
 from recurrence import make_training_step
 from torch import Tensor
 
@@ -60,11 +60,11 @@ class CaughtLoop:
         self.started = [(state, state.clone()) for state in states if state.shape[0] == 2]
         self.expected: list[Tensor] = []
 
-    def stored(self) -> list[Tensor]:
+    def list_stored(self) -> list[Tensor]:
         """Returns the values that the loop writes in each step."""
         return [self.over.writes[view.source].memory for view, _ in self.memory.stores]
 
-    def chosen(self, divisions: list[str]) -> Iterator[Cluster]:
+    def find_divisions(self, divisions: list[str]) -> Iterator[Cluster]:
         """Yields the clusters of the named divisions that fit on the device."""
         for text in divisions:
             blocks, splits, row_tiles = map(int, text.split("x"))
@@ -72,7 +72,7 @@ class CaughtLoop:
             if cluster is not None:
                 yield cluster
 
-    def divisions(self, processors: int) -> Iterator[Cluster]:
+    def list_divisions(self, processors: int) -> Iterator[Cluster]:
         """Yields divisions among the blocks of clusters.
 
         For each number of blocks, the method selects the divisions with the fewest passes. Of these, it yields the
@@ -95,7 +95,7 @@ class CaughtLoop:
                 best = clusters_by_passes[min(clusters_by_passes)]
                 yield from (cluster for cluster in best if cluster.row_tiles <= best[0].row_tiles + 1)
 
-    def tiles(self) -> Iterator[Tiles]:
+    def list_tiles(self) -> Iterator[Tiles]:
         """Yields divisions among programs that exchange values through global memory and fill most of an H100."""
         loop = self.loop
         element_size = 6 if any(exchange.dtype == torch.float32 for exchange in loop.exchanges) else 2
@@ -126,14 +126,14 @@ def catch_loops(name: str, shape: str, dtype: torch.dtype) -> dict[str, CaughtLo
         _one_launch._prepare_in_clusters, _staged_autograd._needs_compilation = originals
     torch.cuda.synchronize()
     for caught_loop in loops.values():
-        caught_loop.expected = [value.clone() for value in caught_loop.stored()]
+        caught_loop.expected = [value.clone() for value in caught_loop.list_stored()]
     return loops
 
 
 @torch.no_grad()
 def measure_difference(caught_loop: CaughtLoop) -> str:
     """Returns the difference between the stored values and the values that launches step by step store."""
-    pairs = list(zip(caught_loop.stored(), caught_loop.expected, strict=True))
+    pairs = list(zip(caught_loop.list_stored(), caught_loop.expected, strict=True))
     spikes = [] if caught_loop.over.backwards else [(a, b) for a, b in pairs if bool(((b == 0) | (b == 1)).all())]
     if spikes:
         return f"{max(float((a != b).float().mean()) for a, b in spikes):.1e}"
@@ -183,16 +183,16 @@ def main(
     begun, rows, missing = time.perf_counter(), list[list[str]](), list[str]()
     processors = torch.cuda.get_device_properties(DEVICE).multi_processor_count
     work: list[tuple[list[str], CaughtLoop, Cluster | Tiles, InClusters | InPrograms]] = []
-    for name, shape, kind in itertools.product(only, shapes, dtypes):
+    for name, shape, dtype_name in itertools.product(only, shapes, dtypes):
         try:
-            loops = catch_loops(name, shape, getattr(torch, kind))
+            loops = catch_loops(name, shape, getattr(torch, dtype_name))
         except Exception as error:
-            missing.append(f"{name}, {shape}, {kind}: {str(error).splitlines()[0][:160]}")
+            missing.append(f"{name}, {shape}, {dtype_name}: {str(error).splitlines()[0][:160]}")
             continue
         for direction, caught_loop in loops.items():
-            candidates: Iterator[Cluster | Tiles] = caught_loop.divisions(processors)
+            candidates: Iterator[Cluster | Tiles] = caught_loop.list_divisions(processors)
             if tiles or divisions:
-                candidates = caught_loop.tiles() if tiles else caught_loop.chosen(divisions)
+                candidates = caught_loop.list_tiles() if tiles else caught_loop.find_divisions(divisions)
             for division in candidates:
                 arguments = caught_loop.step, caught_loop.over, caught_loop.loop, caught_loop.memory
                 try:
@@ -202,9 +202,9 @@ def main(
                     else:
                         launch = in_cluster(*arguments, division)
                 except NotOneLaunchError as error:
-                    missing.append(f"{name}, {shape}, {kind}, {direction}: {error}")
+                    missing.append(f"{name}, {shape}, {dtype_name}, {direction}: {error}")
                     break
-                work.append(([name, shape, kind, direction], caught_loop, division, launch))
+                work.append(([name, shape, dtype_name, direction], caught_loop, division, launch))
     print(f"{len(work)} kernels after {time.perf_counter() - begun:.0f} s", flush=True)
     compile_all([(caught_loop, launch) for _, caught_loop, _, launch in work])
     print(f"compiled after {time.perf_counter() - begun:.0f} s", flush=True)
@@ -222,7 +222,7 @@ def main(
     lines = [
         "# Divisions of recurrent loops among " + ("programs" if tiles else "clusters"),
         "",
-        f"`python benchmarks/cluster_divisions.py`. {where(DEVICE)}",
+        f"`python benchmarks/cluster_divisions.py`. {describe_machine(DEVICE)}",
         "",
         *table([*columns, "µs a step", "turns", "registers, bytes spilled", "differs"], rows),
         "",

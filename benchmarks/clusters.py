@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import capture_graph, milliseconds, publish, table, where
+from measure import capture_graph, describe_machine, milliseconds, publish, table
 from recurrence import Gates, GRUCell, Layer, LSTMCell, Run, make_inference, make_training_step
 from torch import Tensor, nn
 
@@ -80,12 +80,12 @@ class PreparedLayer:
         self.forward: Run = make_inference(layer, x)
         self.training: Run = make_training_step(layer, x, torch.randn_like(x))
 
-    def times(self) -> tuple[str, str]:
+    def measure(self) -> tuple[str, str]:
         """Returns the microseconds per step of the forward, and the milliseconds of a training step."""
         gc.collect()  # frees earlier autograd graphs, whose leaf nodes belong to other streams
-        forward = milliseconds(capture_graph(self.forward), DEVICE, warmup=5, rep=60)
-        both = milliseconds(capture_graph(self.training), DEVICE, warmup=5, rep=80)
-        return f"{1e3 * forward / self.steps:.2f}", f"{both:.3f}"
+        forward_ms = milliseconds(capture_graph(self.forward), DEVICE, warmup=5, rep=60)
+        training_ms = milliseconds(capture_graph(self.training), DEVICE, warmup=5, rep=80)
+        return f"{1e3 * forward_ms / self.steps:.2f}", f"{training_ms:.3f}"
 
 
 @contextmanager
@@ -168,12 +168,12 @@ def main(
 ) -> None:
     begun, rows, missing = time.perf_counter(), list[list[str]](), list[str]()
     work: list[tuple[list[str], torch.dtype, list[PreparedLayer]]] = []
-    for name, kind, shape in itertools.product(only or list(OURS), dtypes, shapes):
-        dtype = getattr(torch, kind)
+    for name, dtype_name, shape in itertools.product(only or list(OURS), dtypes, shapes):
+        dtype = getattr(torch, dtype_name)
         try:
-            work.append(([name, shape, kind], dtype, prepare_layers(name, shape, dtype, steps=steps)))
+            work.append(([name, shape, dtype_name], dtype, prepare_layers(name, shape, dtype, steps=steps)))
         except Exception as error:
-            missing.append(f"{name}, {shape}, {kind}: {str(error).splitlines()[0][:160]}")
+            missing.append(f"{name}, {shape}, {dtype_name}: {str(error).splitlines()[0][:160]}")
     with measure_alone(lock, together):
         for labels, dtype, layers in work:
             for (way, _, within), layer in zip(list_ways(labels[0], dtype, steps=steps), layers, strict=True):
@@ -181,13 +181,13 @@ def main(
                     missing.append(f"{', '.join(labels)}, {way}: no time was left")
                     continue
                 with within:
-                    rows.append([*labels, way, *layer.times()])
+                    rows.append([*labels, way, *layer.measure()])
                 print(rows[-1], flush=True)
     header = ["layer", "T x B x H", "dtype", "by", "forward, µs a step", "training step, ms"]
     lines = [
         "# Recurrent layers in clusters",
         "",
-        f"`python benchmarks/clusters.py`. {where(DEVICE)}",
+        f"`python benchmarks/clusters.py`. {describe_machine(DEVICE)}",
         "",
         *table(header, rows),
         "",

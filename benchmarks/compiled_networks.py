@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import issue_time, kernel_time, milliseconds, publish, table, where
+from measure import describe_machine, issue_time, kernel_time, milliseconds, publish, table
 from step_functions import lif
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -120,7 +120,7 @@ WAYS: dict[str, tuple[Neuron, str | None]] = {
 }
 
 
-def training_step(network: Callable[..., Any], parameters: Sequence[Tensor], x: Tensor) -> Callable[[], object]:
+def make_training_step(network: Callable[..., Any], parameters: Sequence[Tensor], x: Tensor) -> Callable[[], object]:
     weight = torch.linspace(-1.0, 1.0, x.numel(), device=x.device).view(x.shape)
     return lambda: torch.autograd.grad((network(x) * weight).sum(), parameters)
 
@@ -133,7 +133,7 @@ def measure_way(
     torch.manual_seed(0)
     module = network(neuron).to(device)
     compiled: Any = module if mode is None else torch.compile(module, fullgraph=True, dynamic=False, mode=mode)
-    step = training_step(compiled, list(module.parameters()), torch.randn(shape, device=device))
+    step = make_training_step(compiled, list(module.parameters()), torch.randn(shape, device=device))
     begun = time.perf_counter()
     step()
     if device.type != "cuda":
@@ -158,7 +158,7 @@ def count_graphs(device: torch.device) -> list[list[object]]:
     rows: list[list[object]] = []
     for steps, batch in ((8, 32), (4, 32), (64, 5), (17, 3000)):
         x = torch.randn(steps, batch, 16, device=device)
-        training_step(compiled, list(module.parameters()), x)()
+        make_training_step(compiled, list(module.parameters()), x)()
         rows.append([f"{steps} x {batch}", counter.frame_count])
     return rows
 
@@ -244,7 +244,7 @@ def main() -> None:
         "the CPU. Compiled code needs time for its guards, its autograd node and its single launches. CUDA graphs",
         "avoid this time, but copy the inputs into the memory of the graph.",
         "",
-        where(device),
+        describe_machine(device),
         "",
     ]
     for title, (network, shape) in (NETWORKS if device.type == "cuda" else SMALL).items():

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from measure import capture_graph, milliseconds, publish, table, where
+from measure import capture_graph, describe_machine, milliseconds, publish, table
 from torch import Tensor, nn
 
 from flexsn_nn import FlexSN, surrogate
@@ -98,7 +98,7 @@ def measure_convolutions(core: nn.Module, x: Tensor, dtype: torch.dtype) -> list
         for _ in range(steps):
             torch.convolution(step_operands[0], weights[-1], None, *settings)
 
-    def both() -> None:
+    def train() -> None:
         forward()
         backward = torch.ops.aten.convolution_backward.default
         for _ in range(steps):
@@ -106,7 +106,7 @@ def measure_convolutions(core: nn.Module, x: Tensor, dtype: torch.dtype) -> list
         for i, (w, g) in enumerate(zip(weights, grads, strict=True)):
             backward(g, frames, w, None, *settings, [i + 1 < len(weights), True, False])
 
-    return measure_runs([forward, both])
+    return measure_runs([forward, train])
 
 
 def measure_layer(layer: nn.Module, x: Tensor, dtype: torch.dtype) -> list[str]:
@@ -118,12 +118,12 @@ def measure_layer(layer: nn.Module, x: Tensor, dtype: torch.dtype) -> list[str]:
         with torch.no_grad(), autocast(dtype):
             layer(x)
 
-    def both() -> None:
+    def train() -> None:
         with autocast(dtype):
             output = layer(leaf)
         torch.autograd.grad(output, leaves, weight.to(output.dtype))
 
-    return measure_runs([forward, both])
+    return measure_runs([forward, train])
 
 
 def measure_runs(runs: Sequence[Run]) -> list[str]:
@@ -146,9 +146,9 @@ def main(shape: str, seconds: float, path: Path) -> None:
     size = tuple(map(int, shape.split("x")))
     for (name, core), last, dtype in product(CORES.items(), (False, True), (torch.float32, torch.bfloat16)):
         for backend, name_of_backend in (("auto", "ours"), ("torch", "loop")):
-            kind = str(dtype).removeprefix("torch.") + (", channels last" if last else "")
+            description = str(dtype).removeprefix("torch.") + (", channels last" if last else "")
             if time.perf_counter() - begun > seconds:
-                missing.append(f"{name}, {kind}, {name_of_backend}: no time was left")
+                missing.append(f"{name}, {description}, {name_of_backend}: no time was left")
                 continue
             torch.manual_seed(0)
             layer = Layer(core(size[2]), "auto" if backend == "auto" else "torch").to(DEVICE)
@@ -156,17 +156,17 @@ def main(shape: str, seconds: float, path: Path) -> None:
             if last:
                 layer = layer.to(memory_format=torch.channels_last)
                 x = x.flatten(0, 1).contiguous(memory_format=torch.channels_last).view(size)
-            rows.append([name, kind, name_of_backend, *measure_layer(layer, x, dtype)])
+            rows.append([name, description, name_of_backend, *measure_layer(layer, x, dtype)])
             print(rows[-1], f"{time.perf_counter() - begun:.0f} s", flush=True)
             if backend == "auto":
-                rows.append([name, kind, "convolutions alone", *measure_convolutions(layer, x, dtype)])
+                rows.append([name, description, "convolutions alone", *measure_convolutions(layer, x, dtype)])
                 print(rows[-1], flush=True)
             del layer
             gc.collect()
     lines = [
         f"# Recurrent convolutions, {shape}",
         "",
-        f"`python benchmarks/convolutions.py`. {where(DEVICE)}",
+        f"`python benchmarks/convolutions.py`. {describe_machine(DEVICE)}",
         "",
         *table(["layer", "dtype", "by", "forward", "forward in a graph", "training", "training in a graph"], rows),
         "",

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from cpu_neurons import Run, medians
-from measure import publish, table, where
-from networks import Activation, feed_forward, vgg8
+from cpu_neurons import Run, measure_medians
+from measure import describe_machine, publish, table
+from networks import Activation, make_feed_forward, make_vgg8
 from torch import nn
 
 from flexsn_nn import LIF
@@ -37,14 +37,14 @@ class Case:
 
 
 def _make_dense(*sizes: int) -> Callable[[Activation], nn.Module]:
-    return lambda activation: feed_forward(activation, *sizes)
+    return lambda activation: make_feed_forward(activation, *sizes)
 
 
 CASES = (
     Case("digits: 64-128-10, T 16, B 64", _make_dense(64, 128, 10), (16, 64, 64), 10),
     Case("images: 784-1000-10, T 25, B 128", _make_dense(784, 1000, 10), (25, 128, 784), 10),
     Case("audio: 700-256-256-20, T 100, B 64", _make_dense(700, 256, 256, 20), (100, 64, 700), 20),
-    Case("VGG-8, T 4, B 4, 32²", vgg8, (4, 4, 3, 32, 32), 10),
+    Case("VGG-8, T 4, B 4, 32²", make_vgg8, (4, 4, 3, 32, 32), 10),
 )
 NEURONS: dict[str, Activation] = {
     "ReLU": nn.ReLU,
@@ -53,7 +53,7 @@ NEURONS: dict[str, Activation] = {
 }
 
 
-def training_step(case: Case, activation: Activation) -> Run:
+def make_training_step(case: Case, activation: Activation) -> Run:
     torch.manual_seed(0)
     network = case.make(activation)
     optimizer = torch.optim.SGD(network.parameters(), lr=1e-3)
@@ -74,7 +74,9 @@ def main(path: Path, threads: int, only: str, seconds: float) -> None:
     for case in CASES:
         if only not in case.name:
             continue
-        ms = medians({name: training_step(case, activation) for name, activation in NEURONS.items()}, seconds)
+        ms = measure_medians(
+            {name: make_training_step(case, activation) for name, activation in NEURONS.items()}, seconds
+        )
         ours, loop, limit = ms["LIF"], ms["LIF, the loop"], ms["ReLU"]
         costs = (f"{ours / limit:.2f}", f"{loop / limit:.2f}")
         rows.append((case.name, f"{limit:.1f}", f"{ours:.1f}", f"{loop:.1f}", *costs))
@@ -83,7 +85,7 @@ def main(path: Path, threads: int, only: str, seconds: float) -> None:
         "# Whole networks on the CPU, compared with ReLU",
         "",
         f"`python benchmarks/cpu_networks.py --threads {threads}`: median time of a training step.",
-        f"{where(torch.device('cpu'))} float32. Threads: {threads} of {os.cpu_count()} processors; load",
+        f"{describe_machine(torch.device('cpu'))} float32. Threads: {threads} of {os.cpu_count()} processors; load",
         f"{os.getloadavg()[0]:.1f} at the end.",
         "",
         *table(head, rows),

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from measure import publish, table, where
+from measure import describe_machine, publish, table
 from peer_neurons import SnnTorchLeaky, is_installed
 from torch import Tensor, nn
 
@@ -52,11 +52,11 @@ def make_neuron(name: str, spike: Surrogate, channels: int, backend: str) -> Fle
     """Makes the neuron with this name."""
     if name == "PLIF per channel":
         return FlexSN(ChannelPLIF(channels, spike), 1, 1, 1, backend=backend)
-    kinds: dict[str, Callable[..., FlexSN]] = {"LIF": LIF, "IF": IF, "ALIF": ALIF, "Izhikevich": Izhikevich}
-    return kinds[name](surrogate_function=spike, backend=backend)
+    class_by_name: dict[str, Callable[..., FlexSN]] = {"LIF": LIF, "IF": IF, "ALIF": ALIF, "Izhikevich": Izhikevich}
+    return class_by_name[name](surrogate_function=spike, backend=backend)
 
 
-def inference(neuron: FlexSN, x: Tensor) -> Run:
+def make_inference(neuron: FlexSN, x: Tensor) -> Run:
     def run() -> None:
         with torch.no_grad():
             neuron.reset()
@@ -65,7 +65,7 @@ def inference(neuron: FlexSN, x: Tensor) -> Run:
     return run
 
 
-def training(neuron: FlexSN, x: Tensor, weight: Tensor) -> Run:
+def make_training_step(neuron: FlexSN, x: Tensor, weight: Tensor) -> Run:
     leaf = x.clone().requires_grad_()
 
     def run() -> None:
@@ -83,14 +83,14 @@ def compile_chunks(neuron: FlexSN, x: Tensor, weight: Tensor | None) -> Run:
     not `None`, the function also runs the backward.
     """
 
-    def several(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def run_chunk(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         outputs = []
         for t in range(x.shape[0]):
             s, v = neuron.core(x[t], v)
             outputs.append(s)
         return torch.stack(outputs), v
 
-    compiled = torch.compile(several, fullgraph=True, dynamic=False)
+    compiled = torch.compile(run_chunk, fullgraph=True, dynamic=False)
     leaf = x.clone().requires_grad_(weight is not None)
 
     def run() -> None:
@@ -150,19 +150,19 @@ def _find_version(name: str) -> str:
         return "—"
 
 
-def medians(runs: dict[str, Run], seconds: float) -> dict[str, float]:
+def measure_medians(runs: dict[str, Run], seconds: float) -> dict[str, float]:
     """Returns the median time of each run, in milliseconds. The runs alternate, and each run gets about `seconds`."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for run in runs.values():
         run()  # compiles the function
-    while any(sum(spent) < seconds and len(spent) < 200 for spent in times.values()):
+    while any(sum(seconds_of_run) < seconds and len(seconds_of_run) < 200 for seconds_of_run in times.values()):
         for name, run in runs.items():
             if len(times[name]) >= 3 and sum(times[name]) >= seconds:
                 continue
             begun = time.perf_counter()
             run()
             times[name].append(time.perf_counter() - begun)
-    return {name: 1e3 * statistics.median(spent) for name, spent in times.items()}
+    return {name: 1e3 * statistics.median(seconds_of_run) for name, seconds_of_run in times.items()}
 
 
 def measure_row(name: str, spike: Surrogate, shape: tuple[int, ...], seconds: float) -> list[object]:
@@ -173,16 +173,16 @@ def measure_row(name: str, spike: Surrogate, shape: tuple[int, ...], seconds: fl
     target = torch.empty_like(x)
     runs: dict[str, Run] = {
         "copy": lambda: target.copy_(x),
-        "inference": inference(ours, x),
-        "training": training(ours, x, weight),
-        "loop": inference(loop, x),
-        "loop trains": training(loop, x, weight),
+        "inference": make_inference(ours, x),
+        "training": make_training_step(ours, x, weight),
+        "loop": make_inference(loop, x),
+        "loop trains": make_training_step(loop, x, weight),
     }
     if name == "LIF":
         torch._dynamo.reset()  # compiles each size separately
         runs["chunks"] = compile_chunks(loop, x, None)
         runs["chunks train"] = compile_chunks(loop, x, weight)
-    ms = medians(runs, seconds)
+    ms = measure_medians(runs, seconds)
     copy, infer, train = ms["copy"], ms["inference"], ms["training"]
 
     def divide(other: str, our_ms: float) -> str:
@@ -212,9 +212,12 @@ def main(path: Path, shapes: list[str], threads: int, seconds: float) -> None:
     rows = [measure_row(name, spike, shape, seconds) for shape in sizes for name, spike in cases]
     x = torch.randn(sizes[0])
     weight = torch.randn(sizes[0])
-    runs = {"ours": training(make_neuron("LIF", ATan(), sizes[0][-1], "cpp"), x, weight), **list_peers(x, weight)}
+    runs = {
+        "ours": make_training_step(make_neuron("LIF", ATan(), sizes[0][-1], "cpp"), x, weight),
+        **list_peers(x, weight),
+    }
     target = torch.empty_like(x)
-    ms = medians({"copy": lambda: target.copy_(x), **runs}, seconds)
+    ms = measure_medians({"copy": lambda: target.copy_(x), **runs}, seconds)
     floor = 2.5 * ms.pop("copy")
     peer_rows = [
         (name, _find_version(name), *(f"{t:.1f}" for t in (elapsed, elapsed / ms["ours"], elapsed / floor)))
@@ -223,7 +226,7 @@ def main(path: Path, shapes: list[str], threads: int, seconds: float) -> None:
     lines = [
         "# Neurons on the CPU",
         "",
-        f"`python benchmarks/cpu_neurons.py --threads {threads}`. {where(torch.device('cpu'))} float32.",
+        f"`python benchmarks/cpu_neurons.py --threads {threads}`. {describe_machine(torch.device('cpu'))} float32.",
         f"Threads: {threads} of {os.cpu_count()} processors; load {os.getloadavg()[0]:.1f} at the end.",
         "",
         "The floor is the time of `copy_` into existing memory. For inference, it is a copy of the input, and for",

@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 import networks
 import torch
-from measure import capture_graph, issue_time, milliseconds, publish, run_in_processes, table, where
+from measure import capture_graph, describe_machine, issue_time, milliseconds, publish, run_in_processes, table
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -71,12 +71,12 @@ def make_operands(shape: tuple[int, int, int], rate: float) -> Operands:
     rows, features, outputs = shape
     generator = torch.Generator("cuda").manual_seed(0)
 
-    def normal(*size: int) -> Tensor:
+    def draw_normal(*size: int) -> Tensor:
         return torch.randn(size, device="cuda", generator=generator)
 
     s = (torch.rand(rows, features, device="cuda", generator=generator) < rate).float()
     scales = torch.rand(rows, outputs, device="cuda", generator=generator).pow(6)
-    return Operands(s, normal(outputs, features) / features**0.5, normal(rows, outputs) * scales)
+    return Operands(s, draw_normal(outputs, features) / features**0.5, draw_normal(rows, outputs) * scales)
 
 
 def multiply_by_torch(work: str, factors: Operands) -> Callable[[], Tensor]:
@@ -174,12 +174,12 @@ def list_swept() -> list[Swept]:
 
 def make_run(case: Swept, factors: Operands) -> Callable[[], Tensor]:
     spikes, grads = factors.s.bfloat16(), tuple(_launch.split(factors.grad, case.parts))
-    pieces = _launch.split(factors.weight, case.parts)
+    weight_parts = _launch.split(factors.weight, case.parts)
     N, K = factors.weight.shape
     return {
-        "y": lambda: _launch.product(spikes, pieces, None, case.tile),
+        "y": lambda: _launch.product(spikes, weight_parts, None, case.tile),
         "dW": lambda: _launch.product_over_rows(grads, spikes, N, K, case.tile),
-        "ds": lambda: _launch.input_gradient(grads, pieces, K, case.tile),
+        "ds": lambda: _launch.input_gradient(grads, weight_parts, K, case.tile),
     }[case.work]
 
 
@@ -250,7 +250,7 @@ class Case(NamedTuple):
     also: tuple[str, ...] = ()
 
 
-def linear_case(name: str) -> Case:
+def make_linear_case(name: str) -> Case:
     *sizes, steps, batch = NETWORKS[name]
     generator = torch.Generator("cuda").manual_seed(0)
     x = (torch.rand(steps, batch, sizes[0], device="cuda", generator=generator) < 0.1).float()
@@ -273,25 +273,25 @@ class OverSteps(nn.Module):
         return y.mean(-1) if y.dim() > 2 else y
 
 
-def activation(spiking: bool) -> Callable[[], nn.Module]:
+def find_activation(spiking: bool) -> Callable[[], nn.Module]:
     return LIF if spiking else nn.ReLU
 
 
-def large_case(name: str) -> Case:
+def make_large_case(name: str) -> Case:
     generator = torch.Generator("cuda").manual_seed(0)
     if name == "VGG-8":
         x = torch.randn(4, 64, 3, 32, 32, device="cuda", generator=generator)
-        make = networks.vgg8
+        make = networks.make_vgg8
         title = "VGG-8, 32 x 32, T 4, B 64"
     else:
         x = (torch.rand(4, 32, 384, 196, device="cuda", generator=generator) < 0.2).float()
         make = partial(networks.SpikformerBlock, 384, 12)
         title = "Spikformer block, 196 tokens of 384, T 4, B 32"
     labels = torch.randint(10, (x.shape[1],), device="cuda", generator=generator)
-    return Case(title, lambda spiking: OverSteps(make(activation(spiking))), x, labels)
+    return Case(title, lambda spiking: OverSteps(make(find_activation(spiking))), x, labels)
 
 
-def training_step(net: nn.Module, x: Tensor, labels: Tensor) -> Callable[[], tuple[Tensor, ...]]:
+def make_training_step(net: nn.Module, x: Tensor, labels: Tensor) -> Callable[[], tuple[Tensor, ...]]:
     parameters = list(net.parameters())
 
     def step() -> tuple[Tensor, ...]:
@@ -319,7 +319,7 @@ def measure_network(case: Case, rounds: int = 5) -> Iterator[tuple[str, ...]]:
         torch.set_float32_matmul_precision(precision)
         net = case.make(spiking).cuda()
         products = exact_products(net, also=case.also) if exact else None
-        step = training_step(net, x, labels)
+        step = make_training_step(net, x, labels)
         for _ in range(4):
             step()
         torch.cuda.synchronize()
@@ -349,11 +349,11 @@ def measure_network(case: Case, rounds: int = 5) -> Iterator[tuple[str, ...]]:
 
 def list_kernels(name: str) -> Iterator[tuple[str, ...]]:
     """Yields the kernels of one training step with products in three parts, the longest kernel first."""
-    case = linear_case(name)
+    case = make_linear_case(name)
     torch.manual_seed(0)
     net = case.make(True).cuda()
     exact_products(net, also=case.also)
-    step = training_step(net, case.x, case.labels)
+    step = make_training_step(net, case.x, case.labels)
     for _ in range(4):
         step()
     torch.cuda.synchronize()
@@ -376,7 +376,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=240, help="time for the sweep")
     arguments = parser.parse_args()
     deadline = time.monotonic() + arguments.seconds
-    lines = ["# Products with spikes", "", where(torch.device("cuda")), ""]
+    lines = ["# Products with spikes", "", describe_machine(torch.device("cuda")), ""]
     if arguments.profile:
         rows = [row for name in NETWORKS for row in list_kernels(name)]
         publish([*lines, *table(("network", "kernel", "launches in a step", "ms in a step"), rows)], arguments.output)
@@ -398,12 +398,12 @@ def main() -> None:
         publish(lines, arguments.output)
     header = ("network", "products", "called from Python, ms", "CUDA graph, ms", "host, ms", "of ReLU in float32",
               "in CUDA graphs", "of ReLU in TF32", "in CUDA graphs", "peak, MiB")  # fmt: skip
-    rows = [row for name in arguments.only or NETWORKS for row in measure_network(linear_case(name))]
+    rows = [row for name in arguments.only or NETWORKS for row in measure_network(make_linear_case(name))]
     lines += ["A training step, forward and backward:", ""]
     publish([*lines, *table(header, rows)], arguments.output)
     for name in () if arguments.only else ("Spikformer block", "VGG-8"):
         torch.cuda.empty_cache()
-        rows += measure_network(large_case(name), rounds=3)
+        rows += measure_network(make_large_case(name), rounds=3)
         publish([*lines, *table(header, rows)], arguments.output)
 
 

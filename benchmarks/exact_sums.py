@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from measure import publish, run_in_processes, table, where
+from measure import describe_machine, publish, run_in_processes, table
 from torch import Tensor, nn
 
 from flexsn_nn import LIF, RLIF, exact_products, functional, on_grid
@@ -103,20 +103,20 @@ def list_ways(kind: str, grid: bool, device: str) -> Iterator[tuple[str, Callabl
     yield "kernels, neurons in another order", make_permuted_run(kind, grid, device)
     if kind == "three layers":
 
-        def exact(net: nn.Module, x: Tensor) -> Tensor:
+        def run_exact_products(net: nn.Module, x: Tensor) -> Tensor:
             products = exact_products(net, also=["0"])
             try:
                 return run_network(net, x)
             finally:
                 products.undo()
 
-        yield "kernels and exact products", exact
+        yield "kernels and exact products", run_exact_products
 
-    def on_cpu(net: nn.Module, x: Tensor) -> Tensor:
+    def run_on_cpu(net: nn.Module, x: Tensor) -> Tensor:
         return run_network(make_network(kind, grid, "cpu"), x.cpu()).to(device)
 
     if device != "cpu":
-        yield "kernels on the CPU", on_cpu
+        yield "kernels on the CPU", run_on_cpu
 
 
 class Job(NamedTuple):
@@ -209,7 +209,7 @@ def main() -> None:
 
 def make_page(result_rows: list[tuple[str, ...]], device: str) -> list[str]:
     header = ("network", "weights", "run by", "element-steps", "rate", "spikes that differ", "of all")
-    return ["# Spikes that differ", "", where(torch.device(device)), "", *table(header, result_rows)]
+    return ["# Spikes that differ", "", describe_machine(torch.device(device)), "", *table(header, result_rows)]
 
 
 if __name__ == "__main__":

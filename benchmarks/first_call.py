@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from measure import publish, table, where
+from measure import describe_machine, publish, table
 
 _BEGIN = "import time\nimport torch\nbegun = time.process_time()\n"
 _END = "\nprint(time.process_time() - begun)"
@@ -74,8 +74,9 @@ def main() -> None:
         [name, f"{statistics.median(seconds_of_row):.2f}", f"{min(seconds_of_row):.2f}"]
         for name, seconds_of_row in times.items()
     ]
-    head = f"`python benchmarks/first_call.py`: CPU seconds of {options.rounds} new processes per row. " + where(
-        torch.device("cpu")
+    head = (
+        f"`python benchmarks/first_call.py`: CPU seconds of {options.rounds} new processes per row. "
+        + describe_machine(torch.device("cpu"))
     )
     publish(["# First calls", "", head, "", *table(["what", "median", "least"], rows)], options.output)
 

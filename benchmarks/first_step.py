@@ -39,7 +39,7 @@ _BEGUN = time.perf_counter()
 
 # ruff: noqa: E402
 import torch
-from measure import publish, synchronize, table, where
+from measure import describe_machine, publish, synchronize, table
 
 LIMIT, LIMIT_OF_LIF = 4.0, 2.5
 LAYERS = (
@@ -109,12 +109,12 @@ class _TimedImport(importlib.abc.MetaPathFinder):
         return spec
 
 
-def put(owner: Any, name: str, clock: Clock, part: str) -> None:
+def replace_function(owner: Any, name: str, clock: Clock, part: str) -> None:
     """Replaces a function of `owner` by one that the clock measures."""
     setattr(owner, name, clock.timed(part, getattr(owner, name)))
 
 
-def watch() -> Clock:
+def watch_parts() -> Clock:
     """Measures the functions of each part with a clock, which it returns. Call `watch` before other modules import
     these functions.
     """
@@ -123,9 +123,9 @@ def watch() -> Clock:
     compiler: Any = importlib.import_module("triton.compiler.compiler")
     graph: Any = importlib.import_module("flexsn_graph")
     for name in ("trace_step", "trace_core"):
-        put(graph, name, clock, "trace")
-    for kind in (graph.StepTrace, graph.RecurrentTrace):
-        kind.vjp = clock.timed("vjp", kind.__dict__["vjp"])
+        replace_function(graph, name, clock, "trace")
+    for trace_class in (graph.StepTrace, graph.RecurrentTrace):
+        trace_class.vjp = clock.timed("vjp", trace_class.__dict__["vjp"])
     codegen: Any = importlib.import_module("flexsn_codegen")
     cuda: Any = importlib.import_module("flexsn_codegen.targets.cuda")
     recurrent: Any = importlib.import_module("flexsn_codegen.targets.triton._recurrent")
@@ -137,14 +137,14 @@ def watch() -> Clock:
         (recurrent, "loop_source"),
         (type(codegen.TRITON), "compile"),
     ):
-        put(owner, name, clock, "write")
-    put(cuda.CudaKernel, "cubin", clock, "compile")
-    put(cuda.CudaFunction, "__init__", clock, "load")
-    put(compiler.CompiledKernel, "_init_handles", clock, "load")
+        replace_function(owner, name, clock, "write")
+    replace_function(cuda.CudaKernel, "cubin", clock, "compile")
+    replace_function(cuda.CudaFunction, "__init__", clock, "load")
+    replace_function(compiler.CompiledKernel, "_init_handles", clock, "load")
     private: Any = importlib.import_module("flexsn_codegen.targets.triton._triton_private")
-    put(private, "load_driver", clock, "prepare")
-    put(private, "read_compiler", clock, "prepare")
-    put(importlib.import_module("flexsn_codegen.targets.cuda._nvrtc"), "_compile", clock, "NVRTC")
+    replace_function(private, "load_driver", clock, "prepare")
+    replace_function(private, "read_compiler", clock, "prepare")
+    replace_function(importlib.import_module("flexsn_codegen.targets.cuda._nvrtc"), "_compile", clock, "NVRTC")
     # A kernel may reach the compiler through any of these names.
     compile_kernel = clock.timed("compile", compiler.compile)
     for name in ("triton.compiler.compiler", "triton.compiler", "triton"):
@@ -178,7 +178,7 @@ def run_worker(layer: str, device: torch.device, *, others: bool) -> dict[str, A
     other sizes.
     """
     torch.zeros(1, device=device)
-    clock = watch()
+    clock = watch_parts()
     name, _, shape = layer.partition(":")
     steps, batch, hidden = map(int, shape.split("x"))
     net = make_layer(name, hidden).to(device)
@@ -256,7 +256,7 @@ def make_page(device: torch.device, rows: list[list[str]], later: list[list[str]
         "# First training step",
         "",
         "`python benchmarks/first_step.py`: seconds in new processes, with empty and with full caches on the disk.",
-        where(device),
+        describe_machine(device),
         "",
         *table(HEADER, rows),
         "",

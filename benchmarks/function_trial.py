@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import publish, table, where
+from measure import describe_machine, publish, table
 from torch import Tensor
 from torch.nn import functional
 
@@ -297,9 +297,10 @@ def _list_results(returned: Any) -> list[Tensor]:
 def enlarge(trial: Trial, times: int) -> Trial:
     """Returns the trial with tensors that are `times` times as large along the first dimension."""
     dimensions = max(map(len, trial.shapes))
-    most = max(shape[0] for shape in trial.shapes if len(shape) == dimensions)
+    largest = max(shape[0] for shape in trial.shapes if len(shape) == dimensions)
     shapes = tuple(
-        (most * times, *shape[1:]) if len(shape) == dimensions and shape[0] == most else shape for shape in trial.shapes
+        (largest * times, *shape[1:]) if len(shape) == dimensions and shape[0] == largest else shape
+        for shape in trial.shapes
     )
     return replace(trial, shapes=shapes)
 
@@ -311,15 +312,15 @@ def time_on_gpu(call: Callable[[], Any], cycles: int = 20_000_000) -> float:
         cycles: number of clock cycles for which the GPU waits first. If some calls are not in the queue after this
             wait, the measurement is repeated with a wait that is twice as long.
     """
-    begun, done = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda._sleep(cycles)
     begun.record()
     for _ in range(_QUEUED):
         call()
     has_waited = not begun.query()
-    done.record()
-    done.synchronize()
-    return float(begun.elapsed_time(done)) / _QUEUED if has_waited else time_on_gpu(call, 2 * cycles)
+    ended.record()
+    ended.synchronize()
+    return float(begun.elapsed_time(ended)) / _QUEUED if has_waited else time_on_gpu(call, 2 * cycles)
 
 
 _QUEUED = 20
@@ -390,7 +391,7 @@ def measure_rows(
     for pass_name, calls in calls_by_pass.items():
         times = time_calls(calls, rounds, device)
         ratios = [
-            f"{statistics.median(mine / other for mine, other in zip(times[2], times[k], strict=True)):.2f}"
+            f"{statistics.median(ours / theirs for ours, theirs in zip(times[2], times[k], strict=True)):.2f}"
             if times[k]
             else ""
             for k in (0, 1)
@@ -465,7 +466,9 @@ def main() -> None:
     larger_by = f" --times {options.times}" if options.times > 1 else ""
     head = f"`python benchmarks/function_trial.py{larger_by}`: medians of {options.rounds} alternating rounds, "
     head += "GPU time. " if device.type == "cuda" else f"{torch.get_num_threads()} threads. "
-    publish(["# Functions of other projects", "", head + where(device), "", *table(HEADER, rows)], options.output)
+    publish(
+        ["# Functions of other projects", "", head + describe_machine(device), "", *table(HEADER, rows)], options.output
+    )
 
 
 if __name__ == "__main__":

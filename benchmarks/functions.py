@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from function_catalog import ROWS_BY_NAME, Row, Values, rows  # noqa: E402
-from measure import where  # noqa: E402
+from measure import describe_machine  # noqa: E402
 
 from flexsn_codegen import ArgumentError, AutogradError, TraceError, UnsupportedOpError, pointwise  # noqa: E402
 
@@ -178,7 +178,7 @@ def make_page(lines: Sequence[str], counts: Counter[str], selected: Sequence[Row
     head = " | ".join(["kind", "function", *(str(d).removeprefix("torch.") for d in DTYPES * 2), "why"])
     return f"""# Functions as users write them, by `pointwise`
 
-Made by `python benchmarks/functions.py` on {where(DEVICE)} Each function of
+Made by `python benchmarks/functions.py` on {describe_machine(DEVICE)} Each function of
 `benchmarks/function_catalog.py` runs as one kernel and is compared with eager mode on the same device. Its results, or
 the arguments that it writes to, are compared in three dtypes. If the function is differentiable, so are the gradients
 of a weighted sum of its results.

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from measure import copy_floor, issue_time, kernel_time, milliseconds, publish, table, where
+from measure import copy_floor, describe_machine, issue_time, kernel_time, milliseconds, publish, table
 from torch import Tensor
 
 from flexsn_codegen import pointwise
@@ -89,7 +89,7 @@ def main() -> None:
         figures = [gpu / 1e3, floors[streams], gpu / 1e3 / floors[streams], call, issued]
         rows.append([name, *(f"{number:.3f}" for number in figures), f"{kernels:.0f}"])
     header = ["step", "GPU, ms", "copy floor, ms", "GPU / floor", "call, ms", "issued in, ms", "kernels"]
-    about = f"{len(SIZES)} tensors, {elements:,} elements, float32. {where(device)}"
+    about = f"{len(SIZES)} tensors, {elements:,} elements, float32. {describe_machine(device)}"
     publish(["# Fused optimizers", "", about, "", *table(header, rows)], options.output)
 
 

@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 import torch
-from measure import publish, run_in_processes, table, where
+from measure import describe_machine, publish, run_in_processes, table
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -143,7 +143,7 @@ def main() -> None:
     parser.add_argument("--task", nargs="*", choices=TASKS, default=list(TASKS))
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     arguments = parser.parse_args()
-    lines = ["# Training on a grid", "", where(arguments.device), ""]
+    lines = ["# Training on a grid", "", describe_machine(arguments.device), ""]
     header = ("weights", "mean", "standard deviation", "each seed")
     for task in arguments.task:
         kinds = (None, *arguments.bits)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 Outcome = TypeVar("Outcome")
 
 
-def outcomes(
+def run_programs(
     run: Callable[[int], tuple[int, Outcome]],
     make_outcome: Callable[..., Outcome],
     seeds: Sequence[int],

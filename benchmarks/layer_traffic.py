@@ -21,7 +21,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
-from measure import copy_floor, kernel_time, publish, table, where
+from measure import copy_floor, describe_machine, kernel_time, publish, table
 from torch import nn
 
 from flexsn_nn import LIF, OverTime
@@ -45,7 +45,7 @@ MARK = "spin_kernel"  # name of the kernel of `torch.cuda._sleep`
 BYTES = {"byte": 1, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9}
 
 
-def training_step(name: str, form: str, dtype: torch.dtype) -> Callable[[], None]:
+def make_training_step(name: str, form: str, dtype: torch.dtype) -> Callable[[], None]:
     device = torch.device("cuda")
     layer = LAYERS[name]().to(device)
     frames = torch.randn(SHAPE, device=device, dtype=dtype).flatten(0, 1).contiguous(memory_format=FORMATS[form])
@@ -88,7 +88,7 @@ def profile_bytes() -> list[float]:
 def profile_steps() -> None:
     """Runs a step of each row. A marker kernel precedes each step."""
     for name, form, dtype in ROWS:
-        step = training_step(name, form, DTYPES[dtype])
+        step = make_training_step(name, form, DTYPES[dtype])
         torch.cuda.profiler.start()
         torch.cuda._sleep(1)
         step()
@@ -111,7 +111,7 @@ def main() -> None:
     for (name, form, dtype), moved in zip(ROWS, profile_bytes(), strict=True):
         torch_dtype = DTYPES[dtype]
         streams = moved / (elements * torch_dtype.itemsize)
-        time, kernels = kernel_time(training_step(name, form, torch_dtype), 5)
+        time, kernels = kernel_time(make_training_step(name, form, torch_dtype), 5)
         row = (dtype, form, name, f"{streams:.2f}", f"{time / copies[dtype]:.2f}", f"{kernels:.0f}")
         lines.append(row)
         print(*row, sep=" | ", flush=True)
@@ -122,7 +122,7 @@ def main() -> None:
             "`python benchmarks/layer_traffic.py`: a training step after the convolution. `streams`: bytes to and from",
             "memory, counted by Nsight Compute, relative to the bytes of the convolution's output. `time`: time of the",
             "kernels, relative to a copy of one stream.",
-            where(device),
+            describe_machine(device),
             "",
             *table(("dtype", "format", "layer", "streams", "time", "kernels"), lines),
         ],

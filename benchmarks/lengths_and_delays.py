@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from measure import publish, synchronize, table, where
+from measure import describe_machine, publish, synchronize, table
 from torch import Tensor, nn
 
 from flexsn_nn import LIF, Recurrent, functional, surrogate
@@ -124,8 +124,8 @@ def make_neuron_rows(shape: tuple[int, int, int], device: torch.device) -> list[
     resets = (torch.rand(num_steps, batch, generator=generator) < 0.02).to(device)
     neuron = LIF()
     dense = make_training_step(add_reset(neuron, neuron), x, [])
-    late = Delay(15 * torch.rand(features, generator=generator), max_delay=16, learn=True).to(device)
-    net = nn.Sequential(late, LIF()).to(device)
+    delay = Delay(15 * torch.rand(features, generator=generator), max_delay=16, learn=True).to(device)
+    net = nn.Sequential(delay, LIF()).to(device)
     fuse_delays(net)
     return [
         (
@@ -285,7 +285,7 @@ def main() -> None:
     head = [
         "# Lengths, resets and delays",
         "",
-        where(device),
+        describe_machine(device),
         "",
         "T x batch x neurons, float32, ms of a training step.",
         "",

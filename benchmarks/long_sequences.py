@@ -26,13 +26,13 @@ import torch
 from measure import (
     capture_graph,
     copy_floor,
+    describe_machine,
     milliseconds,
     publish,
     run_in_processes,
     synchronize,
     table,
     time_calls,
-    where,
 )
 from torch import Tensor
 from torch._higher_order_ops import associative_scan
@@ -217,7 +217,7 @@ class Work:
         elements.
         """
         program = self.neuron if isinstance(self.neuron, PointwiseProgram) else self.neuron._get_program()
-        affine = [number for step in program.specializations for number in step.affine_segments.values()]  # type: ignore[attr-defined]
+        affine = [count for step in program.specializations for count in step.affine_segments.values()]  # type: ignore[attr-defined]
         if affine:
             return f"{affine[-1]}, affine", ""
         speculations = [s for step in program.specializations for s in step.speculations.values()]  # type: ignore[attr-defined]
@@ -406,7 +406,7 @@ def main() -> None:
             "# The shortest sequences in segments of time",
             "",
             "`python benchmarks/long_sequences.py --shortest`: LIF, in segments and serially, in CUDA graphs and in",
-            f"eager mode. Calls that repeat are launched by: {launcher_in_words(device)}. {where(device)}",
+            f"eager mode. Calls that repeat are launched by: {launcher_in_words(device)}. {describe_machine(device)}",
             "",
         ]
         publish([*head, *table(SHORT_HEADER, measure_shortest(device))], options.output.with_name("short_segments.md"))
@@ -418,7 +418,7 @@ def main() -> None:
             "`python benchmarks/long_sequences.py --stages`: serial kernels over 1024 steps of 8192 LIF neurons.",
             "Times are multiples of a copy of two streams (inference) or three streams (backward), by the number of",
             "chunks of 8 steps that are loaded at a time.",
-            where(device),
+            describe_machine(device),
             "",
         ]
         header = ["dtype", "kernel", *(f"{n} in flight" for n in STAGES), "chosen"]
@@ -444,7 +444,7 @@ def main() -> None:
         "three streams and training has eight. `serial` kernels process all steps one after another.",
         "`torch.associative_scan` is compiled, and measured in inference. Its factors are additional sequences. The",
         "decay and the input of the selective scan are arguments, with the shape `[8, 1024, 16]` in each step.",
-        where(device),
+        describe_machine(device),
         "",
     ]
     publish([*lines, *table(HEADER, rows)], options.output)

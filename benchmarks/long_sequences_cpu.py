@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from measure import publish, table, where
+from measure import describe_machine, publish, table
 from torch import Tensor
 
 from flexsn_nn import FlexSN
@@ -139,7 +139,7 @@ def main() -> None:
         "which excludes waiting for other processes. Load averages before and after: "
         f"{before:.1f} and {os.getloadavg()[0]:.1f}, on",
         f"{os.cpu_count()} processors.",
-        where(torch.device("cpu")),
+        describe_machine(torch.device("cpu")),
         "",
         *table(HEADER, rows),
     ]

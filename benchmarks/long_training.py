@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from measure import publish, synchronize, table, where
+from measure import describe_machine, publish, synchronize, table
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -204,7 +204,7 @@ def main() -> None:
         f"`~`: one batch of at most {STEPS} steps was measured and extrapolated to all steps and batches."
         + (" Seconds are the CPU time of one thread." if device.type == "cpu" else "")
         + ("" if "snnTorch" in ways_by_name else " snnTorch was not installed."),
-        where(device),
+        describe_machine(device),
         "",
     ]
     for name, way in ways_by_name.items():

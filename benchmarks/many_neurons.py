@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from measure import publish, table, where
+from measure import describe_machine, publish, table
 from torch import Tensor
 
 from flexsn_codegen import cache_folder
@@ -119,7 +119,7 @@ def main(path: Path, neurons: int) -> None:
         f"`python benchmarks/many_neurons.py --neurons {neurons}`: resources that one process holds after this number",
         "of neurons, each of which was trained for one call.",
         "In Triton's interpreter." if triton_interpreted() else "",
-        where(torch.device(device)),
+        describe_machine(torch.device(device)),
         "",
         *table(head, rows),
     ]

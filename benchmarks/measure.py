@@ -94,7 +94,7 @@ def run_in_processes(function: Callable[[_Case], _Result], cases: Sequence[_Case
         return list(pool.map(function, cases))
 
 
-def where(device: torch.device) -> str:
+def describe_machine(device: torch.device) -> str:
     """Returns a text that names the device, the versions of torch, Triton and Python, and the date."""
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"

@@ -36,7 +36,7 @@ class SEWBlock(nn.Module):
         return inside + (x if self.short is None else self.short(x))
 
 
-def sew_resnet18(activation: Activation, classes: int = 1000) -> nn.Module:
+def make_sew_resnet18(activation: Activation, classes: int = 1000) -> nn.Module:
     """Returns a network that maps `[T, B, 3, 224, 224]` to `[T, B, classes]`."""
     blocks: list[nn.Module] = []
     before = 64
@@ -54,7 +54,7 @@ def sew_resnet18(activation: Activation, classes: int = 1000) -> nn.Module:
     )
 
 
-def vgg8(activation: Activation, classes: int = 10) -> nn.Module:
+def make_vgg8(activation: Activation, classes: int = 10) -> nn.Module:
     """Returns a network that maps `[T, B, 3, 32, 32]` to `[T, B, classes]`."""
     layers: list[nn.Module] = []
     before = 3
@@ -119,7 +119,7 @@ class Spikformer(nn.Module):
         return result
 
 
-def feed_forward(activation: Activation, *widths: int) -> nn.Module:
+def make_feed_forward(activation: Activation, *widths: int) -> nn.Module:
     """Returns a network that maps `[T, B, widths[0]]` to `[T, B, widths[-1]]`."""
     layers: list[nn.Module] = []
     for before, after in itertools.pairwise(widths):

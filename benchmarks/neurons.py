@@ -19,7 +19,16 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from measure import capture_graph, copy_floor, issue_time, milliseconds, publish, run_in_processes, table, where
+from measure import (
+    capture_graph,
+    copy_floor,
+    describe_machine,
+    issue_time,
+    milliseconds,
+    publish,
+    run_in_processes,
+    table,
+)
 from triton.compiler import CompiledKernel
 
 from flexsn_graph import generate_forward_and_backward_graph
@@ -192,7 +201,7 @@ def main() -> None:
         "`copy 5` moves as many bytes as five streams. `graph` is a replay of the call in a CUDA graph. `loop` is",
         '`backend="torch"`. Ops are counted per element and step, for the step and its VJP. Registers are per thread,',
         f"for forward and backward. Reasons are given for calls above {LIMIT}.",
-        where(device),
+        describe_machine(device),
         "",
         *table(header, [row.cells(floor, steps) for row in rows]),
     ]

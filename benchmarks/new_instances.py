@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from measure import publish, table, where
+from measure import describe_machine, publish, table
 from torch import Tensor, nn
 
 from flexsn_nn import ALIF, LIF, RALIF, RLIF, functional
@@ -80,7 +80,7 @@ def main() -> None:
     lines = [
         "# New instances and batch sizes",
         "",
-        where(torch.device("cpu")),
+        describe_machine(torch.device("cpu")),
         "",
         "CPU milliseconds of a training step, with the kernels in the cache on disk:",
         "",

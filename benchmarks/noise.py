@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from measure import milliseconds, publish, table, where
+from measure import describe_machine, milliseconds, publish, table
 from torch import Tensor
 
 from flexsn_nn import FlexSN, surrogate
@@ -57,17 +57,17 @@ LAYERS: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
 }
 
 
-def measure_moments(numbers: int, device: torch.device, backend: str) -> list[tuple[str, str, str]]:
+def measure_moments(required_count: int, device: torch.device, backend: str) -> list[tuple[str, str, str]]:
     """Returns rows of a table: a statistic, its value, and its distance from the exact value in standard deviations."""
     steps, rows = 16, 64
-    size = min(1 << 16, max(numbers // (steps * rows), 4) // 4 * 4)
+    size = min(1 << 16, max(required_count // (steps * rows), 4) // 4 * 4)
     neuron = FlexSN(draw_step, 1, 1, 2, backend=backend)
     configure(neuron, seed=1)
     x = torch.zeros(steps, rows, 1, device=device).expand(steps, rows, size)
     sums = torch.zeros(9, dtype=torch.float64, device=device)
     count = 0
     with torch.no_grad():
-        while count < numbers:
+        while count < required_count:
             z, u = neuron(x)
             normal, uniform = z.double(), u.double() - 0.5
             pairs = (normal[..., 0::2] * normal[..., 1::2]).sum(), (normal[1:] * normal[:-1]).sum()
@@ -138,7 +138,7 @@ def main() -> None:
     lines = [
         "# Random numbers inside of a step",
         "",
-        where(device),
+        describe_machine(device),
         "",
         "Statistics of random numbers, and their distances from the exact values in standard deviations:",
         "",

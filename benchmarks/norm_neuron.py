@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from measure import capture_graph, milliseconds, publish, run_in_processes, table, where
+from measure import capture_graph, describe_machine, milliseconds, publish, run_in_processes, table
 from torch import Tensor, nn
 
 from flexsn_nn import LIF
@@ -85,7 +85,7 @@ def make_calls(case: Case) -> list[Callable[[], object]]:
     layer = NormNeuron(nn.BatchNorm2d(shape.channels), LIF()).to(device)
     relu = nn.Sequential(nn.BatchNorm2d(shape.channels), nn.ReLU()).to(device)
     mean, var = (torch.zeros(shape.channels, device=device) for _ in range(2))
-    other = torch.empty_like(frames)
+    target = torch.empty_like(frames)
 
     def forward() -> Tensor:
         reset_net(layer)
@@ -99,7 +99,7 @@ def make_calls(case: Case) -> list[Callable[[], object]]:
         torch.autograd.grad(relu(plain), [plain, *relu.parameters()], gradient)
 
     return [
-        lambda: other.copy_(frames),
+        lambda: target.copy_(frames),
         lambda: torch.batch_norm_update_stats(frames, mean, var, 0.1),
         lambda: batch_moments(frames),
         forward,
@@ -186,7 +186,7 @@ def main() -> None:
             "`python benchmarks/norm_neuron.py`: `NormNeuron` in training. A stream is the time of a copy that moves",
             "the bytes of the layer's input. The layer has to move nine streams. Everything is replayed from CUDA",
             "graphs.",
-            where(device),
+            describe_machine(device),
             "",
             *table(head, lines),
             "",

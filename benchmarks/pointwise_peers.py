@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from fused_optimizers import adamw
-from measure import milliseconds, publish, table, where
+from measure import describe_machine, milliseconds, publish, table
 from torch import Tensor
 from torch.nn import functional
 
@@ -170,7 +170,7 @@ def compile_function(function: Function) -> Function:
 
 
 def make_chains(rows: int, columns: int, device: torch.device) -> Iterator[Example]:
-    def tensors(*sizes: tuple[int, ...]) -> Callable[[], list[Tensor]]:
+    def make_maker(*sizes: tuple[int, ...]) -> Callable[[], list[Tensor]]:
         return lambda: [(torch.rand(size, device=device) + 0.5).requires_grad_() for size in sizes]
 
     wide = (rows, columns)
@@ -182,17 +182,17 @@ def make_chains(rows: int, columns: int, device: torch.device) -> Iterator[Examp
         }
         if function is gelu_gate:
             ways["pointwise in torch.compile"] = compile_function(pointwise(function, autograd=True))
-        yield Example(function.__name__, f"{rows} x {columns}", tensors(*sizes), ways)
-    numbers = (3, 1e-3, (0.9, 0.999), 1e-8, 0.01)
+        yield Example(function.__name__, f"{rows} x {columns}", make_maker(*sizes), ways)
+    settings = (3, 1e-3, (0.9, 0.999), 1e-8, 0.01)
 
     def return_result(step: Function) -> Function:
         def call(*tensors_of_step: Tensor) -> Tensor:
-            step(*tensors_of_step, *numbers)
+            step(*tensors_of_step, *settings)
             return tensors_of_step[0]
 
         return call
 
-    def start() -> list[Tensor]:
+    def make_tensors() -> list[Tensor]:
         return [torch.rand(rows * columns, device=device) for _ in range(4)]
 
     optimizers = {
@@ -200,7 +200,7 @@ def make_chains(rows: int, columns: int, device: torch.device) -> Iterator[Examp
         "pointwise": return_result(pointwise(adamw)),
         "torch.compile": compile_function(return_result(adamw)),
     }
-    yield Example("AdamW, one tensor", f"{rows * columns}", start, optimizers, trains=False)
+    yield Example("AdamW, one tensor", f"{rows * columns}", make_tensors, optimizers, trains=False)
 
 
 def measure_example(
@@ -266,7 +266,7 @@ def main() -> None:
     deadline = time.perf_counter() + options.seconds
     torch.set_float32_matmul_precision("highest")
     rows: list[list[str]] = []
-    note = f"`python benchmarks/pointwise_peers.py`: medians of whole calls, float32. {where(device)}"
+    note = f"`python benchmarks/pointwise_peers.py`: medians of whole calls, float32. {describe_machine(device)}"
     head = ["# Pointwise functions and recurrences: peers", "", note, ""]
     shapes = [(1024 if options.scale == 1 else 24, 65536 // options.scale), (16, 4194304 // options.scale)]
     for examples in (make_chains(8192 // scale, 8192 // scale, device), make_recurrences(shapes, device)):

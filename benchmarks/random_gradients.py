@@ -31,8 +31,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
 from gradient_cores import Outcome, compare, random_core  # noqa: E402
-from journal import outcomes, publish_counts  # noqa: E402
-from measure import where  # noqa: E402
+from journal import publish_counts, run_programs  # noqa: E402
+from measure import describe_machine  # noqa: E402
 
 from flexsn_runtime import TargetName  # noqa: E402
 
@@ -76,7 +76,7 @@ def main() -> int:
     if options.journal is not None and options.journal.exists():
         earlier = len(options.journal.read_text(encoding="utf-8").splitlines())
     run = functools.partial(compute_outcome, device=options.device, on_cpu=options.on_cpu)
-    for seed, outcome in outcomes(run, Outcome, seeds, options.n, options.journal, tasks=50):
+    for seed, outcome in run_programs(run, Outcome, seeds, options.n, options.journal, tasks=50):
         counts["equal to the loop"] += outcome.same
         counts["the loop itself fails"] += outcome.no_core
         counts["different"] += len(outcome.different)
@@ -93,7 +93,7 @@ def main() -> int:
         "",
         f"`python benchmarks/random_gradients.py --seeds {options.seeds} --device {options.device}"
         f" --on-cpu {options.on_cpu}`, on",
-        where(torch.device(options.device)),
+        describe_machine(torch.device(options.device)),
         "",
         f"{len(seeds)} random step functions, each with two to four calls, with in-place operations and custom",
         "`autograd.Function`s on captured tensors, parameters that are frozen and trained between calls, values that",

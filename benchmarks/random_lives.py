@@ -35,7 +35,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
 from lives.machine import Backends, machine, run  # noqa: E402
 from lives.twins import DifferenceError, Twins  # noqa: E402
-from measure import publish, table, where  # noqa: E402
+from measure import describe_machine, publish, table  # noqa: E402
 
 # Number of lives in one piece. All lives of a piece have the same backend, and come from one seed.
 PIECE = 20
@@ -103,7 +103,7 @@ def main() -> int:
             "",
             f"`python benchmarks/random_lives.py --runs {options.runs} --rules {options.rules}"
             f" --device {options.device}`, on",
-            where(torch.device(options.device)),
+            describe_machine(torch.device(options.device)),
             "",
             f"{total} lives of networks of two or three layers, with at most {options.rules} acts each. The loop and",
             "the compiled twin are compared after each act in everything visible: outputs, states, sequences, counts,",

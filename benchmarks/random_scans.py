@@ -23,8 +23,8 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
-from journal import outcomes, publish_counts  # noqa: E402
-from measure import where  # noqa: E402
+from journal import publish_counts, run_programs  # noqa: E402
+from measure import describe_machine  # noqa: E402
 from random_steps import CALLS, LOWERINGS, Outcome, compare, random_program  # noqa: E402
 
 
@@ -47,7 +47,7 @@ def main() -> int:
     without_loop = 0
     wrong: list[str] = []
     run = functools.partial(compute_outcome, lowerings=lowerings)
-    for seed, outcome in outcomes(run, Outcome, seeds, options.n, options.journal, tasks=20):
+    for seed, outcome in run_programs(run, Outcome, seeds, options.n, options.journal, tasks=20):
         without_loop += bool(outcome.no_loop)
         counts.update((lowering, "equal") for lowering in outcome.equal)
         for kind, texts in (("different", outcome.different), ("failed", outcome.failed)):
@@ -60,7 +60,7 @@ def main() -> int:
         "# Random steps of `scan`",
         "",
         f"`python benchmarks/random_scans.py --seeds {options.seeds} --lowerings {options.lowerings}`, on",
-        where(torch.device("cpu")),
+        describe_machine(torch.device("cpu")),
         "",
         f"{len(seeds)} random programs with 1 to 3 carried tensors, 0 to 3 sequences and 1 to 4 steps, in float64. The",
         "steps contain indexing, writes into new tensors, broadcasting, reductions, products and views. Each compiled",

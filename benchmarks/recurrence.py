@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from measure import capture_graph, publish, table, where
+from measure import capture_graph, describe_machine, publish, table
 from torch import Tensor, nn
 
 from flexsn_nn import RLIF, FlexSN, surrogate
@@ -249,13 +249,13 @@ def measure_layer(name: str, shape: str, dtype: torch.dtype, device: torch.devic
     torch.manual_seed(0)
     x = torch.randn(steps, batch, hidden, device=device).to(dtype)
     layer = PEERS[name](hidden).to(device, dtype)
-    forward, both = make_inference(layer, x), make_training_step(layer, x, torch.randn_like(x))
+    forward, train = make_inference(layer, x), make_training_step(layer, x, torch.randn_like(x))
     kernel = first = ""
     if "CUDA graph" in name:
-        replayed = measure_seconds(capture_graph(both), device)
+        replayed = measure_seconds(capture_graph(train), device)
         return Times(measure_seconds(capture_graph(forward), device), replayed, replayed)
     begun = time.perf_counter()
-    both()
+    train()
     if device.type == "cuda":
         torch.cuda.synchronize()
     if name == "ours":
@@ -264,10 +264,10 @@ def measure_layer(name: str, shape: str, dtype: torch.dtype, device: torch.devic
         kernel = measure_kernel(forward, steps) if device.type == "cuda" else ""
     for _ in range(4):  # this project records these calls, and replays them later
         forward()
-        both()
-    training_time = measure_seconds(both, device)
+        train()
+    training_time = measure_seconds(train, device)
     with torch.autograd.set_multithreading_enabled(False):
-        return Times(measure_seconds(forward, device), training_time, measure_seconds(both, device), kernel, first)
+        return Times(measure_seconds(forward, device), training_time, measure_seconds(train, device), kernel, first)
 
 
 def main(shapes: list[str], dtypes: list[str], only: list[str], seconds: float, path: Path) -> None:
@@ -320,7 +320,7 @@ def main(shapes: list[str], dtypes: list[str], only: list[str], seconds: float, 
     lines = [
         "# Recurrent LIF",
         "",
-        f"`python benchmarks/recurrence.py`. {where(device)}",
+        f"`python benchmarks/recurrence.py`. {describe_machine(device)}",
         f"This project's calls are launched by: {launcher_in_words(device)}.",
         f"Threads of torch: {torch.get_num_threads()}; load {os.getloadavg()[0]:.1f} at the end.",
         "",

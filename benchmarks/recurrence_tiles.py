@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
-from measure import capture_graph, publish, run_in_processes, table, where
+from measure import capture_graph, describe_machine, publish, run_in_processes, table
 from recurrence import Layer, Run, make_inference, make_training_step, measure_seconds
 from torch import Tensor, nn
 
@@ -157,16 +157,16 @@ def measure_case(case: Case, expected: tuple[Tensor, Tensor] | None) -> tuple[Ti
         for line in str(layer.layer.explain()).splitlines():
             if line.strip().startswith("the last ") and "one launch for all steps" not in line:
                 raise RuntimeError(line.strip())
-        forward, both = make_inference(layer, x), make_training_step(layer, x, weight)
+        forward, train = make_inference(layer, x), make_training_step(layer, x, weight)
         forward()
         spikes, gradient = expected or actual
-        inference_us, training_us = measure_kernels(forward, num_steps), measure_kernels(both, num_steps)
+        inference_us, training_us = measure_kernels(forward, num_steps), measure_kernels(train, num_steps)
         times = Times(
             inference_us["forward"],
             training_us["forward"],
             training_us["backward"],
             1e3 * measure_seconds(capture_graph(forward), device),
-            1e3 * measure_seconds(capture_graph(both), device),
+            1e3 * measure_seconds(capture_graph(train), device),
             int((actual[0] != spikes).sum()),
             float((actual[1] - gradient).abs().max() / gradient.abs().max()),
         )
@@ -179,9 +179,9 @@ def measure_rnn(shape: str, dtype: str) -> list[str]:
     device = torch.device("cuda")
     layer = nn.RNN(hidden, hidden, bias=False, device=device, dtype=getattr(torch, dtype))
     x = torch.randn(steps, batch, hidden, device=device, dtype=getattr(torch, dtype))
-    forward, both = make_inference(layer, x), make_training_step(layer, x, torch.randn_like(x))
-    cells = [f"{1e3 * measure_seconds(run, device):.2f}" for run in (forward, both)]
-    for run in (forward, both):
+    forward, train = make_inference(layer, x), make_training_step(layer, x, torch.randn_like(x))
+    cells = [f"{1e3 * measure_seconds(run, device):.2f}" for run in (forward, train)]
+    for run in (forward, train):
         try:
             cells.append(f"{1e3 * measure_seconds(capture_graph(run), device):.2f}")
         except Exception as error:
@@ -223,7 +223,7 @@ def main(shapes: list[str], dtypes: list[str], seconds: float, path: Path) -> No
     lines = [
         "# Tiles of recurrent LIF",
         "",
-        f"`python benchmarks/recurrence_tiles.py`. {where(torch.device('cuda'))}",
+        f"`python benchmarks/recurrence_tiles.py`. {describe_machine(torch.device('cuda'))}",
         "",
         *table(
             ("T x B x H", "dtype", "tiles", *kernels, *replayed, "spikes that differ", "gradient differs by"),

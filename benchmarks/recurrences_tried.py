@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import publish, table, where
+from measure import describe_machine, publish, table
 from torch import Tensor
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves
@@ -65,9 +65,9 @@ def ssm(h: Tensor, x: Any) -> tuple[Tensor, Tensor]:
 def wkv(carry: Any, x: Any) -> tuple[Any, Tensor]:
     """Computes a step of the recurrence of RWKV in a numerically stable form."""
     top, bottom, largest = carry
-    now = torch.maximum(largest, x["k"])
-    y = (top * torch.exp(largest - now) + x["v"] * torch.exp(x["k"] - now)) / (
-        bottom * torch.exp(largest - now) + torch.exp(x["k"] - now)
+    shift = torch.maximum(largest, x["k"])
+    y = (top * torch.exp(largest - shift) + x["v"] * torch.exp(x["k"] - shift)) / (
+        bottom * torch.exp(largest - shift) + torch.exp(x["k"] - shift)
     )
     decayed = torch.maximum(largest - 0.5, x["k"])
     old, new = torch.exp(largest - 0.5 - decayed), torch.exp(x["k"] - decayed)
@@ -117,7 +117,7 @@ def kalman(belief: Any, x: Tensor) -> tuple[Any, Tensor]:
     return (mean + gain * (x - mean), (1 - gain) * variance), (x - mean).square()
 
 
-def counted(carry: Any, x: Tensor) -> tuple[Any, Tensor]:
+def adam_step(carry: Any, x: Tensor) -> tuple[Any, Tensor]:
     """Computes Adam's first moment, with a step count in a 0-d tensor."""
     count, m = carry
     count = count + 1
@@ -164,10 +164,10 @@ def sorted_values(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def oscillator(state: Any, x: Tensor) -> tuple[Any, Tensor]:
-    place, speed = state
-    speed = speed + 0.01 * (x - torch.sin(place) - 0.1 * speed)
-    place = place + 0.01 * speed
-    return (place, speed), place
+    position, speed = state
+    speed = speed + 0.01 * (x - torch.sin(position) - 0.1 * speed)
+    position = position + 0.01 * speed
+    return (position, speed), position
 
 
 def make_recurrences(steps: int = 6) -> dict[str, Recurrence]:
@@ -216,9 +216,9 @@ def make_recurrences(steps: int = 6) -> dict[str, Recurrence]:
         "scalar Kalman filters": Recurrence(
             kalman, (make_leaf(b, n), torch.ones(b, n).requires_grad_()), make_sequence(b, n)
         ),
-        "a count without dimensions": Recurrence(counted, (torch.zeros(()), make_leaf(b, n)), make_sequence(b, n)),
+        "a count without dimensions": Recurrence(adam_step, (torch.zeros(()), make_leaf(b, n)), make_sequence(b, n)),
         "an integer count": Recurrence(
-            counted, (torch.zeros((), dtype=torch.int64), make_leaf(b, n)), make_sequence(b, n)
+            adam_step, (torch.zeros((), dtype=torch.int64), make_leaf(b, n)), make_sequence(b, n)
         ),
         "entries of a captured tensor": Recurrence(indexed, make_leaf(b, n), make_sequence(b, n)),
         "a permuted state": Recurrence(permuted, make_leaf(b, n), make_sequence(b, n)),
@@ -248,7 +248,7 @@ def record_kernels() -> Iterator[list[str]]:
     passes: list[str] = []
     originals = {name: getattr(KernelLowering, name) for name in ("forward", "backward")}
 
-    def counting(name: str) -> Callable[..., Any]:
+    def record(name: str) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             lowering = originals[name](*args, **kwargs)
             passes.append(name)
@@ -257,7 +257,7 @@ def record_kernels() -> Iterator[list[str]]:
         return call
 
     for name in originals:
-        setattr(KernelLowering, name, counting(name))
+        setattr(KernelLowering, name, record(name))
     try:
         yield passes
     finally:
@@ -265,7 +265,7 @@ def record_kernels() -> Iterator[list[str]]:
             setattr(KernelLowering, name, original)
 
 
-def attempt(tried: Recurrence, lowering: str) -> tuple[str, str, list[Tensor] | None]:
+def run_compiled(tried: Recurrence, lowering: str) -> tuple[str, str, list[Tensor] | None]:
     """Runs the compiled scan. Returns a description of how it runs, the reason for a missing kernel, and the results.
     The description is empty if no kernel is made.
     """
@@ -278,7 +278,7 @@ def attempt(tried: Recurrence, lowering: str) -> tuple[str, str, list[Tensor] | 
             results = compute_gradients(compiled, tried)
         except Exception as error:
             if lowering == "compiled_loop" and type(error).__name__ == "StepCodeError":
-                return "operators, one by one", "", attempt(tried, "loop")[2]
+                return "operators, one by one", "", run_compiled(tried, "loop")[2]
             return f"refused: {type(error).__name__}", _cut_first_line(str(error)), None
     reasons = [str(w.message) for w in caught_warnings if "without kernels" in str(w.message)]
     reason = _cut_first_line(reasons[0].partition("without kernels: ")[2]) if reasons else ""
@@ -295,8 +295,8 @@ def _cut_first_line(text: str) -> str:
 
 def make_row(name: str, tried: Recurrence) -> list[str]:
     expected = compute_gradients(lambda init, xs: scan(tried.step, init, xs), tried)
-    alone, _, ours = attempt(tried, "compiled_loop")
-    with_runtime, reason, kernels = attempt(tried, "auto")
+    alone, _, ours = run_compiled(tried, "compiled_loop")
+    with_runtime, reason, kernels = run_compiled(tried, "auto")
     with_runtime = with_runtime or alone
     difference = max(
         (
@@ -331,7 +331,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "`python benchmarks/recurrences_tried.py`: how `flexsn_hop.scan` runs under `torch.compile`, without other",
         "packages and with flexsn-runtime installed. `differs by`: the largest difference of a result or a gradient",
         "from the eager scan, relative to the largest element.",
-        where(torch.device("cpu")),
+        describe_machine(torch.device("cpu")),
         "",
         *table(HEADER, rows),
     ]

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from measure import capture_graph, milliseconds, publish, run_in_processes, table, where
+from measure import capture_graph, describe_machine, milliseconds, publish, run_in_processes, table
 from scan_models import Model, Work
 from step_functions import lif
 from torch import Tensor
@@ -92,7 +92,7 @@ def main() -> None:
     rows = [make_row(name, shape, device) for name in NEURONS for shape in options.shapes]
     lines = ["# Training steps that recompute or save values, float32", ""]
     lines += ["`python benchmarks/residuals.py`. The docstring of the script describes the comparison."]
-    publish([*lines, where(device), "", *table(HEADER, rows)], options.output)
+    publish([*lines, describe_machine(device), "", *table(HEADER, rows)], options.output)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from measure import publish, synchronize, table, where
-from networks import feed_forward, sew_resnet18
+from measure import describe_machine, publish, synchronize, table
+from networks import make_feed_forward, make_sew_resnet18
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.multiprocessing.spawn import spawn
@@ -45,16 +45,16 @@ class Case:
 
 
 CASES = (
-    Case("SEW-ResNet18, T 4, B 32, 224²", partial(sew_resnet18, LIF), (4, 32, 3, 224, 224), 1000, torch.bfloat16),
+    Case("SEW-ResNet18, T 4, B 32, 224²", partial(make_sew_resnet18, LIF), (4, 32, 3, 224, 224), 1000, torch.bfloat16),
     Case(
         "700-512-512-20, T 250, B 256",
-        partial(feed_forward, LIF, 700, 512, 512, 20),
+        partial(make_feed_forward, LIF, 700, 512, 512, 20),
         (250, 256, 700),
         20,
         torch.float32,
     ),
 )
-SMALL = (Case("8-16-4, T 3, B 2", partial(feed_forward, LIF, 8, 16, 4), (3, 2, 8), 4, torch.float32),)
+SMALL = (Case("8-16-4, T 3, B 2", partial(make_feed_forward, LIF, 8, 16, 4), (3, 2, 8), 4, torch.float32),)
 STRATEGIES = ("ddp", "fsdp")
 
 
@@ -151,7 +151,7 @@ def main() -> None:
         "has the batch in the name of the network. Neurons are LIF. SEW-ResNet18 runs under autocast to bfloat16, and",
         f"the feed-forward network in float32. Columns: the median of {options.repeat} steps in ms, samples per second",
         f"on all GPUs, and the throughput per GPU divided by the throughput per GPU with {options.processes[0]} GPU.",
-        where(torch.device(options.device)),
+        describe_machine(torch.device(options.device)),
         "",
         *table(("network", "parallel", "GPUs", "step", "samples / s", "efficiency"), rows),
     ]

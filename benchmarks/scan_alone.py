@@ -20,7 +20,7 @@ from typing import Any
 
 import recurrences
 import torch
-from measure import publish, synchronize, table, where
+from measure import describe_machine, publish, synchronize, table
 from torch import Tensor, nn
 from torch._inductor.utils import fresh_cache
 from torch.utils._pytree import tree_leaves, tree_map
@@ -178,7 +178,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "the compiled scan divided by the time of another way. The machine was shared: several other processes ran on",
         "its two cores. `differs by`: the largest difference of a gradient from eager mode, relative to the largest",
         "element.",
-        where(device),
+        describe_machine(device),
         "",
         *table(HEADER, all_rows),
     ]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from measure import publish, table, where
+from measure import describe_machine, publish, table
 from scan_models import CHANNELS
 from torch import Tensor
 
@@ -174,15 +174,15 @@ def main() -> None:
             compare(name, seed, shape, device, counts)
         repeated = "bit-equal" if counts.repeated else "differ"
         error = f"{max(counts.errors, default=0.0):.1e}"
-        numbers = (counts.total, counts.near, counts.spikes, counts.wrong_spikes, counts.wrong_states)
-        rows.append([name, *(f"{n:,}".replace(",", " ") for n in numbers), repeated, error])
+        counts_of_rows = (counts.total, counts.near, counts.spikes, counts.wrong_spikes, counts.wrong_states)
+        rows.append([name, *(f"{n:,}".replace(",", " ") for n in counts_of_rows), repeated, error])
     lines = [
         "# Exactness, float32",
         "",
         f"`python benchmarks/scan_exactness.py`: T = {options.steps}, {shape[1] * shape[2]} elements, {options.seeds}",
         "seeds, compared with the eager loop on the same device. The last column is the largest difference of the",
         "gradients of the input and the parameters, relative to the largest gradient.",
-        where(device),
+        describe_machine(device),
         "",
         *table(HEADER, rows),
     ]

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from measure import publish, table, where
+from measure import describe_machine, publish, table
 from peer_neurons import is_installed
 from scan_models import MODELS, Work
 from scan_peers import PEERS, Forward, run_loop
@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "output. `held`: memory between forward and backward. `peak`: maximum during forward and backward. The output",
         "and the gradient of the input take 4 bytes each. The scan is expected to need 4 / K bytes for checkpoints and",
         f"4 / T = {4 / steps:.3f} bytes for the final state.",
-        where(device),
+        describe_machine(device),
         "",
         *table(HEADER, rows),
     ]

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from measure import capture_graph, kernel_time, publish, synchronize, table, time_calls, where
+from measure import capture_graph, describe_machine, kernel_time, publish, synchronize, table, time_calls
 from scan_models import MODELS, Work
 from step_functions import lif
 from torch import Tensor, nn
@@ -164,7 +164,7 @@ def main() -> None:
         f"time of a call, with the number of its kernels. Ratios should be at most {GRAPH_LIMIT}. The limits of calls",
         "were set on a machine on which `add_` took 6 us and the training step of relu 52. `one thread`: with",
         "`torch.autograd.set_multithreading_enabled(False)`.",
-        where(device),
+        describe_machine(device),
         "",
         *table(header, rows),
     ]

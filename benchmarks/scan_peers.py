@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import milliseconds, publish, table, where
+from measure import describe_machine, milliseconds, publish, table
 from scan_models import MODELS, Work
 from step_functions import lif
 from torch import Tensor
@@ -216,7 +216,7 @@ def main() -> None:
             "",
             "`python benchmarks/scan_peers.py`: medians in ms of whole calls of the modules, through autograd. A peer",
             "and this project's module are timed in one process. `differ` counts the spikes that differ.",
-            where(device),
+            describe_machine(device),
             "",
             *table(HEADER, lines),
         ],

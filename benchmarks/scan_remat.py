@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from measure import publish, table, where
+from measure import describe_machine, publish, table
 from torch import Tensor
 
 from flexsn_hop import scan
@@ -111,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "element. `peak` is the largest memory during the step minus the memory before it, in MB and in carries. It",
         "includes Python's memory for the code that calls steps and, in eager mode, autograd's nodes",
         "(`MALLOC_MMAP_THRESHOLD_=32768`).",
-        where(torch.device("cpu")),
+        describe_machine(torch.device("cpu")),
         "",
         *table(HEADER, rows),
     ]

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from measure import capture_graph, copy_floor, milliseconds, publish, run_in_processes, table, where
+from measure import capture_graph, copy_floor, describe_machine, milliseconds, publish, run_in_processes, table
 from scan_models import MODELS, Work
 
 SHAPES = ("8x6400000", "32x1600000", "128x524288", "512x32768", "1024x8192")
@@ -68,7 +68,7 @@ def assert_gradients_repeat(work: Work, case: Case) -> None:
             raise AssertionError(f"{case}: gradients differ from one run to the next.")
 
 
-def graph_time(function: Callable[[], object], device: torch.device) -> tuple[float | None, str]:
+def measure_graph(function: Callable[[], object], device: torch.device) -> tuple[float | None, str]:
     """Returns the time of the captured call in ms and an empty text, or `None` and the reason for a failed capture."""
     if device.type != "cuda":
         return None, ""
@@ -92,7 +92,7 @@ def measure(case: Case, device: torch.device) -> tuple[list[list[str]], list[str
     for (work_name, streams, function), limit in zip(kinds, find_limits(case), strict=True):
         floor = copy_floor(elements, streams, device, dtype)
         call = milliseconds(function, device)
-        graph, failure = graph_time(function, device)
+        graph, failure = measure_graph(function, device)
         if failure:
             failures.append(f"{model}, {shape}, {work_name}: capture failed: {failure}")
         name = model if dtype == torch.float32 else f"{model}, {str(dtype).removeprefix('torch.')}"
@@ -124,7 +124,7 @@ def main() -> None:
         "`python benchmarks/scan_table.py`: medians in ms, in one run. `copy` moves as many bytes as `streams` tensors",
         "of `T x NCL`. `call` is a call of the module, through autograd, and `graph` is its replay as a CUDA graph.",
         "Gradients of two runs were equal to the last bit in every row.",
-        where(device),
+        describe_machine(device),
         "",
         *table(HEADER, rows),
         *(["", *failures] if failures else []),

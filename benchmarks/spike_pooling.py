@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from measure import capture_graph, milliseconds, publish, table, where
+from measure import capture_graph, describe_machine, milliseconds, publish, table
 from torch import Tensor, nn
 
 from flexsn_nn import spike_pooling
@@ -67,15 +67,15 @@ def measure_case(case: Case, dtype: torch.dtype, form: str, device: torch.device
     copied_elements = (x.numel() + y.numel()) // 2
     source, target = (torch.empty(copied_elements, dtype=dtype, device=device) for _ in range(2))
 
-    def both(layer: nn.Module) -> None:
+    def train(layer: nn.Module) -> None:
         torch.autograd.grad(layer(x), x, gradient)
 
     works: list[Callable[[], object]] = [
         lambda: target.copy_(source),
         lambda: ours(x),
-        lambda: both(ours),
+        lambda: train(ours),
         lambda: theirs(x),
-        lambda: both(theirs),
+        lambda: train(theirs),
     ]
     runs = [capture_graph(work) for work in works] if device.type == "cuda" else works
     turns = [[milliseconds(run, device, warmup=3, rep=12) for run in runs] for _ in range(TURNS)]
@@ -102,10 +102,10 @@ def main() -> None:
     options = parser.parse_args()
     device = torch.device("cpu" if options.check else "cuda")
     lines = []
-    for dtype, kind in DTYPES.items():
+    for dtype, torch_dtype in DTYPES.items():
         for form in FORMATS:
             for case in CASES:
-                times, ours, theirs = measure_case(case, kind, form, device)
+                times, ours, theirs = measure_case(case, torch_dtype, form, device)
                 row = (
                     dtype,
                     form,
@@ -129,7 +129,7 @@ def main() -> None:
             "",
             "`python benchmarks/spike_pooling.py`: `spike_pooling` and torch's layers. A copy moves the bytes of the",
             "input and the result once. All calls are replayed from CUDA graphs.",
-            where(device),
+            describe_machine(device),
             "",
             *table(head, lines),
         ],

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from measure import milliseconds, publish, table, where
+from measure import describe_machine, milliseconds, publish, table
 from torch import Tensor, nn
 
 from flexsn_nn import LIF, OverTime
@@ -106,7 +106,7 @@ def main() -> None:
         f"pooling ({options.width}, {2 * options.width}, {4 * options.width} channels); medians in ms, in one run.",
         "`neurons` is the time of the step minus the time with `nn.Identity` instead of neurons. `torch.compile` runs",
         'with `fullgraph=True`. Without `torch.compile`, `backend="hop"` runs the same loop as `backend="torch"`.',
-        where(device),
+        describe_machine(device),
         "",
         *table(header, rows),
     ]

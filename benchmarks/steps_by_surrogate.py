@@ -27,7 +27,7 @@ if DEVICE == "cpu":
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / folder) for folder in ("tests", "packages/flexsn-codegen/tests")]
 
-from measure import where  # noqa: E402
+from measure import describe_machine  # noqa: E402
 from step_zoo import (  # noqa: E402
     MAX_ERROR,
     MAX_INEXACT,
@@ -83,7 +83,7 @@ def make_page(results: Sequence[tuple[Combination, Result]], seconds: float) -> 
 Made by `python benchmarks/steps_by_surrogate.py`: the step functions of `tests/step_zoo.py`, one for each kind of
 neuron, with each surrogate of `flexsn_nn.surrogate`, for {STEPS} steps of {list(SHAPE)}. Outputs, states and all
 gradients are compared with autograd through a plain loop in the same dtype.
-{where(torch.device(DEVICE))} {seconds:.0f} s.
+{describe_machine(torch.device(DEVICE))} {seconds:.0f} s.
 
 {len(results)} combinations: {len(results) - len(wrong)} pass, {len(wrong)} do not. In {equal} combinations, every
 output and state is bitwise equal to the loop.

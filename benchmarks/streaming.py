@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from measure import publish, table, where
+from measure import describe_machine, publish, table
 from torch import Tensor, nn
 
 from flexsn_nn import ALIF, LIF, PLIF, FlexSN, functional
@@ -51,7 +51,7 @@ def measure_frames(runs: dict[str, Frame], frames: int) -> dict[str, tuple[float
                     begun = time.perf_counter()
                     run(x)
                     times[name].append(time.perf_counter() - begun)
-    return {name: (1e6 * statistics.median(spent), 1e6 * min(spent)) for name, spent in times.items()}
+    return {name: (1e6 * statistics.median(seconds), 1e6 * min(seconds)) for name, seconds in times.items()}
 
 
 def main(path: Path, threads: int, frames: int) -> None:
@@ -70,8 +70,8 @@ def main(path: Path, threads: int, frames: int) -> None:
     lines = [
         "# A network of two layers, frame by frame",
         "",
-        f"`python benchmarks/streaming.py --threads {threads}`. {where(torch.device('cpu'))} float32, B = 1,",
-        f"{INPUTS} to {HIDDEN} to {OUTPUTS}; microseconds of wall time, medians of {frames} frames. Threads:",
+        f"`python benchmarks/streaming.py --threads {threads}`. {describe_machine(torch.device('cpu'))} float32, "
+        f"B = 1, {INPUTS} to {HIDDEN} to {OUTPUTS}; microseconds of wall time, medians of {frames} frames. Threads:",
         f"{threads} of {os.cpu_count()} processors; load {os.getloadavg()[0]:.1f} at the end.",
         "",
         *table(head, rows),

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import publish, table, where
+from measure import describe_machine, publish, table
 from torch import Tensor
 
 from flexsn_codegen import BackwardSpec, ForwardSpec, InputLayout, backward_source, emit_core, forward_source
@@ -147,7 +147,7 @@ def main(path: Path, repeats: int) -> None:
         "",
         "`python benchmarks/trace_time.py`: CPU time in ms from a step to the source of its forward and backward",
         f"kernels. Figures are medians of warm runs in one thread. {os.cpu_count()} cores, shared with other work.",
-        f"{where(torch.device('cpu'))}",
+        f"{describe_machine(torch.device('cpu'))}",
         "",
         *table(("core", "ops", "trace", "gradient", "code", "together", "ms per op"), rows),
         "",

@@ -26,7 +26,7 @@ SHOWN = 5
 SHAPES = ("8x6400000", "32x1600000", "128x524288", "512x32768", "1024x8192")
 
 
-def candidates(ncl: int, width: int) -> list[LaunchConfig]:
+def list_candidates(ncl: int, width: int) -> list[LaunchConfig]:
     """Returns the configurations to measure, for `ncl` elements of `width` bytes."""
     scale = 4 // width  # gives loads the same number of bytes for all widths
     if ncl <= 2**17:
@@ -53,7 +53,7 @@ def main(model: Model, shapes: list[str], dtype: torch.dtype, device: torch.devi
         neuron = work.neuron
         program = PointwiseProgram(neuron.core, neuron.num_inputs, neuron.num_states, neuron.num_outputs)
         step, arguments = prepare(program, [x.detach() for x in work.inputs])
-        plans = [LaunchPlan(config, config, config) for config in candidates(ncl, dtype.itemsize)]
+        plans = [LaunchPlan(config, config, config) for config in list_candidates(ncl, dtype.itemsize)]
         for name, streams in {"inference": forward, "forward": forward, "backward": training - forward}.items():
             time = partial(time_of, step, arguments, name=name)
             with ThreadPoolExecutor(12) as pool:

@@ -282,11 +282,13 @@ def _make_pairs(dtype: torch.dtype, size: Size, generator: torch.Generator) -> I
         yield x, _thin_out(special, 512)[torch.arange(x.numel(), device=device) % min(512, special.numel())]
 
 
-def _list_patterns(dtype: torch.dtype, device: torch.device, stride: int, piece: int = 0, pieces: int = 1) -> Tensor:
+def _list_patterns(
+    dtype: torch.dtype, device: torch.device, stride: int, piece: int = 0, num_pieces: int = 1
+) -> Tensor:
     bits = _BITS[dtype.itemsize]
     info = torch.iinfo(bits)
     count = -(-(info.max - info.min + 1) // stride)
-    begin, end = count * piece // pieces, count * (piece + 1) // pieces
+    begin, end = count * piece // num_pieces, count * (piece + 1) // num_pieces
     patterns = torch.arange(begin, end, device=device, dtype=torch.int64) * stride + info.min
     return patterns.to(bits).view(dtype)
 

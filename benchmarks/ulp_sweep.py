@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / folder) for folder in ("tests", "benchmarks", "packages/flexsn-codegen/tests")]
 
 from cpp_library import COMPILER, Library  # noqa: E402
-from measure import where  # noqa: E402
+from measure import describe_machine  # noqa: E402
 from ulp_cases import FULL, QUICK, SOME, Case, Function, Size, cases, chunks  # noqa: E402
 from ulp_distance import NOT_A_NUMBER, ulp_distance, zero_signs_differ  # noqa: E402
 
@@ -269,19 +269,19 @@ def _compare(row: Row, arguments: Sequence[Tensor], ours: Tensor, eagers: Tensor
     nan = distance == NOT_A_NUMBER
     distance = distance.masked_fill(nan, 0)
 
-    def at(position: Tensor) -> str:
-        inputs = ", ".join(_text(t[position]) for t in arguments)
-        return f"{inputs}: {_text(ours[position])}, eager {_text(eagers[position])}"
+    def describe_position(position: Tensor) -> str:
+        inputs = ", ".join(_format_value(t[position]) for t in arguments)
+        return f"{inputs}: {_format_value(ours[position])}, eager {_format_value(eagers[position])}"
 
     row.values += ours.numel()
     row.differ += int(((distance > 0) | zero | nan).sum())
     largest = int(distance.max())
     if largest > row.ulp:
-        row.ulp, row.worst = largest, at(distance.argmax())
+        row.ulp, row.worst = largest, describe_position(distance.argmax())
     if not row.nan and nan.any():
-        row.nan_at = at(nan.int().argmax())
+        row.nan_at = describe_position(nan.int().argmax())
     if not row.zero and zero.any():
-        row.zero_at = at(zero.int().argmax())
+        row.zero_at = describe_position(zero.int().argmax())
     row.nan += int(nan.sum())
     row.zero += int(zero.sum())
     if exact is not None:
@@ -295,7 +295,7 @@ def _find_largest(distance: Tensor) -> int:
     return int(distance.masked_fill(distance == NOT_A_NUMBER, 0).max())
 
 
-def _text(value: Tensor) -> str:
+def _format_value(value: Tensor) -> str:
     number = value.item()
     return f"{number:.9g}" if isinstance(number, float) and value.dtype != torch.float64 else repr(number)
 
@@ -304,17 +304,17 @@ def _text(value: Tensor) -> str:
 
 
 def page(rows: Sequence[Row], uncovered: dict[str, str], description: str, seconds: float) -> str:
-    ran = [row for row in rows if not row.skipped and not row.failed]
+    measured_rows = [row for row in rows if not row.skipped and not row.failed]
     failed = [row for row in rows if row.failed]
-    over = [row for row in ran if row.over]
-    unexplained = [row for row in over if not row.reason]
+    exceeding = [row for row in measured_rows if row.over]
+    unexplained = [row for row in exceeding if not row.reason]
     cpp = bool(rows) and rows[0].cpp
-    place = f"CPU, {Path(COMPILER or '').name}, torch {torch.__version__}." if cpp else where(DEVICE)
+    machine = f"CPU, {Path(COMPILER or '').name}, torch {torch.__version__}." if cpp else describe_machine(DEVICE)
     lines = [
         "# The rules of flexsn-codegen against eager mode, in ulp",
         "",
         f"`python benchmarks/ulp_sweep.py{' --cpp' if cpp else ''}`: " + description,
-        f"{place} {seconds:.0f} s.",
+        f"{machine} {seconds:.0f} s.",
         "",
         "A distance of 1 ulp is the distance to the neighbouring number of the dtype, including denormal numbers.",
         "Zeros of different signs (`zero`) and results that are NaN on only one side (`NaN`) are counted separately.",
@@ -323,26 +323,27 @@ def page(rows: Sequence[Row], uncovered: dict[str, str], description: str, secon
         "float64. If both distances are large, eager mode is inaccurate.",
         "",
         *(_FUSED if cpp else []),
-        f"{len({row.name for row in rows})} functions in {len(ran)} combinations with a dtype, "
-        f"{sum(r.values for r in ran):,} results: "
-        f"{sum(not r.differ for r in ran)} combinations are equal to the last bit, "
-        f"{len(ran) - len(over)} are within their limit, {len(over) - len(unexplained)} are named exceptions, "
+        f"{len({row.name for row in rows})} functions in {len(measured_rows)} combinations with a dtype, "
+        f"{sum(r.values for r in measured_rows):,} results: "
+        f"{sum(not r.differ for r in measured_rows)} combinations are equal to the last bit, "
+        f"{len(measured_rows) - len(exceeding)} are within their limit, "
+        f"{len(exceeding) - len(unexplained)} are named exceptions, "
         f"{len(unexplained)} are over without a reason. {len(failed)} failed.",
         "",
         *(f"- **failed**: {row.name} {row.dtype}: {row.failed}" for row in failed),
         *([""] if failed else []),
-        *_format_exceptions(over),
+        *_format_exceptions(exceeding),
         "## Different in some bits",
         "",
         "| function | dtype | results | differ | ulp | may | off float64: ours, eager | NaN | zero | worst |",
         "|---|---|---|---|---|---|---|---|---|---|",
-        *(_format_row(row) for row in ran if row.differ),
+        *(_format_row(row) for row in measured_rows if row.differ),
         "",
         "## Equal to the last bit",
         "",
         "| function | dtypes | results | left out |",
         "|---|---|---|---|",
-        *_format_equal(row for row in ran if not row.differ),
+        *_format_equal(row for row in measured_rows if not row.differ),
         "",
         "## Not run",
         "",
@@ -365,11 +366,11 @@ _FUSED = [
 ]
 
 
-def _format_exceptions(over: Sequence[Row]) -> list[str]:
-    if not over:
+def _format_exceptions(exceeding: Sequence[Row]) -> list[str]:
+    if not exceeding:
         return []
     lines = ["## Over the limit", "", "| function | dtypes | why |", "|---|---|---|"]
-    for (name, reason), dtypes in _group_dtypes(((row.name, row.reason or "**not known**"), row) for row in over):
+    for (name, reason), dtypes in _group_dtypes(((row.name, row.reason or "**not known**"), row) for row in exceeding):
         lines.append(f"| {name} | {dtypes} | {reason} |")
     return [*lines, ""]
 
@@ -394,9 +395,9 @@ def _format_equal(rows: Iterable[Row]) -> list[str]:
     for row in rows:
         groups.setdefault(row.name, []).append(row)
     return [
-        f"| {name} | {', '.join(r.dtype for r in own)} | {sum(r.values for r in own):,} | "
-        f"{'counted: ' if own[0].left_out else ''}{own[0].left_out} |"
-        for name, own in groups.items()
+        f"| {name} | {', '.join(r.dtype for r in rows_of_function)} | {sum(r.values for r in rows_of_function):,} | "
+        f"{'counted: ' if rows_of_function[0].left_out else ''}{rows_of_function[0].left_out} |"
+        for name, rows_of_function in groups.items()
     ]
 
 

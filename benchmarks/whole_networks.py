@@ -41,9 +41,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from measure import capture_graph, kernel_time, milliseconds, publish, table, where
+from measure import capture_graph, describe_machine, kernel_time, milliseconds, publish, table
 from network_plot import draw
-from networks import Activation, Spikformer, feed_forward, sew_resnet18, vgg8
+from networks import Activation, Spikformer, make_feed_forward, make_sew_resnet18, make_vgg8
 from peer_neurons import (
     SnnTorchLeaky,
     is_installed,
@@ -89,26 +89,26 @@ TURNS = 7
 MEASURED_MS = 100
 
 CASES = (
-    Case("VGG-8, T 4, B 64, 32², bf16", vgg8, (4, 64, 3, 32, 32), 10, torch.bfloat16),
-    Case("SEW-ResNet18, T 4, B 32, 224², bf16", sew_resnet18, (4, 32, 3, 224, 224), 1000, torch.bfloat16),
-    Case("SEW-ResNet18, T 4, B 64, 224², bf16", sew_resnet18, (4, 64, 3, 224, 224), 1000, torch.bfloat16),
+    Case("VGG-8, T 4, B 64, 32², bf16", make_vgg8, (4, 64, 3, 32, 32), 10, torch.bfloat16),
+    Case("SEW-ResNet18, T 4, B 32, 224², bf16", make_sew_resnet18, (4, 32, 3, 224, 224), 1000, torch.bfloat16),
+    Case("SEW-ResNet18, T 4, B 64, 224², bf16", make_sew_resnet18, (4, 64, 3, 224, 224), 1000, torch.bfloat16),
     Case(
         "700-512-512-20, T 250, B 256, fp32",
-        lambda activation: feed_forward(activation, 700, 512, 512, 20),
+        lambda activation: make_feed_forward(activation, 700, 512, 512, 20),
         (250, 256, 700),
         20,
         torch.float32,
     ),
     Case(
         "784-1000-1000-10, T 25, B 128, fp32",
-        lambda activation: feed_forward(activation, 784, 1000, 1000, 10),
+        lambda activation: make_feed_forward(activation, 784, 1000, 1000, 10),
         (25, 128, 784),
         10,
         torch.float32,
     ),
     Case(
         "64-128-128-10, T 4, B 64, fp32",
-        lambda activation: feed_forward(activation, 64, 128, 128, 10),
+        lambda activation: make_feed_forward(activation, 64, 128, 128, 10),
         (4, 64, 64),
         10,
         torch.float32,
@@ -476,7 +476,7 @@ def main() -> None:
             "torch.autograd.set_multithreading_enabled(False). The profiler measures the kernels. Captured rows use",
             "`graphs.capture`, or SpikingJelly's StaticCudaGraph of forward and backward. Their last column is the",
             f"time of the whole call. Eager steps are launched by: {launcher_in_words(torch.device('cuda'))}.",
-            where(torch.device("cuda")),
+            describe_machine(torch.device("cuda")),
             "",
             *table(HEADER, lines),
         ],
