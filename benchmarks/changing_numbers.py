@@ -70,7 +70,7 @@ CASES: dict[str, tuple[Change, bool, float]] = {
 
 
 def run(core: Annealed, neuron: FlexSN, change: Change, values: range, trained: bool) -> None:
-    """Calls the neuron once for each of the values."""
+    """Changes a number of the core to each of the values, and calls the neuron once after each change."""
     x = torch.ones(2, 8, device="cuda" if torch.cuda.is_available() else "cpu", requires_grad=trained)
     for value in values:
         change(core, value, 10_000)

@@ -1,4 +1,4 @@
-"""Recurrent layers in thread-block clusters, compared with kernels without clusters and with cuDNN, in CUDA graphs.
+"""Times of recurrent layers in thread-block clusters, of kernels without clusters and of cuDNN, in CUDA graphs.
 
     python benchmarks/clusters.py [--output FILE] [--seconds 240] [--only NAME ...] [--shapes ...]
         [--dtypes float32 bfloat16] [--steps] [--lock FILE] [--together 1]

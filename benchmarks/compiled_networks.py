@@ -1,4 +1,4 @@
-"""Training steps of spiking networks under `torch.compile`, for each way in which neurons can be part of the graph.
+"""Times of training steps of spiking networks under `torch.compile`, by the form of the neurons in the compiled graph.
 
     python benchmarks/compiled_networks.py [--output benchmarks/results/compiled_networks.md]
 
@@ -148,8 +148,8 @@ def measure_way(
 
 
 def count_graphs(device: torch.device) -> list[list[object]]:
-    """Returns the number of graphs compiled after training with each of several lengths and batch sizes, with
-    `dynamic=True`.
+    """Trains with several lengths and batch sizes, with `dynamic=True`. Returns the number of graphs that are compiled
+    after each of them.
     """
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("inductor")
@@ -163,8 +163,8 @@ def count_graphs(device: torch.device) -> list[list[object]]:
     return rows
 
 
-# With this option, Inductor launches user-defined kernels like its own kernels, without C code compiled for each
-# kernel.
+# With this option, Inductor launches user-defined kernels in the same way as its own kernels, and compiles no C code
+# for each user-defined kernel.
 OWN_LAUNCHER = "TORCHINDUCTOR_STATIC_LAUNCH_USER_DEFINED_TRITON_KERNELS"
 
 FUNCTIONS = {

@@ -23,7 +23,7 @@ def run_programs(
     *,
     tasks: int,
 ) -> Iterator[tuple[int, Outcome]]:
-    """Yields each seed with its outcome, starting with the outcomes in the journal.
+    """Runs the programs of all seeds, and yields each seed with its outcome. The outcomes in the journal come first.
 
     Args:
         run: function that returns the seed and its outcome for a seed. It is called in another process.

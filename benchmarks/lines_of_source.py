@@ -19,7 +19,7 @@ from measure import publish, table
 
 ROOT = Path(__file__).resolve().parents[1]
 ENDINGS = (".py", ".cpp", ".h", ".cuh")
-# The last commit before the first of the capabilities below.
+# The last commit before the first commit of the capabilities below.
 SINCE = "8bb9126"
 # Parts of paths, by capability. A file belongs to the capability if its path contains one of these parts.
 CAPABILITIES: dict[str, tuple[str, ...]] = {

@@ -98,7 +98,7 @@ def delta_net(memory: Tensor, x: Any) -> tuple[Tensor, Tensor]:
 
 
 class Kalman(nn.Module):
-    """A Kalman filter with matrices."""
+    """A step of a Kalman filter whose state is a vector."""
 
     def __init__(self, size: int, observed: int) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class Kalman(nn.Module):
 
 
 def make(name: str, steps: int) -> Recurrence:
-    """Returns the recurrence with this name, on random data."""
+    """Returns the recurrence with this name, with random data."""
     torch.manual_seed(0)
     batch, size = 16, 64
     if name == "EMA":

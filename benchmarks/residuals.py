@@ -3,8 +3,8 @@
     python benchmarks/residuals.py [--output FILE] [--shapes 8x6400000 ...]
 
 Times come from replays of a CUDA graph of the step. A step that recomputes reads the inputs again, and writes and reads
-checkpoints. A step that saves writes and reads residuals. `auto` shows which of these two steps moves fewer bytes. This
-step is the default. The gradients of the two steps have to agree up to rounding. Otherwise, the script stops.
+checkpoints. A step that saves writes and reads residuals. `auto` shows which of these two steps moves fewer bytes, and
+is therefore the default. If the gradients of the two steps differ by more than rounding errors, the script stops.
 """
 
 from __future__ import annotations

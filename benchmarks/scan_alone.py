@@ -34,12 +34,12 @@ HEADER = [
 ]
 ROUNDS = 15
 LENGTHS = (4, 4000)
-# On a CPU, the CPU time of the process is used, because other processes on the machine affect it least.
+# On a CPU, the CPU time of the process is used, because other processes on the machine affect this time least.
 CLOCKS = {"cpu": time.process_time, "cuda": time.perf_counter}
 
 
 class Way:
-    """One way to run a recurrence."""
+    """One way to run a recurrence, such as a compiled scan, and the times of its runs."""
 
     def __init__(self, name: str, work: recurrences.Recurrence, run: Callable[..., Any]) -> None:
         self.name = name

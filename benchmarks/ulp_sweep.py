@@ -191,7 +191,7 @@ def _cases() -> dict[str, Case]:
 def measure(
     name: str, dtype: torch.dtype, size: Size, device: torch.device = DEVICE, kernel: Function | str = ""
 ) -> Row:
-    """Runs one case in one dtype.
+    """Runs one case in one dtype, and returns its row of the table.
 
     Args:
         kernel: function in C++, or the reason why there is no such function. If it is empty, the function in Triton is
@@ -213,7 +213,9 @@ def measure(
 
 
 def compile_cpp(tasks: Sequence[tuple[str, torch.dtype]]) -> dict[tuple[str, torch.dtype], Function | str]:
-    """Returns the C++ functions of the cases, compiled together, or the reasons for missing functions."""
+    """Compiles the C++ functions of the cases together. Returns the function of each case, or the reason why the case
+    has no function.
+    """
     library = Library()
     kernels: dict[tuple[str, torch.dtype], Function | str] = {}
     for name, dtype in tasks:
