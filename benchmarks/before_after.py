@@ -1,4 +1,5 @@
-"""Comparison of a benchmark's figures in two checkouts. It shows the parts that a change makes faster or slower.
+"""Comparison of a benchmark's figures in two checkouts. It shows which rows of the benchmark a change makes faster or
+slower.
 
     python benchmarks/before_after.py FOLDER SCRIPT --commit NAME [--output FILE] [--runs 2] [-- ARGUMENTS ...]
 

@@ -1,11 +1,11 @@
-"""Costs of numbers that change between calls: kernels, time, memory, modules, and files.
+"""Resources that a neuron needs if a number in its core changes between calls: kernels, time, memory, modules, files.
 
     python benchmarks/changing_numbers.py [--output benchmarks/results/changing_numbers.md] [--values 10000]
 
 A neuron with compiled kernels is called once for each value (in Triton's interpreter if there is no GPU). The table
 has three kinds of cases: the threshold of the neuron is annealed, the width of its surrogate is annealed during
-training, or a number selects the branches that the core takes, which differ in each call. Resources are counted after
-the first tenth of the values and at the end. Resources that grow between the two counts would grow forever.
+training, or a number selects the branches of the core, so that each call takes other branches. Resources are counted
+after the first tenth of the values and at the end. Resources that grow between the two counts would grow forever.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bytes that a training step of a normalised layer moves on a GPU, without its convolution.
+"""Number of bytes that a training step of a normalised layer moves on a GPU, without the convolution of the layer.
 
     python benchmarks/layer_traffic.py [--output benchmarks/results/layer_traffic.md]
 

@@ -2,10 +2,10 @@
 
     python benchmarks/other_shapes.py [--output FILE] [--seconds 55] [--shapes TxBxN ...] [--only NAME ...]
 
-A dendritic neuron has a soma, an apical compartment and four branches `[B, N, 4]`, which a 4 x 4 matrix couples. A
-network has four excitatory neurons for each inhibitory neuron. A training step is a forward, and a backward that
-computes the gradients of the input and the parameters from a random gradient, in float32 and in eager mode. The loop
-and the kernels alternate three times, and a figure is the median. Without a GPU, the kernels are in C++.
+A dendritic neuron has a soma, an apical compartment and four branches `[B, N, 4]`, and a 4 x 4 matrix couples the
+branches. Populations have four excitatory neurons for each inhibitory neuron. A training step is a forward, and a
+backward that computes the gradients of the input and the parameters from a random gradient, in float32 and in eager
+mode. The loop and the kernels alternate three times, and a figure is the median. Without a GPU, the kernels are in C++.
 """
 
 from __future__ import annotations

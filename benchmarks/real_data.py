@@ -82,7 +82,7 @@ class Task:
     Attributes:
         load: function that returns samples for training and for the test.
         ours, theirs: functions that make modules whose parameters have the same shapes and the same order.
-        peer: the other library.
+        peer: name of the other library.
         published: published accuracies and their source, as text.
     """
 
@@ -209,7 +209,7 @@ class Trained:
 
 
 def train_epoch(trained: Trained, task: Task, part: Part, order: Tensor) -> None:
-    """Trains for one pass over the training set."""
+    """Trains a network for one pass over the training set."""
     begun = time.perf_counter()
     for chosen in order.split(task.batch):
         x, lengths, y = part.of(chosen)
@@ -258,7 +258,7 @@ def train_both(task: Task, training: Part, test: Part, seed: int, epochs: int) -
 
 
 def make_row(name: str, options: argparse.Namespace) -> str:
-    """Returns a row of the table."""
+    """Trains the networks of a task, and returns a row of the table."""
     task = TASKS[name]
     training, test = (part.to(options.device) for part in load_samples(name, options.samples))
     epochs = options.epochs or task.epochs
