@@ -249,10 +249,10 @@ class CoreCalls(TorchFunctionMode):
         roots = self._find_roots(tensors)
         with self._mode.apart(recorded=self._is_recorded(roots)) as ops:
             result = self._call(func, args, kwargs)
+        written_storages = {storage for called in ops for storage in called.writes}
         decided = self._captures.decided
         if key not in decided:
             # A step cannot write to a view of a value that is computed before the loop.
-            written_storages = {s for called in ops for s in called.writes}
             can_stay = all(stays(called, self._hoists, has_gradient=True) for called in ops) and all(
                 self._captures.stays(record.number)
                 for record in records
@@ -263,9 +263,8 @@ class CoreCalls(TorchFunctionMode):
                 name, (), _list_numbers(refs), can_stay, writes=True, is_plain=False, location=location
             )
         call = decided[key]
-        written = frozenset[int]().union(*(called.writes for called in ops))
         for record in records:
-            if record.storage not in written:
+            if record.storage not in written_storages:
                 continue
             self._mode.defer(record.tensor, roots)
             new_key = ("written", key, record.number)
