@@ -32,11 +32,11 @@ def evaluate(graph: fx.Graph, arguments: Sequence[Tensor], step_shape: Sequence[
     """Runs `graph`. `arguments` broadcast to the step. Entries of the result may be `None`."""
     shape = tuple(step_shape)
     values: dict[fx.Node, Any] = {}
-    given = iter(arguments)
+    inputs = iter(arguments)
     results: list[Any] = []
     for node in graph.nodes:
         if node.op == "placeholder":
-            value = next(given)
+            value = next(inputs)
             assert value.dtype == node.meta["val"].dtype
             values[node] = value.detach().expand(shape)
         elif node.op == "call_function":
@@ -44,7 +44,7 @@ def evaluate(graph: fx.Graph, arguments: Sequence[Tensor], step_shape: Sequence[
         else:
             assert node.op == "output"
             results = [None if entry is None else values[entry] for entry in node.args[0]]
-    assert next(given, None) is None
+    assert next(inputs, None) is None
     return results
 
 
@@ -86,14 +86,14 @@ def run_vjp(
     trace: StepTrace,
     arguments: Sequence[Tensor],
     cotangents: Sequence[Tensor | None],
-    wanted: Sequence[bool] | None = None,
+    required: Sequence[bool] | None = None,
 ) -> list[Tensor | None]:
     """Returns the gradients of `[*inputs, *states, *captured]`, summed to their shapes."""
     lifted = trace.lift(trace.captured)
-    wanted = [True] * (len(arguments) + len(lifted)) if wanted is None else wanted
-    vjp = trace.vjp([c is not None for c in cotangents], wanted)
-    given = [*arguments, *_read_all(trace, vjp.layouts), *(c for c in cotangents if c is not None)]
-    actual = evaluate(vjp.graph, given, trace.step_shape)
+    required = [True] * (len(arguments) + len(lifted)) if required is None else required
+    vjp = trace.vjp([c is not None for c in cotangents], required)
+    vjp_arguments = [*arguments, *_read_all(trace, vjp.layouts), *(c for c in cotangents if c is not None)]
+    actual = evaluate(vjp.graph, vjp_arguments, trace.step_shape)
     gradients: list[Tensor | None] = []
     for i, (primal, position) in enumerate(zip([*arguments, *lifted], vjp.gradients, strict=True)):
         if position is None:
@@ -115,8 +115,8 @@ def _through_prologue(
     differentiated = [t for t in captured if t.requires_grad]
     if not pairs or not differentiated:
         return [None] * len(captured)
-    given = [g.to(t.dtype) for t, g in pairs]
-    actual = iter(torch.autograd.grad([t for t, _ in pairs], differentiated, given, allow_unused=True))
+    cotangents = [g.to(t.dtype) for t, g in pairs]
+    actual = iter(torch.autograd.grad([t for t, _ in pairs], differentiated, cotangents, allow_unused=True))
     return [next(actual) if t.requires_grad else None for t in captured]
 
 
@@ -145,11 +145,11 @@ def eager_vjp(
     return [next(actual) if p.requires_grad else None for p in primals]
 
 
-def assert_same(one: Tensor, other: Tensor, rtol: float = 0.0) -> None:
+def assert_same(actual: Tensor, expected: Tensor, rtol: float = 0.0) -> None:
     """Compares to the last bit (or up to `rtol`), including the sign of 0. Any NaN equals any other NaN."""
-    torch.testing.assert_close(one, other, rtol=rtol, atol=0, equal_nan=True)
-    numbers = ~one.isnan()
-    assert torch.equal(one[numbers].signbit(), other[numbers].signbit()), "the sign of a zero differs"
+    torch.testing.assert_close(actual, expected, rtol=rtol, atol=0, equal_nan=True)
+    numbers = ~actual.isnan()
+    assert torch.equal(actual[numbers].signbit(), expected[numbers].signbit()), "the sign of a zero differs"
 
 
 def assert_forward_equal(
@@ -160,8 +160,8 @@ def assert_forward_equal(
         expected = core(*[a.clone() for a in arguments])
     expected = expected if isinstance(expected, tuple | list) else (expected,)
     actual = run_forward(trace, arguments)
-    for one, other in zip(actual, expected, strict=True):
-        assert_same(one, other.detach(), rtol)
+    for ours, theirs in zip(actual, expected, strict=True):
+        assert_same(ours, theirs.detach(), rtol)
 
 
 def assert_vjp_equal(
@@ -174,12 +174,12 @@ def assert_vjp_equal(
 ) -> None:
     """Checks that the VJP graph's gradients equal autograd's, where an absent gradient equals zeros."""
     reference = eager_vjp(core, arguments, trace.captured, cotangents)
-    for one, other in zip(run_vjp(trace, arguments, cotangents), reference, strict=True):
-        if one is None:
-            assert other is None or not other.any(), "a gradient is missing"
+    for ours, theirs in zip(run_vjp(trace, arguments, cotangents), reference, strict=True):
+        if ours is None:
+            assert theirs is None or not theirs.any(), "a gradient is missing"
         else:
-            assert other is not None, "a gradient that autograd does not have"
-            torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+            assert theirs is not None, "a gradient that autograd does not have"
+            torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
 def check_step(

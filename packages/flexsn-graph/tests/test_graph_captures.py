@@ -72,11 +72,11 @@ DATA_AND_OTHERS: dict[str, Callable[[nn.Parameter], tuple[Tensor, Tensor]]] = {
 @pytest.mark.parametrize("name", DATA_AND_OTHERS)
 def test_the_same_memory_is_one_tensor_and_has_its_gradient(name: str) -> None:
     w = parameter(4)
-    made = DATA_AND_OTHERS[name](w)
+    tensors = DATA_AND_OTHERS[name](w)
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        one, other = made if name == "detached_before" else DATA_AND_OTHERS[name](w)
-        return x * one, v * other
+        first, second = tensors if name == "detached_before" else DATA_AND_OTHERS[name](w)
+        return x * first, v * second
 
     trace = check_step(core, arguments(), (1, 1, 1))
     assert len(trace.lifted) == 1

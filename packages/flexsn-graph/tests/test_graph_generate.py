@@ -42,8 +42,8 @@ def check_pair(
     expected = expected if isinstance(expected, tuple | list) else (expected,)
     actual = run(forward, examples, shape)
     results, saved = actual[: len(expected)], actual[len(expected) :]
-    for one, other in zip(results, expected, strict=True):
-        assert_same(one, other.detach().expand(tuple(shape)), rtol)
+    for ours, theirs in zip(results, expected, strict=True):
+        assert_same(ours, theirs.detach().expand(tuple(shape)), rtol)
     torch.manual_seed(1)
     differentiable = [f"grad_result_{i}" in map(str, placeholders(backward)) for i in range(len(expected))]
     weights = [
@@ -55,14 +55,14 @@ def check_pair(
     reference = eager_vjp(function, examples, captured, weights)
     gradients = evaluate(backward, [*saved, *(w for w in weights if w is not None)], shape)
     assert len(gradients) == len(reference)
-    for i, (one, other) in enumerate(zip(gradients, reference, strict=True)):
-        assert (one is None) == (other is None)
-        if one is not None and other is not None:
+    for i, (ours, theirs) in enumerate(zip(gradients, reference, strict=True)):
+        assert (ours is None) == (theirs is None)
+        if ours is not None and theirs is not None:
             if i < len(examples):
-                summed = one.sum_to_size(examples[i].shape)
+                summed = ours.sum_to_size(examples[i].shape)
             else:
-                summed = sum_lifted(one, captured[i - len(examples)], layouts[i - len(examples)])
-            torch.testing.assert_close(summed, other, rtol=1e-12, atol=1e-12)
+                summed = sum_lifted(ours, captured[i - len(examples)], layouts[i - len(examples)])
+            torch.testing.assert_close(summed, theirs, rtol=1e-12, atol=1e-12)
     return forward, backward
 
 
@@ -101,8 +101,8 @@ def test_broadcasting_inputs() -> None:
 def test_results_of_several_shapes() -> None:
     x, b = torch.randn(3, 4), torch.randn(4)
     graph = generate_inference_graph(lambda x, b: (x * b, b * 2.0), (x, b))
-    for one, other in zip(run(graph, (x, b), (3, 4)), (x * b, (b * 2.0).expand(3, 4)), strict=True):
-        assert_same(one, other)
+    for ours, theirs in zip(run(graph, (x, b), (3, 4)), (x * b, (b * 2.0).expand(3, 4)), strict=True):
+        assert_same(ours, theirs)
 
 
 def test_a_gradient_that_would_be_counted_several_times_is_refused() -> None:

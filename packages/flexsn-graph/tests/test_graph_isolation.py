@@ -41,8 +41,8 @@ PLAIN = lif_core()
 @pytest.mark.long(all_but=["lif_custom_op", "alif", "if"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_same_core_gives_the_same_graph(case: Case) -> None:
-    one, other = (printed(trace_step(case.core, *case.counts, case.arguments())) for _ in range(2))
-    assert one == other
+    first, second = (printed(trace_step(case.core, *case.counts, case.arguments())) for _ in range(2))
+    assert first == second
 
 
 def test_the_same_core_gives_the_same_graph_in_every_process() -> None:
@@ -191,14 +191,14 @@ def test_the_environment_is_restored_after_an_error() -> None:
 def test_tracing_inside_another_trace() -> None:
     """Traces a core in the fake implementation of a custom op, while torch traces the op."""
     expected = printed(trace_step(PLAIN, 1, 1, 1, zeros()))
-    seen: list[str] = []
+    inner_graphs: list[str] = []
 
     def outer(x: Tensor) -> Tensor:
-        seen.append(printed(trace_step(PLAIN, 1, 1, 1, (x, x))))
+        inner_graphs.append(printed(trace_step(PLAIN, 1, 1, 1, (x, x))))
         return x + 1.0
 
     graph = torch.fx.experimental.proxy_tensor.make_fx(outer, tracing_mode="fake")(torch.zeros(2, 3)).graph
-    assert seen == [expected]
+    assert inner_graphs == [expected]
     assert len([n for n in graph.nodes if n.op == "call_function"]) == 1
 
 
@@ -226,8 +226,8 @@ def test_a_trace_can_be_used_after_its_core_is_gone_from_the_caller() -> None:
 
 def test_both_generators_are_deterministic() -> None:
     core = PLIF(torch.zeros(3))
-    one, other = (generate_forward_and_backward_graph(core, zeros()) for _ in range(2))
-    assert [str(g) for g in one] == [str(g) for g in other]
+    first, second = (generate_forward_and_backward_graph(core, zeros()) for _ in range(2))
+    assert [str(g) for g in first] == [str(g) for g in second]
 
 
 def test_the_memory_that_torch_uses_for_each_number_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,8 +78,8 @@ def hooked() -> nn.Module:
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    made: Callable[..., Any] = torch.compile(function, backend="eager")
-    return made
+    compiled_function: Callable[..., Any] = torch.compile(function, backend="eager")
+    return compiled_function
 
 
 CORES: dict[str, tuple[Callable[[], Callable[..., Any]], int]] = {
@@ -222,7 +222,7 @@ def test_elements_that_are_moved_and_moved_back() -> None:
 class Counter:
     def __init__(self) -> None:
         self.calls = 0
-        self.kept: Tensor | None = None
+        self.stored: Tensor | None = None
         self.tensors = (torch.ones(4), torch.zeros(4))
 
     def counts(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -238,12 +238,12 @@ class Counter:
         return x * self.tensors[self.calls % 2], v
 
     def keeps(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        kept, self.kept = self.kept, x
-        return (x if kept is None else kept + x), v
+        previous, self.stored = self.stored, x
+        return (x if previous is None else previous + x), v
 
     def keeps_quietly(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        kept, self.kept = self.kept, x + 0.0
-        return x + (v if kept is None else kept), v
+        previous, self.stored = self.stored, x + 0.0
+        return x + (v if previous is None else previous), v
 
 
 @pytest.mark.parametrize("method", ["counts", "counts_in_a_tensor", "alternates", "keeps", "keeps_quietly"])

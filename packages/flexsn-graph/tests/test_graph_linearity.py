@@ -15,10 +15,10 @@ from flexsn_graph import Role, is_linear, linear_part, trace_step
 COTANGENTS = (Role.GRAD_OUTPUT, Role.GRAD_STATE)
 
 
-def own(backward: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+def with_backward(backward: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """Returns the identity with a custom backward formula, a function of its argument and the gradient."""
 
-    class Own(torch.autograd.Function):
+    class Identity(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, v: Tensor) -> Tensor:
             ctx.save_for_backward(v)
@@ -28,7 +28,7 @@ def own(backward: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor], Tens
         def backward(ctx: Any, *grads: Tensor) -> Tensor:
             return backward(ctx.saved_tensors[0], grads[0])
 
-    return Own.apply  # type: ignore[no-any-return]
+    return Identity.apply  # type: ignore[no-any-return]
 
 
 LINEAR = {
@@ -51,7 +51,7 @@ OTHERS = {
 
 @pytest.mark.parametrize(("formula", "linear"), [*((f, True) for f in LINEAR), *((f, False) for f in OTHERS)])
 def test_is_linear(formula: str, linear: bool) -> None:
-    passed = own({**LINEAR, **OTHERS}[formula])
+    passed = with_backward({**LINEAR, **OTHERS}[formula])
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         h = 0.5 * passed(v) + x
@@ -62,9 +62,9 @@ def test_is_linear(formula: str, linear: bool) -> None:
 
 
 def test_a_step_is_linear_in_its_state_or_not() -> None:
-    given = (torch.rand(3), torch.rand(3))
-    leaky = trace_step(lambda x, v: (0.5 * v, x * v), 1, 1, 1, given)
-    with_input = trace_step(lambda x, v: (0.5 * v + x, 0.5 * v + x), 1, 1, 1, given)
+    examples = (torch.rand(3), torch.rand(3))
+    leaky = trace_step(lambda x, v: (0.5 * v, x * v), 1, 1, 1, examples)
+    with_input = trace_step(lambda x, v: (0.5 * v + x, 0.5 * v + x), 1, 1, 1, examples)
     assert is_linear(leaky.forward, (Role.STATE,))
     assert not is_linear(with_input.forward, (Role.STATE,))  # the function is affine
 
@@ -108,7 +108,7 @@ def test_a_step_that_is_not_affine_has_no_linear_part(step: str) -> None:
 
 
 def test_the_linear_part_is_that_of_the_step_and_not_of_its_gradient() -> None:
-    passed = own(lambda v, g: 0.1 * g)
+    passed = with_backward(lambda v, g: 0.1 * g)
     v = torch.rand(3)
     part = linear_part(trace_step(lambda x, v: (v, 0.5 * passed(v) + x), 1, 1, 1, (v, v)).forward)
     assert part is not None

@@ -191,7 +191,7 @@ TARGET = Neuron()
 
 
 @pytest.mark.parametrize(
-    ("value", "what"),
+    ("value", "description"),
     [
         (random.Random(0), "a random generator"),
         (numpy.random.default_rng(0), "a random generator"),
@@ -205,14 +205,14 @@ TARGET = Neuron()
         (multiprocessing.Value("d", 2.0).get_obj(), "memory of ctypes"),
     ],
 )
-def test_objects_with_hidden_content_are_refused(value: Any, what: str) -> None:
+def test_objects_with_hidden_content_are_refused(value: Any, description: str) -> None:
     holder = Neuron()
     holder.source = value
 
     def core(x: Tensor, v: Tensor) -> Any:
         return holder.source and x, v
 
-    with pytest.raises(CaptureError, match=rf"reads closure variable holder\.source, {what} \("):
+    with pytest.raises(CaptureError, match=rf"reads closure variable holder\.source, {description} \("):
         trace(core)
 
 
@@ -321,11 +321,11 @@ def _attribute_of_a_number() -> Changed:
 
 
 def _state_of_a_partial() -> Changed:
-    def given(value: float) -> float:
+    def identity(value: float) -> float:
         return value
 
-    part: Any = functools.partial(given, 2.0)
-    return part, lambda: part.__setstate__((given, (3.0,), {}, {}))
+    part: Any = functools.partial(identity, 2.0)
+    return part, lambda: part.__setstate__((identity, (3.0,), {}, {}))
 
 
 def _cell() -> Changed:

@@ -41,19 +41,19 @@ PARAMETRIC = Case("plif_per_channel", PLIF(torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5
 def test_values_and_every_subset_of_gradients(case: Case) -> None:
     arguments = case.arguments()
     trace, vjp = traced(case, arguments)
-    kept = keep_residuals(trace, vjp)
-    read = lifted(trace, kept)
-    results = evaluate(kept.forward.graph, [*arguments, *read], trace.step_shape)
+    residuals = keep_residuals(trace, vjp)
+    read = lifted(trace, residuals)
+    results = evaluate(residuals.forward.graph, [*arguments, *read], trace.step_shape)
     plain = run_forward(trace, arguments)
     assert all(torch.equal(a, b) for a, b in zip(results, plain, strict=False))
     saved = results[len(plain) :]
-    assert [t.dtype for t in saved] == list(kept.dtypes)
-    assert not any(port.role is Role.STATE for port in kept.vjp.used)
+    assert [t.dtype for t in saved] == list(residuals.dtypes)
+    assert not any(port.role is Role.STATE for port in residuals.vjp.used)
 
     cotangents = (*ports(Role.GRAD_OUTPUT, case.num_outputs), *ports(Role.GRAD_STATE, case.num_states))
     for present in itertools.product([False, True], repeat=len(plain)):
         absent = {port for port, is_present in zip(cotangents, present, strict=True) if not is_present}
-        fewer = without_cotangents(kept.vjp, absent)
+        fewer = without_cotangents(residuals.vjp, absent)
         assert not absent & set(fewer.arguments)
         grads = [torch.full_like(t, 0.5 + i) for i, t in enumerate(plain) if present[i]]
         expected = trace.vjp(present, [True] * len(vjp.gradients))
@@ -67,23 +67,23 @@ def test_values_and_every_subset_of_gradients(case: Case) -> None:
                 torch.testing.assert_close(actual[a], reference[b])
 
 
-def bytes_kept(core: Core, num_inputs: int, *shapes: tuple[int, ...]) -> tuple[tuple[torch.dtype, ...], float]:
+def measure_residuals(core: Core, num_inputs: int, *shapes: tuple[int, ...]) -> tuple[tuple[torch.dtype, ...], float]:
     examples = [torch.zeros(shape) for shape in shapes]
     trace = trace_step(core, num_inputs, len(examples) - num_inputs, 1, examples)
-    kept = keep_residuals(trace, trace.vjp(trace.differentiable, [True] * len(examples)))
-    return kept.dtypes, kept.traffic
+    residuals = keep_residuals(trace, trace.vjp(trace.differentiable, [True] * len(examples)))
+    return residuals.dtypes, residuals.traffic
 
 
 def test_bytes() -> None:
     shape = (3, 5)
     # An input is read once more. A state, or a value computed from both, is written and read.
-    assert bytes_kept(lambda x, v: (x * x, v + x), 1, shape, shape) == ((), 4.0)
-    assert bytes_kept(lambda x, v: (v * v, v + x), 1, shape, shape) == ((torch.float32,), 8.0)
-    assert bytes_kept(lambda x, v: ((v + x) * (v + x), v + x), 1, shape, shape) == ((torch.float32,), 8.0)
+    assert measure_residuals(lambda x, v: (x * x, v + x), 1, shape, shape) == ((), 4.0)
+    assert measure_residuals(lambda x, v: (v * v, v + x), 1, shape, shape) == ((torch.float32,), 8.0)
+    assert measure_residuals(lambda x, v: ((v + x) * (v + x), v + x), 1, shape, shape) == ((torch.float32,), 8.0)
     # Here, only the condition is saved.
-    assert bytes_kept(lambda x, v: (torch.relu(v + x), v + x), 1, shape, shape) == ((torch.bool,), 2.0)
+    assert measure_residuals(lambda x, v: (torch.relu(v + x), v + x), 1, shape, shape) == ((torch.bool,), 2.0)
     # Here, nothing is saved, or only an input that is smaller than the step.
-    assert bytes_kept(lambda x, v: (v + 2.0 * x, v), 1, shape, shape) == ((), 0.0)
-    dtypes, traffic = bytes_kept(lambda x, y, v: (x * y, v), 2, shape, (5,), shape)
+    assert measure_residuals(lambda x, v: (v + 2.0 * x, v), 1, shape, shape) == ((), 0.0)
+    dtypes, traffic = measure_residuals(lambda x, y, v: (x * y, v), 2, shape, (5,), shape)
     assert dtypes == ()
     assert math.isclose(traffic, 4.0 + 4.0 / 3)

@@ -167,9 +167,9 @@ def test_another_instance_shares_the_trace(name: str) -> None:
     assert twin.forward is trace.forward
     expected = traced(second).captured
     assert len(twin.captured) == len(expected) == len(trace.captured)
-    for mine, one, others in zip(twin.captured, expected, trace.captured, strict=True):
-        assert mine is one
-        assert mine is not others
+    for tensor, own_tensor, first_tensor in zip(twin.captured, expected, trace.captured, strict=True):
+        assert tensor is own_tensor
+        assert tensor is not first_tensor
     assert twin.reads.fetch() is not None
 
 
@@ -207,8 +207,8 @@ def test_vjps_of_a_twin_are_its_own(name: str) -> None:
     assert twin is not None
     change(first) if name != "recurrent" else setattr(first, "scale", 3.0)
     required = [True] * (2 + len(twin.lifted_values))
-    own = traced(second)
-    actual, expected = twin.vjp((True, True), required), own.vjp((True, True), required)
+    retraced = traced(second)
+    actual, expected = twin.vjp((True, True), required), retraced.vjp((True, True), required)
     assert [str(p) for p in actual.arguments] == [str(p) for p in expected.arguments]
     assert str(getattr(actual, "graph", actual)) == str(getattr(expected, "graph", expected)) or name == "recurrent"
 
@@ -217,10 +217,10 @@ def test_a_twin_holds_nothing_of_the_first_instance() -> None:
     first, second = Neuron(), Neuron()
     twin = traced(first).of_twin(second)
     assert twin is not None
-    gone = weakref.ref(first)
+    reference = weakref.ref(first)
     del first
     gc.collect()
-    assert gone() is None
+    assert reference() is None
 
 
 def altered(change: Callable[[Neuron], object]) -> Core:
@@ -238,8 +238,8 @@ def two_places() -> tuple[Core, Core]:
     def make(a: Tensor, b: Tensor) -> Core:
         return lambda x, v: (x * a, v * b + x)
 
-    one = torch.ones(7)
-    return make(torch.ones(7), torch.ones(7)), make(one, one)
+    shared = torch.ones(7)
+    return make(torch.ones(7), torch.ones(7)), make(shared, shared)
 
 
 def among_all() -> tuple[Core, Core]:
@@ -387,7 +387,7 @@ def of_batch(trace: StepTrace | RecurrentTrace, batch: int) -> StepTrace | Recur
     return trace.of_batch([value], [value])
 
 
-def wanted(trace: StepTrace | RecurrentTrace) -> list[bool]:
+def require_all(trace: StepTrace | RecurrentTrace) -> list[bool]:
     return [True] * (2 + len(trace.lifted_values))
 
 
@@ -397,20 +397,22 @@ def test_a_trace_serves_other_batch_sizes(name: str) -> None:
     trace = traced(core)
     larger = of_batch(trace, 6)
     assert larger is not None
-    own = trace_core(core, 1, 1, 1, (torch.zeros(6, 7), torch.zeros(6, 7)))
+    retraced = trace_core(core, 1, 1, 1, (torch.zeros(6, 7), torch.zeros(6, 7)))
     assert (larger.step_shape, larger.inputs, larger.states, larger.outputs) == (
-        *(own.step_shape, own.inputs, own.states, own.outputs),
+        *(retraced.step_shape, retraced.inputs, retraced.states, retraced.outputs),
     )
-    assert isinstance(own, StepTrace | RecurrentTrace)
-    assert described(larger) == described(own)
+    assert isinstance(retraced, StepTrace | RecurrentTrace)
+    assert described(larger) == described(retraced)
     if isinstance(larger, RecurrentTrace):
-        assert isinstance(own, RecurrentTrace)
+        assert isinstance(retraced, RecurrentTrace)
         assert isinstance(trace, RecurrentTrace)
-        assert parts(larger.forward) == parts(own.forward)
-        vjp = trace.vjp((True, True), wanted(trace))
+        assert parts(larger.forward) == parts(retraced.forward)
+        vjp = trace.vjp((True, True), require_all(trace))
         assert is_of_any_batch(vjp, trace.step_shape, [v.shape for v in trace.lifted_values])
-        assert parts(resized(vjp, 5, 6)) == parts(own.vjp((True, True), wanted(own)))
-        assert parts(larger.vjp((True, True), wanted(larger))) == parts(own.vjp((True, True), wanted(own)))
+        assert parts(resized(vjp, 5, 6)) == parts(retraced.vjp((True, True), require_all(retraced)))
+        assert parts(larger.vjp((True, True), require_all(larger))) == parts(
+            retraced.vjp((True, True), require_all(retraced))
+        )
 
 
 def parts(staged: StagedStep) -> list[object]:
@@ -426,7 +428,7 @@ def parts(staged: StagedStep) -> list[object]:
 def test_a_core_that_depends_on_sizes_is_traced_for_each(name: str) -> None:
     trace = traced(OF_ONE_SIZE[name]())
     assert isinstance(trace, StepTrace)
-    trace.vjp((True, True), wanted(trace))
+    trace.vjp((True, True), require_all(trace))
     assert of_batch(trace, 6) is None
 
 

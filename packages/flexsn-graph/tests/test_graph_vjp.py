@@ -80,21 +80,23 @@ def test_step_with_sizes_of_one(shape: tuple[int, ...]) -> None:
     check_step(core, (x, v), (1, 1, 1), rtol=1e-14)
 
 
-@pytest.mark.long(all_but=["wanted7-cotangents0", "wanted3-cotangents2", "wanted5-cotangents1", "wanted0-cotangents3"])
+@pytest.mark.long(
+    all_but=["required7-cotangents0", "required3-cotangents2", "required5-cotangents1", "required0-cotangents3"]
+)
 @pytest.mark.parametrize("cotangents", list(itertools.product([True, False], repeat=2)))
-@pytest.mark.parametrize("wanted", list(itertools.product([True, False], repeat=3)))
-def test_masks(cotangents: tuple[bool, ...], wanted: tuple[bool, ...]) -> None:
+@pytest.mark.parametrize("required", list(itertools.product([True, False], repeat=3)))
+def test_masks(cotangents: tuple[bool, ...], required: tuple[bool, ...]) -> None:
     torch.manual_seed(0)
     core = PLIF(torch.randn(3, dtype=torch.float64))
     x, v, *grads = torch.randn(4, 2, 3, dtype=torch.float64)
     trace = trace_step(core, 1, 1, 1, (x, v))
-    given = [g if is_present else None for g, is_present in zip(grads, cotangents, strict=True)]
-    reference = eager_vjp(core, (x, v), trace.lifted, given)
-    actual = run_vjp(trace, (x, v), given, wanted)
-    for want, one, other in zip(wanted, actual, reference, strict=True):
-        assert (one is None) == (not want or not any(cotangents))
-        if one is not None and other is not None:
-            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    weights = [g if is_present else None for g, is_present in zip(grads, cotangents, strict=True)]
+    reference = eager_vjp(core, (x, v), trace.lifted, weights)
+    actual = run_vjp(trace, (x, v), weights, required)
+    for is_required, ours, theirs in zip(required, actual, reference, strict=True):
+        assert (ours is None) == (not is_required or not any(cotangents))
+        if ours is not None and theirs is not None:
+            torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
 def test_all_eight_cotangent_masks_of_two_outputs_and_a_state() -> None:
@@ -107,8 +109,8 @@ def test_all_eight_cotangent_masks_of_two_outputs_and_a_state() -> None:
     x, v, *grads = torch.randn(5, 4, dtype=torch.float64)
     trace = trace_step(core, 1, 1, 2, (x, v))
     for mask in itertools.product([True, False], repeat=3):
-        given = [g if is_present else None for g, is_present in zip(grads, mask, strict=True)]
-        assert_vjp_equal(trace, core, (x, v), given)
+        cotangents = [g if is_present else None for g, is_present in zip(grads, mask, strict=True)]
+        assert_vjp_equal(trace, core, (x, v), cotangents)
         placeholders = [n.name for n in trace.vjp(mask, [True, True]).graph.nodes if n.op == "placeholder"]
         names = ["grad_output_0", "grad_output_1", "grad_state_0"]
         assert placeholders[2:] == [name for name, is_present in zip(names, mask, strict=True) if is_present]
@@ -117,12 +119,12 @@ def test_all_eight_cotangent_masks_of_two_outputs_and_a_state() -> None:
 
 def test_gradients_that_are_not_required_are_not_computed() -> None:
     trace = trace_step(PLIF(torch.zeros(3)), 1, 1, 1, (torch.zeros(2, 3), torch.zeros(2, 3)))
-    whole = len(trace.vjp([True, True], [True, True, True]).graph.nodes)
+    complete = len(trace.vjp([True, True], [True, True, True]).graph.nodes)
     without_parameter = len(trace.vjp([True, True], [True, True, False]).graph.nodes)
     without_output = len(trace.vjp([False, True], [True, True, True]).graph.nodes)
     nothing = [n for n in trace.vjp([True, True], [False] * 3).graph.nodes if n.op == "call_function"]
-    assert without_parameter < whole
-    assert without_output < whole
+    assert without_parameter < complete
+    assert without_output < complete
     assert nothing == []
 
 
@@ -220,7 +222,7 @@ def test_logit_and_cross_entropy_at_special_values(name: str, dtype: torch.dtype
     tolerance = {torch.float64: 1e-14, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
     actual, expected = run_forward(trace, (x, t))[0], core(x, t)
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
-    for one, other in zip(run_vjp(trace, (x, t), [ones]), eager_vjp(core, (x, t), (), [ones]), strict=True):
-        if other is not None:
-            assert one is not None
-            torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance, equal_nan=True)
+    for ours, theirs in zip(run_vjp(trace, (x, t), [ones]), eager_vjp(core, (x, t), (), [ones]), strict=True):
+        if theirs is not None:
+            assert ours is not None
+            torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance, equal_nan=True)

@@ -44,11 +44,11 @@ def made_of(function: Callable[[Tensor, Tensor], Tensor]) -> object:
     return not_zero_one(trace_step(lambda x, v: (x, function(x, v), v), 1, 1, 2, examples).forward, 1)
 
 
-@pytest.mark.parametrize("what", YES)
-def test_zeros_and_ones(what: str) -> None:
-    assert made_of(YES[what]) is None
+@pytest.mark.parametrize("name", YES)
+def test_zeros_and_ones(name: str) -> None:
+    assert made_of(YES[name]) is None
 
 
-@pytest.mark.parametrize("what", NO)
-def test_others(what: str) -> None:
-    assert made_of(NO[what]) is not None
+@pytest.mark.parametrize("name", NO)
+def test_others(name: str) -> None:
+    assert made_of(NO[name]) is not None
