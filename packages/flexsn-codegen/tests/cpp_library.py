@@ -89,16 +89,16 @@ class Library:
     def _add_in_one(self, functions: Mapping[str, Function], arguments: Sequence[torch.dtype]) -> None:
         lengths: dict[str, int] = {}
 
-        def together(*given: Tensor) -> tuple[Tensor, ...]:
+        def compute_all(*tensors: Tensor) -> tuple[Tensor, ...]:
             results: list[Tensor] = []
             for name, function in functions.items():
-                found = function(*given)
-                results += (part := (found,) if isinstance(found, Tensor) else found)
+                output = function(*tensors)
+                results += (part := (output,) if isinstance(output, Tensor) else output)
                 lengths[name] = len(part)
             return tuple(results)
 
         loop = ", ".join(functions)
-        self.add(loop, together, *arguments)
+        self.add(loop, compute_all, *arguments)
         begin = 0
         for name in functions:
             self._parts[name] = loop, slice(begin, begin + lengths[name])

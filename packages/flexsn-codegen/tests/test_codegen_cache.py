@@ -76,10 +76,10 @@ def test_a_limited_number_of_modules_is_kept(folder: Path, monkeypatch: pytest.M
     monkeypatch.setattr(cache, "_loaded", {})
     before = set(sys.modules)
     first = compile_triton_code_str(source(number=0), "kernel")
-    made = {n: compile_triton_code_str(source(number=n), "kernel") for n in range(1, 10)}
-    assert compile_triton_code_str(source(number=6), "kernel") is made[6]
+    compiled = {n: compile_triton_code_str(source(number=n), "kernel") for n in range(1, 10)}
+    assert compile_triton_code_str(source(number=6), "kernel") is compiled[6]
     compile_triton_code_str(source(number=10), "kernel")
-    assert compile_triton_code_str(source(number=6), "kernel") is made[6]
+    assert compile_triton_code_str(source(number=6), "kernel") is compiled[6]
     generated = {name for name in set(sys.modules) - before if name.startswith("flexsn_codegen._generated.")}
     assert len(generated) == len(cache._loaded) == 4
     assert first.fn.__globals__["kernel"] is first
@@ -234,7 +234,7 @@ def race(ready: Any, prunes: bool) -> None:
 def test_processes_racing_see_whole_files(folder: Path, other: str) -> None:
     """Tests two processes that write equal sources at once, and one whose files another process removes."""
     ready = FORK.Barrier(2)
-    children = [FORK.Process(target=race, args=(ready, what == "prunes")) for what in ("writes", other)]
+    children = [FORK.Process(target=race, args=(ready, action == "prunes")) for action in ("writes", other)]
     for child in children:
         child.start()
     for child in children:
@@ -290,11 +290,11 @@ def test_a_fork_while_another_thread_loads_does_not_hang(folder: Path, monkeypat
 # -- a file or a folder that is not in the expected state -----------------------------------------------
 
 
-@pytest.mark.parametrize("found", [b"\xff\xfe\x00not a text", b"", b"x = 1\n\x00"])
-def test_whatever_is_in_the_place_of_a_source_is_replaced(folder: Path, found: bytes) -> None:
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00not a text", b"", b"x = 1\n\x00"])
+def test_whatever_is_in_the_place_of_a_source_is_replaced(folder: Path, content: bytes) -> None:
     compile_triton_code_str(source(number=12), "kernel")
     (path,) = folder.glob("*.py")
-    path.write_bytes(found)
+    path.write_bytes(content)
     compile_triton_code_str(source(number=12), "kernel", name_space={})
     assert path.read_text() == source(number=12)
 
@@ -364,12 +364,12 @@ def compile_on_a_full_disk() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # files cannot grow further, as on a full disk
     try:
         compile_triton_code_str(code, "kernel")
-        said = "nothing"
+        message = "nothing"
     except CacheFolderError as error:
-        said = str(error)
+        message = str(error)
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert said.startswith("generated kernels cannot be stored in ")
-    assert said.endswith("or set FLEXSN_CACHE_DIR to another folder.")
+    assert message.startswith("generated kernels cannot be stored in ")
+    assert message.endswith("or set FLEXSN_CACHE_DIR to another folder.")
     assert compile_triton_code_str(code, "kernel") == 1
 
 

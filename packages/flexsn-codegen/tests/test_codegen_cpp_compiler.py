@@ -55,9 +55,9 @@ def kernel() -> CppKernel:
     source: KernelSource = forward_source("relu", core, spec)
     assert [port.name for port in source.params] == ["input_0", "output_0", "final_state_0"]
     assert source.sizes == ("T", "NCL")
-    made = CPP.compile(source)
-    assert isinstance(made, CppKernel)
-    return made
+    compiled = CPP.compile(source)
+    assert isinstance(compiled, CppKernel)
+    return compiled
 
 
 def assert_runs(threads: int = 1) -> None:
@@ -79,8 +79,8 @@ def test_kernels_run_in_several_threads(threads: int, compiler: None) -> None:
 
 def test_stored_libraries_are_found_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiler: None) -> None:
     assert_runs()
-    (kept,) = (tmp_path / "cache").glob("*.so")
-    assert kept.stat().st_mode & 0o077 == 0
+    (library,) = (tmp_path / "cache").glob("*.so")
+    assert library.stat().st_mode & 0o077 == 0
 
     def refuse(source: str) -> bytes:
         raise AssertionError("it is there already")
@@ -96,16 +96,16 @@ def test_damaged_libraries_are_compiled_again(spoil: Callable[[Path], object], t
     for _ in range(2):
         assert_runs()
         gc.collect()  # now no object keeps the library open
-        (kept,) = (tmp_path / "cache").glob("*.so")
-        spoil(kept)
+        (library,) = (tmp_path / "cache").glob("*.so")
+        spoil(library)
     assert_runs()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_library_stays_open_while_its_program_is_referenced(tmp_path: Path, compiler: None) -> None:
     def is_open() -> bool:
-        (kept,) = (tmp_path / "cache").glob("*.so")
-        return str(kept) in Path("/proc/self/maps").read_text()
+        (library,) = (tmp_path / "cache").glob("*.so")
+        return str(library) in Path("/proc/self/maps").read_text()
 
     dtypes = (torch.float32,) * 3
     run, again = kernel().compiled(dtypes, 256), kernel().compiled(dtypes, 256)
@@ -123,9 +123,9 @@ def test_a_library_stays_open_while_its_program_is_referenced(tmp_path: Path, co
 @pytest.mark.skipif(not shutil.which("g++"), reason="asks g++ what it did")
 def test_in_another_source_it_is_vector_code_whatever_the_flags(tmp_path: Path) -> None:
     """Turns GCC's vectoriser off, as Inductor does. Several kernels are in one file, and one of them occurs twice."""
-    one, other = (inlined(kernel().text((torch.float32,) * 3, block)) for block in (256, 512))
+    first, second = (inlined(kernel().text((torch.float32,) * 3, block)) for block in (256, 512))
     source = tmp_path / "both.cpp"
-    source.write_text(one.source + other.source + one.source)
+    source.write_text(first.source + second.source + first.source)
     flags = ["-std=c++17", "-O3", "-fno-tree-loop-vectorize", "-fopt-info-vec-optimized", "-fPIC", "-shared"]
     command = ["g++", *flags, str(source), "-o", str(tmp_path / "both.so")]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -133,7 +133,7 @@ def test_in_another_source_it_is_vector_code_whatever_the_flags(tmp_path: Path) 
     assert "loop vectorized" in done.stderr
     library = ctypes.CDLL(str(tmp_path / "both.so"))
     x = torch.randn(STEPS, LANES)
-    for part in (one, other):
+    for part in (first, second):
         output, final = torch.empty(STEPS, LANES), torch.empty(LANES)
         arguments = [x.data_ptr(), output.data_ptr(), final.data_ptr(), STEPS, LANES, 1]
         library[part.name]((ctypes.c_int64 * len(arguments))(*arguments))
@@ -182,8 +182,8 @@ FULL = "a kernel cannot be compiled in .*No space left on device.* Make room the
 
 
 def test_a_compiler_that_finds_the_disk_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    says = "import sys; sys.exit('kernel.s: No space left on device')"
-    monkeypatch.setenv("CXX", f"{shlex.quote(sys.executable)} -c {shlex.quote(says)}")
+    script = "import sys; sys.exit('kernel.s: No space left on device')"
+    monkeypatch.setenv("CXX", f"{shlex.quote(sys.executable)} -c {shlex.quote(script)}")
     with pytest.raises(CacheFolderError, match=FULL):
         kernel().compiled((torch.float32,) * 3, 256)
 

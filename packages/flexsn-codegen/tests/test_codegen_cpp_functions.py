@@ -64,19 +64,19 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """Returns a library of the functions that the tests of this run use."""
     if COMPILER is None:
         pytest.skip("no C++ compiler")
-    found = Library()
-    asked = " ".join(item.name for item in request.session.items)
+    collection = Library()
+    test_names = " ".join(item.name for item in request.session.items)
 
     def add(functions: Mapping[str, Function], dtype: torch.dtype, arity: int = 1) -> None:
-        found.add_together({f"{name} {dtype}": f for name, f in functions.items()}, *[dtype] * arity)
+        collection.add_together({f"{name} {dtype}": f for name, f in functions.items()}, *[dtype] * arity)
 
     special = {name: function for name, (function, _) in SPECIAL.items()}
-    whole = [name for name in FUNCTIONS if f"test_float32_functions_over_the_whole_range[{name}]" in asked]
+    tested = [name for name in FUNCTIONS if f"test_float32_functions_over_the_whole_range[{name}]" in test_names]
     add({name: getattr(torch, name) for name in FUNCTIONS}, torch.float64)
-    add({name: getattr(torch, name) for name in whole}, torch.float32)
+    add({name: getattr(torch, name) for name in tested}, torch.float32)
     for i, dtype in enumerate(FLOATS):
         add({name: getattr(torch, name) for name in ("pow", "atan2", "hypot")}, dtype, 2)
-        bits = [name for name in special if f"have_the_bits_of_eager_mode[{name}-dtype{i}]" in asked]
+        bits = [name for name in special if f"have_the_bits_of_eager_mode[{name}-dtype{i}]" in test_names]
         compared = OF_INTEGERS if dtype == torch.float32 else ()
         add({name: special[name] for name in dict.fromkeys([*bits, *compared])}, dtype)
     for dtype in HALVES:
@@ -84,17 +84,17 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     for dtype in (torch.float32, *HALVES):
         add({"sigmoid": torch.sigmoid}, dtype)
     add({name: special[name] for name in OF_INTEGERS}, torch.int32)
-    found.compile(Path(tmp_path_factory.mktemp("functions")))
-    return found
+    collection.compile(Path(tmp_path_factory.mktemp("functions")))
+    return collection
 
 
 def patterns(dtype: torch.dtype, stride: int) -> Tensor:
     """Returns numbers of all magnitudes, including infinities and NaN."""
     bits = {2: torch.int16, 4: torch.int32}[dtype.itemsize]
     info = torch.iinfo(bits)
-    every = torch.arange(info.min, info.max + 1, stride, dtype=torch.int64).to(bits).view(dtype)
+    values = torch.arange(info.min, info.max + 1, stride, dtype=torch.int64).to(bits).view(dtype)
     edges = torch.tensor([0.0, 1.0, 2.0, 0.5, 1e-40, math.inf, math.nan], dtype=dtype)
-    return torch.cat([every, edges, -edges])
+    return torch.cat([values, edges, -edges])
 
 
 def assert_near(actual: Tensor, expected: Tensor, ulp: int) -> None:

@@ -138,17 +138,17 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     if COMPILER is None:
         pytest.skip("no C++ compiler")
     calls = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
-    asked = {(params.get("name"), params.get("dtype")) for params in calls}
-    found = Library()
+    tested = {(params.get("name"), params.get("dtype")) for params in calls}
+    collection = Library()
     kinds = dict.fromkeys((dtype, arity) for _, arity, dtypes in CASES.values() for dtype in dtypes)
     for dtype, arity in kinds:
         names = [name for name, (_, count, dtypes) in CASES.items() if count == arity and dtype in dtypes]
-        wanted = [name for name in names if name in _TRAPS or (name, dtype) in asked]
-        found.add_together({f"{name} {dtype}": CASES[name][0] for name in wanted}, *[dtype] * arity)
+        selected = [name for name in names if name in _TRAPS or (name, dtype) in tested]
+        collection.add_together({f"{name} {dtype}": CASES[name][0] for name in selected}, *[dtype] * arity)
     for dtype in WIDE_UNSIGNED:
-        found.add(f"unsigned {dtype}", wide_unsigned, dtype, dtype)
-    found.compile(Path(tmp_path_factory.mktemp("rules")))
-    return found
+        collection.add(f"unsigned {dtype}", wide_unsigned, dtype, dtype)
+    collection.compile(Path(tmp_path_factory.mktemp("rules")))
+    return collection
 
 
 def wide_unsigned(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
@@ -298,26 +298,26 @@ _WRONG_IN_EAGER = {"fmod", "remainder"}
 @pytest.mark.parametrize(("name", "dtype"), _PARAMETERS, ids=[f"{n}-{_short(d)}" for n, d in _PARAMETERS])
 def test_rules_have_the_bits_of_eager_mode(library: Library, name: str, dtype: torch.dtype) -> None:
     function, arity, _ = CASES[name]
-    given = arguments(dtype, arity)
+    inputs = arguments(dtype, arity)
     if name in _TRAPS:
-        keep = ~traps(name, *given)
-        given = tuple(t[keep] for t in given)
+        is_safe = ~traps(name, *inputs)
+        inputs = tuple(t[is_safe] for t in inputs)
     if name == "to_uint32" and dtype.is_floating_point:
         # For numbers out of range, the result of eager mode depends on the number's position in a vector.
-        (x,) = given
-        given = (x[(x > -(2.0**31)) & (x < 2.0**32)],)
+        (x,) = inputs
+        inputs = (x[(x > -(2.0**31)) & (x < 2.0**32)],)
     function = EXPECTED.get(name, function)
     # For single elements, eager mode calls the C++ library's fmod, which is exact.
-    expected = _one_by_one(function, given) if name in _WRONG_IN_EAGER else function(*given)
+    expected = _one_by_one(function, inputs) if name in _WRONG_IN_EAGER else function(*inputs)
     # Either of 0 and -0 may be the larger one. In eager mode, too, this depends on their positions in a vector.
     zeros = name not in {"maximum", "minimum", "fmax", "fmin"}
-    for actual, wanted in zip(library.call(f"{name} {dtype}", *given), _tuple(expected), strict=True):
-        assert_same(actual, wanted, zeros=zeros)
+    for actual, reference in zip(library.call(f"{name} {dtype}", *inputs), _tuple(expected), strict=True):
+        assert_same(actual, reference, zeros=zeros)
 
 
-def _one_by_one(function: Any, given: Iterable[Tensor]) -> Tensor:
+def _one_by_one(function: Any, tensors: Iterable[Tensor]) -> Tensor:
     """Computes elements one by one instead of in vectors, by means of a stride."""
-    spread = [torch.stack([t, t], dim=1)[:, 0] for t in given]
+    spread = [torch.stack([t, t], dim=1)[:, 0] for t in tensors]
     result: Tensor = function(*spread)
     return result
 
@@ -349,8 +349,8 @@ def test_wide_unsigned_integers(library: Library, dtype: torch.dtype) -> None:
         *([a % b if b else 0 for a, b in pairs], [a for a, _ in pairs], [min(a, 1) for a, _ in pairs]),
         [-a % (top + 1) for a, _ in pairs],
     ]
-    for actual, wanted in zip(library.call(f"unsigned {dtype}", x, y), expected, strict=True):
-        assert actual.tolist() == wanted
+    for actual, reference in zip(library.call(f"unsigned {dtype}", x, y), expected, strict=True):
+        assert actual.tolist() == reference
 
 
 def test_there_is_a_rule_for_each_op_that_triton_has() -> None:

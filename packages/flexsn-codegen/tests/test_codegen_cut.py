@@ -32,8 +32,8 @@ def swiglu(x: Tensor) -> Tensor:
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    one, two = x.chunk(2, -1)
-    return x * cos + torch.cat((-two, one), -1) * sin
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat((-second, first), -1) * sin
 
 
 def interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -52,8 +52,8 @@ def lstm(gates: Tensor, bias: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def unequal(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    one, two = x.split([3, 6], 1)
-    return two * y, one - 1.0
+    first, second = x.split([3, 6], 1)
+    return second * y, first - 1.0
 
 
 def quaternions(p: Tensor, q: Tensor) -> Tensor:
@@ -132,12 +132,12 @@ def test_results_and_gradients_equal_eager(case: tuple[Function, list[tuple[int,
     if dtype == torch.bfloat16:
         # If sums of rounded terms cancel, both results have large errors, so neither is a reference for the other.
         exact = exactly(function, tensors, weights)
-        for (one, other), true in zip(pairs, exact, strict=True):
-            room = 0.016 * true.abs() + 1e-5 + 1.5 * (other - true).abs().max()
-            assert ((one - true).abs() <= room).all()
+        for (ours, theirs), true in zip(pairs, exact, strict=True):
+            room = 0.016 * true.abs() + 1e-5 + 1.5 * (theirs - true).abs().max()
+            assert ((ours - true).abs() <= room).all()
         return
-    for one, other in pairs:
-        torch.testing.assert_close(one, other)
+    for ours, theirs in pairs:
+        torch.testing.assert_close(ours, theirs)
 
 
 def exactly(function: Function, tensors: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
@@ -165,8 +165,8 @@ def test_small_tables_and_their_gradients(dtype: torch.dtype) -> None:
     torch.testing.assert_close(actual, expected)
     weight = tensor(5, 7, dtype=dtype)
     pairs = zip(*(torch.autograd.grad(r, [table, scale], weight) for r in (actual, expected)), strict=True)
-    for one, other in pairs:
-        torch.testing.assert_close(one, other)
+    for ours, theirs in pairs:
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_an_index_out_of_range_gives_no_number() -> None:
@@ -216,8 +216,8 @@ def test_one_trace_serves_all_sizes_of_dimensions_that_are_not_cut() -> None:
 
 def test_a_size_that_is_read_is_no_constant_of_other_sizes() -> None:
     def mean_of_rows(x: Tensor) -> Tensor:
-        one, two = x.chunk(2, -1)
-        return one * two / x.shape[0]
+        first, second = x.chunk(2, -1)
+        return first * second / x.shape[0]
 
     fused = pointwise(mean_of_rows)
     for rows in (4, 5):
@@ -283,13 +283,13 @@ def gradients(result: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 def test_numbers_are_arguments_of_kernels_on_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     traced: list[str] = []
-    once = Kernel._make_trace
+    make_trace = Kernel._make_trace
 
-    def counted(kernel: Kernel, *given: Any) -> Any:
+    def count_trace(kernel: Kernel, *arguments: Any) -> Any:
         traced.append(kernel.name)
-        return once(kernel, *given)
+        return make_trace(kernel, *arguments)
 
-    monkeypatch.setattr(Kernel, "_make_trace", counted)
+    monkeypatch.setattr(Kernel, "_make_trace", count_trace)
     fused = pointwise(limited, autograd=True)
     x = tensor(5, 14).requires_grad_()
     for limit in (3.0, 0.5, 0.25, 1.5):
@@ -337,8 +337,8 @@ def test_compiled_and_transformed() -> None:
         torch.testing.assert_close(a, e)
     exported = torch.export.export(Limited(fused), (xs[0],))
     torch.testing.assert_close(exported.module()(xs[0]), limited(xs[0], 0.5))
-    made = fused._kernels.cuts[("call", (("tensor",), ("float",)), ()), ((x.dtype, x.dim()),)]
-    torch.library.opcheck(torch.ops.flexsn_codegen.pointwise.default, ([x], [0.5], [False], made.key))
+    cut_kernel = fused._kernels.cuts[("call", (("tensor",), ("float",)), ()), ((x.dtype, x.dim()),)]
+    torch.library.opcheck(torch.ops.flexsn_codegen.pointwise.default, ([x], [0.5], [False], cut_kernel.key))
 
 
 class Limited(torch.nn.Module):

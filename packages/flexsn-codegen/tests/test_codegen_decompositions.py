@@ -26,10 +26,10 @@ def same_with_gradients(function: Callable[..., Tensor], *tensors: Tensor) -> No
     assert actual.dtype == expected.dtype
     torch.testing.assert_close(actual, expected, equal_nan=True)
     weight = torch.linspace(-1, 1, expected.numel()).to(expected.dtype).reshape(expected.shape)
-    given = (torch.autograd.grad(r, differentiated, weight, allow_unused=True) for r in (actual, expected))
-    for one, other in zip(*given, strict=True):
-        if other is not None:
-            torch.testing.assert_close(one, other, equal_nan=True)
+    gradients = (torch.autograd.grad(r, differentiated, weight, allow_unused=True) for r in (actual, expected))
+    for ours, theirs in zip(*gradients, strict=True):
+        if theirs is not None:
+            torch.testing.assert_close(ours, theirs, equal_nan=True)
 
 
 @pytest.mark.long(all_but=["xlogy-dtype1", "special_xlog1py-dtype0"])
@@ -88,8 +88,8 @@ def test_limits_take_one_comparison_each(dtype: torch.dtype) -> None:
         return tuple(x.clamp(low, high) for low, high in LIMITS)
 
     x = torch.tensor([0.0, -0.0, 1, NAN, INFINITY, -INFINITY, 0.3, 0.2998, 0.30078125, -5], dtype=dtype)
-    for found, expected in zip(pointwise(clamped)(x), clamped(x), strict=True):
-        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
-        assert torch.equal(found.nan_to_num().signbit(), expected.nan_to_num().signbit())
+    for actual, expected in zip(pointwise(clamped)(x), clamped(x), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(actual.nan_to_num().signbit(), expected.nan_to_num().signbit())
     source = pointwise(lambda x: x.clamp(-1, 2)).source(x, target=CPP).source
     assert [sign in source for sign in (" < ", " > ", "!=", "|")] == [True, True, False, False]

@@ -36,11 +36,11 @@ def test_is_compiled_once_and_loaded() -> None:
     assert Extension("tiny", SOURCE + " ").kept() is None
 
 
-@pytest.mark.parametrize("left", [0, 1000, -1])
-def test_a_part_of_a_file_is_replaced(left: int) -> None:
+@pytest.mark.parametrize("length", [0, 1000, -1])
+def test_a_part_of_a_file_is_replaced(length: int) -> None:
     extension = Extension("tiny", SOURCE)
     path = extension.build()
-    path.write_bytes(path.read_bytes()[:left])
+    path.write_bytes(path.read_bytes()[:length])
     assert extension.kept() is None
     extension.load(extension.build())
 
@@ -49,11 +49,11 @@ def test_errors_name_the_failure_of_the_compiler(tmp_path: Path, monkeypatch: py
     with pytest.raises(CompilationError, match="rejects the module tiny"):
         Extension("tiny", "no C++").build()
     script = tmp_path / "compiler"
-    for text, what in {"#!/bin/sh\nexit 0\n": "wrote no file", "#!/nowhere/sh\n": "cannot be run"}.items():
+    for text, message in {"#!/bin/sh\nexit 0\n": "wrote no file", "#!/nowhere/sh\n": "cannot be run"}.items():
         script.write_text(text)
         script.chmod(script.stat().st_mode | stat.S_IXUSR)
         monkeypatch.setenv("CXX", str(script))
-        with pytest.raises(CompilationError, match=what):
+        with pytest.raises(CompilationError, match=message):
             Extension("tiny", SOURCE).build()
 
 

@@ -91,8 +91,8 @@ def test_a_binary_is_launched_for_its_numbers_and_alignments_alone() -> None:
             for factor in (1, 16, 7, 2**40):
                 x = memory[begin : begin + 30_001]
                 calls.append((scaled(x, factor), x * factor))
-    for got, wanted in calls:
-        assert torch.equal(got, wanted)
+    for actual, expected in calls:
+        assert torch.equal(actual, expected)
 
 
 def test_threads_that_compile_at_the_same_time_prepare_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,6 +114,6 @@ def test_threads_that_compile_at_the_same_time_prepare_once(monkeypatch: pytest.
     monkeypatch.setattr(_launcher, "_load_driver", functools.cache(_launcher._load_driver.__wrapped__))
     monkeypatch.setattr(_launcher, "_read_compiler", functools.cache(_launcher._read_compiler.__wrapped__))
     with ThreadPoolExecutor(4) as threads:
-        found = [threads.submit(compile_one) for _ in range(4)]
-    assert [one.result() for one in found] == [1] * 4
+        futures = [threads.submit(compile_one) for _ in range(4)]
+    assert [future.result() for future in futures] == [1] * 4
     assert len(begun) == 1

@@ -47,8 +47,8 @@ def test_gradients_have_the_precision_of_their_kernel(dtype: torch.dtype) -> Non
         return list(torch.autograd.grad(function(*leaves), leaves, torch.ones_like(leaves[0])))
 
     x, y = halves(dtype)
-    got = gradients(pointwise(step, autograd=True, precision="float32"), x.clone(), y.clone())
-    for a, b in zip(got, gradients(step, x.float(), y.float()), strict=True):
+    actual = gradients(pointwise(step, autograd=True, precision="float32"), x.clone(), y.clone())
+    for a, b in zip(actual, gradients(step, x.float(), y.float()), strict=True):
         torch.testing.assert_close(a, b.to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-6)
 
 
@@ -89,15 +89,17 @@ def test_neighbours_of_values_between_two_halves(dtype: torch.dtype) -> None:
     assert torch.equal(pointwise(function, precision="float32")(x), torch.nextafter(x, x + 1))
 
 
-@pytest.mark.parametrize(("given", "near"), [("floot32", "float32"), ("Eager", "eager"), ("tf32", "float32"), (1, "")])
-def test_an_unknown_precision_is_refused_by_name(given: Any, near: str) -> None:
+@pytest.mark.parametrize(
+    ("precision", "near"), [("floot32", "float32"), ("Eager", "eager"), ("tf32", "float32"), (1, "")]
+)
+def test_an_unknown_precision_is_refused_by_name(precision: Any, near: str) -> None:
     graph = graph_of(step, torch.zeros(4), torch.zeros(4))
     for make in (
-        lambda: pointwise(step, precision=given),
-        lambda: emit_core(graph, "core", prune=True, precision=given),
-        lambda: generate_triton_code_str(graph, "core", precision=given),
+        lambda: pointwise(step, precision=precision),
+        lambda: emit_core(graph, "core", prune=True, precision=precision),
+        lambda: generate_triton_code_str(graph, "core", precision=precision),
     ):
-        with pytest.raises(PrecisionError, match=f"{given!r}; did you mean '{near}.*'eager' and 'float32'"):
+        with pytest.raises(PrecisionError, match=f"{precision!r}; did you mean '{near}.*'eager' and 'float32'"):
             make()
     assert issubclass(PrecisionError, ValueError)
 
@@ -163,12 +165,12 @@ def test_fast_division_is_only_used_for_values_that_reach_no_comparison() -> Non
     def gradient(x: Tensor, y: Tensor) -> Tensor:
         return torch.where(x / y > 1, y / x, x)
 
-    def whole(x: Tensor, y: Tensor) -> Tensor:
+    def converted(x: Tensor, y: Tensor) -> Tensor:
         return gradient(x, y).to(torch.int32)  # the conversion has jumps, like a comparison
 
     inputs = torch.ones(2, 4)
     source = emit_core(graph_of(gradient, *inputs), "core", prune=True, fast_division=True).source
     assert "dev.div(x_1, y_1)" in source
     assert "dev.fast_div(y_1, x_1)" in source
-    assert "fast_div" not in emit_core(graph_of(whole, *inputs), "core", prune=True, fast_division=True).source
+    assert "fast_div" not in emit_core(graph_of(converted, *inputs), "core", prune=True, fast_division=True).source
     assert "fast_div" not in emit_core(graph_of(gradient, *inputs), "core", prune=True).source

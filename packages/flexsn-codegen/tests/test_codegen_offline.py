@@ -52,8 +52,8 @@ def golden(name: str) -> str:
 
 @pytest.mark.parametrize("name", CORES)
 def test_sources_are_as_kept(name: str) -> None:
-    kept = (GOLDEN / f"{name}.py").read_text(encoding="utf-8")
-    assert golden(name) == kept, f"if you mean it, run `{COMMAND}`"
+    stored = (GOLDEN / f"{name}.py").read_text(encoding="utf-8")
+    assert golden(name) == stored, f"if you mean it, run `{COMMAND}`"
 
 
 def test_cores_compile_for_gpus_that_are_not_there() -> None:

@@ -26,7 +26,7 @@ def in_cpp(monkeypatch: pytest.MonkeyPatch, compiler: None) -> None:
 
 def variants(kernel: Any) -> int:
     """Returns the number of traces of a kernel."""
-    return sum(len(traces) for made in kernel._kernels.all() for traces in made._variants.values())
+    return sum(len(traces) for entry in kernel._kernels.all() for traces in entry._variants.values())
 
 
 @pytest.mark.long(all_but=["*calls1", "*calls2", "*calls5"])

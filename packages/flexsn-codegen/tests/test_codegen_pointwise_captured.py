@@ -19,11 +19,11 @@ X = torch.randn(2, 6, 3, 5, device=DEVICE, requires_grad=True)
 
 
 def norm() -> nn.Module:
-    made = nn.BatchNorm2d(6, device=DEVICE).eval()
-    for tensor in (made.running_mean, made.running_var, made.weight, made.bias):
+    module = nn.BatchNorm2d(6, device=DEVICE).eval()
+    for tensor in (module.running_mean, module.running_var, module.weight, module.bias):
         assert tensor is not None
         nn.init.uniform_(tensor, 0.5, 2.0)
-    return made
+    return module
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -49,8 +49,10 @@ def parameters_of(function: Callable[..., Any]) -> list[Tensor]:
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_along_any_dimension(name: str) -> None:
     function = FUNCTIONS[name]
-    own = parameters_of(function)
-    for a, e in zip(gradients(pointwise(function, autograd=True), *own), gradients(function, *own), strict=True):
+    parameters = parameters_of(function)
+    for a, e in zip(
+        gradients(pointwise(function, autograd=True), *parameters), gradients(function, *parameters), strict=True
+    ):
         torch.testing.assert_close(a, e)
 
 
@@ -58,10 +60,10 @@ def test_along_any_dimension(name: str) -> None:
 @pytest.mark.parametrize("name", ["prelu", "view", "halves"])
 def test_along_any_dimension_in_one_graph(name: str) -> None:
     function = FUNCTIONS[name]
-    own, kernel = parameters_of(function), pointwise(function, autograd=True)
+    parameters, kernel = parameters_of(function), pointwise(function, autograd=True)
     torch.compiler.reset()
     compiled = torch.compile(lambda x: kernel(x) * 1, backend="aot_eager", fullgraph=True, dynamic=True)
-    for a, e in zip(gradients(compiled, *own), gradients(function, *own), strict=True):
+    for a, e in zip(gradients(compiled, *parameters), gradients(function, *parameters), strict=True):
         torch.testing.assert_close(a, e)
 
 
@@ -85,12 +87,12 @@ def test_a_call_like_an_earlier_one_reads_all_again(monkeypatch: pytest.MonkeyPa
     prepared: list[bool] = []
     call = PreparedCalls.call
 
-    def counted(calls: PreparedCalls, *given: Any) -> Any:
-        result = call(calls, *given)
+    def record_call(calls: PreparedCalls, *arguments: Any) -> Any:
+        result = call(calls, *arguments)
         prepared.append(isinstance(result, Tensor))
         return result
 
-    monkeypatch.setattr(PreparedCalls, "call", counted)
+    monkeypatch.setattr(PreparedCalls, "call", record_call)
     weight, offset = torch.rand(5, device=DEVICE), 1.0
 
     def function(x: Tensor, scale: float, *, up: bool = False) -> Tensor:
@@ -110,9 +112,9 @@ def test_a_call_like_an_earlier_one_reads_all_again(monkeypatch: pytest.MonkeyPa
         (X, 0.5, False, False),  # a gradient is required
         (x, 0.5, False, True),
     ]
-    for tensor, scale, up, known in cases:
+    for tensor, scale, up, is_repeated in cases:
         torch.testing.assert_close(kernel(tensor, scale, up=up), function(tensor, scale, up=up))
-        assert prepared.pop() is known, (scale, up)
+        assert prepared.pop() is is_repeated, (scale, up)
     for change in ("offset", "weight", "shape", "gradient"):
         if change == "offset":
             offset = 2.0

@@ -271,12 +271,12 @@ def test_values_that_compiled_code_changes_itself(method: str) -> None:
     expected = steps(method, lambda step: step)
     torch.testing.assert_close(steps(method, torch.compile(backend="aot_eager")), expected)
     torch.compiler.reset()
-    whole = torch.compile(backend="aot_eager", fullgraph=True)
+    compile_in_one_graph = torch.compile(backend="aot_eager", fullgraph=True)
     if method == "after":
-        torch.testing.assert_close(steps(method, whole), expected)
+        torch.testing.assert_close(steps(method, compile_in_one_graph), expected)
     else:
         with pytest.raises(Exception, match="changed before it calls update") as caught:
-            steps(method, whole)
+            steps(method, compile_in_one_graph)
         assert __file__ in str(caught.value)
 
 

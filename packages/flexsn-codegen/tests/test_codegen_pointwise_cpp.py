@@ -67,21 +67,21 @@ def rounded_often(x: Tensor, y: Tensor, scale: float) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("other", [torch.float16, torch.float32])
 def test_chains_of_float16_have_the_bits_of_eager_mode(other: torch.dtype) -> None:
     bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
-    every = bits.view(torch.float16)  # all float16 numbers, including NaN
-    shuffled = every[torch.randperm(len(every), generator=torch.Generator().manual_seed(0))].to(other)
+    numbers = bits.view(torch.float16)  # all float16 numbers, including NaN
+    shuffled = numbers[torch.randperm(len(numbers), generator=torch.Generator().manual_seed(0))].to(other)
     kernel = pointwise(rounded_often)
-    arguments = [(every, shuffled), (every[5:], shuffled[:-5])]
+    arguments = [(numbers, shuffled), (numbers[5:], shuffled[:-5])]
     # The row length is not a multiple of a vector. One operand has one value per row, another one row for all rows.
-    rows = every[: 1927 * 34].view(34, 1927)
+    rows = numbers[: 1927 * 34].view(34, 1927)
     arguments += [
         (rows, shuffled[:34, None]),
         (rows, shuffled[:1927]),
         (rows, shuffled[: 1927 * 34].view(1927, 34).t()),
     ]
     for x, y in arguments:
-        for found, expected in zip(kernel(x, y, 0.3), rounded_often(x, y, 0.3), strict=True):
-            torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
-    assert "dev::load_floats(" in kernel.source(every, shuffled, 0.3, target=CPP).source
+        for actual, expected in zip(kernel(x, y, 0.3), rounded_often(x, y, 0.3), strict=True):
+            torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
+    assert "dev::load_floats(" in kernel.source(numbers, shuffled, 0.3, target=CPP).source
 
 
 def test_values_of_a_half_dtype_are_rounded_once() -> None:

@@ -89,10 +89,10 @@ def test_methods_read_their_own_instance() -> None:
 def test_methods_leave_with_their_instance() -> None:
     module = Gate(2.0)
     module(X)
-    gone = weakref.ref(module)
+    reference = weakref.ref(module)
     del module
     gc.collect()
-    assert gone() is None
+    assert reference() is None
 
 
 def test_gradients_flow_unless_they_are_refused() -> None:
@@ -106,12 +106,12 @@ def test_gradients_flow_unless_they_are_refused() -> None:
         assert torch.equal(refusing(x), X * 2)
 
 
-kept: list[Tensor] = []
+stored: list[Tensor] = []
 
 
 def keeps(x: Tensor) -> Tensor:
-    kept.append(x * 2)
-    return x + kept[0]
+    stored.append(x * 2)
+    return x + stored[0]
 
 
 @pytest.mark.parametrize(

@@ -134,5 +134,5 @@ def test_lists_that_share_memory(backend: str) -> None:
         y = run(x, torch.ones(3))
         actual += [x, y]
     expected = torch.tensor([4.0, 6.0, 8.0, 6.0, 9.0, 12.0])
-    for one in actual:
-        torch.testing.assert_close(one, expected)
+    for tensor in actual:
+        torch.testing.assert_close(tensor, expected)

@@ -39,21 +39,21 @@ def language(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_step_over_all_parameters(language: str, monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[int] = []
-    once = _together.Group.launch
+    launch = _together.Group.launch
 
-    def counted(group: _together.Group, words: Any) -> None:
+    def count_launch(group: _together.Group, words: Any) -> None:
         launched.append(group.table.shape[0])
-        once(group, words)
+        launch(group, words)
 
-    monkeypatch.setattr(_together.Group, "launch", counted)
+    monkeypatch.setattr(_together.Group, "launch", count_launch)
     # Some sizes lead to several programs and a partial one. Others are empty or have no dimensions.
     sizes = [(3, 1001), (7,), (), (0, 4), (2, 3, 5), (64, 20)]
     step = pointwise(lion)
-    again = tensors(sizes, torch.float32, 7) + tensors([(9, 5)], torch.bfloat16, 7)
+    new_gradients = tensors(sizes, torch.float32, 7) + tensors([(9, 5)], torch.bfloat16, 7)
     runs: list[list[Tensor]] = []
     for together in (True, False):
         p = tensors(sizes, torch.float32, 0) + tensors([(9, 5)], torch.bfloat16, 1)
-        m = [torch.zeros_like(one) for one in p]
+        m = [torch.zeros_like(tensor) for tensor in p]
         for i in range(2):
             g = tensors(sizes, torch.float32, 2 + i) + tensors([(9, 5)], torch.bfloat16, 5)
             if together:
@@ -63,12 +63,12 @@ def test_a_step_over_all_parameters(language: str, monkeypatch: pytest.MonkeyPat
                     lion(*arguments, 0.1 * (i + 1), (0.9, 0.99))
         for i in range(2):  # the tensors have the same addresses each time, like parameters
             lr = 0.01 * (i + 1)
-            versions = [one._version for one in p]
+            versions = [tensor._version for tensor in p]
             if together:
-                step.foreach(p, again, m, lr, (0.9, 0.99))
-                assert all(one._version > before for one, before in zip(p, versions, strict=True))
+                step.foreach(p, new_gradients, m, lr, (0.9, 0.99))
+                assert all(tensor._version > before for tensor, before in zip(p, versions, strict=True))
             else:
-                for arguments in zip(p, again, m, strict=True):
+                for arguments in zip(p, new_gradients, m, strict=True):
                     lion(*arguments, lr, (0.9, 0.99))
         runs.append(p + m)
     for a, e in zip(*runs, strict=True):
@@ -108,7 +108,7 @@ def test_a_step_that_is_prepared_again_uses_the_changed_values() -> None:
     sizes = [(40, 13), (16,), (32, 2)]
 
     def check(p: list[Tensor], g: list[Tensor], rate: float) -> None:
-        expected = [one * 0.5 - other * rate for one, other in zip(p, g, strict=True)]
+        expected = [parameter * 0.5 - gradient * rate for parameter, gradient in zip(p, g, strict=True)]
         step.foreach(p, g, rate)
         for a, e in zip(p, expected, strict=True):
             torch.testing.assert_close(a, e)
@@ -116,10 +116,10 @@ def test_a_step_that_is_prepared_again_uses_the_changed_values() -> None:
     p, g = tensors(sizes, torch.float32, 0), tensors(sizes, torch.float32, 1)
     check(p, g, 0.1)
     check(p, g, 0.2)
-    kept = g
+    old_gradients = g
     g = tensors(sizes, torch.float32, 2)  # these are in other memory, because the old gradients still exist
     check(p, g, 0.2)
-    check(p, kept, 0.3)
+    check(p, old_gradients, 0.3)
     # Its address no longer allows vector loads.
     shifted = torch.randn(33, device=DEVICE)[1:17]
     check(p, [g[0], shifted, g[2]], 0.3)
@@ -151,7 +151,7 @@ def test_captured_tensors_results_and_arguments_again(language: str) -> None:
     x, y = tensors([(5, 6), (1030,)], torch.float32, 0), tensors([(5, 6), (1030,)], torch.float32, 1)
     for scale in (2.0, 3.0, 4.0):
         module.scale.data = torch.tensor(scale, device=DEVICE)
-        expected = [one + other for one, other in zip(x, y, strict=True)]
+        expected = [a + b for a, b in zip(x, y, strict=True)]
         for i, (same, product) in enumerate(function.foreach(x, y)):
             assert same is x[i]
             torch.testing.assert_close(x[i], expected[i])
@@ -167,12 +167,12 @@ def test_places_that_share_memory_run_one_after_the_other(language: str) -> None
         step.foreach([p, p], [gradient, gradient], 0.5)
         torch.testing.assert_close(p, expected)
     # Two halves of one memory may run together. A gradient that another place writes may not.
-    whole = torch.ones(64, device=DEVICE)
-    step.foreach([whole[:32], whole[32:]], [whole.new_ones(32), whole.new_zeros(32)], 0.5)
-    assert whole.unique().tolist() == [0.0, 0.5]
+    memory = torch.ones(64, device=DEVICE)
+    step.foreach([memory[:32], memory[32:]], [memory.new_ones(32), memory.new_zeros(32)], 0.5)
+    assert memory.unique().tolist() == [0.0, 0.5]
     a, b = torch.ones(20, device=DEVICE), torch.ones(20, device=DEVICE)
     step.foreach([a, b], [b, a], 0.5)
-    assert [one.unique().tolist() for one in (a, b)] == [[0.0], [0.5]]
+    assert [tensor.unique().tolist() for tensor in (a, b)] == [[0.0], [0.5]]
 
 
 def test_numbers_that_depend_on_dimensions_stay_apart() -> None:

@@ -111,40 +111,40 @@ def test_of_functions_that_cut_and_of_modules() -> None:
 def test_second_derivatives_in_every_order() -> None:
     kernel = pointwise(scaled, autograd=True)
     shapes: tuple[tuple[int, ...], ...] = ((2, 1), (2,), ())
-    given = [torch.rand(shape, dtype=torch.float64, device=DEVICE, requires_grad=True) for shape in shapes]
-    assert torch.autograd.gradcheck(lambda *a: kernel(*a)[0], given, check_forward_ad=True)
-    assert torch.autograd.gradgradcheck(lambda *a: kernel(*a)[0], given, check_fwd_over_rev=True)
+    tensors = [torch.rand(shape, dtype=torch.float64, device=DEVICE, requires_grad=True) for shape in shapes]
+    assert torch.autograd.gradcheck(lambda *a: kernel(*a)[0], tensors, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(lambda *a: kernel(*a)[0], tensors, check_fwd_over_rev=True)
 
 
 @pytest.mark.parametrize("tracing", ["real", pytest.param("symbolic", marks=pytest.mark.long)])
 def test_second_derivatives_in_graphs(tracing: Literal["real", "symbolic"]) -> None:
     def second(function: Any) -> Any:
-        def of(*tensors: Tensor) -> Any:
+        def differentiate(*tensors: Tensor) -> Any:
             (first,) = torch.autograd.grad(total(function)(*tensors), tensors[1], create_graph=True)
             return torch.autograd.grad(first.square().sum(), tensors)
 
-        return of
+        return differentiate
 
-    given = [t.clone().requires_grad_() for t in arguments()]
+    leaves = [t.clone().requires_grad_() for t in arguments()]
     kernel = pointwise(scaled, autograd=True)
-    graph = make_fx(second(kernel), tracing_mode=tracing)(*given)
+    graph = make_fx(second(kernel), tracing_mode=tracing)(*leaves)
     assert sum("flexsn_codegen" in str(node.target) for node in graph.graph.nodes) >= 3
-    agree(lambda f: f(*given), graph, second(scaled))
+    agree(lambda f: f(*leaves), graph, second(scaled))
 
 
 @pytest.mark.parametrize(
     "name", ["jvp", pytest.param("jacfwd", marks=pytest.mark.long), pytest.param("second", marks=pytest.mark.long)]
 )
 def test_derivatives_in_compiled_code(name: str) -> None:
-    made: dict[str, Callable[[Any], Any]] = {
+    transforms: dict[str, Callable[[Any], Any]] = {
         "jvp": lambda f: lambda x, w: jvp(lambda x: f(x, w, s)[0], (x,), (x + 1,)),
         "jacfwd": lambda f: lambda x, w: jacfwd(lambda w: f(x, w, s)[0])(w),
         "second": lambda f: lambda x, w: grad(lambda w: grad(lambda w: f(x, w, s)[0].sum())(w).square().sum())(w),
     }
     torch.compiler.reset()
     kernel = pointwise(scaled, autograd=True)
-    compiled = torch.compile(made[name](kernel), backend="aot_eager", fullgraph=True)
-    agree(lambda f: f(x, w), compiled, made[name](scaled))
+    compiled = torch.compile(transforms[name](kernel), backend="aot_eager", fullgraph=True)
+    agree(lambda f: f(x, w), compiled, transforms[name](scaled))
 
 
 def test_writes_are_refused_in_forward_mode() -> None:

@@ -118,8 +118,8 @@ def test_writes_in_compiled_code(backend: str) -> None:
     for function in (compiled, lambda *a: step(*a) * 2):
         torch.manual_seed(0)
         p, m = torch.randn(70), torch.randn(70)
-        seen = [function(p, torch.randn(70), m, 0.1).clone() for _ in range(2)]
-        runs.append([p, m, *seen])
+        results = [function(p, torch.randn(70), m, 0.1).clone() for _ in range(2)]
+        runs.append([p, m, *results])
     for a, e in zip(*runs, strict=True):
         torch.testing.assert_close(a, e, rtol=1e-6, atol=1e-6)
 
@@ -134,8 +134,8 @@ def test_an_error_in_compiled_code_is_the_same() -> None:
 
 
 def key_of(kernel: Any) -> str:
-    made, *_ = kernel._kernels.all()
-    return str(made.key)
+    entry, *_ = kernel._kernels.all()
+    return str(entry.key)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # opcheck copies tensors
@@ -189,8 +189,8 @@ def test_transforms_of_torch_func() -> None:
             torch.testing.assert_close(a, e)
 
 
-def leaves(found: Any) -> list[Tensor]:
-    return [found] if isinstance(found, Tensor) else list(found)
+def leaves(value: Any) -> list[Tensor]:
+    return [value] if isinstance(value, Tensor) else list(value)
 
 
 def test_vmap_keeps_the_promotion_of_tensors_without_dimensions() -> None:
@@ -198,7 +198,7 @@ def test_vmap_keeps_the_promotion_of_tensors_without_dimensions() -> None:
     x, s = torch.rand(5, dtype=torch.bfloat16), torch.rand(3)
     result = torch.func.vmap(scale, in_dims=(None, 0))(x, s)
     assert result.dtype == torch.bfloat16
-    torch.testing.assert_close(result, torch.stack([x * one for one in s]))
+    torch.testing.assert_close(result, torch.stack([x * factor for factor in s]))
 
 
 def test_vmap_of_writes() -> None:

@@ -92,11 +92,11 @@ def test_remainders_are_exact_for_all_floats() -> None:
     random = bits.to(torch.int32).view(torch.float32)
     pairs = torch.cartesian_prod(FLOATS, FLOATS)
     x, y = torch.cat([random[0], pairs[:, 0]]), torch.cat([random[1], pairs[:, 1]])
-    found = pointwise(torch.fmod)(x, y)
+    actual = pointwise(torch.fmod)(x, y)
     # Python's fmod is exact in float64. For float32 numbers, its result is a float32 number.
     expected = torch.tensor([_fmod(a, b) for a, b in zip(x.tolist(), y.tolist(), strict=True)])
-    assert torch.equal(found.nan_to_num(5.5), expected.nan_to_num(5.5))
-    assert torch.equal(found.signbit()[~found.isnan()], expected.signbit()[~found.isnan()])
+    assert torch.equal(actual.nan_to_num(5.5), expected.nan_to_num(5.5))
+    assert torch.equal(actual.signbit()[~actual.isnan()], expected.signbit()[~actual.isnan()])
 
 
 def _fmod(x: float, y: float) -> float:
@@ -109,22 +109,22 @@ def _fmod(x: float, y: float) -> float:
 def test_angles_are_within_one_ulp() -> None:
     pairs = torch.cartesian_prod(FLOATS, FLOATS)
     y, x = torch.cat([tensor(2, 50_000), pairs.t()], 1)
-    found = pointwise(torch.atan2)(y, x)
+    actual = pointwise(torch.atan2)(y, x)
     expected = torch.atan2(y.double(), x.double()).float()
-    assert torch.equal(found.isnan(), expected.isnan())
-    distance = (found.view(torch.int32).long() - expected.view(torch.int32).long()).abs()
+    assert torch.equal(actual.isnan(), expected.isnan())
+    distance = (actual.view(torch.int32).long() - expected.view(torch.int32).long()).abs()
     assert distance[~expected.isnan()].max() <= 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_values_are_rounded_as_in_eager_mode(dtype: torch.dtype) -> None:
-    every = torch.arange(-32768, 32768, dtype=torch.int32).to(torch.int16).view(dtype)
-    near = torch.cat([every.float() * (1 + k * 2**-12) for k in range(9)] + [FLOATS])
-    for found, expected in (
+    values = torch.arange(-32768, 32768, dtype=torch.int32).to(torch.int16).view(dtype)
+    near = torch.cat([values.float() * (1 + k * 2**-12) for k in range(9)] + [FLOATS])
+    for actual, expected in (
         (pointwise(lambda x: x.to(dtype))(near), near.to(dtype)),
-        (pointwise(lambda x: torch.relu(x * 1.37 + 0.1) * 0.9)(every), torch.relu(every * 1.37 + 0.1) * 0.9),
+        (pointwise(lambda x: torch.relu(x * 1.37 + 0.1) * 0.9)(values), torch.relu(values * 1.37 + 0.1) * 0.9),
     ):
-        a, b = found.float(), expected.float()
+        a, b = actual.float(), expected.float()
         assert torch.equal(a.nan_to_num(5.5, 1e6, -1e6), b.nan_to_num(5.5, 1e6, -1e6))
         assert torch.equal(a.signbit()[~b.isnan()], b.signbit()[~b.isnan()])
         assert torch.equal(a.isnan(), b.isnan())

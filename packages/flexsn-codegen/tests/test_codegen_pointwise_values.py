@@ -39,8 +39,8 @@ def test_five_learning_rates_are_two_graphs_and_one_kernel(backend: str) -> None
     for function in (compiled, lambda *a: step(*a) * 2):
         torch.manual_seed(0)
         p, m = torch.randn(70), torch.randn(70)
-        seen = [function(p, torch.randn(70), m, 0.1 / (1 + t), t + 1).clone() for t in range(5)]
-        runs.append([p, m, *seen])
+        results = [function(p, torch.randn(70), m, 0.1 / (1 + t), t + 1).clone() for t in range(5)]
+        runs.append([p, m, *results])
     for a, e in zip(*runs, strict=True):
         torch.testing.assert_close(a, e, rtol=1e-6, atol=1e-6)
     assert counter.frame_count == 2

@@ -156,17 +156,17 @@ def test_into_again_compares_tensors_that_share_memory(monkeypatch: pytest.Monke
     prepared: list[bool] = []
     call = PreparedCalls.call
 
-    def counted(calls: PreparedCalls, *given: Any) -> Any:
-        result = call(calls, *given)
+    def record_call(calls: PreparedCalls, *arguments: Any) -> Any:
+        result = call(calls, *arguments)
         prepared.append(result is not NOT_PREPARED)
         return result
 
-    monkeypatch.setattr(PreparedCalls, "call", counted)
+    monkeypatch.setattr(PreparedCalls, "call", record_call)
     offset = torch.rand(8, 3)
     kernel = pointwise(lambda x, a: x * a + offset)
     memory = torch.rand(16, 6)
     x, other, above, below = memory[:8, ::2], torch.rand(8, 3), memory[:8, 1::2], memory[8:, ::2]
-    for out, a, again in (
+    for out, a, is_repeated in (
         (above, 0.5, False),
         (above, 2.0, True),
         (below, 0.5, False),  # a tensor with an equal layout, elsewhere in the input's memory
@@ -182,7 +182,7 @@ def test_into_again_compares_tensors_that_share_memory(monkeypatch: pytest.Monke
         assert torch.equal(out, expected)
         assert result is out
         assert out._version > version
-        assert prepared.pop() is again
+        assert prepared.pop() is is_repeated
     with pytest.raises(WriteError, match="tensor 0 of out="):
         kernel.into(memory[1:9, ::2], x, 0.5)
     with pytest.raises(WriteError, match="tensor 0 of out="):

@@ -27,9 +27,9 @@ def test_kernels_draw_the_numbers_of_eager_mode() -> None:
     assert torch.equal(compiled(x), results[0])
     # The backward draws the same numbers as the forward.
     (gradient,) = torch.autograd.grad(results[1].sum(), x)
-    kept = random.uniform(numbers.at(1)) >= 0.3
-    torch.testing.assert_close(gradient, kept / 0.7)
-    assert 0.65 < kept.float().mean() < 0.75
+    mask = random.uniform(numbers.at(1)) >= 0.3
+    torch.testing.assert_close(gradient, mask / 0.7)
+    assert 0.65 < mask.float().mean() < 0.75
 
 
 def test_another_seed_has_other_numbers() -> None:
@@ -59,7 +59,7 @@ def test_views_as_another_dtype_of_the_same_width() -> None:
     assert torch.equal(pointwise(truncated)(x, bits), truncated(x, bits))
     for dtype in (torch.float16, torch.bfloat16):
         actual, expected = pointwise(halves)(x.to(dtype)), halves(x.to(dtype))
-        assert all(torch.equal(one, other) for one, other in zip(actual, expected, strict=True))
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(actual, expected, strict=True))
 
 
 def test_views_of_another_width_are_refused() -> None:

@@ -110,14 +110,14 @@ def test_the_second_gradient_of_a_repeated_call() -> None:
 def test_cotangents_of_other_layouts_and_none() -> None:
     fused = pointwise(scaled)
     x, weight = tensor(6, 8), tensor(8)
-    for given in (
+    for gradient in (
         tensor(6, 8),
         tensor(6, 8),
         tensor(8, 6).t(),
         tensor(1, 1).expand(6, 8),
         torch._efficientzerotensor(6, 8),
     ):
-        cotangent = given.detach().to(DEVICE, torch.float64)
+        cotangent = gradient.detach().to(DEVICE, torch.float64)
         actual = torch.autograd.grad(fused(x, weight), (x, weight), cotangent)
         expected = torch.autograd.grad(scaled(x, weight), (x, weight), cotangent)
         torch.testing.assert_close(actual, expected)

@@ -82,8 +82,10 @@ CASES: dict[str, tuple[Function, tuple[Any, ...]]] = {
 
 
 def arguments(case: tuple[Any, ...], dtype: torch.dtype = torch.float64) -> list[Any]:
-    made = [tensor(*given, dtype=dtype, seed=i) if isinstance(given, tuple) else given for i, given in enumerate(case)]
-    return [value.abs() + 0.5 if isinstance(value, Tensor) and i else value for i, value in enumerate(made)]
+    values = [
+        tensor(*entry, dtype=dtype, seed=i) if isinstance(entry, tuple) else entry for i, entry in enumerate(case)
+    ]
+    return [value.abs() + 0.5 if isinstance(value, Tensor) and i else value for i, value in enumerate(values)]
 
 
 def results_of(value: Any) -> list[Tensor]:
@@ -97,22 +99,22 @@ def test_results_are_those_of_eager_mode(name: str) -> None:
     ours = [a.requires_grad_() if isinstance(a, Tensor) else a for a in arguments(case)]
     theirs = [a.requires_grad_() if isinstance(a, Tensor) else a for a in arguments(case)]
     actual, expected = results_of(pointwise(function)(*ours)), results_of(function(*theirs))
-    for one, other in zip(actual, expected, strict=True):
-        torch.testing.assert_close(one, other)
-    given = [torch.randn_like(e) for e in expected]
+    for result, reference in zip(actual, expected, strict=True):
+        torch.testing.assert_close(result, reference)
+    weights = [torch.randn_like(e) for e in expected]
     leaves = [[a for a in side if isinstance(a, Tensor)] for side in (ours, theirs)]
-    gradients = [torch.autograd.grad(r, side, given) for r, side in zip((actual, expected), leaves, strict=True)]
-    for one, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(one, other)
+    gradients = [torch.autograd.grad(r, side, weights) for r, side in zip((actual, expected), leaves, strict=True)]
+    for result, reference in zip(*gradients, strict=True):
+        torch.testing.assert_close(result, reference)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_narrow_dtypes(dtype: torch.dtype) -> None:
     for function, case in (CASES["RMSNorm"], CASES["an amax and a scale"]):
-        given = arguments(case, dtype)
-        for one, other in zip(results_of(pointwise(function)(*given)), results_of(function(*given)), strict=True):
-            assert one.dtype == other.dtype
-            torch.testing.assert_close(one, other)
+        tensors = arguments(case, dtype)
+        for ours, theirs in zip(results_of(pointwise(function)(*tensors)), results_of(function(*tensors)), strict=True):
+            assert ours.dtype == theirs.dtype
+            torch.testing.assert_close(ours, theirs)
 
 
 def test_gradients_of_gradients() -> None:

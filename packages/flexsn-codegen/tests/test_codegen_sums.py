@@ -117,8 +117,8 @@ def compare(function: Callable[..., Tensor], arguments: list[Tensor], rtol: floa
     ours, theirs = ([a.detach().requires_grad_() for a in arguments] for _ in range(2))
     actual, expected = pointwise(function, autograd=True)(*ours), function(*theirs)
     torch.testing.assert_close(actual, expected)
-    given = torch.linspace(-1, 1, expected.numel(), dtype=expected.dtype, device=DEVICE).reshape(expected.shape)
-    gradients = [torch.autograd.grad(r, side, given) for r, side in ((actual, ours), (expected, theirs))]
+    cotangent = torch.linspace(-1, 1, expected.numel(), dtype=expected.dtype, device=DEVICE).reshape(expected.shape)
+    gradients = [torch.autograd.grad(r, side, cotangent) for r, side in ((actual, ours), (expected, theirs))]
     for a, e in zip(*gradients, strict=True):
         assert (a.shape, a.dtype) == (e.shape, e.dtype)
         torch.testing.assert_close(a, e, rtol=rtol, atol=atol)
@@ -151,35 +151,35 @@ def test_in_cpp(name: str, monkeypatch: pytest.MonkeyPatch, compiler: None) -> N
 def test_no_terms_of_the_whole_size(
     function: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch, launches: list[int]
 ) -> None:
-    made: list[tuple[int, ...]] = []
-    on = NewMemory.on
+    shapes: list[tuple[int, ...]] = []
+    allocate = NewMemory.on
 
-    def recorded(memory: NewMemory, like: Tensor) -> Tensor:
-        made.append(memory.shape)
-        return on(memory, like)
+    def record_shape(memory: NewMemory, like: Tensor) -> Tensor:
+        shapes.append(memory.shape)
+        return allocate(memory, like)
 
-    monkeypatch.setattr(NewMemory, "on", recorded)
+    monkeypatch.setattr(NewMemory, "on", record_shape)
     x, weight = tensor(6000, 40).requires_grad_(), tensor(40).requires_grad_()
     result = pointwise(function)(x, weight)
-    made.clear()
+    shapes.clear()
     launches.clear()
     actual = torch.autograd.grad(result.sum(), (x, weight))
     torch.testing.assert_close(actual, torch.autograd.grad(function(x, weight).sum(), (x, weight)))
     assert len(launches) == 1
-    assert sorted(map(math.prod, made))[:-1] < [6000 * 40 // 20]
-    assert len(made) == 2
+    assert sorted(map(math.prod, shapes))[:-1] < [6000 * 40 // 20]
+    assert len(shapes) == 2
 
 
 def test_an_incoming_gradient_is_returned_and_not_shared() -> None:
     kernel = pointwise(lambda x, y: x + y, autograd=True)
-    x, y, given = tensor(20, 30).requires_grad_(), tensor(20, 30).requires_grad_(), tensor(20, 30)
-    actual = torch.autograd.grad(kernel(x, y), (x, y), given)
-    assert all(gradient.data_ptr() == given.data_ptr() for gradient in actual)
+    x, y, cotangent = tensor(20, 30).requires_grad_(), tensor(20, 30).requires_grad_(), tensor(20, 30)
+    actual = torch.autograd.grad(kernel(x, y), (x, y), cotangent)
+    assert all(gradient.data_ptr() == cotangent.data_ptr() for gradient in actual)
     for _ in range(2):
         # Autograd adds to a gradient in place if it holds the only reference.
-        (kernel(x, y) * 1.0).backward(given)
-    assert torch.equal(torch.as_tensor(x.grad), 2 * given)
-    assert torch.equal(torch.as_tensor(y.grad), 2 * given)
+        (kernel(x, y) * 1.0).backward(cotangent)
+    assert torch.equal(torch.as_tensor(x.grad), 2 * cotangent)
+    assert torch.equal(torch.as_tensor(y.grad), 2 * cotangent)
     assert torch.as_tensor(x.grad).data_ptr() != torch.as_tensor(y.grad).data_ptr()
 
 
@@ -187,10 +187,10 @@ def test_gradients_of_gradients_and_of_a_batch() -> None:
     x, weight = tensor(2, 16).requires_grad_(), tensor(16).requires_grad_()
     kernel: Any = pointwise(lambda x, w: torch.sin(x) * w * w, autograd=True)
     assert torch.autograd.gradgradcheck(kernel, (x, weight))
-    given = tensor(3, 2, 16)
-    batched = torch.vmap(lambda g: torch.autograd.grad(kernel(x, weight), (x, weight), g))(given)
+    cotangents = tensor(3, 2, 16)
+    batched = torch.vmap(lambda g: torch.autograd.grad(kernel(x, weight), (x, weight), g))(cotangents)
     for i in range(3):
-        expected = torch.autograd.grad(kernel(x, weight), (x, weight), given[i])
+        expected = torch.autograd.grad(kernel(x, weight), (x, weight), cotangents[i])
         for a, e in zip(batched, expected, strict=True):
             torch.testing.assert_close(a[i], e)
 

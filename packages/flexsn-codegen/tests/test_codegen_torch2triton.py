@@ -79,13 +79,13 @@ def test_forward_and_backward_equal_autograd() -> None:
     tensors = [torch.randn(1000, device=DEVICE, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     forward, backward = generate_forward_and_backward_graph(charge, tuple(t.detach() for t in tensors))
     plain = [t.detach() for t in tensors]
-    first, second, *kept = on_tensors(forward, "charge_forward", plain, dtypes_of(forward))
+    first, second, *saved = on_tensors(forward, "charge_forward", plain, dtypes_of(forward))
     expected = charge(*tensors)
     weights = [torch.randn_like(e) for e in expected]
     for actual, reference in zip((first, second), expected, strict=True):
         torch.testing.assert_close(actual, reference)
     # The arguments are the saved values, followed by the gradients of the results.
-    result = on_tensors(backward, "charge_backward", [*kept, *weights], dtypes_of(backward))
+    result = on_tensors(backward, "charge_backward", [*saved, *weights], dtypes_of(backward))
     for actual, reference in zip(result, torch.autograd.grad(expected, tensors, weights), strict=True):
         torch.testing.assert_close(actual, reference)
 

@@ -59,8 +59,8 @@ def test_the_largest_distances_do_not_wrap() -> None:
     inf = torch.tensor([math.inf], dtype=torch.float64)
     assert ulp_distance(inf, -inf).tolist() == [2**63 - 2]
     assert ulp_distance(inf.float(), -inf.float()).tolist() == [2 * 0x7F800000]
-    one = torch.ones(1, dtype=torch.float64)
-    assert ulp_distance(inf, one).tolist() == [(0x7FF - 0x3FF) << 52]
+    ones = torch.ones(1, dtype=torch.float64)
+    assert ulp_distance(inf, ones).tolist() == [(0x7FF - 0x3FF) << 52]
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
