@@ -72,20 +72,20 @@ def assert_like_the_loop(
     rtol: float = 1e-5,
 ) -> None:
     """Compares values bitwise, and gradients of an unevenly weighted sum of all results up to rounding."""
-    got = compiled(core, num_outputs, inputs, states)
+    actual = compiled(core, num_outputs, inputs, states)
     expected = loop(core, num_outputs, inputs, states)
-    for i, (a, b) in enumerate(zip(got, expected, strict=True)):
+    for i, (a, b) in enumerate(zip(actual, expected, strict=True)):
         assert a.dtype == b.dtype
         assert torch.equal(a, b), f"result {i}: {int((a != b).sum())} of {a.numel()} differ"
     leaves = [t for t in (*inputs, *states, *captured) if t.requires_grad]
     if not leaves:
         return
-    pairs = [(a, b) for a, b in zip(got, expected, strict=True) if b.requires_grad]
+    pairs = [(a, b) for a, b in zip(actual, expected, strict=True) if b.requires_grad]
     assert all(a.requires_grad for a, _ in pairs)
     weights = [torch.rand_like(b) - 0.3 for _, b in pairs]
-    found = torch.autograd.grad([a for a, _ in pairs], leaves, weights)
-    wanted = torch.autograd.grad([b for _, b in pairs], leaves, weights)
-    for a, b in zip(found, wanted, strict=True):
+    gradients = torch.autograd.grad([a for a, _ in pairs], leaves, weights)
+    expected_gradients = torch.autograd.grad([b for _, b in pairs], leaves, weights)
+    for a, b in zip(gradients, expected_gradients, strict=True):
         assert a.shape == b.shape
         assert a.dtype == b.dtype
         torch.testing.assert_close(a, b, rtol=rtol, atol=rtol * max(b.abs().max().item(), 1e-6))

@@ -23,14 +23,14 @@ Compiled = tuple[threading.Thread, list[torch.dtype]]
 @pytest.fixture
 def compiled() -> Iterator[list[Compiled]]:
     """Records launches that are compiled ahead, with thread and dtypes. Every kernel is new, and none is compiled."""
-    seen: list[Compiled] = []
+    launches: list[Compiled] = []
 
     def compile(self: Launch, tensors: Sequence[Tensor]) -> None:
         assert all(t.data_ptr() % 16 == 0 for t in tensors)
-        seen.append((threading.current_thread(), [t.dtype for t in tensors]))
+        launches.append((threading.current_thread(), [t.dtype for t in tensors]))
 
     with mock.patch.object(Launch, "is_compiled", False), mock.patch.object(Launch, "compile", compile):
-        yield seen
+        yield launches
 
 
 def run(program: ScanProgram, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -83,20 +83,20 @@ def test_a_first_training_step_with_a_product_traces_twice_and_differentiates_on
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return v, torch.tanh(x + v @ weight.t())
 
-    made, derived = Counter[str](), Counter[str]()
+    traces, gradients = Counter[str](), Counter[str]()
     trace, differentiate = Tracer.__init__, Tracer.record_vjp
 
-    def counted(self: Tracer, *args: Any, **options: Any) -> None:
-        made["traces"] += 1
+    def count_trace(self: Tracer, *args: Any, **options: Any) -> None:
+        traces["traces"] += 1
         trace(self, *args, **options)
 
-    def noted(self: Tracer, *args: Any, **options: Any) -> Any:
-        derived["gradients"] += 1
+    def count_gradient(self: Tracer, *args: Any, **options: Any) -> Any:
+        gradients["gradients"] += 1
         return differentiate(self, *args, **options)
 
-    monkeypatch.setattr(Tracer, "__init__", counted)
-    monkeypatch.setattr(Tracer, "record_vjp", noted)
+    monkeypatch.setattr(Tracer, "__init__", count_trace)
+    monkeypatch.setattr(Tracer, "record_vjp", count_gradient)
     x = torch.randn(3, 2, 4, requires_grad=True)
     output, state = run(ScanProgram(core, 1, 1, 1), x, torch.zeros(2, 4))
     (output.sum() + state.sum()).backward()
-    assert (made["traces"], derived["gradients"]) == (2, 1)
+    assert (traces["traces"], gradients["gradients"]) == (2, 1)

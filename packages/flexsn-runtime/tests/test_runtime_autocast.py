@@ -38,9 +38,9 @@ def test_a_program_runs_with_and_without_autocast() -> None:
             wide = compiled(program, 1, [x], [v])
             expected = loop(widened, 1, [x], [v])
         assert [t.dtype for t in wide] == [torch.float32, HALF]
-        for got, wanted in zip(wide, expected, strict=True):
-            assert got.dtype == wanted.dtype
-            assert torch.equal(got, wanted)
+        for actual, reference in zip(wide, expected, strict=True):
+            assert actual.dtype == reference.dtype
+            assert torch.equal(actual, reference)
         assert not torch.equal(plain[0].float(), wide[0])
     assert len(program.specializations) == 2
 
@@ -68,8 +68,8 @@ def test_captured_tensors_are_found() -> None:
             output = compiled(program, 1, [x], [v])[0]
             expected = loop(core, 1, [x], [v])[0]
         assert torch.equal(output, expected)
-        (got,), (wanted,) = (torch.autograd.grad(o.sum(), w) for o in (output, expected))
-        torch.testing.assert_close(got, wanted)
+        (actual,), (reference,) = (torch.autograd.grad(o.sum(), w) for o in (output, expected))
+        torch.testing.assert_close(actual, reference)
         with torch.no_grad():
             w.mul_(2.0)
 
@@ -95,7 +95,7 @@ def test_operations_before_the_loop() -> None:
         expected = loop(core, 1, [x], [v])[0]
     assert output.dtype == expected.dtype == HALF
     assert torch.equal(output, expected)
-    got, wanted = (torch.autograd.grad(o.float().sum(), table)[0] for o in (output, expected))
-    assert got.dtype == wanted.dtype == torch.float32
+    gradient, reference = (torch.autograd.grad(o.float().sum(), table)[0] for o in (output, expected))
+    assert gradient.dtype == reference.dtype == torch.float32
     # The loop rounds the product's gradient at each step.
-    torch.testing.assert_close(got, wanted, rtol=0.05, atol=0.02 * float(wanted.abs().max()))
+    torch.testing.assert_close(gradient, reference, rtol=0.05, atol=0.02 * float(reference.abs().max()))

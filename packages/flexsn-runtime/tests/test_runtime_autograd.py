@@ -37,8 +37,8 @@ def test_states_that_require_grad(steps: int) -> None:
 def test_inputs_that_are_one_tensor_or_overlap() -> None:
     x, v = leaves()
     assert_like_the_loop(product, 1, [x, x], [v])
-    whole = random(7, *STEP).requires_grad_()
-    assert_like_the_loop(product, 1, [whole[1:], whole[:-1]], [whole[3]])
+    sequence = random(7, *STEP).requires_grad_()
+    assert_like_the_loop(product, 1, [sequence[1:], sequence[:-1]], [sequence[3]])
 
 
 def test_one_tensor_as_input_and_state() -> None:
@@ -211,12 +211,12 @@ def test_checkpointing_recomputes_the_scan(reentrant: bool) -> None:
 
     runs: list[bool] = []
     expected = gradients(run(x, v))
-    found = gradients(torch.utils.checkpoint.checkpoint(run, x, v, use_reentrant=reentrant))
+    actual = gradients(torch.utils.checkpoint.checkpoint(run, x, v, use_reentrant=reentrant))
     assert runs == [True, not reentrant, True]
-    for got, wanted in zip(found, expected, strict=True):
-        assert got is not None
-        assert wanted is not None
-        assert torch.equal(got, wanted)
+    for gradient, reference in zip(actual, expected, strict=True):
+        assert gradient is not None
+        assert reference is not None
+        assert torch.equal(gradient, reference)
 
 
 def test_gradients_of_two_runs_are_bitwise_equal() -> None:
@@ -245,9 +245,9 @@ def test_threads_share_a_program() -> None:
             start.wait()
             for _ in range(2):
                 x, v = problems[i]
-                got = compiled(program, 1, [x.clone().requires_grad_()], [v])
-                got[0].sum().backward()
-                for a, b in zip(got, expected[i], strict=True):
+                results = compiled(program, 1, [x.clone().requires_grad_()], [v])
+                results[0].sum().backward()
+                for a, b in zip(results, expected[i], strict=True):
                     assert torch.equal(a, b)
         except BaseException as error:
             errors.append(error)

@@ -88,10 +88,10 @@ def test_results_and_pending_backwards_do_not_depend_on_the_plan(best: int) -> N
     expected = loop(soft_lif, 1, [x], [v])[0]
     assert torch.equal(before, expected)
     assert torch.equal(after, expected)
-    wanted = torch.autograd.grad(expected.sum(), [x, v])
+    expected_gradients = torch.autograd.grad(expected.sum(), [x, v])
     for output in (before, after):
-        for got, other in zip(torch.autograd.grad(output.sum(), [x, v]), wanted, strict=True):
-            torch.testing.assert_close(got, other)
+        for gradient, reference in zip(torch.autograd.grad(output.sum(), [x, v]), expected_gradients, strict=True):
+            torch.testing.assert_close(gradient, reference)
 
 
 def test_a_plan_with_too_much_shared_memory_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,10 +143,10 @@ def test_foreign_files_are_not_used(change: Callable[[str], str], folder: Path) 
 def test_candidates_are_few_and_compile() -> None:
     for config in (LaunchConfig(8, 32, 1, 6), LaunchConfig(4, 512, 4), LaunchConfig(1, 1024, 8, 3)):
         plan = LaunchPlan(config, config, config)
-        found = candidates(config)
-        assert found[0] == config
-        assert 3 < len(set(found)) == len(found) <= 7
-        assert all(fits(replace(plan, inference=candidate), plan) for candidate in found)
+        configs = candidates(config)
+        assert configs[0] == config
+        assert 3 < len(set(configs)) == len(configs) <= 7
+        assert all(fits(replace(plan, inference=candidate), plan) for candidate in configs)
 
 
 @pytest.mark.gpu

@@ -49,18 +49,18 @@ def test_the_bits_are_the_spikes(target: TargetName, dtype: torch.dtype) -> None
         x = torch.rand(shape, generator=torch.Generator().manual_seed(0)).mul(1.5)
         x = x.to(device_of(target), dtype).requires_grad_()
         spikes, final, bits = scan(*prepare(program, (x,)), state_seqs=False)
-        wanted = scan(*prepare(plain, (x,)), state_seqs=False)
+        reference = scan(*prepare(plain, (x,)), state_seqs=False)
         count = x[:1].numel() if shape[0] else x.shape[1]
         assert bits.dtype == torch.uint8
         assert bits.shape == (shape[0], -(-count // 32) * 4)
         assert torch.equal(unpacked(bits, count).to(dtype), spikes.reshape(shape[0], count))
-        assert torch.equal(spikes, wanted[0])
-        assert torch.equal(final, wanted[1])
+        assert torch.equal(spikes, reference[0])
+        assert torch.equal(final, reference[1])
         assert not bits.requires_grad
         if not x.numel():
             continue
         (gradient,) = torch.autograd.grad(spikes.sum() + final.square().sum(), [x])
-        assert torch.equal(gradient, torch.autograd.grad(wanted[0].sum() + wanted[1].square().sum(), [x])[0])
+        assert torch.equal(gradient, torch.autograd.grad(reference[0].sum() + reference[1].square().sum(), [x])[0])
 
 
 @pytest.mark.parametrize("target", TARGETS)

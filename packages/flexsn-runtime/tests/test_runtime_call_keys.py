@@ -96,27 +96,27 @@ CALLS: dict[str, Callable[[ScanProgram, Core], Any]] = {
 }
 
 
-def described(call: Callable[[ScanProgram, Core], Any], program: ScanProgram, core: Core) -> list[Any]:
+def describe(call: Callable[[ScanProgram, Core], Any], program: ScanProgram, core: Core) -> list[Any]:
     """Returns results with their properties, and the gradients, if any."""
     results = call(program, core)
-    found: list[Any] = []
+    properties: list[Any] = []
     for result in results:
-        found += [result.detach().clone(), result.requires_grad, result.stride(), result.is_inference()]
+        properties += [result.detach().clone(), result.requires_grad, result.stride(), result.is_inference()]
     flowing = [result for result in results if result.requires_grad]
     if flowing and core.decay.requires_grad:
         total = torch.stack([result.double().sum() for result in flowing]).sum()
         (gradient,) = torch.autograd.grad(total, core.decay, allow_unused=True)
-        found.append(None if gradient is None else gradient)
-    return found
+        properties.append(None if gradient is None else gradient)
+    return properties
 
 
-def assert_same(found: list[Any], expected: list[Any]) -> None:
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected, strict=True):
-        if isinstance(other, Tensor):
-            assert torch.equal(one, other)
+def assert_same(actual: list[Any], expected: list[Any]) -> None:
+    assert len(actual) == len(expected)
+    for ours, theirs in zip(actual, expected, strict=True):
+        if isinstance(theirs, Tensor):
+            assert torch.equal(ours, theirs)
         else:
-            assert one == other
+            assert ours == theirs
 
 
 def program_of(core: Core) -> ScanProgram:
@@ -127,7 +127,7 @@ def program_of(core: Core) -> ScanProgram:
 def expected(name: str) -> list[Any]:
     """Returns results of a call in a fresh program."""
     core = Core()
-    return described(CALLS[name], program_of(core), core)
+    return describe(CALLS[name], program_of(core), core)
 
 
 @pytest.fixture(scope="module")
@@ -141,15 +141,15 @@ def shared() -> tuple[ScanProgram, Core]:
 def test_checks_of_a_call_are_not_reused_for_another_kind(first: str, shared: tuple[ScanProgram, Core]) -> None:
     for name in CALLS:
         for repeated in (first, name):
-            assert_same(described(CALLS[repeated], *shared), expected(repeated))
+            assert_same(describe(CALLS[repeated], *shared), expected(repeated))
 
 
 def test_calls_of_each_kind_are_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests all kinds of calls except those that are prepared again, because of unreadable memory or a new trace."""
-    anew = {"lazily negated", "another number", "a frozen parameter"}
+    prepared_again = {"lazily negated", "another number", "a frozen parameter"}
     core = Core()
     program = program_of(core)
-    for name in CALLS.keys() - anew:
+    for name in CALLS.keys() - prepared_again:
         for _ in range(2):
             CALLS[name](program, core)
         with monkeypatch.context() as patch:

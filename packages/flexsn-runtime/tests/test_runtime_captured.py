@@ -36,8 +36,8 @@ class Decay(nn.Module):
 
 def assert_follows(program: PointwiseProgram, core: Core) -> None:
     """Checks that the program computes the current values of the core."""
-    got, expected = compiled(program, 1, [X], [V]), loop(core, 1, [X], [V])
-    for a, b in zip(got, expected, strict=True):
+    actual, expected = compiled(program, 1, [X], [V]), loop(core, 1, [X], [V])
+    for a, b in zip(actual, expected, strict=True):
         assert a.dtype == b.dtype
         assert torch.equal(a, b)
 
@@ -109,12 +109,12 @@ def test_gradients_reach_the_current_captured_tensors() -> None:
     compiled(program, 1, [X], [V])
     old, core.gain = core.gain, nn.Parameter(random(STEP[1], seed=7))
     compiled(program, 1, [X], [V])[0].sum().backward()
-    got, core.gain.grad = core.gain.grad, None
+    gradient, core.gain.grad = core.gain.grad, None
     loop(core, 1, [X], [V])[0].sum().backward()
     assert old.grad is None
-    assert got is not None
+    assert gradient is not None
     assert core.gain.grad is not None
-    torch.testing.assert_close(got, core.gain.grad)
+    torch.testing.assert_close(gradient, core.gain.grad)
 
 
 def test_a_change_between_forward_and_backward_is_refused() -> None:
@@ -145,9 +145,9 @@ def test_the_backward_uses_values_of_its_forward() -> None:
     output, _ = compiled(PointwiseProgram(core, 1, 1, 1, residuals="save"), 1, [X], [V])
     expected, _ = loop(core, 1, [X], [V])
     core.offset = 7.0
-    (got,) = torch.autograd.grad(output.sum(), [core.gain])
-    (wanted,) = torch.autograd.grad(expected.sum(), [core.gain])
-    torch.testing.assert_close(got, wanted)
+    (gradient,) = torch.autograd.grad(output.sum(), [core.gain])
+    (reference,) = torch.autograd.grad(expected.sum(), [core.gain])
+    torch.testing.assert_close(gradient, reference)
 
 
 def test_closure_variables() -> None:
@@ -324,8 +324,8 @@ def test_each_dtype_has_separate_captured_tensors() -> None:
     program = PointwiseProgram(core, 1, 1, 1)
     for dtype in (torch.float32, torch.float64, torch.float32, torch.float64):
         x, v = X.to(dtype), V.to(dtype)
-        got, expected = compiled(program, 1, [x], [v]), loop(core, 1, [x], [v])
-        assert torch.equal(got[0], expected[0])
+        actual, expected = compiled(program, 1, [x], [v]), loop(core, 1, [x], [v])
+        assert torch.equal(actual[0], expected[0])
 
 
 @pytest.mark.parametrize("view", ["row", "strided", "offset", "expanded", "slice_of_matrix", "scalar_of_matrix"])

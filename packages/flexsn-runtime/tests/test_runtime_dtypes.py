@@ -57,9 +57,9 @@ def test_narrow_spikes(spikes: torch.dtype) -> None:
 
 
 def test_integer_and_bool_states() -> None:
-    def core(x: Tensor, count: Tensor, seen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def core(x: Tensor, count: Tensor, has_fired: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         fired = x > 0.5
-        return x * count, count + fired, seen | fired
+        return x * count, count + fired, has_fired | fired
 
     x = random(7, *STEP).requires_grad_()
     count = torch.arange(STEP[1], device=DEVICE).expand(STEP)
@@ -105,24 +105,26 @@ def test_a_half_parameter_is_summed_in_float32(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    ("x", "v", "came", "left"),
+    ("x", "v", "old_dtype", "new_dtype"),
     [
         (torch.float32, torch.float16, "float16", "float32"),
         (torch.float64, torch.float32, "float32", "float64"),
         (torch.float32, torch.int64, "int64", "float32"),
     ],
 )
-def test_a_promoted_state_is_refused_with_both_dtypes(x: torch.dtype, v: torch.dtype, came: str, left: str) -> None:
+def test_a_promoted_state_is_refused_with_both_dtypes(
+    x: torch.dtype, v: torch.dtype, old_dtype: str, new_dtype: str
+) -> None:
     state = torch.zeros(STEP, dtype=v, device=DEVICE)
-    with pytest.raises(StateMismatchError, match=rf"state 0 .*{came}.*{left}.*keeps its shape and dtype"):
+    with pytest.raises(StateMismatchError, match=rf"state 0 .*{old_dtype}.*{new_dtype}.*keeps its shape and dtype"):
         compiled(hard_lif, 1, [random(3, *STEP, dtype=x)], [state])
 
 
 def test_values_that_are_not_numbers_and_infinities() -> None:
     x = random(3, *STEP)
     x[1, 0, :4] = torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0])
-    got, expected = (f(hard_lif, 1, [x], [random(*STEP, seed=1)]) for f in (compiled, loop))
-    for a, b in zip(got, expected, strict=True):
+    actual, expected = (f(hard_lif, 1, [x], [random(*STEP, seed=1)]) for f in (compiled, loop))
+    for a, b in zip(actual, expected, strict=True):
         assert torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))
         assert torch.equal(a.signbit(), b.signbit())
 
@@ -156,12 +158,12 @@ def test_freed_memory_is_named() -> None:
     compiled(program, 1, [x], [v])
     for freed, message in ((x, "argument 0 is a tensor whose memory was freed"), (gain, "captured tensor 0 is a")):
         size = freed.untyped_storage().size()
-        kept = freed.clone()
+        values = freed.clone()
         freed.untyped_storage().resize_(0)
         with pytest.raises(LayoutError, match=message):
             compiled(program, 1, [x], [v])
         freed.untyped_storage().resize_(size)
-        freed.copy_(kept)
+        freed.copy_(values)
         assert torch.equal(compiled(program, 1, [x], [v])[0], x * gain)
 
 

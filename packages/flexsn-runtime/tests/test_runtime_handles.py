@@ -39,7 +39,7 @@ class Kernel:
 
 def register(**kernels: Any) -> int:
     names = ("inference", "inference_final_state")
-    empty: dict[str, Any] = {f"{name}_{what}": None for name in names for what in ("kernel", "info")}
+    empty: dict[str, Any] = {f"{name}_{kind}": None for name in names for kind in ("kernel", "info")}
     return register_flexsn_kernel_handle(
         **{**empty, "forward_kernel": None, "backward_kernel": None, "training_info": None, **kernels}
     )
@@ -144,31 +144,31 @@ def test_threads_share_the_registry() -> None:
     """Adds and removes owners and users on four threads. The last removal closes the kernel once."""
     kernel = Kernel()
     shared = register(inference_kernel=kernel)
-    own = [Kernel() for _ in range(4)]
+    thread_kernels = [Kernel() for _ in range(4)]
     errors: list[BaseException] = []
     start = threading.Barrier(4)
 
-    def work(mine: Kernel) -> None:
+    def work(thread_kernel: Kernel) -> None:
         try:
             start.wait()
             for _ in range(500):
                 retain_flexsn_kernel_handle(shared)
                 retain_owner_flexsn_kernel_handle(shared)
-                handle = register(inference_kernel=mine)
-                assert get_flexsn_kernel_handle(handle).inference_kernel is mine  # type: ignore[comparison-overlap]
+                handle = register(inference_kernel=thread_kernel)
+                assert get_flexsn_kernel_handle(handle).inference_kernel is thread_kernel  # type: ignore[comparison-overlap]
                 release_flexsn_kernel_handle(handle)
                 release_flexsn_kernel_handle(shared)
                 release_active_flexsn_kernel_handle(shared)
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=work, args=(mine,)) for mine in own]
+    threads = [threading.Thread(target=work, args=(thread_kernel,)) for thread_kernel in thread_kernels]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert not errors
-    assert [mine.closed for mine in own] == [500] * 4
+    assert [thread_kernel.closed for thread_kernel in thread_kernels] == [500] * 4
     assert kernel.closed == 0
     bundle = get_flexsn_kernel_handle(shared)
     assert (bundle.owner_refs, bundle.active_refs) == (1, 0)

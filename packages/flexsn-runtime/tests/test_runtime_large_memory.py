@@ -107,14 +107,14 @@ def test_results_of_a_scan_do_not_change(compiler: None) -> None:
     program = PointwiseProgram(soft_lif, 1, 1, 1, on_cpu="cpp")
     x = torch.linspace(-1.0, 3.0, COUNT).view(8, -1).requires_grad_()
     (first, *_), (gradient,) = results = scan_and_gradient(program, x)
-    kept = [first.clone(), gradient.clone()]
+    copies = [first.clone(), gradient.clone()]
     place = first.data_ptr()
     again = scan_and_gradient(program, (x.detach() * 0.5).requires_grad_())
     assert again[0][0].data_ptr() != place
-    for tensor, before in zip((first, gradient), kept, strict=True):
+    for tensor, before in zip((first, gradient), copies, strict=True):
         assert torch.equal(tensor, before)
     del results, again, first
-    assert torch.equal(gradient, kept[1])
+    assert torch.equal(gradient, copies[1])
 
 
 def scan_and_gradient(program: PointwiseProgram, x: Tensor) -> tuple[list[Tensor], tuple[Tensor, ...]]:

@@ -88,8 +88,8 @@ def test_a_compilers_symbol_guards_only_its_size_class() -> None:
 
 def test_devices_with_kernels() -> None:
     assert why_unavailable(torch.device("cuda" if torch.cuda.is_available() else "cpu")) is None
-    why = why_unavailable(torch.device("meta"))
-    assert why == "there are no compiled kernels for 'meta' tensors. Use backend='torch'."
+    reason = why_unavailable(torch.device("meta"))
+    assert reason == "there are no compiled kernels for 'meta' tensors. Use backend='torch'."
     if triton_interpreted():
         gpu = why_unavailable(torch.device("cuda"))
         assert gpu is not None
@@ -178,16 +178,16 @@ def test_kernels_for_one_length_have_no_code_for_other_lengths(steps: int, monke
 
 
 def test_a_layout_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[ForwardScan] = []
-    make = ForwardScan.__init__
+    scans: list[ForwardScan] = []
+    initialize = ForwardScan.__init__
 
-    def noted(scan: ForwardScan, *given: Any, **options: Any) -> None:
-        made.append(scan)
-        make(scan, *given, **options)
+    def record_scan(scan: ForwardScan, *positional: Any, **options: Any) -> None:
+        scans.append(scan)
+        initialize(scan, *positional, **options)
 
-    monkeypatch.setattr(ForwardScan, "__init__", noted)
+    monkeypatch.setattr(ForwardScan, "__init__", record_scan)
     program = ScanProgram(lambda x, v: (x + v, x - v), 1, 1, 1)
     for _ in range(3):
         step, arguments = prepare(program, (torch.rand(3, 70),))
         scan(step, arguments, state_seqs=False)
-    assert len(made) == 1
+    assert len(scans) == 1

@@ -177,8 +177,8 @@ def test_strided_incoming_gradients(layout: str) -> None:
         "negated": torch.complex(random(6, *STEP), random(6, *STEP, seed=4)).conj().imag,
     }[layout]
     results = [compiled(soft_lif, 1, [x], [v]), loop(soft_lif, 1, [x], [v])]
-    got, expected = (torch.autograd.grad(r, [x, v], [weights, weights]) for r in results)
-    for a, b in zip(got, expected, strict=True):
+    actual, expected = (torch.autograd.grad(r, [x, v], [weights, weights]) for r in results)
+    for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b)
 
 

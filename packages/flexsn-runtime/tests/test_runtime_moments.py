@@ -47,14 +47,14 @@ KINDS = ["plain", "far", "first is far", "drifts", "begins with zeros"]
 
 
 def check(x: Tensor) -> None:
-    found = batch_moments(x)
-    assert found is not None
-    mean, var = (one.double() for one in found)
-    wanted, want = torch.var_mean(x.double(), [0, *range(2, x.dim())], correction=0)
-    assert found[0].dtype == (torch.float64 if x.dtype == torch.float64 else torch.float32)
-    torch.testing.assert_close(var, wanted, rtol=ERROR, atol=0)
+    moments = batch_moments(x)
+    assert moments is not None
+    mean, var = (moment.double() for moment in moments)
+    expected_var, expected_mean = torch.var_mean(x.double(), [0, *range(2, x.dim())], correction=0)
+    assert moments[0].dtype == (torch.float64 if x.dtype == torch.float64 else torch.float32)
+    torch.testing.assert_close(var, expected_var, rtol=ERROR, atol=0)
     # The limit is three times the distance between float32 neighbours. The error on an H100 was 2.3 times this.
-    assert ((mean - want).abs() <= ERROR * wanted.sqrt() + 3 * 1.2e-7 * x.abs().max().double()).all()
+    assert ((mean - expected_mean).abs() <= ERROR * expected_var.sqrt() + 3 * 1.2e-7 * x.abs().max().double()).all()
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -105,11 +105,11 @@ def test_inputs_without_a_kernel_change_nothing() -> None:
 def test_infinite_numbers_affect_only_their_channel() -> None:
     x = data("plain", (6, 3, 4))
     x[0, 1, 0], x[3, 2, 1] = torch.inf, torch.nan
-    found = batch_moments(x)
-    assert found is not None
-    assert [bool(one[0].isfinite()) for one in found] == [True, True]
-    assert not found[0][1:].isfinite().any()
-    assert found[1][1:].isnan().all()
+    moments = batch_moments(x)
+    assert moments is not None
+    assert [bool(moment[0].isfinite()) for moment in moments] == [True, True]
+    assert not moments[0][1:].isfinite().any()
+    assert moments[1][1:].isnan().all()
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -142,11 +142,11 @@ def test_in_compiled_graphs() -> None:
 
     torch._dynamo.reset()
     ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
-    found = torch.compile(normalised, backend="aot_eager", fullgraph=True)(ours)
-    want = torch.nn.functional.batch_norm(theirs, None, None, training=True)
-    torch.testing.assert_close(found, want)
-    grad = torch.randn(found.shape)
-    torch.testing.assert_close(torch.autograd.grad(found, ours, grad), torch.autograd.grad(want, theirs, grad))
+    actual = torch.compile(normalised, backend="aot_eager", fullgraph=True)(ours)
+    expected = torch.nn.functional.batch_norm(theirs, None, None, training=True)
+    torch.testing.assert_close(actual, expected)
+    grad = torch.randn(actual.shape)
+    torch.testing.assert_close(torch.autograd.grad(actual, ours, grad), torch.autograd.grad(expected, theirs, grad))
 
 
 @pytest.mark.usefixtures("interpreted")

@@ -79,14 +79,14 @@ def gradients(run: Callable[[Tensor, Tensor], tuple[Tensor, ...]], dtype: torch.
     x, v = data(dtype, 3).requires_grad_(), data(dtype).requires_grad_()
     output, state = run(x, v)
     # These are only gradients of the outputs, because their kernel is compiled with the forward.
-    found = torch.autograd.grad((output * output).sum(), (x, v), allow_unused=True, materialize_grads=True)
-    return (output.detach(), state.detach(), *found)
+    grads = torch.autograd.grad((output * output).sum(), (x, v), allow_unused=True, materialize_grads=True)
+    return (output.detach(), state.detach(), *grads)
 
 
 def assert_alike(core: Core, program: PointwiseProgram, dtype: torch.dtype) -> None:
-    got = gradients(lambda x, v: compiled(program, 1, [x], [v]), dtype)
+    actual = gradients(lambda x, v: compiled(program, 1, [x], [v]), dtype)
     expected = gradients(lambda x, v: loop(core, 1, [x], [v]), dtype)
-    for i, (a, b) in enumerate(zip(got, expected, strict=True)):
+    for i, (a, b) in enumerate(zip(actual, expected, strict=True)):
         assert a.dtype == b.dtype
         # For extreme values, the results are NaN, in the loop and in kernels.
         if i < 2:
@@ -250,8 +250,8 @@ def test_integers(language: Any, dtype: torch.dtype) -> None:
     x, v = (torch.arange(n, device=DEVICE).reshape(*s, *SHAPE).to(dtype) for n, s in ((18, (3,)), (6, ())))
     limits = torch.iinfo(dtype)
     for value in (7, *(i for i in INTEGERS if limits.min <= i <= limits.max)):
-        got, expected = compiled(program, 1, [x], [v]), loop(core, 1, [x], [v])
-        assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(got, expected, strict=True)), value
+        actual, expected = compiled(program, 1, [x], [v]), loop(core, 1, [x], [v])
+        assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(actual, expected, strict=True)), value
     assert len(kernels(program, "forward")) == 2
 
 
@@ -265,8 +265,8 @@ def test_flags() -> None:
     x = torch.arange(18, device=DEVICE).reshape(3, *SHAPE) % 3 == 0
     v = torch.arange(6, device=DEVICE).reshape(SHAPE) > 2
     for flag, number in ((True, 1), (False, 1), (True, 2), (False, 3), (False, 4)):
-        got, expected = compiled(program, 1, [x], [v]), loop(core, 1, [x], [v])
-        assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True)), (flag, number)
+        actual, expected = compiled(program, 1, [x], [v]), loop(core, 1, [x], [v])
+        assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True)), (flag, number)
 
 
 @pytest.mark.parametrize("exponents", [[2.5, 2.6, 2.0, 2.7, 0.5, 3.0, 1.25, -1.0]], ids=str)
@@ -280,8 +280,8 @@ def test_exponents(exponents: list[float]) -> None:
     program = PointwiseProgram(core, 1, 1, 1)
     for exponent in (2.25, *exponents):  # noqa: B007
         x = data(torch.float32, 3)
-        got, expected = compiled(program, 1, [x], [x[0]]), loop(core, 1, [x], [x[0]])
-        for a, b in zip(got, expected, strict=True):
+        actual, expected = compiled(program, 1, [x], [x[0]]), loop(core, 1, [x], [x[0]])
+        for a, b in zip(actual, expected, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-6, atol=0.0)  # powers differ by an ulp between libraries
     assert len(kernels(program, "forward")) <= 2 + 4
 
@@ -328,9 +328,9 @@ def test_a_backward_has_the_numbers_of_its_forward() -> None:
         x = data(torch.float32, 3).requires_grad_()
         pairs.append((x, compiled(program, 1, [x], [data(torch.float32)])[0]))
         pairs.append((x, loop(core, 1, [x], [data(torch.float32)])[0]))
-    found = [torch.autograd.grad(output.sum(), x)[0] for x, output in pairs]
-    for got, expected in zip(found[::2], found[1::2], strict=True):
-        torch.testing.assert_close(got, expected)
+    grads = [torch.autograd.grad(output.sum(), x)[0] for x, output in pairs]
+    for actual, expected in zip(grads[::2], grads[1::2], strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
 def test_a_slope_that_changes_between_forward_and_backward_is_refused() -> None:
@@ -372,9 +372,9 @@ def test_the_custom_operator_follows_numbers_and_refuses_a_change_before_its_bac
     try:
         for value in values(3):
             core.value = value
-            got = gradients(scans, torch.float32)
+            actual = gradients(scans, torch.float32)
             expected = gradients(lambda x, v: loop(core, 1, [x], [v]), torch.float32)
-            for a, b in zip(got, expected, strict=True):
+            for a, b in zip(actual, expected, strict=True):
                 torch.testing.assert_close(a, b)
             output = scans(data(torch.float32, 3).requires_grad_(), data(torch.float32))[0]
             core.value = value + 1.0

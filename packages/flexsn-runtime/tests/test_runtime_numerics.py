@@ -38,19 +38,19 @@ def test_fast_math_reaches_every_kernel_its_name_and_the_compiler(
         sources[kernel.name] = kernel.source
         return compile_triton_code_str(kernel.source, kernel.name)
 
-    def recorded(kernel: CompiledKernel, *rest: Any) -> Any:
+    def record_launch(kernel: CompiledKernel, *rest: Any) -> Any:
         launched.append(kernel)
         return launch(kernel, *rest)
 
     monkeypatch.setattr(TRITON, "compile", compile_source)
-    monkeypatch.setattr(_forward, "launch", recorded)
-    monkeypatch.setattr(_backward, "launch", recorded)
+    monkeypatch.setattr(_forward, "launch", record_launch)
+    monkeypatch.setattr(_backward, "launch", record_launch)
     x, v = random(5, *STEP).requires_grad_(), random(*STEP, seed=1).requires_grad_()
     output = compiled(ScanProgram(divided, 1, 1, 1, fast_math=fast_math), 1, [x], [v])[0]
     expected = loop(divided, 1, [x], [v])[0]
     torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5)
-    (got,), (wanted,) = torch.autograd.grad(output.sum(), x), torch.autograd.grad(expected.sum(), x)
-    torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-4)
+    (gradient,), (reference,) = torch.autograd.grad(output.sum(), x), torch.autograd.grad(expected.sum(), x)
+    torch.testing.assert_close(gradient, reference, rtol=1e-3, atol=1e-4)
 
     forward, backward = sources
     assert ("_fast_forward_" in forward, "_fast_backward_" in backward) == (fast_math, fast_math)
@@ -79,18 +79,18 @@ def test_fast_math_in_cpp_fuses_products_and_sums(compiler: None) -> None:
 
 
 def test_a_launch_compiles_with_the_kernels_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[dict[str, Any]] = []
+    passed_options: list[dict[str, Any]] = []
 
     class Function:
         def __getitem__(self, grid: tuple[int, ...]) -> Any:
-            return lambda *arguments, **options: given.append(options)
+            return lambda *arguments, **options: passed_options.append(options)
 
     monkeypatch.setattr(_launch, "triton_interpreted", lambda: False)
     monkeypatch.setattr(_launcher, "_single_device", lambda: True)
     options = compile_options("cuda", fast_math=True)
     config = LaunchConfig(chunk=1, block=32, num_warps=1)
     Launch(CompiledKernel(Function(), (), ("T", "NCL"), options), {"T": 1, "NCL": 5}, config, DEVICE)([])
-    assert given == [{"BLOCK": 32, "num_warps": 1, **options}]
+    assert passed_options == [{"BLOCK": 32, "num_warps": 1, **options}]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -100,10 +100,10 @@ def test_float32_rounds_once_a_step(dtype: torch.dtype) -> None:
     def rounded(x: Tensor, v: Tensor) -> Sequence[Tensor]:
         return [t.to(dtype) for t in soft_lif(x.float(), v.float())]
 
-    got = compiled(ScanProgram(soft_lif, 1, 1, 1, precision="float32"), 1, [x], [v])
-    for a, b in zip(got, loop(rounded, 1, [x], [v]), strict=True):
+    actual = compiled(ScanProgram(soft_lif, 1, 1, 1, precision="float32"), 1, [x], [v])
+    for a, b in zip(actual, loop(rounded, 1, [x], [v]), strict=True):
         assert torch.equal(a, b)
-    assert not torch.equal(got[0], compiled(soft_lif, 1, [x], [v])[0])
+    assert not torch.equal(actual[0], compiled(soft_lif, 1, [x], [v])[0])
 
 
 def test_copies_compute_alike() -> None:

@@ -90,8 +90,8 @@ def reference(x: Tensor, v: Tensor, *, final: bool, core: Core = with_gain) -> l
 
 @pytest.mark.parametrize("final", [False, True], ids=["seqs", "final"])
 def test_inference(handle: int, final: bool) -> None:
-    got = INFERENCE[final](handle, [X, V, W.detach()])
-    for a, b in zip(got, reference(X, V, final=final), strict=True):
+    actual = INFERENCE[final](handle, [X, V, W.detach()])
+    for a, b in zip(actual, reference(X, V, final=final), strict=True):
         assert torch.equal(a, b)
         assert not a.requires_grad
 
@@ -104,21 +104,21 @@ def test_inference_has_no_gradient(handle: int) -> None:
 
 def test_shapes_that_are_new_inside_of_the_op(handle: int) -> None:
     x, v = X[:, :5].clone().requires_grad_(), V[:5].clone().requires_grad_()
-    got, expected = flexsn_inductor_training(handle, [x, v, W])[:2], reference(x, v, final=False)
-    found = torch.autograd.grad(got[0].sum(), [x, v, W])
-    for a, b in zip(found, torch.autograd.grad(expected[0].sum(), [x, v, W]), strict=True):
+    actual, expected = flexsn_inductor_training(handle, [x, v, W])[:2], reference(x, v, final=False)
+    gradients = torch.autograd.grad(actual[0].sum(), [x, v, W])
+    for a, b in zip(gradients, torch.autograd.grad(expected[0].sum(), [x, v, W]), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("final", [False, True], ids=["seqs", "final"])
 def test_training(handle: int, final: bool) -> None:
     x, v = leaves()
-    got, expected = TRAINING[final](handle, [x, v, W])[:2], reference(x, v, final=final)
+    actual, expected = TRAINING[final](handle, [x, v, W])[:2], reference(x, v, final=final)
     weights = [torch.rand_like(t) - 0.4 for t in expected]
-    for a, b in zip(got, expected, strict=True):
+    for a, b in zip(actual, expected, strict=True):
         assert torch.equal(a, b)
-    found = torch.autograd.grad(got, [x, v, W], weights)
-    for a, b in zip(found, torch.autograd.grad(expected, [x, v, W], weights), strict=True):
+    gradients = torch.autograd.grad(actual, [x, v, W], weights)
+    for a, b in zip(gradients, torch.autograd.grad(expected, [x, v, W], weights), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
@@ -262,12 +262,12 @@ def test_opcheck_training_without_states_and_with_fixed_outputs(hard: int, op: A
 
 
 @pytest.mark.long(all_but=["(True, False, True)", "(False, True, False)"])
-@pytest.mark.parametrize("wanted", [(True, True, True), (True, False, True), (False, True, False)], ids=str)
-def test_opcheck_backward(handle: int, wanted: tuple[bool, ...]) -> None:
+@pytest.mark.parametrize("required", [(True, True, True), (True, False, True), (False, True, False)], ids=str)
+def test_opcheck_backward(handle: int, required: tuple[bool, ...]) -> None:
     with torch.no_grad():
         output, _, checkpoints = flexsn_inductor_training(handle, [X, V, W])
     args = [torch.ones_like(output), None, X.transpose(1, 2).contiguous().transpose(1, 2), V, W.detach()]
-    results = torch.library.opcheck(flexsn_inductor_backward, (handle, [*args, checkpoints], wanted, True))
+    results = torch.library.opcheck(flexsn_inductor_backward, (handle, [*args, checkpoints], required, True))
     assert set(results.values()) == {"SUCCESS"}
 
 
@@ -315,12 +315,12 @@ def test_compiled_training(handle: int, dynamic: bool) -> None:
         x, v = X[:steps].clone().requires_grad_(), V.clone().requires_grad_()
         expected = reference(x * 2.0, v, final=True)
         expected[0] = expected[0] + 1.0
-        got = compiled(x, v, W)
+        actual = compiled(x, v, W)
         weights = [torch.rand_like(t) - 0.4 for t in expected]
-        for a, b in zip(got, expected, strict=True):
+        for a, b in zip(actual, expected, strict=True):
             torch.testing.assert_close(a, b)
-        found = torch.autograd.grad(got, [x, v, W], weights)
-        for a, b in zip(found, torch.autograd.grad(expected, [x, v, W], weights), strict=True):
+        gradients = torch.autograd.grad(actual, [x, v, W], weights)
+        for a, b in zip(gradients, torch.autograd.grad(expected, [x, v, W], weights), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 

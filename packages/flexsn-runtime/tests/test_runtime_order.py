@@ -51,13 +51,15 @@ def test_a_scan(steps: int) -> None:
         x, y = (layouts([steps, *shape], draw).expand(steps, *[-1] * len(shape)) for _ in range(2))
         step = tuple(torch.broadcast_shapes(x.shape[1:], y.shape[1:]))
         v = layouts(step, draw).expand(step)
-        found = ScanFormat.of(step, [x, y], [v])
+        scan_format = ScanFormat.of(step, [x, y], [v])
         result = torch.addcmul(x, y, v.expand(steps, *step))
-        assert significant(torch.empty_strided(result.shape, found.sequence)) == significant(result)
-        one = torch.addcmul(x[0], y[0], v)
-        assert significant(torch.empty_strided(one.shape, found.step)) == significant(one)
+        assert significant(torch.empty_strided(result.shape, scan_format.sequence)) == significant(result)
+        single_step = torch.addcmul(x[0], y[0], v)
+        assert significant(torch.empty_strided(single_step.shape, scan_format.step)) == significant(single_step)
         # Elements are counted in a state's memory order.
-        assert found.order.shape(found.step) == dense_strides(found.order.shape(step), range(len(step)))
+        assert scan_format.order.shape(scan_format.step) == dense_strides(
+            scan_format.order.shape(step), range(len(step))
+        )
 
 
 def test_all_memory_orders() -> None:
@@ -65,9 +67,9 @@ def test_all_memory_orders() -> None:
     assert ScanFormat.of(frames.shape[1:], [frames], [None]).sequence == frames.stride()
     assert ScanFormat.of(frames.shape[1:], [frames], [None]).order.dims == (0, 2, 3, 1)
     batch_first = torch.empty(3, 8, 5).transpose(0, 1)
-    found = ScanFormat.of((3, 5), [batch_first], [None])
-    assert found.sequence == batch_first.stride() == (5, 40, 1)
-    assert found.step == (5, 1)
+    scan_format = ScanFormat.of((3, 5), [batch_first], [None])
+    assert scan_format.sequence == batch_first.stride() == (5, 40, 1)
+    assert scan_format.step == (5, 1)
     still = torch.empty(3, 4, 5).permute(0, 2, 1).expand(7, 3, 5, 4)
     assert ScanFormat.of((3, 5, 4), [still], [None]).sequence == (60, 20, 1, 5)
     spread = torch.empty(7, 1, 1).expand(7, 3, 5)

@@ -39,14 +39,14 @@ def by_torch(x: Tensor, window: Window) -> Tensor:
 def check_maximum(x: Tensor, window: Window) -> None:
     """Compares values with torch, and gradients with float64 gradients that are rounded once."""
     ours, exact = x.clone().requires_grad_(), x.double().requires_grad_()
-    y, want = max_pool(ours, window), by_torch(exact, window)
+    y, expected = max_pool(ours, window), by_torch(exact, window)
     theirs = by_torch(x, window)
-    assert torch.equal(y.isnan(), want.isnan())
+    assert torch.equal(y.isnan(), expected.isnan())
     assert torch.equal(y.nan_to_num(), theirs.nan_to_num())
     assert y.stride() == theirs.stride()
     assert torch.equal(y.detach().nan_to_num(), max_pool(x, window).nan_to_num())
     grad = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y)
-    (of_ours,), (of_exact,) = torch.autograd.grad(y, ours, grad), torch.autograd.grad(want, exact, grad.double())
+    (of_ours,), (of_exact,) = torch.autograd.grad(y, ours, grad), torch.autograd.grad(expected, exact, grad.double())
     assert of_ours.stride() == ours.stride()
     assert torch.equal(of_ours == 0, of_exact == 0)  # the place of a tie's gradient
     torch.testing.assert_close(of_ours, of_exact.to(x.dtype))
@@ -86,18 +86,21 @@ def test_maxima_of_any_numbers(form: str) -> None:
 @pytest.mark.parametrize(("pads", "divisor"), [(True, None), (False, None), (True, 7)])
 @pytest.mark.long(all_but=["True-None-*", "False-None-ceil-*", "True-7-2/2-contiguous"])
 def test_average_pooling(window: str, form: str, pads: bool, divisor: int | None) -> None:
-    where = WINDOWS[window]
+    settings = WINDOWS[window]
     for dtype in (torch.float32, torch.bfloat16):
         x = spikes().to(dtype).contiguous(memory_format=FORMATS[form])
         ours, exact = x.clone().requires_grad_(), x.double().requires_grad_()
-        y = average_pool(ours, where, divisor, pads=pads)
-        want = F.avg_pool2d(exact, where.size, where.stride, where.padding, where.ceil, pads, divisor)
-        theirs = F.avg_pool2d(x, where.size, where.stride, where.padding, where.ceil, pads, divisor)
-        torch.testing.assert_close(y, want.to(dtype))
+        y = average_pool(ours, settings, divisor, pads=pads)
+        expected = F.avg_pool2d(exact, settings.size, settings.stride, settings.padding, settings.ceil, pads, divisor)
+        theirs = F.avg_pool2d(x, settings.size, settings.stride, settings.padding, settings.ceil, pads, divisor)
+        torch.testing.assert_close(y, expected.to(dtype))
         assert y.stride() == theirs.stride()
-        assert torch.equal(y, average_pool(x, where, divisor, pads=pads))
+        assert torch.equal(y, average_pool(x, settings, divisor, pads=pads))
         grad = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
-        (of_ours,), (of_exact,) = torch.autograd.grad(y, ours, grad), torch.autograd.grad(want, exact, grad.double())
+        (of_ours,), (of_exact,) = (
+            torch.autograd.grad(y, ours, grad),
+            torch.autograd.grad(expected, exact, grad.double()),
+        )
         torch.testing.assert_close(of_ours, of_exact.to(x.dtype))
         assert of_ours.stride() == ours.stride()
 
@@ -123,21 +126,21 @@ def test_gradients_in_float64(form: str) -> None:
 
 @pytest.mark.usefixtures("interpreted")
 def test_the_backward_keeps_bits() -> None:
-    kept: list[Tensor] = []
+    saved: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:
-        kept.append(tensor)
+        saved.append(tensor)
         return tensor
 
     x = spikes((4, 8, 16, 16)).requires_grad_()
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         y = max_pool(x, WINDOWS["3/2"])
         average_pool(x, WINDOWS["2/2"])
-    assert [one.nbytes for one in kept] == [y.numel() // 2]  # 4 bits each
-    kept.clear()
+    assert [tensor.nbytes for tensor in saved] == [y.numel() // 2]  # 4 bits each
+    saved.clear()
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         y = max_pool(x, WINDOWS["2/2"])
-    assert [one.nbytes for one in kept] == [y.numel() // 4]
+    assert [tensor.nbytes for tensor in saved] == [y.numel() // 4]
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -147,20 +150,20 @@ def test_views_and_gradients_of_other_formats() -> None:
     ours = x.clone().requires_grad_()
     y = max_pool(ours[:, 1:4, ::2], WINDOWS["2/2"])
     grad = torch.randn(y.shape).contiguous(memory_format=torch.channels_last)
-    (found,) = torch.autograd.grad(y, ours, grad)
+    (gradient,) = torch.autograd.grad(y, ours, grad)
     theirs = x.clone().requires_grad_()
-    (want,) = torch.autograd.grad(by_torch(theirs[:, 1:4, ::2], WINDOWS["2/2"]), theirs, grad)
-    torch.testing.assert_close(found, want)
+    (expected,) = torch.autograd.grad(by_torch(theirs[:, 1:4, ::2], WINDOWS["2/2"]), theirs, grad)
+    torch.testing.assert_close(gradient, expected)
 
 
 @pytest.mark.usefixtures("interpreted")
 def test_transforms_use_pooling_of_torch() -> None:
     x = spikes((4, 2, 3, 6, 6))
     window = WINDOWS["3/2"]
-    found = torch.vmap(lambda x: max_pool(x, window))(x)
-    assert torch.equal(found, by_torch(x.flatten(0, 1), window).unflatten(0, (4, 2)))
-    of = torch.func.grad(lambda x: max_pool(x, window).square().sum())(x[0])
-    assert torch.equal(of, torch.func.grad(lambda x: by_torch(x, window).square().sum())(x[0]))
+    maxima = torch.vmap(lambda x: max_pool(x, window))(x)
+    assert torch.equal(maxima, by_torch(x.flatten(0, 1), window).unflatten(0, (4, 2)))
+    gradient = torch.func.grad(lambda x: max_pool(x, window).square().sum())(x[0])
+    assert torch.equal(gradient, torch.func.grad(lambda x: by_torch(x, window).square().sum())(x[0]))
 
 
 def test_inputs_without_a_kernel() -> None:
@@ -174,8 +177,8 @@ def test_inputs_without_a_kernel() -> None:
         (torch.zeros(2, 3, 8, 8), Window((3, 3), (2, 2), (2, 0))),
         (torch.zeros(2, 3, 2, 2), Window((5, 5), (1, 1))),
     ]
-    for x, where in cases:
-        assert why_no_kernel(x, where)
+    for x, unsupported in cases:
+        assert why_no_kernel(x, unsupported)
     with pytest.raises(RuntimeError, match="pad should be at most"):
         max_pool(torch.zeros(2, 3, 8, 8), Window((3, 3), (2, 2), (2, 0)))
 
@@ -192,25 +195,25 @@ def test_in_compiled_graphs(form: str) -> None:
 
     torch._dynamo.reset()
     ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
-    found = torch.compile(layers, backend="aot_eager", fullgraph=True)(ours)
-    want = layers(theirs)
-    torch.testing.assert_close(found, want)
-    assert found.stride() == want.stride()
-    grad = torch.randn(found.shape)
-    torch.testing.assert_close(torch.autograd.grad(found, ours, grad), torch.autograd.grad(want, theirs, grad))
+    actual = torch.compile(layers, backend="aot_eager", fullgraph=True)(ours)
+    expected = layers(theirs)
+    torch.testing.assert_close(actual, expected)
+    assert actual.stride() == expected.stride()
+    grad = torch.randn(actual.shape)
+    torch.testing.assert_close(torch.autograd.grad(actual, ours, grad), torch.autograd.grad(expected, theirs, grad))
 
 
 @pytest.mark.usefixtures("interpreted")
 def test_operators_follow_the_rules() -> None:
     from flexsn_runtime.pooling._maximum import max_pool_backward_op, max_pool_op
 
-    how: tuple[Any, ...] = ([3, 3], [2, 2], [1, 1], [1, 1], False)
+    settings: tuple[Any, ...] = ([3, 3], [2, 2], [1, 1], [1, 1], False)
     for form in FORMATS.values():
         x = spikes((2, 3, 7, 8)).contiguous(memory_format=form).requires_grad_()
-        torch.library.opcheck(max_pool_op, (x, *how), test_utils=CHECKS)
-        y, codes = max_pool_op(x.detach(), *how)
+        torch.library.opcheck(max_pool_op, (x, *settings), test_utils=CHECKS)
+        y, codes = max_pool_op(x.detach(), *settings)
         last = form is torch.channels_last
-        backward = (torch.randn_like(y), codes, [*x.shape], *how, last)
+        backward = (torch.randn_like(y), codes, [*x.shape], *settings, last)
         torch.library.opcheck(max_pool_backward_op, backward, test_utils=CHECKS)
 
 
@@ -223,16 +226,18 @@ def test_on_a_gpu(window: str, form: str, dtype: str) -> None:
         x = spikes(shape).to("cuda", getattr(torch, dtype)).contiguous(memory_format=FORMATS[form])
         check_maximum(x, WINDOWS[window])
         if window in UNDILATED:
-            where = WINDOWS[window]
+            settings = WINDOWS[window]
             for pads, divisor in ((True, None), (False, None), (True, 7)):
                 # The reference is contiguous, since some versions of torch have a wrong gradient for padded
                 # channels-last inputs:
                 # https://github.com/pytorch/pytorch/issues/188344
                 ours, exact = x.clone().requires_grad_(), x.double().contiguous().requires_grad_()
-                y = average_pool(ours, where, divisor, pads=pads)
-                want = F.avg_pool2d(exact, where.size, where.stride, where.padding, where.ceil, pads, divisor)
-                torch.testing.assert_close(y, want.to(x.dtype))
+                y = average_pool(ours, settings, divisor, pads=pads)
+                expected = F.avg_pool2d(
+                    exact, settings.size, settings.stride, settings.padding, settings.ceil, pads, divisor
+                )
+                torch.testing.assert_close(y, expected.to(x.dtype))
                 grad = torch.randn_like(y)
-                (found,) = torch.autograd.grad(y, ours, grad)
-                (of_exact,) = torch.autograd.grad(want, exact, grad.double())
-                torch.testing.assert_close(found, of_exact.to(x.dtype))
+                (gradient,) = torch.autograd.grad(y, ours, grad)
+                (of_exact,) = torch.autograd.grad(expected, exact, grad.double())
+                torch.testing.assert_close(gradient, of_exact.to(x.dtype))

@@ -34,7 +34,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         def by_address(arguments: Any) -> None:
             names.append(kernel._function.fn.__name__)
             address = (ctypes.c_char * 8).from_address
-            run(kernel, [torch.frombuffer(address(arguments[i]), dtype=one)[:1] for i, one in enumerate(dtypes)])
+            run(kernel, [torch.frombuffer(address(arguments[i]), dtype=dtype)[:1] for i, dtype in enumerate(dtypes)])
 
         function = ctypes.CFUNCTYPE(None, ctypes.POINTER(ctypes.c_int64))(by_address)
         address = ctypes.cast(function, ctypes.c_void_p).value
@@ -58,32 +58,38 @@ def leaves(steps: int = 3, features: int = 40, outputs: int = 48, *, bias: bool 
     return s, weight, torch.randn(outputs, generator=generator).requires_grad_() if bias else None
 
 
-def call(products: RepeatedProducts, of: Leaves, *, links: bool, written: bool = False, scale: float = 1.0) -> Linked:
-    s = of[0] * scale
-    return products.run(s, of[0].detach().bfloat16() if written else None, *of[1:], (3, 3), links=links, scale=scale)
+def call(
+    products: RepeatedProducts, operands: Leaves, *, links: bool, written: bool = False, scale: float = 1.0
+) -> Linked:
+    s = operands[0] * scale
+    return products.run(
+        s, operands[0].detach().bfloat16() if written else None, *operands[1:], (3, 3), links=links, scale=scale
+    )
 
 
-def gradients(linked: Linked, of: Leaves, grad: Tensor) -> tuple[Tensor, ...]:
-    inputs = [one for one in of if one is not None]
+def gradients(linked: Linked, operands: Leaves, grad: Tensor) -> tuple[Tensor, ...]:
+    inputs = [tensor for tensor in operands if tensor is not None]
     if linked.links is None:
         return torch.autograd.grad(linked.y, inputs, grad)
-    parts, left = [], grad
+    parts, remainder = [], grad
     for _ in linked.links.parts:
-        parts.append(left.bfloat16())
-        left = left - parts[-1].float()
+        parts.append(remainder.bfloat16())
+        remainder = remainder - parts[-1].float()
     total = linked.links.total
     sums = [] if total is None else [(total, grad.sum(0))]
     results = [*zip(linked.links.parts, parts, strict=True), *sums]
-    return torch.autograd.grad([one for one, _ in results], inputs, [one for _, one in results])
+    return torch.autograd.grad([tensor for tensor, _ in results], inputs, [tensor for _, tensor in results])
 
 
-def assert_as_wanted(linked: Linked, of: Leaves, scale: float = 1.0) -> None:
+def assert_equals_torch(linked: Linked, operands: Leaves, scale: float = 1.0) -> None:
     grad = torch.randn(linked.y.shape, generator=torch.Generator().manual_seed(1))
-    want = F.linear(of[0] * scale, *of[1:])
-    torch.testing.assert_close(linked.y, want, rtol=0, atol=2e-5)
-    inputs = [one for one in of if one is not None]
-    for found, wanted in zip(gradients(linked, of, grad), torch.autograd.grad(want, inputs, grad), strict=True):
-        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
+    expected = F.linear(operands[0] * scale, *operands[1:])
+    torch.testing.assert_close(linked.y, expected, rtol=0, atol=2e-5)
+    inputs = [tensor for tensor in operands if tensor is not None]
+    for gradient, reference in zip(
+        gradients(linked, operands, grad), torch.autograd.grad(expected, inputs, grad), strict=True
+    ):
+        torch.testing.assert_close(gradient, reference, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -93,12 +99,12 @@ def assert_as_wanted(linked: Linked, of: Leaves, scale: float = 1.0) -> None:
 def test_calls_like_an_earlier_one_need_no_python(
     launched: list[str], links: bool, written: bool, bias: bool, scale: float
 ) -> None:
-    products, of = RepeatedProducts(), leaves(bias=bias)
+    products, operands = RepeatedProducts(), leaves(bias=bias)
     for _ in range(2):
-        assert_as_wanted(call(products, of, links=links, written=written, scale=scale), of, scale)
+        assert_equals_torch(call(products, operands, links=links, written=written, scale=scale), operands, scale)
     assert not written or "narrow_kernel" not in launched
     launched.clear()
-    assert_as_wanted(call(products, of, links=links, written=written, scale=scale), of, scale)
+    assert_equals_torch(call(products, operands, links=links, written=written, scale=scale), operands, scale)
     backward = [] if links else ["split_kernel"]
     backward += ["inputs_kernel", "weights_kernel"]
     backward += [] if scale == 1.0 and "shares_kernel" not in launched else ["shares_kernel"]
@@ -107,12 +113,12 @@ def test_calls_like_an_earlier_one_need_no_python(
 
 
 def test_rows_that_are_not_whole_are_detected(launched: list[str]) -> None:
-    products, of = RepeatedProducts(), leaves()
+    products, operands = RepeatedProducts(), leaves()
     for value in (0.0, 0.3, 0.0):
         with torch.no_grad():
-            of[0][2, 3, 5] = value
-        linked = call(products, of, links=True)
-        assert_as_wanted(linked, of)
+            operands[0][2, 3, 5] = value
+        linked = call(products, operands, links=True)
+        assert_equals_torch(linked, operands)
         assert linked.record is not None
         assert bool(linked.record.any()) == (value == 0.3)
     assert launched.count("repair_outputs_kernel") == 2
@@ -124,8 +130,8 @@ def test_layouts_and_modes_alternate(launched: list[str]) -> None:
     short, long = leaves(), leaves(4)
     fixed = (short[0].detach(), *short[1:])
     for _ in range(3):
-        for of in (short, long):
-            assert_as_wanted(call(products, of, links=True), of)
+        for operands in (short, long):
+            assert_equals_torch(call(products, operands, links=True), operands)
         linked = call(products, (fixed[0], fixed[1], fixed[2]), links=True)
         assert linked.links is not None
         (grad,) = torch.autograd.grad(linked.y, [fixed[1]], torch.ones_like(linked.y))
@@ -135,85 +141,87 @@ def test_layouts_and_modes_alternate(launched: list[str]) -> None:
         assert plain.links is None
         assert not plain.y.requires_grad
         crosswise = short[0].detach().transpose(0, 1).contiguous().transpose(0, 1).requires_grad_()
-        assert_as_wanted(call(products, (crosswise, *short[1:]), links=False), (crosswise, *short[1:]))
+        assert_equals_torch(call(products, (crosswise, *short[1:]), links=False), (crosswise, *short[1:]))
     assert launched.count("outputs_kernel") == 2 * 4
 
 
 def test_second_derivatives_equal_those_of_torch(launched: list[str]) -> None:
-    products, of = RepeatedProducts(), leaves()
-    call(products, of, links=False)
+    products, operands = RepeatedProducts(), leaves()
+    call(products, operands, links=False)
 
     def second(y: Tensor) -> Tensor:
-        (first,) = torch.autograd.grad(y.square().sum(), [of[0]], create_graph=True)
-        return torch.autograd.grad(first.square().sum(), [of[1]])[0]
+        (first,) = torch.autograd.grad(y.square().sum(), [operands[0]], create_graph=True)
+        return torch.autograd.grad(first.square().sum(), [operands[1]])[0]
 
-    found = second(call(products, of, links=False).y)
+    actual = second(call(products, operands, links=False).y)
     assert launched == FORWARD
-    torch.testing.assert_close(found, second(F.linear(*of)), rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(actual, second(F.linear(*operands)), rtol=1e-4, atol=1e-3)
 
 
 def test_gradients_from_several_paths_add_up() -> None:
     """Tests whole gradients together with parts, only some of the parts, and parts that begin at odd addresses."""
-    products, of = RepeatedProducts(), leaves()
+    products, operands = RepeatedProducts(), leaves()
     generator = torch.Generator().manual_seed(3)
     for _ in range(3):
-        linked = call(products, of, links=True)
+        linked = call(products, operands, links=True)
         assert linked.links is not None
         grad = torch.randn(linked.y.shape, generator=generator)
         part, odd = grad.bfloat16(), torch.zeros(grad.numel() + 1, dtype=torch.bfloat16)[1:].view(grad.shape)
         nothing = torch.zeros_like(part)
-        ways: list[tuple[list[Tensor], list[Tensor]]] = [
+        cases: list[tuple[list[Tensor], list[Tensor]]] = [
             ([linked.y, *linked.links.parts], [grad, part, nothing, nothing]),
             ([linked.links.parts[0]], [part]),
             ([*linked.links.parts], [part, odd, odd]),
         ]
-        for results, grads in ways:
-            whole = torch.stack([one.float() for one in grads]).sum(0)
-            found = torch.autograd.grad(results, of[:2], grads, retain_graph=True)
-            for one, want in zip(found, torch.autograd.grad(F.linear(*of), of[:2], whole), strict=True):
-                torch.testing.assert_close(one, want, rtol=0, atol=2e-4)
+        for results, grads in cases:
+            total = torch.stack([gradient.float() for gradient in grads]).sum(0)
+            actual = torch.autograd.grad(results, operands[:2], grads, retain_graph=True)
+            for gradient, reference in zip(
+                actual, torch.autograd.grad(F.linear(*operands), operands[:2], total), strict=True
+            ):
+                torch.testing.assert_close(gradient, reference, rtol=0, atol=2e-4)
 
 
 def test_a_late_hook_is_refused() -> None:
-    products, of = RepeatedProducts(), leaves()
+    products, operands = RepeatedProducts(), leaves()
     for _ in range(2):
-        linked = call(products, of, links=True)
+        linked = call(products, operands, links=True)
         linked.y.retain_grad()
         with pytest.raises(RuntimeError, match="after the neuron had read the output"):
-            gradients(linked, of, torch.ones_like(linked.y))
+            gradients(linked, operands, torch.ones_like(linked.y))
 
 
 def test_a_freed_graph_raises() -> None:
-    products, of = RepeatedProducts(), leaves()
-    call(products, of, links=False)
-    linked = call(products, of, links=False)
+    products, operands = RepeatedProducts(), leaves()
+    call(products, operands, links=False)
+    linked = call(products, operands, links=False)
     grad = torch.ones_like(linked.y)
-    gradients(linked, of, grad)
+    gradients(linked, operands, grad)
     with pytest.raises(RuntimeError, match="second time"):
-        gradients(linked, of, grad)
-    linked = call(products, of, links=False)
+        gradients(linked, operands, grad)
+    linked = call(products, operands, links=False)
     with torch.no_grad():
-        of[1].mul_(2)
+        operands[1].mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        gradients(linked, of, grad)
+        gradients(linked, operands, grad)
 
 
 def test_several_gradients_at_once() -> None:
-    products, of = RepeatedProducts(), leaves()
-    call(products, of, links=False)
-    linked = call(products, of, links=False)
+    products, operands = RepeatedProducts(), leaves()
+    call(products, operands, links=False)
+    linked = call(products, operands, links=False)
     grads = torch.randn(3, *linked.y.shape)
-    found = torch.autograd.grad(linked.y, [of[1]], grads, is_grads_batched=True)[0]
-    want = torch.autograd.grad(F.linear(*of), [of[1]], grads, is_grads_batched=True)[0]
-    torch.testing.assert_close(found, want, rtol=0, atol=1e-4)
+    actual = torch.autograd.grad(linked.y, [operands[1]], grads, is_grads_batched=True)[0]
+    expected = torch.autograd.grad(F.linear(*operands), [operands[1]], grads, is_grads_batched=True)[0]
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4)
 
 
 def test_layers_are_freed() -> None:
-    products, of = RepeatedProducts(), leaves()
+    products, operands = RepeatedProducts(), leaves()
     for _ in range(3):
-        assert_as_wanted(call(products, of, links=True), of)
-    (known,) = products._calls
-    seen = weakref.ref(known.native)
-    del products, known
+        assert_equals_torch(call(products, operands, links=True), operands)
+    (cached,) = products._calls
+    reference = weakref.ref(cached.native)
+    del products, cached
     gc.collect()
-    assert seen() is None
+    assert reference() is None

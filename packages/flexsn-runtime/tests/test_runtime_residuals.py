@@ -98,9 +98,9 @@ def gradients(
     return torch.autograd.grad(flowing, leaves, weights, allow_unused=True, materialize_grads=True)
 
 
-def assert_same_gradients(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+def assert_same_gradients(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
     """Compares bitwise in the interpreter. On a GPU, recomputed divisions may differ by 2 ulp."""
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(actual, expected, strict=True):
         if DEVICE.type == "cpu":
             assert torch.equal(a, b)
         else:
@@ -121,16 +121,16 @@ def test_gradients_do_not_depend_on_saved_values(case: Case, state_seqs: bool) -
     core, counts = case
     tensors = arguments(core, counts[0], counts[1])
     leaves = [t for t in tensors if t.requires_grad] + ([GAIN] if core is learned else [])
-    found = []
+    outcomes = []
     for residuals in ("save", "recompute", "auto"):
         results = run(program_of(core, counts, residuals), tensors, state_seqs=state_seqs)
-        found.append((results, gradients(results, leaves)))
-    for results, grads in found[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results, found[0][0], strict=True))
-        assert_same_gradients(grads, found[0][1])
+        outcomes.append((results, gradients(results, leaves)))
+    for results, grads in outcomes[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results, outcomes[0][0], strict=True))
+        assert_same_gradients(grads, outcomes[0][1])
     if state_seqs:
         expected = loop(core, counts[2], tensors[: counts[0]], tensors[counts[0] :])
-        for a, b in zip(found[0][1], gradients(expected, leaves), strict=True):
+        for a, b in zip(outcomes[0][1], gradients(expected, leaves), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
@@ -158,8 +158,8 @@ def test_an_absent_gradient_is_not_multiplied() -> None:
     x, v = torch.zeros(STEPS, *STEP, device=DEVICE).requires_grad_(), random(*STEP).requires_grad_()
     for residuals in ("save", "recompute"):
         results = run(PointwiseProgram(core, 1, 1, 2, residuals=residuals), [x, v])
-        (found,) = torch.autograd.grad(results[1].sum(), [x])
-        assert found.isfinite().all()
+        (gradient,) = torch.autograd.grad(results[1].sum(), [x])
+        assert gradient.isfinite().all()
 
 
 @pytest.mark.long(all_but=["[024]"])
@@ -169,8 +169,8 @@ def test_any_subset_of_gradients_may_be_requested(number: int) -> None:
     leaf = [*tensors, GAIN][number]
     results = run(PointwiseProgram(learned, 2, 2, 2, residuals="save"), tensors)
     expected = loop(learned, 2, tensors[:2], tensors[2:])
-    (found,), (wanted,) = gradients(results, [leaf]), gradients(expected, [leaf])
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    (actual,), (reference,) = gradients(results, [leaf]), gradients(expected, [leaf])
+    torch.testing.assert_close(actual, reference, rtol=1e-4, atol=1e-4)
 
 
 # The gradients of the other cases are not derivatives: a test above compares them with the loop.
@@ -229,15 +229,15 @@ def test_unknown_choice() -> None:
 
 def test_bytes_between_forward_and_backward() -> None:
     tensors = arguments(rectangular_if, 1, 1)
-    kept: list[Tensor] = []
+    saved: list[Tensor] = []
 
     def keep(t: Tensor) -> Tensor:
-        kept.append(t)
+        saved.append(t)
         return t
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
         run(PointwiseProgram(rectangular_if, 1, 1, 1, residuals="save"), tensors)
-    assert [(t.dtype, t.shape) for t in kept[2:]] == [(torch.bool, tensors[0].shape)]
+    assert [(t.dtype, t.shape) for t in saved[2:]] == [(torch.bool, tensors[0].shape)]
 
 
 @pytest.mark.long(all_but=["float32"])
@@ -245,13 +245,13 @@ def test_bytes_between_forward_and_backward() -> None:
 def test_half_precision(precision: Literal["eager", "float32"]) -> None:
     """Checks that values that are wider in registers than their dtype are saved without rounding."""
     tensors = arguments(learned, 2, 2, torch.bfloat16)
-    found = []
+    outcomes = []
     for residuals in ("save", "recompute"):
         program = PointwiseProgram(learned, 2, 2, 2, precision=precision, residuals=residuals)
         results = run(program, tensors)
-        found.append((results, gradients(results, [*tensors, GAIN])))
-    assert all(torch.equal(a, b) for a, b in zip(found[0][0], found[1][0], strict=True))
-    assert_same_gradients(found[0][1], found[1][1])
+        outcomes.append((results, gradients(results, [*tensors, GAIN])))
+    assert all(torch.equal(a, b) for a, b in zip(outcomes[0][0], outcomes[1][0], strict=True))
+    assert_same_gradients(outcomes[0][1], outcomes[1][1])
 
 
 @pytest.mark.parametrize("shape", [(0, *STEP), (3, 0)])

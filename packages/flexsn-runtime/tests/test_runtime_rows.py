@@ -47,9 +47,9 @@ def test_division_of_a_step_into_rows(shape: tuple[int, ...], captured: tuple[in
 
 
 def test_steps_without_rows() -> None:
-    every = LiftedLayout((0, 1), 0)
-    assert rows((33, 100), [every, LiftedLayout((1, 0), 0)], BLOCK) is None, "one of the tensors differs by row"
-    assert rows((3, 16), [every], BLOCK) is None, "two programs would be too few"
+    layout = LiftedLayout((0, 1), 0)
+    assert rows((33, 100), [layout, LiftedLayout((1, 0), 0)], BLOCK) is None, "one of the tensors differs by row"
+    assert rows((3, 16), [layout], BLOCK) is None, "two programs would be too few"
 
 
 @pytest.mark.parametrize(
@@ -84,26 +84,28 @@ def test_gradients(shape: tuple[int, ...], captured: tuple[int, ...]) -> None:
     for _ in range(2):
         step, arguments = prepare(program, (x, v))
         results.append(gradients(scan(step, arguments, state_seqs=False)[0]))
-    wanted = gradients(loop(core, 1, [x], [v])[0])
-    for first, second, other in zip(*results, wanted, strict=True):
+    expected = gradients(loop(core, 1, [x], [v])[0])
+    for first, second, reference in zip(*results, expected, strict=True):
         assert torch.equal(first, second)
-        assert (first - other).abs().max() <= 1e-5 * math.sqrt(x.numel() / other.numel())
+        assert (first - reference).abs().max() <= 1e-5 * math.sqrt(x.numel() / reference.numel())
 
 
-@pytest.mark.parametrize("wanted", [False, True])
-def test_an_input_with_one_number_for_each_step(wanted: bool) -> None:
+@pytest.mark.parametrize("is_differentiated", [False, True])
+def test_an_input_with_one_number_for_each_step(is_differentiated: bool) -> None:
     """Tests the input's gradient, which is a sum over all programs at each step, so programs cannot process rows."""
     gain = random(2, seed=1).requires_grad_()
     x, v = random(STEPS, 700, 2, seed=2), random(700, 2, seed=4)
-    one = random(STEPS, 1, 1, seed=3).requires_grad_(wanted)
+    offset = random(STEPS, 1, 1, seed=3).requires_grad_(is_differentiated)
 
-    def core(x: Tensor, one: Tensor, v: Tensor) -> Any:
-        return soft_lif(x * gain + one, v)
+    def core(x: Tensor, offset: Tensor, v: Tensor) -> Any:
+        return soft_lif(x * gain + offset, v)
 
-    leaves = [gain, one] if wanted else [gain]
-    step, arguments = prepare(PointwiseProgram(core, 2, 1, 1), (x, one, v))
-    found = torch.autograd.grad(scan(step, arguments, state_seqs=False)[0].sum(), leaves)
-    for gradient, other in zip(found, torch.autograd.grad(loop(core, 1, [x, one], [v])[0].sum(), leaves), strict=True):
-        assert (gradient - other).abs().max() <= 1e-5 * math.sqrt(x.numel() / other.numel())
+    leaves = [gain, offset] if is_differentiated else [gain]
+    step, arguments = prepare(PointwiseProgram(core, 2, 1, 1), (x, offset, v))
+    gradients = torch.autograd.grad(scan(step, arguments, state_seqs=False)[0].sum(), leaves)
+    for gradient, reference in zip(
+        gradients, torch.autograd.grad(loop(core, 1, [x, offset], [v])[0].sum(), leaves), strict=True
+    ):
+        assert (gradient - reference).abs().max() <= 1e-5 * math.sqrt(x.numel() / reference.numel())
     used = [kernel for kernel in step._kernels.values() if kernel.function.__name__ in step.kernel_names]
-    assert any("ROWS" in kernel.sizes for kernel in used) == (not wanted and DEVICE.type == "cpu")
+    assert any("ROWS" in kernel.sizes for kernel in used) == (not is_differentiated and DEVICE.type == "cpu")

@@ -82,15 +82,15 @@ def test_another_state_of_the_dispatcher_is_detected() -> None:
         assert not is_same(tensors)
     with Mode():  # type: ignore[no-untyped-call]
         assert not is_same(tensors)
-    found: list[bool] = []
+    comparisons: list[bool] = []
 
     def inside(x: Tensor) -> Tensor:
-        found.append(is_same(tensors))
+        comparisons.append(is_same(tensors))
         return x.sum()
 
     torch.func.grad(inside)(torch.rand(SHAPE))
     torch.vmap(inside)(torch.rand(SHAPE))
-    assert found == [False, False]
+    assert comparisons == [False, False]
     assert is_same(tensors)
 
 

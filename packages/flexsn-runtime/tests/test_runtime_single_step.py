@@ -27,14 +27,14 @@ class Decay(nn.Module):
 @pytest.fixture
 def prepared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Returns a list with an entry for each call that had to be prepared."""
-    found: list[int] = []
+    num_arguments: list[int] = []
 
-    def counted(program: ScanProgram, flat_args: tuple[Tensor, ...]) -> object:
-        found.append(len(flat_args))
+    def count_call(program: ScanProgram, flat_args: tuple[Tensor, ...]) -> object:
+        num_arguments.append(len(flat_args))
         return prepare(program, flat_args)
 
-    monkeypatch.setattr(_single_step, "prepare", counted)
-    return found
+    monkeypatch.setattr(_single_step, "prepare", count_call)
+    return num_arguments
 
 
 def check(program: ScanProgram, core: nn.Module, x: Tensor, v: Tensor) -> None:

@@ -93,10 +93,10 @@ def test_sums_of_large_matrices(shape: tuple[int, ...], dims: list[int]) -> None
 def test_sums_of_planes(shape: tuple[int, ...], dims: tuple[int, ...], steps: int) -> None:
     """Checks that sums over some thousand elements sum rows first."""
     tensor = torch.randint(-8, 8, shape).float()  # exact in any order
-    found = sum_over(shape, dims)
-    assert len(found.steps) == steps
+    summation = sum_over(shape, dims)
+    assert len(summation.steps) == steps
     expected = tensor.double().sum(dims)
-    assert torch.equal(found(tensor).double().view_as(expected), expected)
+    assert torch.equal(summation(tensor).double().view_as(expected), expected)
 
 
 @pytest.mark.long
@@ -118,7 +118,7 @@ def test_gradients_of_one_layout_are_one_sum(channels: int, alike: list[int]) ->
     results = scan(step, arguments, state_seqs=False)
     gradients = torch.autograd.grad(results[0], [a, b, c, other], torch.ones_like(results[0]))
     assert not any(one._is_view() for one in gradients)
-    plans = [made.plan for made in step.plans.values() if isinstance(made, BackwardScan)]
+    plans = [backward.plan for backward in step.plans.values() if isinstance(backward, BackwardScan)]
     assert [len(one.results) for plan in plans for one in plan.together] == alike
 
 
@@ -138,5 +138,5 @@ def test_gradcheck() -> None:
 def test_initial_states_that_are_views_of_a_number() -> None:
     x, v = random(3, *STEP), random(seed=2).expand(STEP)
     expected = loop(lambda x, v: (x + v, x * v), 1, [x], [v])
-    for got, wanted in zip(compiled(lambda x, v: (x + v, x * v), 1, [x], [v]), expected, strict=True):
-        assert torch.equal(got, wanted)
+    for actual, reference in zip(compiled(lambda x, v: (x + v, x * v), 1, [x], [v]), expected, strict=True):
+        assert torch.equal(actual, reference)

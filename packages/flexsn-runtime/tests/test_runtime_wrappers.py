@@ -87,9 +87,9 @@ def test_errors_name_both_numbers(
     message: str,
 ) -> None:
     assert issubclass(kind, ValueError)
-    given = None if examples is None else (torch.zeros(1),) * examples
+    example_inputs = None if examples is None else (torch.zeros(1),) * examples
     with pytest.raises(kind, match=message):
-        build(soft_lif, *counts, given)
+        build(soft_lif, *counts, example_inputs)
 
 
 def test_requires_grad_of_the_wrong_length() -> None:
@@ -169,12 +169,12 @@ def test_flat_arguments_are_distinguished_by_their_number() -> None:
             flexsn_inference(kernel, info, *[X] * count)
 
 
-@pytest.mark.parametrize("given", [0, 1], ids=["zeros", "states"])
-def test_a_second_call_reuses_the_checks_of_the_first(given: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("num_states", [0, 1], ids=["zeros", "states"])
+def test_a_second_call_reuses_the_checks_of_the_first(num_states: int, monkeypatch: pytest.MonkeyPatch) -> None:
     core, w = with_gain()
     kernel, info = build_inference_kernel(core, 1, 1, 1, EXAMPLES)
     # The step has one captured tensor and one state. Calls pass the state, both, or neither of them.
-    calls = [(X, V, w), (X, V)] if given else [(X,)]
+    calls = [(X, V, w), (X, V)] if num_states else [(X,)]
     expected = [flexsn_inference(kernel, info, *call) for call in calls]
 
     def refuse(*args: object) -> None:
@@ -184,7 +184,7 @@ def test_a_second_call_reuses_the_checks_of_the_first(given: int, monkeypatch: p
     for call, results in zip(calls, expected, strict=True):
         for a, b in zip(flexsn_inference(kernel, info, *call), results, strict=True):
             assert torch.equal(a, b)
-    if given:
+    if num_states:
         doubled = flexsn_inference(kernel, info, X, V, w.detach() * 2)[0]
         assert torch.equal(doubled, loop(lambda x, v: core(x * 2, v), 1, [X], [V])[0])
 
@@ -227,13 +227,13 @@ def saved_of(core: Core, *args: Tensor, **options: Any) -> tuple[Any, Any, tuple
 def test_backward_equals_autograd(present: tuple[bool, bool]) -> None:
     core, w = with_gain()
     backward, info, saved = saved_of(core, X, V)
-    grads = [torch.rand_like(X) - 0.4 if there else None for there in present]
-    got = flexsn_backward(backward, info, *grads, *saved)
+    grads = [torch.rand_like(X) - 0.4 if is_present else None for is_present in present]
+    actual = flexsn_backward(backward, info, *grads, *saved)
     x, v = X.clone().requires_grad_(), V.clone().requires_grad_()
     pairs = [(r, g) for r, g in zip(loop(core, 1, [x], [v]), grads, strict=True) if g is not None]
     expected = torch.autograd.grad([r for r, _ in pairs], [x, v, w], [g for _, g in pairs])
-    assert len(got) == 3
-    for a, b in zip(got, expected, strict=True):
+    assert len(actual) == 3
+    for a, b in zip(actual, expected, strict=True):
         assert a is not None
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
@@ -251,12 +251,12 @@ def test_backward_from_states_that_were_left_out() -> None:
     core, _ = with_gain()
     forward, backward, info = build_training_kernels(core, 1, 1, 1, EXAMPLES)
     saved = flexsn_forward(forward, info, X)[2:]
-    got = flexsn_backward(backward, info, torch.ones_like(X), None, *saved)
+    actual = flexsn_backward(backward, info, torch.ones_like(X), None, *saved)
     zeros = flexsn_forward(forward, info, X, torch.zeros_like(V))[2:]
     expected = flexsn_backward(backward, info, torch.ones_like(X), None, *zeros)
-    assert got[1] is None
+    assert actual[1] is None
     for i in (0, 2):
-        a, b = got[i], expected[i]
+        a, b = actual[i], expected[i]
         assert a is not None
         assert b is not None
         assert torch.equal(a, b)
@@ -380,6 +380,6 @@ def test_backward_of_no_steps_takes_shapes_from_the_gradients(absent: int | None
     if absent is not None:
         grads[absent] = None
     grad_x, grad_v, grad_w = flexsn_backward(backward, info, *grads)
-    for got, like in ((grad_x, X[:0]), (grad_v, V), (grad_w, w)):
-        assert got is not None
-        assert torch.equal(got, torch.zeros_like(like))
+    for gradient, like in ((grad_x, X[:0]), (grad_v, V), (grad_w, w)):
+        assert gradient is not None
+        assert torch.equal(gradient, torch.zeros_like(like))
