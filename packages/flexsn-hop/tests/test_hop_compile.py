@@ -98,23 +98,23 @@ def test_other_lengths(steps: int, scan: Run, reference: Run) -> None:
     )
 
 
-@pytest.mark.long(all_but=["wanted0", "wanted2", "wanted3"])
-@pytest.mark.parametrize("wanted", [[0], [1], [2], [0, 2], []])
-def test_only_the_gradients_that_are_needed(wanted: list[int]) -> None:
+@pytest.mark.long(all_but=["differentiated0", "differentiated2", "differentiated3"])
+@pytest.mark.parametrize("differentiated", [[0], [1], [2], [0, 2], []])
+def test_only_the_gradients_that_are_needed(differentiated: list[int]) -> None:
     case = CASES[5]
     core = case.make(function_spike)
     arguments = case.arguments(4, requires_grad=False)
-    for index in wanted:
+    for index in differentiated:
         arguments[index].requires_grad_()
     backend = AotEagerAndRecordGraphs()
     run = compiled(functools.partial(flex_sn_scan, core, *case.counts), backend)
-    if not wanted:
+    if not differentiated:
         torch.testing.assert_close(run(*arguments), eager_scan(core, *case.counts, *arguments))
         assert backend.bw_graphs == []
         return
     assert_same(run, functools.partial(eager_scan, core, *case.counts), arguments)
     (node,) = nodes_of(backend.bw_graphs[0], "flex_sn_scan_backward")
-    assert node.kwargs["needs"] == tuple(index in wanted for index in range(3))
+    assert node.kwargs["needs"] == tuple(index in differentiated for index in range(3))
 
 
 def test_a_gradient_that_did_not_come_is_not_computed_with() -> None:
@@ -304,15 +304,15 @@ class ParametricCore(torch.nn.Module):
 
 
 @pytest.mark.long(all_but=["method"])
-@pytest.mark.parametrize("how", ["module", "method", "partial"])
-def test_modules_methods_and_partials(how: str) -> None:
+@pytest.mark.parametrize("form", ["module", "method", "partial"])
+def test_modules_methods_and_partials(form: str) -> None:
     module = ParametricCore()
     cores: dict[str, Any] = {
         "module": module,
         "method": module.as_method,
         "partial": functools.partial(plif_core(function_spike), w=module.weight),
     }
-    core = cores[how]
+    core = cores[form]
     x, v = torch.randn(5, 2, 3), torch.randn(2, 3)
 
     def gradient(run: Run) -> torch.Tensor:
@@ -386,16 +386,16 @@ def test_graphs_do_not_grow_with_time(scan: Run, reference: Run) -> None:
 
 
 @pytest.mark.long(all_but=["sequence-mark", "final-dynamic"])
-@pytest.mark.parametrize("how", ["mark", "dynamic"])
+@pytest.mark.parametrize("marking", ["mark", "dynamic"])
 @pairs
-def test_one_compilation_for_all_lengths_and_batches(how: str, scan: Run, reference: Run) -> None:
+def test_one_compilation_for_all_lengths_and_batches(marking: str, scan: Run, reference: Run) -> None:
     case = CASES[5]
     core = case.make(function_spike)
     counter = CompileCounter()
-    run = compiled(functools.partial(scan, core, *case.counts), counter, True if how == "dynamic" else None)
+    run = compiled(functools.partial(scan, core, *case.counts), counter, True if marking == "dynamic" else None)
     for steps, batch in ((5, 2), (9, 7), (33, 4)):
         arguments = case.arguments(steps, (batch, 3))
-        if how == "mark":
+        if marking == "mark":
             torch._dynamo.mark_dynamic(arguments[0], 0)
             torch._dynamo.mark_dynamic(arguments[0], 1)
             torch._dynamo.mark_dynamic(arguments[1], 0)

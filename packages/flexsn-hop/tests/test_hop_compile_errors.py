@@ -147,10 +147,10 @@ def test_mutation_in_a_graph_that_did_not_come_from_dynamo() -> None:
 
 
 def test_side_effects_and_printing() -> None:
-    seen: list[torch.Tensor] = []
+    inputs: list[torch.Tensor] = []
 
     def remember(x: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        seen.append(x)
+        inputs.append(x)
         return x, v
 
     def show(x: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

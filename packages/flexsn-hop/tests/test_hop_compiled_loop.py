@@ -101,8 +101,8 @@ def delay(carry: Any, x: Tensor) -> Any:
 
 
 def exchange(carry: Any, x: Tensor) -> Any:
-    one, other = carry
-    return (other * x, one), None
+    first, second = carry
+    return (second * x, first), None
 
 
 def through(carry: Any, x: Tensor) -> Any:
@@ -136,8 +136,8 @@ def test_gradients_that_are_absent(step: Step, through_results: bool) -> None:
     expected = train(objective(looped, init, xs))
     actual = train(torch.compile(objective, fullgraph=True)(scan, init, xs))
     assert (actual is None) == (expected is None)
-    for one, other in zip(actual or (), expected or (), strict=True):
-        torch.testing.assert_close(one if one is not None else other, other if other is not None else one)
+    for ours, theirs in zip(actual or (), expected or (), strict=True):
+        torch.testing.assert_close(ours if ours is not None else theirs, theirs if theirs is not None else ours)
 
 
 def test_all_lengths_have_one_code(layouts: list[Any]) -> None:
@@ -310,7 +310,7 @@ def test_masks_after_index_tensors(step: Step) -> None:
         return tree_leaves(scan(step, init, x))
 
     for _ in range(2):
-        found, expected = torch.compile(run, fullgraph=True)(init, x), run(init, x)
-        torch.testing.assert_close(found, expected)
-        gradients = [torch.autograd.grad(loss(results), [init, x]) for results in (found, expected)]
+        actual, expected = torch.compile(run, fullgraph=True)(init, x), run(init, x)
+        torch.testing.assert_close(actual, expected)
+        gradients = [torch.autograd.grad(loss(results), [init, x]) for results in (actual, expected)]
         torch.testing.assert_close(*gradients)

@@ -129,18 +129,18 @@ def test_core_that_is_not_callable(run: Run) -> None:
 
 @runs
 @pytest.mark.parametrize(
-    ("wrong", "came"),
+    ("wrong", "returned"),
     [
         (lambda x, v: (x, v, v), "returned 3"),
         (lambda x, v: x, "returned 1"),
         (lambda x, v: (), "returned 0"),
     ],
 )
-def test_return_count(run: Run, wrong: Callable[..., Any], came: str) -> None:
+def test_return_count(run: Run, wrong: Callable[..., Any], returned: str) -> None:
     check(
         errors.CoreReturnCountError,
         ValueError,
-        [came, "is 2", "1 + 1"],
+        [returned, "is 2", "1 + 1"],
         lambda: run(wrong, 1, 1, 1, X, V),
     )
 

@@ -59,7 +59,7 @@ def assigned(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     return y.sin() + 0.1 * h, z
 
 
-def made(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+def create_tensors(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     y = torch.full((3,), 0.5, dtype=h.dtype)
     y.mul_(h)
     z = torch.arange(3, dtype=h.dtype)
@@ -78,11 +78,11 @@ STEPS: dict[str, Step] = {
     "index_add_": lambda h, x: (h + torch.zeros(4, dtype=h.dtype).index_add_(0, I, h * x)[:3], None),
     "scatter_": lambda h, x: (h * x.new_zeros(3).scatter_(0, PERMUTED, h), x.new_ones(3).scatter_add(0, I, h * x)),
     "assigned": assigned,
-    "made": made,
+    "create_tensors": create_tensors,
 }
 
 
-@pytest.mark.long(all_but=["made"])
+@pytest.mark.long(all_but=["create_tensors"])
 @pytest.mark.parametrize("name", STEPS)
 def test_equal_calls_are_equal(name: str) -> None:
     draw = torch.Generator().manual_seed(0)
@@ -178,15 +178,15 @@ def test_a_check_of_linalg_is_made_in_each_step() -> None:
     def solve(c: Tensor, x: Tensor) -> tuple[Tensor, None]:
         return torch.linalg.solve(torch.diag(x), c), None
 
-    one = torch.ones(3)
+    ones = torch.ones(3)
     try:
-        torch.compile(solve, fullgraph=True, backend="aot_eager")(one, 0 * one)
+        torch.compile(solve, fullgraph=True, backend="aot_eager")(ones, 0 * ones)
         pytest.skip("this version of torch compiles without the checks of torch.linalg")
     except LinAlgError:
         pass
     xs = torch.ones(4, 3)
-    compiled = torch.compile(lambda xs: scan(solve, one, xs)[0], fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(xs), one)
+    compiled = torch.compile(lambda xs: scan(solve, ones, xs)[0], fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(xs), ones)
     xs[2, 1] = 0.0
     with pytest.raises(LinAlgError, match="singular"):
         compiled(xs)

@@ -35,7 +35,7 @@ WHILE_LOOP = [
     (lowerable_while_loop_scan, eager_scan),
     (lowerable_while_loop_scan_final_state, eager_scan_final_state),
 ]
-every = pytest.mark.parametrize(("scan", "reference"), SCAN + WHILE_LOOP)
+all_operators = pytest.mark.parametrize(("scan", "reference"), SCAN + WHILE_LOOP)
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +50,7 @@ def test_both_are_available_here() -> None:
 
 @pytest.mark.long(all_but=["lowerable_scan-*", "lowerable_while_loop_scan_final_state-*-two_by_two"])
 @pytest.mark.parametrize("case", [CASES[1], *CASES[-2:]], ids=lambda case: case.name)
-@every
+@all_operators
 def test_inference(case: Case, scan: Run, reference: Run) -> None:
     core = case.make(function_spike)
     arguments = case.arguments(5, requires_grad=False)
@@ -59,7 +59,7 @@ def test_inference(case: Case, scan: Run, reference: Run) -> None:
 
 
 @pytest.mark.long(all_but=["lowerable_scan-*"])
-@every
+@all_operators
 def test_inference_under_compile(scan: Run, reference: Run) -> None:
     case = CASES[-1]
     core = case.make(function_spike)
@@ -99,23 +99,23 @@ def test_scan_trains_under_compile() -> None:
 
 @pytest.mark.long(
     all_but=[
-        "lowerable_while_loop_scan_final_state-eager_scan_final_state-wanted1",
-        "lowerable_scan-eager_scan-wanted0",
+        "lowerable_while_loop_scan_final_state-eager_scan_final_state-differentiated1",
+        "lowerable_scan-eager_scan-differentiated0",
         "lowerable_while_loop_scan_final_state-eager_scan_final_state-captured",
     ]
 )
-@pytest.mark.parametrize("wanted", [[0], [2], "captured"])
-@every
-def test_gradients_that_could_be_wrong_are_refused(scan: Run, reference: Run, wanted: Any) -> None:
+@pytest.mark.parametrize("differentiated", [[0], [2], "captured"])
+@all_operators
+def test_gradients_that_could_be_wrong_are_refused(scan: Run, reference: Run, differentiated: Any) -> None:
     x, v, w = CASES[5].arguments(4, requires_grad=False)
     core: Run = plif_core(function_spike)
     arguments = [x, v, w]
-    if wanted == "captured":
+    if differentiated == "captured":
         parameter = w.clone().requires_grad_()
         core = lambda x, v: plif_core(function_spike)(x, v, parameter)  # noqa: E731
         arguments = [x, v]
     else:
-        for index in wanted:
+        for index in differentiated:
             arguments[index].requires_grad_()
     with pytest.raises(errors.LoweringGradientError, match="wrong gradients"):
         scan(core, 1, 1, 1, *arguments)
@@ -129,7 +129,7 @@ def test_while_loop_refuses_every_gradient(scan: Run, reference: Run) -> None:
         scan(plif_core(function_spike), 1, 1, 1, *CASES[5].arguments(4))
 
 
-@every
+@all_operators
 def test_refused_under_compile(scan: Run, reference: Run) -> None:
     core = plif_core(function_spike)
     x, v, w = CASES[5].arguments(4, requires_grad=False)
@@ -150,20 +150,20 @@ def test_refused_under_compile(scan: Run, reference: Run) -> None:
     [lambda x, v: (x, v), lambda x, v: (v, x), lambda x, v: (x + v,) * 2],
     ids=["passthrough", "swapped", "same"],
 )
-@every
+@all_operators
 def test_results_that_alias(core: Run, scan: Run, reference: Run) -> None:
     arguments = [torch.randn(4, 3), torch.randn(3)]
     expected = reference(core, 1, 1, 1, *arguments)
     torch.testing.assert_close(scan(core, 1, 1, 1, *arguments), expected, rtol=0, atol=0)
 
 
-@every
+@all_operators
 def test_no_states(scan: Run, reference: Run) -> None:
     x = torch.randn(4, 3)
     torch.testing.assert_close(scan(lambda x: 2 * x, 1, 0, 1, x)[0], 2 * x)
 
 
-@every
+@all_operators
 def test_empty(scan: Run, reference: Run) -> None:
     specs = [((2,), torch.float16)]
     arguments = (torch.zeros(0, 2), torch.randn(2))
@@ -173,7 +173,7 @@ def test_empty(scan: Run, reference: Run) -> None:
     torch.testing.assert_close(results, expected, rtol=0, atol=0)
 
 
-@every
+@all_operators
 def test_errors_are_those_of_the_eager_scan(scan: Run, reference: Run) -> None:
     x, v = torch.zeros(3, 2), torch.zeros(2)
     with pytest.raises(errors.TooFewTensorsError, match=r"1 tensors.* is 2"):
@@ -188,14 +188,14 @@ def test_errors_are_those_of_the_eager_scan(scan: Run, reference: Run) -> None:
 
 @pytest.mark.long(all_but=["environment-scan", "argument-while_loop"])
 @pytest.mark.parametrize("name", ["scan", "while_loop"])
-@pytest.mark.parametrize("how", ["argument", "environment"])
-def test_as_the_lowering_of_the_operator(name: str, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("setting", ["argument", "environment"])
+def test_as_the_lowering_of_the_operator(name: str, setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._dynamo.testing import EagerAndRecordGraphs
 
     core = plif_core(function_spike)
     arguments = CASES[5].arguments(4)
-    options: dict[str, Any] = {"lowering": name} if how == "argument" else {}
-    if how == "environment":
+    options: dict[str, Any] = {"lowering": name} if setting == "argument" else {}
+    if setting == "environment":
         monkeypatch.setenv("FLEXSN_HOP_LOWERING", name)
     backend = EagerAndRecordGraphs()
     run = torch.compile(functools.partial(flex_sn_scan, core, 1, 1, 1, **options), fullgraph=True, backend=backend)

@@ -117,17 +117,17 @@ class Unrolled:
 
     version = "1"
 
-    def __init__(self, interval: int = 1, why: str | None = None, name: str = "unrolled") -> None:
+    def __init__(self, interval: int = 1, reason: str | None = None, name: str = "unrolled") -> None:
         self.name = name
         self.interval = interval
-        self.why = why
+        self.reason = reason
         self.traced: list[ScanLayout | BackwardLayout] = []
 
     def checkpoint_interval(self, core: torch.fx.GraphModule, primals: Sequence[Any]) -> int:
         return self.interval
 
     def why_unavailable(self, flat_args: Sequence[Any]) -> str | None:
-        return self.why
+        return self.reason
 
     def forward(
         self, core: torch.fx.GraphModule, layout: ScanLayout, flat_args: Sequence[Any]
@@ -243,7 +243,7 @@ def test_a_state_declared_as_zeros_that_is_not_zero(final: bool) -> None:
 def test_auto_falls_back_to_the_loop_and_kernel_does_not(
     register: Callable[[ScanLowering], None],
 ) -> None:
-    lowering = Unrolled(why="it is a test")
+    lowering = Unrolled(reason="it is a test")
     register(lowering)
     arguments = CASES[5].arguments(3, requires_grad=False)
     run = torch.compile(network(flex_sn_scan), fullgraph=True)
@@ -272,7 +272,7 @@ class Refusing(Unrolled):
 
 
 def test_the_first_that_can_takes_the_scan() -> None:
-    away, picky, taker = Unrolled(why="it is away", name="away"), Refusing("picky", "not this core"), Unrolled(2)
+    away, picky, taker = Unrolled(reason="it is away", name="away"), Refusing("picky", "not this core"), Unrolled(2)
     half = Refusing("half", "no gradient", only_backward=True)
     for lowering in (away, picky, half, taker):
         register_scan_lowering(lowering)
@@ -285,7 +285,7 @@ def test_the_first_that_can_takes_the_scan() -> None:
 
 
 def test_the_error_names_the_reason_of_each_lowering() -> None:
-    register_scan_lowering(Unrolled(why="it is away", name="away"))
+    register_scan_lowering(Unrolled(reason="it is away", name="away"))
     register_scan_lowering(Refusing("picky", "not this core"))
     arguments = CASES[5].arguments(3, requires_grad=False)
     with pytest.warns(UserWarning, match="as a loop, without kernels: away: it is away; picky: not this core"):
@@ -302,8 +302,8 @@ def test_the_error_names_the_reason_of_each_lowering() -> None:
 
 def test_the_order_is_not_that_of_imports() -> None:
     """Checks that lowerings precede the kernels only by name, directly or through another, in any import order."""
-    behind = {"mine": None, "front": "flexsn_runtime", "yours": None, "ahead": "front", "lost": "nobody"}
-    for name, before in behind.items():
+    successors = {"mine": None, "front": "flexsn_runtime", "yours": None, "ahead": "front", "lost": "nobody"}
+    for name, before in successors.items():
         register_scan_lowering(Unrolled(name=name), before=before)
     assert list(scan_lowerings()) == ["mine", "yours", "ahead", "front", "lost"]
     with pytest.raises(errors.LoweringError, match="'flexsn_runtime' is the name of the kernels of that package"):
@@ -340,7 +340,7 @@ class Faulty(Unrolled):
         self.fault = fault
 
     def why_unavailable(self, flat_args: Sequence[Any]) -> str | None:
-        if self.fault == "why":
+        if self.fault == "reason":
             raise IndexError("out of range")
         return None
 
@@ -363,7 +363,7 @@ class Faulty(Unrolled):
 
 
 FAULTS = {
-    "why": "why_unavailable of the lowering 'faulty' failed with IndexError: out of range; lowering='loop'",
+    "reason": "why_unavailable of the lowering 'faulty' failed with IndexError: out of range; lowering='loop'",
     "interval": "checkpoint_interval of the lowering 'faulty' returned 0; it must return an int, 1 or more",
     "raises": "forward of the lowering 'faulty' failed with KeyError: 'lost'",
     "count": "forward of the lowering 'faulty' returned . results; the layout requires",

@@ -41,12 +41,12 @@ def test_the_operator_can_be_copied_and_pickled() -> None:
 
 def test_a_missing_hook_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert why_dynamo_hop_unavailable() is None
-    gone = {"torch._dynamo.variables.builder": ("wrap_fx_proxy", "a_hook_that_is_gone")}
-    monkeypatch.setattr(_dynamo, "_REQUIRED_FOR_DYNAMO", gone)
+    missing_hooks = {"torch._dynamo.variables.builder": ("wrap_fx_proxy", "a_missing_hook")}
+    monkeypatch.setattr(_dynamo, "_REQUIRED_FOR_DYNAMO", missing_hooks)
     assert dynamo_hop_available() is False
-    why = why_dynamo_hop_unavailable()
-    assert why is not None
-    assert "a_hook_that_is_gone" in why
-    assert torch.__version__ in why
+    reason = why_dynamo_hop_unavailable()
+    assert reason is not None
+    assert "a_missing_hook" in reason
+    assert torch.__version__ in reason
     (doubled,) = flex_sn_scan(lambda x: 2 * x, 1, 0, 1, torch.ones(3))
     assert doubled.tolist() == [2.0, 2.0, 2.0]

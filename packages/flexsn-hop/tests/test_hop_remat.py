@@ -43,8 +43,8 @@ def assert_equal_bits(run: Callable[..., Any], name: str, remat: int) -> None:
     case = recurrence(name, 11)
     expected = train(run, case.step, case.init, case.xs, case.options)
     actual = train(run, case.step, case.init, case.xs, {**case.options, "remat": remat})
-    for one, other in zip(actual, expected, strict=True):
-        assert torch.equal(one, other) if isinstance(one, Tensor) else one == other
+    for ours, theirs in zip(actual, expected, strict=True):
+        assert torch.equal(ours, theirs) if isinstance(ours, Tensor) else ours == theirs
 
 
 @pytest.mark.parametrize("remat", [1, 3, 4, 11, 50])
@@ -95,9 +95,9 @@ def test_a_compiled_scan_keeps_every_kth_carry() -> None:
 
     for remat, carries in ((None, steps - 1), (interval, steps // interval - 1)):
         compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
-        kept = saved_bytes(lambda compiled=compiled, remat=remat: compiled(remat))  # type: ignore[misc]
+        num_bytes = saved_bytes(lambda compiled=compiled, remat=remat: compiled(remat))  # type: ignore[misc]
         inputs = 4 * (steps + size)
-        assert 4 * size * carries <= kept <= 4 * size * (carries + 1) + inputs
+        assert 4 * size * carries <= num_bytes <= 4 * size * (carries + 1) + inputs
 
 
 def test_eager_mode_computes_a_segment_again() -> None:

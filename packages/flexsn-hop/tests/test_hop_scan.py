@@ -64,8 +64,8 @@ def test_differentiable_twice(name: str) -> None:
 def test_forward_mode(name: str) -> None:
     case = recurrence(name, 4)
 
-    def run(how: Scan, init: Any, xs: Any) -> Any:
-        return float_leaves(how(case.step, init, xs, **case.options))
+    def run(run_scan: Scan, init: Any, xs: Any) -> Any:
+        return float_leaves(run_scan(case.step, init, xs, **case.options))
 
     tangents = tree_map(torch.cos, (case.init, case.xs))
     expected = jvp(functools.partial(run, looped), (case.init, case.xs), tangents)
@@ -82,26 +82,26 @@ def test_vmap() -> None:
     pair: Any = (0, 0)
     dims: Any = (Belief(*pair), {"seen": 1, "noise": None})
 
-    def one(how: Scan, belief: Belief, xs: dict[str, Tensor]) -> Any:
-        last, (means, _) = how(kalman, belief, xs)  # vmap does not accept None
+    def filter_one(run_scan: Scan, belief: Belief, xs: dict[str, Tensor]) -> Any:
+        last, (means, _) = run_scan(kalman, belief, xs)  # vmap does not accept None
         return last, means
 
-    results = vmap(functools.partial(one, scan), dims)(beliefs, xs)
-    torch.testing.assert_close(results, vmap(functools.partial(one, looped), dims)(beliefs, xs))
+    results = vmap(functools.partial(filter_one, scan), dims)(beliefs, xs)
+    torch.testing.assert_close(results, vmap(functools.partial(filter_one, looped), dims)(beliefs, xs))
     assert isinstance(results[0], Belief)
 
-    def gradient(how: Scan) -> Any:
-        return vmap(grad(lambda belief, xs: loss(one(how, belief, xs))), dims)(beliefs, xs)
+    def gradient(run_scan: Scan) -> Any:
+        return vmap(grad(lambda belief, xs: loss(filter_one(run_scan, belief, xs))), dims)(beliefs, xs)
 
     torch.testing.assert_close(gradient(scan), gradient(looped))
 
 
 def test_vmap_without_inputs() -> None:
-    def powers(how: Scan, base: Tensor) -> Any:
-        return how(lambda power, _: (power * base, power.sum()), torch.ones(3, dtype=torch.float64), length=4)
+    def powers(run_scan: Scan, base: Tensor) -> Any:
+        return run_scan(lambda power, _: (power * base, power.sum()), torch.ones(3, dtype=torch.float64), length=4)
 
     bases = draw(6, 3)
-    results, expected = (vmap(functools.partial(powers, how))(bases) for how in (scan, looped))
+    results, expected = (vmap(functools.partial(powers, run_scan))(bases) for run_scan in (scan, looped))
     torch.testing.assert_close(results, expected)
     jacobian = jacfwd(lambda base: powers(scan, base)[1])(bases[0])
     torch.testing.assert_close(jacobian, jacfwd(lambda base: powers(looped, base)[1])(bases[0]))
@@ -111,8 +111,8 @@ def test_captured_tensors_get_gradients() -> None:
     decay, module = draw(3).requires_grad_(), torch.nn.Linear(3, 3, dtype=torch.float64)
     leaves = [decay, *module.parameters()]
 
-    def gradients(how: Scan) -> Any:
-        results = how(lambda h, x: (h * decay + module(x), h.sum()), draw(3), draw(5, 3))
+    def gradients(run_scan: Scan) -> Any:
+        results = run_scan(lambda h, x: (h * decay + module(x), h.sum()), draw(3), draw(5, 3))
         return torch.autograd.grad(loss(results), leaves)
 
     torch.testing.assert_close(gradients(scan), gradients(looped))
@@ -254,10 +254,10 @@ def test_no_steps_keeps_the_carrys_gradient_and_does_not_call_step_with_data(cap
     carry, _ = scan(moving_average, init, draw(0, 3))
     (gradient,) = torch.autograd.grad(carry.sum(), init)
     assert gradient.tolist() == [1, 1, 1]
-    why = "called on tensors without data, to find the shapes of y, and failed: "
-    with pytest.raises(errors.EmptyScanError, match=why):
+    message = "called on tensors without data, to find the shapes of y, and failed: "
+    with pytest.raises(errors.EmptyScanError, match=message):
         scan(lambda carry, x: (carry, x if x.sum() > 0 else carry), init, draw(0, 3))
-    with pytest.raises(errors.EmptyScanError, match=f"{why}.*fails on data, too"):
+    with pytest.raises(errors.EmptyScanError, match=f"{message}.*fails on data, too"):
         scan(lambda carry, x: (carry, x @ torch.ones(7, 7)), init, draw(0, 3))
     assert not caplog.records
 

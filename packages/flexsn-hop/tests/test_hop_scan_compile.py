@@ -85,9 +85,9 @@ def test_one_compilation_for_all_lengths() -> None:
 
 
 def test_length_that_depends_on_data() -> None:
-    def powers(how: Scan, x: Tensor, length: Any) -> Any:
+    def powers(run_scan: Scan, x: Tensor, length: Any) -> Any:
         torch._check(length >= 1)
-        return how(lambda power, _: (power * x, power), torch.ones_like(x), length=length)
+        return run_scan(lambda power, _: (power * x, power), torch.ones_like(x), length=length)
 
     x = draw(3).requires_grad_()
     with torch._dynamo.config.patch(capture_scalar_outputs=True):
@@ -98,8 +98,8 @@ def test_length_that_depends_on_data() -> None:
 
 
 def test_length_is_a_size() -> None:
-    def powers(how: Scan, x: Tensor) -> Any:
-        return how(lambda power, _: (power * 0.5, power), x[0], length=x.shape[0] + 1)
+    def powers(run_scan: Scan, x: Tensor) -> Any:
+        return run_scan(lambda power, _: (power * 0.5, power), x[0], length=x.shape[0] + 1)
 
     counter = CompileCounter()
     run = torch.compile(functools.partial(powers, scan), fullgraph=True, backend=counter)
@@ -113,10 +113,10 @@ def test_length_is_a_size() -> None:
 @pytest.mark.long(all_but=["symbolic"])
 @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
 def test_make_fx(mode: Any) -> None:
-    def run(how: Scan, init: Tensor, x: Tensor, decay: Tensor) -> Any:
+    def run(run_scan: Scan, init: Tensor, x: Tensor, decay: Tensor) -> Any:
         rate = decay.sigmoid()
-        counted, _ = how(lambda c, _: (c + rate, None), init, length=x.shape[0])
-        return how(lambda c, x: (c * rate + x, {"y": c.sum()}), counted, x, reverse=True)
+        counted, _ = run_scan(lambda c, _: (c + rate, None), init, length=x.shape[0])
+        return run_scan(lambda c, x: (c * rate + x, {"y": c.sum()}), counted, x, reverse=True)
 
     sizes = []
     for steps in (3, 40):
@@ -245,10 +245,10 @@ def test_no_steps_are_checked_as_many_are(step: Any, error: type[Exception]) -> 
 
     compiled = torch.compile(run, fullgraph=True, backend="eager")
     messages = set()
-    for how in (run, compiled):
+    for function in (run, compiled):
         for steps in (0, 2):
             with pytest.raises(error) as raised:
-                how(draw(3), draw(steps, 3))
+                function(draw(3), draw(steps, 3))
             messages.add(str(raised.value).split("\n", maxsplit=1)[0])
     assert len(messages) == 1
 
@@ -280,13 +280,13 @@ def test_containers_of_the_users_own(kind: Any) -> None:
 def test_transforms() -> None:
     init = draw(3)
 
-    def network(how: Scan, x: Tensor) -> Tensor:
-        return loss(how(moving_average, init, x))
+    def network(run_scan: Scan, x: Tensor) -> Tensor:
+        return loss(run_scan(moving_average, init, x))
 
-    def everything(how: Scan, x: Tensor, one: Tensor) -> Any:
-        run = functools.partial(network, how)
-        twice = grad(lambda x: grad(run)(x).square().sum())(one)
-        return vmap(run)(x), vmap(grad(run))(x), jvp(run, (one,), (one.cos(),)), twice
+    def everything(run_scan: Scan, x: Tensor, row: Tensor) -> Any:
+        run = functools.partial(network, run_scan)
+        twice = grad(lambda x: grad(run)(x).square().sum())(row)
+        return vmap(run)(x), vmap(grad(run))(x), jvp(run, (row,), (row.cos(),)), twice
 
     arguments = draw(2, 4, 3), draw(4, 3)
     run = torch.compile(functools.partial(everything, scan), fullgraph=True, backend="aot_eager")
@@ -323,9 +323,9 @@ def test_random_numbers_and_writes_are_refused() -> None:
 def test_several_scans_in_one_network() -> None:
     cells, init = [MinimalGRU(3, 4), MinimalGRU(4, 4)], draw(2, 4)
 
-    def network(how: Scan, x: Tensor) -> Tensor:
+    def network(run_scan: Scan, x: Tensor) -> Tensor:
         for cell in cells:
-            _, ys = how(cell, init, x.movedim(-1, 0) if cell is cells[0] else x)
+            _, ys = run_scan(cell, init, x.movedim(-1, 0) if cell is cells[0] else x)
             x = ys["h"]
         return loss(x)
 
@@ -337,9 +337,9 @@ def test_several_scans_in_one_network() -> None:
 
 
 def test_trees_that_dynamo_makes_itself() -> None:
-    def run(how: Scan, x: Tensor) -> Any:
+    def run(run_scan: Scan, x: Tensor) -> Any:
         init = {"a": (x[0], None), "b": [x[1] * 2]}
-        carry, ys = how(
+        carry, ys = run_scan(
             lambda c, x: ({"b": [c["b"][0] + x["u"]], "a": (c["a"][0] * 0.5, None)}, (None, [c["a"][0], x["v"]])),
             init,
             {"u": x, "v": x.long()},

@@ -219,9 +219,9 @@ def core(x, v):
 run = torch.compile(lambda x, v: flex_sn_scan(core, 1, 1, 1, x, v)[0], fullgraph=True)
 x = torch.ones(4, 3, requires_grad=True)
 run(x, torch.zeros(3)).sum().backward()
-found = counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
+hits = counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
 missed = counters["inductor"]["fxgraph_cache_miss"]
-print(found, missed)
+print(hits, missed)
 """
 
 
