@@ -53,12 +53,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the tests marked long, too")
 
 
-def fits(item: pytest.Item, pattern: str) -> bool:
+def matches(item: pytest.Item, pattern: str) -> bool:
     """Returns True if a pattern matches the parameters of a test: `"lif-*"` matches those of `test_x[lif-5]`."""
     return fnmatchcase(item.nodeid.partition("[")[2].rpartition("]")[0], pattern)
 
 
-def patterns(item: pytest.Item) -> tuple[str, ...] | None:
+def list_patterns(item: pytest.Item) -> tuple[str, ...] | None:
     """Returns the patterns of parameters with which a test marked `long` runs without `--long`; `None`: no mark."""
     mark = item.get_closest_marker("long")
     return None if mark is None else tuple(mark.kwargs.get("all_but", ()))
@@ -68,8 +68,8 @@ def patterns(item: pytest.Item) -> tuple[str, ...] | None:
 def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class) -> Generator[None, Any, Any]:
     """Checks that each pattern of `all_but` matches parameters of the test."""
     items = yield
-    for pattern in (patterns(items[0]) if isinstance(items, list) and items else None) or ():
-        if not any(fits(item, pattern) for item in items):
+    for pattern in (list_patterns(items[0]) if isinstance(items, list) and items else None) or ():
+        if not any(matches(item, pattern) for item in items):
             raise pytest.UsageError(f"{items[0].nodeid}: all_but={pattern!r} fits none of the parameters")
     return items
 
@@ -78,12 +78,12 @@ def leave_out_long(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Removes the long tests from `items`, except those for a GPU; pytest counts them as deselected."""
 
     def is_long(item: pytest.Item) -> bool:
-        kept = patterns(item)
-        return kept is not None and not any(fits(item, pattern) for pattern in kept)
+        exceptions = list_patterns(item)
+        return exceptions is not None and not any(matches(item, pattern) for pattern in exceptions)
 
     long = [item for item in items if is_long(item) and item.get_closest_marker("gpu") is None]
-    left = set(long)
-    items[:] = [item for item in items if item not in left]
+    removed = set(long)
+    items[:] = [item for item in items if item not in removed]
     config.hook.pytest_deselected(items=long)
 
 
@@ -137,11 +137,11 @@ def language_is_prepared_once() -> None:
         scopes.prepared.add(used)
         return scope
 
-    def restored(scope: Any) -> None:
+    def restore_scope(scope: Any) -> None:
         scopes.prepared.clear()
         restore(scope)
 
-    interpreter._patch_lang, scopes.restore = prepare_once, restored
+    interpreter._patch_lang, scopes.restore = prepare_once, restore_scope
 
 
 @pytest.fixture
@@ -189,9 +189,9 @@ def compiler() -> None:
     """Skips tests that run kernels in C++ unless a compiler is on the path."""
     from flexsn_codegen.targets.cpp import why_no_compiler  # imported here, since a wheel's tests may run without it
 
-    why = why_no_compiler()
-    if why is not None:
-        pytest.skip(why)
+    reason = why_no_compiler()
+    if reason is not None:
+        pytest.skip(reason)
 
 
 @pytest.fixture(autouse=True)
@@ -213,13 +213,13 @@ def native_runs(monkeypatch: pytest.MonkeyPatch) -> list[NativeScan]:
     runs: list[NativeScan] = []
     run = NativeScan.run
 
-    def noted(scan: NativeScan, tensors: Sequence[Tensor | None]) -> list[Tensor]:
+    def record_run(scan: NativeScan, tensors: Sequence[Tensor | None]) -> list[Tensor]:
         runs.append(scan)
         return run(scan, tensors)
 
-    def noted_again(make: Callable[..., Any]) -> Callable[..., Any]:
-        def made(scan: NativeScan, *given: Any) -> Any:
-            again = make(scan, *given)
+    def record_repeats(make: Callable[..., Any]) -> Callable[..., Any]:
+        def make_recorded(scan: NativeScan, *arguments: Any) -> Any:
+            again = make(scan, *arguments)
 
             def repeat(tensors: Sequence[Tensor | None]) -> list[Tensor] | None:
                 results: list[Tensor] | None = again(tensors)
@@ -229,11 +229,11 @@ def native_runs(monkeypatch: pytest.MonkeyPatch) -> list[NativeScan]:
 
             return None if again is None else repeat
 
-        return made
+        return make_recorded
 
-    monkeypatch.setattr(NativeScan, "run", noted)
+    monkeypatch.setattr(NativeScan, "run", record_run)
     for name in ("again", "after"):
-        monkeypatch.setattr(NativeScan, name, noted_again(getattr(NativeScan, name)))
+        monkeypatch.setattr(NativeScan, name, record_repeats(getattr(NativeScan, name)))
     return runs
 
 
@@ -245,9 +245,11 @@ def python_gradients(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, ...]]:
     needs: list[tuple[bool, ...]] = []
     gradients = TrainedScan.gradients
 
-    def noted(scan: TrainedScan, tensors: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
+    def record_needs(
+        scan: TrainedScan, tensors: Sequence[Tensor | None], needed: Sequence[bool]
+    ) -> Sequence[Tensor | None]:
         needs.append(tuple(needed))
         return gradients(scan, tensors, needed)
 
-    monkeypatch.setattr(TrainedScan, "gradients", noted)
+    monkeypatch.setattr(TrainedScan, "gradients", record_needs)
     return needs
