@@ -91,7 +91,7 @@ RIGHT: dict[str, Callable[[Tensor, Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_right(name: str) -> None:
+def test_correct_formulas_have_autograds_gradients(name: str) -> None:
     check_step(RIGHT[name], arguments(), (1, 1, 1))
 
 
@@ -147,7 +147,7 @@ REFUSED: dict[str, tuple[Callable[[Tensor, Tensor], Any], type[Exception], str]]
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused(name: str) -> None:
+def test_wrong_formulas_are_refused_with_their_line(name: str) -> None:
     core, error, message = REFUSED[name]
     trace = trace_step(core, 1, 1, 1, arguments())  # the forward can be traced
     with pytest.raises(error, match=message) as caught:
@@ -155,7 +155,7 @@ def test_refused(name: str) -> None:
     assert re.search(r"test_graph_backward_formulas\.py:\d+", str(caught.value)), "no source line"
 
 
-def test_clamp_of_a_sum_over_an_input_that_broadcasts() -> None:
+def test_clamped_gradient_of_a_broadcast_input_is_refused() -> None:
     core = function(lambda b: b * 2.0, lambda g, b: g.clamp(-1, 1))
     x, v = arguments()
     trace = trace_step(lambda b, x, v: (x + core(b), v), 2, 1, 1, (x[0], x, v))
@@ -163,7 +163,7 @@ def test_clamp_of_a_sum_over_an_input_that_broadcasts() -> None:
         trace.vjp([True, True], [True] * 3)
 
 
-def test_gradient_of_an_input_that_broadcasts_is_not_counted_twice() -> None:
+def test_gradient_of_a_broadcast_input_is_counted_once() -> None:
     core = function(lambda b: b * 2.0, lambda g, b: b)
     x, v = arguments()
     trace = trace_step(lambda b, x, v: (x + core(b), v), 2, 1, 1, (x[0], x, v))
@@ -171,7 +171,7 @@ def test_gradient_of_an_input_that_broadcasts_is_not_counted_twice() -> None:
         trace.vjp([True, True], [True] * 3)
 
 
-def test_new_style_function_with_gradients_that_are_not_materialised() -> None:
+def test_function_with_setup_context_and_absent_gradients_has_autograds_gradients() -> None:
     class Function(torch.autograd.Function):
         @staticmethod
         def forward(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
@@ -199,7 +199,7 @@ def test_new_style_function_with_gradients_that_are_not_materialised() -> None:
     assert trace.vjp([False, True], [True] * 3).gradients == (0, None, 1)
 
 
-def test_a_constant_gradient_beside_products_is_refused() -> None:
+def test_constant_gradient_in_a_step_with_products_is_refused() -> None:
     constant = function(lambda x, w: x * w, lambda grad, x, w: (grad * w, torch.full_like(w, 2.0)))
     zeros = torch.zeros(2, 3, dtype=torch.float64)
     step = trace_core(lambda x, v: (v, constant(x + v @ SQUARE, W)), 1, 1, 1, (zeros, zeros))

@@ -25,14 +25,14 @@ def parameter(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.linspace(-1, 1, torch.Size(shape).numel(), dtype=torch.float64).view(shape))
 
 
-def test_in_order_of_first_use_and_once_each() -> None:
+def test_captured_tensors_are_listed_once_in_order_of_first_use() -> None:
     a, b, c = parameter(4), torch.ones(4, dtype=torch.float64), parameter(3, 1)
     trace = check_step(lambda x, v: (x * b + a * c * b, v * a), arguments(), (1, 1, 1))
     assert [id(t) for t in trace.lifted] == [id(b), id(a), id(c)]
     assert [str(v) for v in trace.lifted_values] == ["[4] float64", "[4] float64", "[3, 1] float64"]
 
 
-def test_layouts_say_how_each_element_reads() -> None:
+def test_layouts_describe_the_element_that_each_position_reads() -> None:
     scalar, row, column, both = parameter(), parameter(4), parameter(3), parameter(4, 3)
     core = lambda x, v: (x * scalar + row, v * column[:, None] * both.t())  # noqa: E731
     trace = check_step(core, arguments(), (1, 1, 1))
@@ -44,7 +44,7 @@ def test_layouts_say_how_each_element_reads() -> None:
     }
 
 
-def test_a_tensor_that_is_read_in_the_backward_pass_alone_has_no_forward_layout() -> None:
+def test_tensor_that_only_the_backward_reads_has_no_forward_layout() -> None:
     w = torch.ones(4, dtype=torch.float64)
 
     class Function(torch.autograd.Function):
@@ -70,7 +70,7 @@ DATA_AND_OTHERS: dict[str, Callable[[nn.Parameter], tuple[Tensor, Tensor]]] = {
 
 
 @pytest.mark.parametrize("name", DATA_AND_OTHERS)
-def test_the_same_memory_is_one_tensor_and_has_its_gradient(name: str) -> None:
+def test_tensors_with_equal_memory_are_lifted_once_and_have_a_gradient(name: str) -> None:
     w = parameter(4)
     tensors = DATA_AND_OTHERS[name](w)
 
@@ -90,33 +90,33 @@ def test_data_alone_is_constant_for_autograd() -> None:
     assert trace.vjp([True, True], [True] * 3).gradients == (0, 1, None)
 
 
-def test_two_parameters_with_the_same_memory_have_a_gradient_each() -> None:
+def test_each_of_two_parameters_with_equal_memory_has_a_gradient() -> None:
     w = parameter(4)
     u = nn.Parameter(w.data)
     trace = check_step(lambda x, v: (x * w, v * u), arguments(), (1, 1, 1))
     assert [id(t) for t in trace.lifted] == [id(w), id(u)]
 
 
-def test_two_views_of_one_tensor() -> None:
+def test_two_views_of_one_tensor_are_lifted_separately() -> None:
     rows = parameter(2, 4)
     first, second = rows[0], rows[1]
     trace = check_step(lambda x, v: (x * first, v * second), arguments(), (1, 1, 1))
     assert [id(t) for t in trace.lifted] == [id(first), id(second)]
 
 
-def test_a_tensor_with_a_history() -> None:
+def test_tensor_with_an_autograd_history_is_lifted() -> None:
     w = parameter(4).exp()
     trace = check_step(lambda x, v: (x * w, v), arguments(), (1, 1, 1))
     assert trace.lifted[0] is w
 
 
-def test_a_tensor_that_needs_no_gradient_has_none() -> None:
+def test_tensor_without_requires_grad_has_no_gradient() -> None:
     for w in (parameter(4).requires_grad_(False), torch.arange(4), torch.tensor([True, False, True, True])):
         trace = check_step(lambda x, v, w=w: (torch.where(w > 0, x, v) * w, v), arguments(), (1, 1, 1))
         assert trace.vjp([True, True], [True] * 3).gradients == (0, 1, None)
 
 
-def test_a_zero_dimensional_integer_does_not_promote() -> None:
+def test_zero_dimensional_integer_does_not_promote() -> None:
     n = torch.tensor(3)
     x = torch.randn(5).half()
     trace = trace_step(lambda x: x * n, 1, 0, 1, (x,))
@@ -124,7 +124,7 @@ def test_a_zero_dimensional_integer_does_not_promote() -> None:
     assert_forward_equal(trace, lambda x: x * n, (x,))
 
 
-def test_an_update_in_place_is_seen() -> None:
+def test_update_in_place_is_used() -> None:
     core = PLIF(torch.zeros(4, dtype=torch.float64))
     trace = trace_step(core, 1, 1, 1, arguments())
     before = run_forward(trace, arguments())
@@ -134,7 +134,7 @@ def test_an_update_in_place_is_seen() -> None:
     assert not torch.equal(before[1], run_forward(trace, arguments())[1])
 
 
-def test_a_new_dtype_or_shape_is_reported() -> None:
+def test_new_dtype_or_shape_is_reported() -> None:
     for change in (lambda m: m.half(), lambda m: setattr(m.w, "data", torch.zeros(3, 4))):
         core = PLIF(torch.zeros(4, dtype=torch.float64))
         trace = trace_step(core, 1, 1, 1, arguments())
@@ -143,7 +143,7 @@ def test_a_new_dtype_or_shape_is_reported() -> None:
             trace.vjp([True, True], [True] * 3)
 
 
-def test_a_parameter_that_was_replaced_is_reported() -> None:
+def test_replaced_parameter_is_reported() -> None:
     core = PLIF(torch.zeros(4, dtype=torch.float64))
     trace = trace_step(core, 1, 1, 1, arguments())
     core.w = parameter(4)
@@ -151,7 +151,7 @@ def test_a_parameter_that_was_replaced_is_reported() -> None:
         trace.vjp([True, True], [True] * 3)
 
 
-def test_a_trace_is_only_valid_for_equal_requires_grad() -> None:
+def test_trace_is_only_valid_for_equal_requires_grad() -> None:
     core = PLIF(torch.zeros(4, dtype=torch.float64))
     trace = trace_step(core, 1, 1, 1, arguments())
     core.w.requires_grad_(False)
@@ -160,7 +160,7 @@ def test_a_trace_is_only_valid_for_equal_requires_grad() -> None:
     assert not core.w.requires_grad
 
 
-def test_gradient_hooks_are_left_for_the_real_gradient() -> None:
+def test_gradient_hooks_run_only_for_the_real_gradient() -> None:
     w = parameter(4)
     calls: list[Tensor] = []
 
@@ -177,7 +177,7 @@ def test_gradient_hooks_are_left_for_the_real_gradient() -> None:
     assert len(calls) == 1, "the hook was lost"
 
 
-def test_a_part_of_a_tensor_that_needs_no_gradient() -> None:
+def test_part_of_a_tensor_without_requires_grad_is_lifted() -> None:
     rows = torch.randn(2, 4, dtype=torch.float64)
     for part in (lambda: rows[1], lambda: rows.unbind(0)[1], lambda: rows[1:2]):
         trace = check_step(lambda x, v, part=part: (x * part(), v), arguments(), (1, 1, 1))
@@ -196,7 +196,7 @@ REFUSED: dict[str, tuple[Callable[[Tensor, Tensor], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused(name: str) -> None:
+def test_captured_objects_without_kernels_are_refused(name: str) -> None:
     core, message = REFUSED[name]
     with pytest.raises(CaptureError, match=message) as caught:
         trace_step(lambda x, v: (core(x, v)[0], v), 1, 1, 1, (PLACE, PLACE))

@@ -68,7 +68,7 @@ CASES = [
     ]
 )
 @pytest.mark.parametrize(("lines", "number"), CASES)
-def test_a_number_is_as_on_the_cpu(lines: str, number: str, another_device: str) -> None:
+def test_number_on_the_cpu_works_with_tensors_on_another_device(lines: str, number: str, another_device: str) -> None:
     graphs = []
     for device in ("cpu", another_device):
         namespace: dict[str, Any] = {

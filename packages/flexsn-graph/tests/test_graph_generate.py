@@ -68,13 +68,13 @@ def check_pair(
 
 @pytest.mark.long(all_but=["izhikevich", "lif_hard_detached"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_forward_and_backward_of_cores(case: Case) -> None:
+def test_forward_and_backward_equal_autograd(case: Case) -> None:
     forward, _ = check_pair(case.core, case.arguments(), (3, 5))
     info = extract_info(forward, case.num_inputs, case.num_states, case.num_outputs)
     assert info.num_fwd_kernel_returns <= len(info.fwd_core_returns)
 
 
-def test_forward_and_backward_with_captured_tensors() -> None:
+def test_captured_tensors_have_autograds_gradients() -> None:
     torch.manual_seed(0)
     core = PLIF(torch.randn(3, dtype=torch.float64), lambda w: w[:, None])
     x, v = torch.randn(2, 2, 3, 4, dtype=torch.float64)
@@ -84,7 +84,7 @@ def test_forward_and_backward_with_captured_tensors() -> None:
     assert node.meta["layout"] == LiftedLayout((0, 1, 0), 0)
 
 
-def test_broadcasting_inputs() -> None:
+def test_inputs_broadcast() -> None:
     """Tests a gated activation with a bias per channel, which is a pointwise kernel without a scan."""
 
     def function(x: Tensor, gate: Tensor, bias: Tensor) -> Tensor:
@@ -98,14 +98,14 @@ def test_broadcasting_inputs() -> None:
     check_pair(function, (x, gate, bias), (6, 4), rtol=1e-15)
 
 
-def test_results_of_several_shapes() -> None:
+def test_results_may_have_different_shapes() -> None:
     x, b = torch.randn(3, 4), torch.randn(4)
     graph = generate_inference_graph(lambda x, b: (x * b, b * 2.0), (x, b))
     for ours, theirs in zip(run(graph, (x, b), (3, 4)), (x * b, (b * 2.0).expand(3, 4)), strict=True):
         assert_same(ours, theirs)
 
 
-def test_a_gradient_that_would_be_counted_several_times_is_refused() -> None:
+def test_gradient_that_would_be_counted_several_times_is_refused() -> None:
     """Checks that small results have their gradient once, not once for each element that shares it."""
     x, b, c = torch.zeros(3, 4), torch.zeros(4), torch.zeros(4)
     with pytest.raises(NonPointwiseError, match="reduces a gradient"):
@@ -120,7 +120,7 @@ def test_results_that_are_not_differentiable_have_no_gradient_argument() -> None
     assert [n.name for n in placeholders(backward)] == ["saved_0", "grad_result_1"]
 
 
-def test_requires_grad_chooses_the_gradients() -> None:
+def test_requires_grad_selects_the_gradients() -> None:
     x, v = torch.zeros(2, 3, dtype=torch.float64)
     for mask in ((True, False), (False, True), (True, True)):
         _, backward = generate_forward_and_backward_graph(lif_core(), (x, v), mask)
@@ -131,7 +131,7 @@ def test_requires_grad_chooses_the_gradients() -> None:
     assert [entry is not None for entry in output.args[0]] == [True, False]
 
 
-def test_the_cut_saves_little() -> None:
+def test_minimum_cut_saves_few_values() -> None:
     """Checks that LIF saves at most its two arguments and the spike, but no membrane or surrogate values."""
     x, v = torch.zeros(2, 100)
     forward, _ = generate_forward_and_backward_graph(lif_core(), (x, v))

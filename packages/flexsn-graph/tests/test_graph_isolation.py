@@ -40,12 +40,12 @@ PLAIN = lif_core()
 
 @pytest.mark.long(all_but=["lif_custom_op", "alif", "if"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_the_same_core_gives_the_same_graph(case: Case) -> None:
+def test_traces_of_one_core_have_equal_graphs(case: Case) -> None:
     first, second = (printed(trace_step(case.core, *case.counts, case.arguments())) for _ in range(2))
     assert first == second
 
 
-def test_the_same_core_gives_the_same_graph_in_every_process() -> None:
+def test_graphs_are_equal_in_every_process() -> None:
     code = "from test_graph_isolation import printed_everything; print(printed_everything())"
     source = Path(sys.modules["flexsn_graph"].__file__ or "").parents[1]
     other = subprocess.run(
@@ -61,7 +61,7 @@ def test_the_same_core_gives_the_same_graph_in_every_process() -> None:
 
 @pytest.mark.long(all_but=["alif", "lif_hard"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_trace_inside_of_a_backward_cites_the_same_lines(case: Case) -> None:
+def test_trace_inside_of_a_backward_cites_the_same_lines(case: Case) -> None:
     """Traces in the same way as a runtime that compiles the backward at its first use."""
     actual: list[list[str | None]] = []
 
@@ -118,7 +118,7 @@ def test_captured_parameters_are_not_touched() -> None:
     assert type(core.w) is torch.nn.Parameter
 
 
-def test_examples_without_data() -> None:
+def test_examples_need_no_data() -> None:
     core = PLIF(torch.zeros(3))
     expected = printed(trace_step(core, 1, 1, 1, zeros()))
     meta = torch.empty(2, 3, device="meta")
@@ -131,19 +131,19 @@ def test_examples_without_data() -> None:
     assert printed(trace_step(PLAIN, 1, 1, 1, (gpu, gpu))) == printed(trace_step(PLAIN, 1, 1, 1, zeros()))
 
 
-def test_huge_examples_cost_nothing() -> None:
+def test_huge_examples_need_no_memory() -> None:
     huge = torch.empty(2**20, 2**20, device="meta")
     assert trace_step(PLAIN, 1, 1, 1, (huge, huge)).step_shape == (2**20, 2**20)
 
 
-def test_strided_examples_give_the_same_graph() -> None:
+def test_strided_examples_have_an_equal_graph() -> None:
     x = torch.zeros(3, 2).t()
     expected = printed(trace_step(PLAIN, 1, 1, 1, zeros()))
     assert printed(trace_step(PLAIN, 1, 1, 1, (x, torch.zeros(1, 1).expand(2, 3)))) == expected
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
-def test_modes_around_the_trace_do_not_matter() -> None:
+def test_modes_around_the_trace_have_no_effect() -> None:
     core = PLIF(torch.zeros(3))
     expected = printed(trace_step(core, 1, 1, 1, zeros()))
     examples = zeros()
@@ -161,7 +161,7 @@ def test_modes_around_the_trace_do_not_matter() -> None:
     assert torch.is_grad_enabled()
 
 
-def test_autocast_around_the_trace_does_not_apply_and_inside_the_core_does() -> None:
+def test_only_autocast_inside_the_core_applies() -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         # Autocast runs this function in float32.
         return torch.nn.functional.huber_loss(x, v, reduction="none"), v
@@ -188,7 +188,7 @@ def test_the_environment_is_restored_after_an_error() -> None:
     assert torch.zeros(3).sum().item() == 0.0, "a mode is still active"
 
 
-def test_tracing_inside_another_trace() -> None:
+def test_core_is_traced_while_torch_traces_an_op() -> None:
     """Traces a core in the fake implementation of a custom op, while torch traces the op."""
     expected = printed(trace_step(PLAIN, 1, 1, 1, zeros()))
     inner_graphs: list[str] = []
@@ -202,7 +202,7 @@ def test_tracing_inside_another_trace() -> None:
     assert len([n for n in graph.nodes if n.op == "call_function"]) == 1
 
 
-def test_threads_trace_at_the_same_time() -> None:
+def test_several_threads_can_trace_at_once() -> None:
     expected = printed(trace_step(PLAIN, 1, 1, 1, zeros()))
     results: list[str] = []
 
@@ -218,7 +218,7 @@ def test_threads_trace_at_the_same_time() -> None:
     assert results == [expected] * 12
 
 
-def test_a_trace_can_be_used_after_its_core_is_gone_from_the_caller() -> None:
+def test_trace_outlives_the_callers_core() -> None:
     trace = trace_step(lif_core(), 1, 1, 1, zeros())
     gc.collect()
     assert trace.vjp([True, True], [True, True]).gradients == (0, 1)
@@ -230,7 +230,7 @@ def test_both_generators_are_deterministic() -> None:
     assert [str(g) for g in first] == [str(g) for g in second]
 
 
-def test_the_memory_that_torch_uses_for_each_number_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_torch_for_constants_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_torch_private, "_MOST_FAKE_RESULTS", len(_torch_private._fake_results) + 8)
     most = 0
     for number in range(12):

@@ -100,7 +100,7 @@ CORES: dict[str, tuple[Callable[[], Callable[..., Any]], int]] = {
 
 
 @pytest.mark.parametrize("name", CORES)
-def test_kind(name: str) -> None:
+def test_each_callable_is_traced(name: str) -> None:
     make, captured = CORES[name]
     trace = check_step(make(), arguments(), (1, 1, 1))
     assert len(trace.lifted) == captured
@@ -116,7 +116,7 @@ def test_compiled_functions_are_not_compiled_while_tracing() -> None:
 
 # The warning's category depends on torch's version, and its text on Python's version.
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
-def test_scripted_and_traced() -> None:
+def test_scripted_and_jit_traced_cores_are_traced() -> None:
     cores: list[Any] = [
         torch.jit.script(scripted),
         torch.jit.script(ScriptedNeuron()),
@@ -128,7 +128,7 @@ def test_scripted_and_traced() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
-def test_a_refusal_inside_scripted_code_keeps_its_class() -> None:
+def test_refusal_inside_scripted_code_keeps_its_class() -> None:
     def flipped(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return torch.rand_like(x), v
 
@@ -137,14 +137,14 @@ def test_a_refusal_inside_scripted_code_keeps_its_class() -> None:
 
 
 @pytest.mark.parametrize("surrogate", [spike, op_spike, detach_spike])
-def test_surrogates(surrogate: Callable[[Tensor], Tensor]) -> None:
+def test_surrogates_become_prims(surrogate: Callable[[Tensor], Tensor]) -> None:
     """Checks that the op of a `torch.library.custom_op` is replaced by the operations of its function."""
     trace = check_step(lif_core(surrogate=surrogate), arguments(), (1, 1, 1))
     namespaces = {n.target.namespace for n in trace.forward.graph.nodes if n.op == "call_function"}
     assert namespaces == {"prims"}
 
 
-def test_a_surrogate_with_a_captured_parameter_through_apply() -> None:
+def test_surrogate_that_receives_a_captured_parameter_has_its_gradient() -> None:
     class Surrogate(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Tensor, alpha: Tensor) -> Tensor:
@@ -170,7 +170,7 @@ def test_a_surrogate_with_a_captured_parameter_through_apply() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:flexsn_graph_tests_opaque..twice. an autograd kernel was not registered")
-def test_an_op_of_another_library_stays_as_it_is() -> None:
+def test_op_of_another_library_is_unchanged() -> None:
     """Checks an op without a Python body, for which a kernel rule may exist."""
     library: Any = torch.library.Library("flexsn_graph_tests_opaque", "DEF")
     library.define("twice(Tensor x) -> Tensor")
@@ -181,7 +181,7 @@ def test_an_op_of_another_library_stays_as_it_is() -> None:
     assert op.default in [n.target for n in trace.forward.graph.nodes]
 
 
-def test_in_place_ops_on_local_values() -> None:
+def test_in_place_ops_on_local_values_are_allowed() -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         h = v.clone()
         h += x
@@ -208,7 +208,7 @@ def test_grad_mode_inside_the_core_is_honoured() -> None:
     check_step(core, arguments(), (1, 1, 1), rtol=1e-15)
 
 
-def test_elements_that_are_moved_and_moved_back() -> None:
+def test_elements_that_are_moved_and_moved_back_are_accepted() -> None:
     w = parameter()
     x, v = torch.randn(2, 2, 4, 3, 5, dtype=torch.float64)
 
@@ -247,12 +247,12 @@ class Counter:
 
 
 @pytest.mark.parametrize("method", ["counts", "counts_in_a_tensor", "alternates", "keeps", "keeps_quietly"])
-def test_cores_with_a_memory_of_their_own_are_refused(method: str) -> None:
+def test_cores_with_state_between_calls_are_refused(method: str) -> None:
     with pytest.raises(StatefulCoreError, match=r"differently in each call|keeps a tensor|from an earlier call"):
         trace_step(getattr(Counter(), method), 1, 1, 1, arguments())
 
 
-def test_module_parameters_in_two_submodules() -> None:
+def test_parameters_of_two_submodules_are_captured() -> None:
     first, second = PLIF(torch.zeros(4, dtype=torch.float64)), PLIF(torch.ones(4, dtype=torch.float64))
 
     def core(x: Tensor, v: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -241,7 +241,7 @@ def content(storage: Any) -> list[Any]:
 
 @pytest.mark.long(all_but=["attribute", "buffer", "in_a_list", "closure", "memo", "class_attribute", "slots"])
 @pytest.mark.parametrize("make", KINDS)
-def test_an_object_that_stores_a_tensor_is_named_and_restored(make: Callable[[], tuple[Any, Step, str]]) -> None:
+def test_object_that_stores_a_tensor_is_named_and_restored(make: Callable[[], tuple[Any, Step, str]]) -> None:
     storage, core, name = make()
     old_values = content(storage)
     for _ in range(2):
@@ -255,7 +255,7 @@ def test_an_object_that_stores_a_tensor_is_named_and_restored(make: Callable[[],
     core(torch.ones(4), torch.zeros(4))  # the core still runs as a plain function
 
 
-def test_the_line_is_the_one_that_writes() -> None:
+def test_error_cites_the_line_that_writes() -> None:
     _, core, _ = attribute()
     with pytest.raises(StatefulCoreError) as raised:
         trace_step(core, 1, 1, 1, (torch.zeros(4), torch.zeros(4)))
@@ -290,7 +290,7 @@ def test_other_values_that_a_core_writes_are_restored() -> None:
     assert not core._non_persistent_buffers_set
 
 
-def test_a_core_that_fails_leaves_nothing() -> None:
+def test_core_that_fails_leaves_no_changes() -> None:
     memory = SimpleNamespace(trace=None, count=0)
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -315,7 +315,7 @@ class Backward(torch.autograd.Function):
         return grads[0] * 2.0
 
 
-def test_a_backward_formula_that_keeps_a_tensor() -> None:
+def test_backward_formula_that_stores_a_tensor_is_refused() -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         out: Tensor = Backward.apply(x)
         return out, v
@@ -342,7 +342,7 @@ def squashed(linear: nn.Linear) -> None:
 
 
 @pytest.mark.parametrize("hook", [pruned, normed, squashed])
-def test_forward_pre_hooks_that_set_attributes(hook: Callable[[nn.Linear], None]) -> None:
+def test_attributes_set_by_forward_pre_hooks_are_restored(hook: Callable[[nn.Linear], None]) -> None:
     linear = nn.Linear(4, 4, bias=False)
     hook(linear)
 
@@ -361,7 +361,7 @@ def test_forward_pre_hooks_that_set_attributes(hook: Callable[[nn.Linear], None]
 
 
 @pytest.mark.parametrize("size", [None, 128])
-def test_a_function_that_caches_results_of_tensors(size: int | None) -> None:
+def test_function_that_caches_results_of_tensors_is_refused(size: int | None) -> None:
     w = nn.Parameter(torch.ones(4))
 
     @lru_cache(size)
@@ -373,7 +373,7 @@ def test_a_function_that_caches_results_of_tensors(size: int | None) -> None:
     assert power.cache_info().currsize == 0
 
 
-def test_a_function_that_caches_numbers() -> None:
+def test_function_that_caches_numbers_is_accepted() -> None:
     half = lru_cache(lambda n: n / 2)
     trace = trace_step(lambda x, v: (x * half(3), v), 1, 1, 1, (torch.zeros(4), torch.zeros(4)))
     assert trace.reads.fetch() is not None

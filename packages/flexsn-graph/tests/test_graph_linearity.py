@@ -50,7 +50,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize(("formula", "linear"), [*((f, True) for f in LINEAR), *((f, False) for f in OTHERS)])
-def test_is_linear(formula: str, linear: bool) -> None:
+def test_linearity_of_backward_formulas_is_detected(formula: str, linear: bool) -> None:
     passed = with_backward({**LINEAR, **OTHERS}[formula])
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,7 +61,7 @@ def test_is_linear(formula: str, linear: bool) -> None:
     assert is_linear(trace.vjp(trace.differentiable, (True, True)), COTANGENTS) == linear
 
 
-def test_a_step_is_linear_in_its_state_or_not() -> None:
+def test_linearity_of_a_step_in_its_state_is_detected() -> None:
     examples = (torch.rand(3), torch.rand(3))
     leaky = trace_step(lambda x, v: (0.5 * v, x * v), 1, 1, 1, examples)
     with_input = trace_step(lambda x, v: (0.5 * v + x, 0.5 * v + x), 1, 1, 1, examples)
@@ -84,7 +84,7 @@ NOT_AFFINE = {
 
 
 @pytest.mark.parametrize("step", AFFINE)
-def test_linear_part(step: str) -> None:
+def test_linear_part_of_an_affine_step_has_no_constant(step: str) -> None:
     def core(x: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return (torch.tanh(v) * x, *AFFINE[step](x, v, w))  # type: ignore[no-untyped-call]
 
@@ -100,14 +100,14 @@ def test_linear_part(step: str) -> None:
 
 
 @pytest.mark.parametrize("step", NOT_AFFINE)
-def test_a_step_that_is_not_affine_has_no_linear_part(step: str) -> None:
+def test_step_that_is_not_affine_has_no_linear_part(step: str) -> None:
     def core(x: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return (v, *NOT_AFFINE[step](x, v, w))  # type: ignore[no-untyped-call]
 
     assert linear_part(trace_step(core, 1, 2, 1, (torch.rand(5),) * 3).forward) is None
 
 
-def test_the_linear_part_is_that_of_the_step_and_not_of_its_gradient() -> None:
+def test_linear_part_belongs_to_the_step_and_not_to_its_gradient() -> None:
     passed = with_backward(lambda v, g: 0.1 * g)
     v = torch.rand(3)
     part = linear_part(trace_step(lambda x, v: (v, 0.5 * passed(v) + x), 1, 1, 1, (v, v)).forward)

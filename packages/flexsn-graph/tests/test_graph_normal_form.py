@@ -31,7 +31,7 @@ def names(graph: fx.Graph) -> list[str]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_form(case: Case) -> None:
+def test_graphs_have_the_normal_form(case: Case) -> None:
     trace = trace_step(case.core, *case.counts, case.arguments())
     vjp = trace.vjp([True] * len(trace.differentiable), [True] * (case.num_inputs + case.num_states))
     for graph in (trace.forward.graph, vjp.graph):
@@ -46,19 +46,19 @@ def test_form(case: Case) -> None:
         assert len({str(key) for key in keys}) == len(keys), "an op is there twice"
 
 
-def test_lif_is_as_small_as_by_hand() -> None:
+def test_lif_has_as_few_ops_as_by_hand() -> None:
     """Expects `sub div add sub ge convert` up to the spike, and `sub mul` for the reset."""
     trace = trace_step(lif_core(), 1, 1, 1, (torch.zeros(3), torch.zeros(3)))
     expected = "sub div add sub ge convert_element_type sub mul"
     assert names(trace.forward.graph) == expected.split()
 
 
-def test_values_that_are_not_returned_are_not_computed() -> None:
+def test_unused_values_are_not_computed() -> None:
     trace = trace_step(lambda x, v: (x + 1.0, torch.exp(v) * 0.0 + v, v)[::2], 1, 1, 1, CASES[0].arguments())
     assert [n.target for n in calls(trace.forward.graph)] == [prims.add.default]
 
 
-def test_the_same_expression_twice_is_one_node() -> None:
+def test_equal_expressions_are_one_node() -> None:
     trace = trace_step(lambda x: (x * 2.0 + 1.0) * (x * 2.0 + 1.0), 1, 0, 1, (torch.zeros(3),))
     assert names(trace.forward.graph) == ["mul", "add", "mul"]
 
@@ -68,7 +68,7 @@ def test_zeros_of_both_signs_are_two_constants() -> None:
     assert len(calls(trace.forward.graph)) == 2
 
 
-def test_nodes_carry_the_users_line() -> None:
+def test_nodes_cite_the_users_line() -> None:
     def core(x: Tensor) -> Tensor:
         y = x * 3.0
         return y.sigmoid()
@@ -83,7 +83,7 @@ def test_nodes_carry_the_users_line() -> None:
     assert all(f'{__file__}", line {first + 1}' in (n.stack_trace or "") for n in calls(vjp.graph)[-1:])
 
 
-def test_names_of_placeholders() -> None:
+def test_placeholders_are_named_by_their_roles() -> None:
     w = torch.zeros(3)
     trace = trace_step(lambda x, y, v: (x + w, y, v), 2, 1, 2, (torch.zeros(3),) * 3)
     placeholders = [n.name for n in trace.forward.graph.nodes if n.op == "placeholder"]
@@ -120,7 +120,7 @@ def test_growth_is_close_to_linear() -> None:
     assert cost(40) < 8 * 1.2 * cost(5)
 
 
-def test_a_copy_of_a_broadcast_value_has_memory_of_its_own() -> None:
+def test_copy_of_a_broadcast_value_is_contiguous() -> None:
     """Tests a view of the copy that the value's own strides could not express."""
 
     def viewed(target: Tensor, value: Tensor) -> Tensor:

@@ -101,7 +101,7 @@ RIGHT: dict[str, tuple[Core, int, int]] = {
     ]
 )
 @pytest.mark.parametrize("name", RIGHT)
-def test_equals_eager_and_has_its_gradients(name: str) -> None:
+def test_values_and_gradients_equal_eager_mode(name: str) -> None:
     core, captured, lifted = RIGHT[name]
     trace = check_step(core, arguments(), (1, 1, 1), rtol=1e-15)
     assert len(trace.captured) == captured
@@ -110,7 +110,7 @@ def test_equals_eager_and_has_its_gradients(name: str) -> None:
     assert [(tuple(t.shape), t.dtype) for t in values] == [(v.shape, v.dtype) for v in trace.lifted_values]
 
 
-def test_computations_that_a_step_can_do_stay_in_the_step() -> None:
+def test_elementwise_operations_remain_in_the_step() -> None:
     """Checks simple operations. They cost nothing in the step, but a kernel launch outside of it."""
     core: Core = lambda x, v: (x * U.sigmoid() + U.view(4, 1).clamp(0, 1).expand(4, 4).t(), v)  # noqa: E731
     trace = traced(core)
@@ -138,7 +138,7 @@ def test_lift_uses_the_autocast_settings_of_the_trace() -> None:
 
 
 @pytest.mark.parametrize("around", [False, True])
-def test_the_prologue_runs_under_the_autocast_of_the_core(around: bool) -> None:
+def test_prologue_runs_under_the_autocast_of_the_core(around: bool) -> None:
     table = SQUARE.detach().float().requires_grad_()
 
     def core(x: Tensor, v: Tensor) -> Any:
@@ -179,7 +179,7 @@ def test_only_needed_values_are_computed() -> None:
     assert "aten.flip.default" not in calls
 
 
-def test_where_no_gradient_flows_it_has_none() -> None:
+def test_detached_values_have_no_gradient() -> None:
     def core(x: Tensor, v: Tensor) -> Any:
         with torch.no_grad():
             fixed = U.sum()
@@ -203,12 +203,12 @@ class Surrogate(torch.autograd.Function):
         return grads[0] * w.mean(), (grads[0] * x).sum(0)
 
 
-def test_inside_an_autograd_function() -> None:
+def test_values_inside_an_autograd_function_are_hoisted() -> None:
     trace = check_step(lambda x, v: (Surrogate.apply(x, U), v), arguments(), (1, 1, 1))
     assert trace.captured == (U,)
 
 
-def test_a_trace_is_only_valid_for_equal_requires_grad() -> None:
+def test_trace_is_only_valid_for_equal_requires_grad() -> None:
     w = parameter(2, 4)
     core: Core = lambda x, v: (x * w[0], v)  # noqa: E731
     trace = traced(core)
@@ -221,7 +221,7 @@ def test_a_trace_is_only_valid_for_equal_requires_grad() -> None:
     assert_vjp_equal(trace, core, (x, v), (x, v))
 
 
-def test_a_captured_tensor_that_changed_is_reported() -> None:
+def test_changed_captured_tensor_is_reported() -> None:
     holder = {"w": parameter(2, 4)}
     trace = traced(lambda x, v: (x * holder["w"][0], v))
     holder["w"] = parameter(2, 4)
@@ -229,7 +229,7 @@ def test_a_captured_tensor_that_changed_is_reported() -> None:
         trace.vjp([True, True], [True] * 3)
 
 
-def test_a_caller_that_does_not_lift_gets_an_error() -> None:
+def test_caller_without_a_prologue_receives_an_error() -> None:
     with pytest.raises(CaptureError, match=r"(?s)calls sum on captured tensors alone.*test_graph_prologue"):
         _ = traced(lambda x, v: (x * U.sum(), v)).lifted
 
@@ -248,7 +248,7 @@ REFUSED: dict[str, tuple[type[Exception], str, Core]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused(name: str) -> None:
+def test_operations_that_cannot_be_hoisted_are_refused(name: str) -> None:
     error, op, function = REFUSED[name]
     before = [t.detach().clone() for t in (U, W)]
     with pytest.raises(error, match=op) as caught:
@@ -257,6 +257,6 @@ def test_refused(name: str) -> None:
     assert all(torch.equal(t, old) for t, old in zip((U, W), before, strict=True))
 
 
-def test_a_plain_graph_has_no_prologue() -> None:
+def test_elementwise_graph_has_no_prologue() -> None:
     with pytest.raises(NonPointwiseError, match=r"aten.sum"):
         generate_inference_graph(lambda x: x * U.sum(), (torch.zeros(4),))

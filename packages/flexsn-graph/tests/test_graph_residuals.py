@@ -38,7 +38,7 @@ PARAMETRIC = Case("plif_per_channel", PLIF(torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5
 
 @pytest.mark.long(all_but=["two_by_two", "plif_per_channel", "lif_hard", "alif"])
 @pytest.mark.parametrize("case", [*CASES, PARAMETRIC], ids=lambda case: case.name)
-def test_values_and_every_subset_of_gradients(case: Case) -> None:
+def test_values_and_all_subsets_of_gradients_are_equal(case: Case) -> None:
     arguments = case.arguments()
     trace, vjp = traced(case, arguments)
     residuals = keep_residuals(trace, vjp)
@@ -74,7 +74,7 @@ def measure_residuals(core: Core, num_inputs: int, *shapes: tuple[int, ...]) -> 
     return residuals.dtypes, residuals.traffic
 
 
-def test_bytes() -> None:
+def test_fewest_bytes_are_moved() -> None:
     shape = (3, 5)
     # An input is read once more. A state, or a value computed from both, is written and read.
     assert measure_residuals(lambda x, v: (x * x, v + x), 1, shape, shape) == ((), 4.0)

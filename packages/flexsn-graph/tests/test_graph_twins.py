@@ -200,7 +200,7 @@ def change(core: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["module", "closure", "recurrent"])
-def test_vjps_of_a_twin_are_its_own(name: str) -> None:
+def test_twin_has_its_own_vjps(name: str) -> None:
     first, second = TWINS[name](), TWINS[name]()
     trace = traced(first)
     twin = trace.of_twin(second)
@@ -213,7 +213,7 @@ def test_vjps_of_a_twin_are_its_own(name: str) -> None:
     assert str(getattr(actual, "graph", actual)) == str(getattr(expected, "graph", expected)) or name == "recurrent"
 
 
-def test_a_twin_holds_nothing_of_the_first_instance() -> None:
+def test_twin_does_not_keep_the_first_instance_alive() -> None:
     first, second = Neuron(), Neuron()
     twin = traced(first).of_twin(second)
     assert twin is not None
@@ -278,7 +278,7 @@ OTHERS: dict[str, Callable[[], tuple[Core, Core]]] = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_another_core_is_no_twin(name: str) -> None:
+def test_different_core_is_no_twin(name: str) -> None:
     first, second = OTHERS[name]()
     assert traced(first).of_twin(second) is None
 
@@ -337,7 +337,7 @@ def by_cache() -> tuple[Core, Core]:
 
 
 @pytest.mark.parametrize("make", [by_identity, by_hash, by_key, by_clock, by_cache])
-def test_a_core_that_distinguishes_objects_has_no_twin(make: Callable[[], tuple[Core, Core]]) -> None:
+def test_core_that_distinguishes_objects_has_no_twin(make: Callable[[], tuple[Core, Core]]) -> None:
     first, second = make()
     assert traced(first).of_twin(second) is None
 
@@ -392,7 +392,7 @@ def require_all(trace: StepTrace | RecurrentTrace) -> list[bool]:
 
 
 @pytest.mark.parametrize("name", OF_ANY_SIZE)
-def test_a_trace_serves_other_batch_sizes(name: str) -> None:
+def test_trace_serves_other_batch_sizes(name: str) -> None:
     core = OF_ANY_SIZE[name]()
     trace = traced(core)
     larger = of_batch(trace, 6)
@@ -425,7 +425,7 @@ def parts(staged: StagedStep) -> list[object]:
 
 
 @pytest.mark.parametrize("name", OF_ONE_SIZE)
-def test_a_core_that_depends_on_sizes_is_traced_for_each(name: str) -> None:
+def test_core_that_depends_on_sizes_is_traced_for_each_size(name: str) -> None:
     trace = traced(OF_ONE_SIZE[name]())
     assert isinstance(trace, StepTrace)
     trace.vjp((True, True), require_all(trace))
@@ -433,11 +433,11 @@ def test_a_core_that_depends_on_sizes_is_traced_for_each(name: str) -> None:
 
 
 @pytest.mark.parametrize("batch", [0, 1])
-def test_sizes_that_broadcast_are_other_traces(batch: int) -> None:
+def test_sizes_that_broadcast_have_separate_traces(batch: int) -> None:
     assert of_batch(traced(Neuron()), batch) is None
 
 
-def test_an_input_that_broadcasts_stays_as_it_is() -> None:
+def test_broadcast_input_keeps_its_size() -> None:
     trace = trace_core(Neuron(), 1, 1, 1, (torch.zeros(7), torch.zeros(5, 7)))
     row, value = StepValue((7,), torch.float32), StepValue((6, 7), torch.float32)
     larger = trace.of_batch([row], [value])
@@ -448,7 +448,7 @@ def test_an_input_that_broadcasts_stays_as_it_is() -> None:
     assert trace.of_batch([row], [StepValue((6, 7), torch.float64)]) is None
 
 
-def test_a_trace_of_a_frozen_tensor_is_not_one_of_a_trained_one() -> None:
+def test_trace_of_a_frozen_tensor_does_not_serve_a_trained_tensor() -> None:
     core = Neuron()
     core.decay.weight.requires_grad_(False)
     trace = traced(core)

@@ -39,7 +39,7 @@ READS: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = {
 
 @pytest.mark.long(all_but=["one", "view", "none_index", "expand", "transposed", "flat", "after_a_function"])
 @pytest.mark.parametrize("read", READS)
-def test_captured_parameter(read: str) -> None:
+def test_captured_parameter_has_autograds_gradient(read: str) -> None:
     shape, function = READS[read]
     torch.manual_seed(0)
     core = PLIF(torch.randn(shape, dtype=torch.float64), function)
@@ -49,7 +49,7 @@ def test_captured_parameter(read: str) -> None:
     assert trace.lifted[0] is core.w
 
 
-def test_captured_parameter_that_is_not_contiguous() -> None:
+def test_parameter_that_is_not_contiguous_has_autograds_gradient() -> None:
     torch.manual_seed(0)
     core = PLIF(torch.randn(4, 2, 3, dtype=torch.float64).permute(2, 0, 1)[:, :, 1], lambda w: w[:, :, None])
     assert not core.w.is_contiguous()
@@ -59,7 +59,7 @@ def test_captured_parameter_that_is_not_contiguous() -> None:
 
 @pytest.mark.long(all_but=["shape0", "shape3", "shape5"])
 @pytest.mark.parametrize("shape", [(), (1,), (4,), (3, 1), (1, 4), (1, 1, 3, 4)])
-def test_input_smaller_than_the_step(shape: tuple[int, ...]) -> None:
+def test_gradient_of_a_broadcast_input_has_the_steps_shape(shape: tuple[int, ...]) -> None:
     """Checks that the gradient has the step's shape, from which the sum to the input's shape is computed."""
     torch.manual_seed(0)
     small = torch.randn(shape, dtype=torch.float64)
@@ -73,7 +73,7 @@ def test_input_smaller_than_the_step(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (2, 1), (1, 3), (1,), ()])
-def test_step_with_sizes_of_one(shape: tuple[int, ...]) -> None:
+def test_steps_with_sizes_of_one_have_autograds_gradients(shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     core = PLIF(torch.randn(shape, dtype=torch.float64), lambda w: w * 1.5)
     x, v = torch.randn(2, *shape, dtype=torch.float64)
@@ -85,7 +85,7 @@ def test_step_with_sizes_of_one(shape: tuple[int, ...]) -> None:
 )
 @pytest.mark.parametrize("cotangents", list(itertools.product([True, False], repeat=2)))
 @pytest.mark.parametrize("required", list(itertools.product([True, False], repeat=3)))
-def test_masks(cotangents: tuple[bool, ...], required: tuple[bool, ...]) -> None:
+def test_gradients_exist_exactly_as_required(cotangents: tuple[bool, ...], required: tuple[bool, ...]) -> None:
     torch.manual_seed(0)
     core = PLIF(torch.randn(3, dtype=torch.float64))
     x, v, *grads = torch.randn(4, 2, 3, dtype=torch.float64)
@@ -99,7 +99,7 @@ def test_masks(cotangents: tuple[bool, ...], required: tuple[bool, ...]) -> None
             torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
-def test_all_eight_cotangent_masks_of_two_outputs_and_a_state() -> None:
+def test_all_masks_of_cotangents_have_autograds_gradients() -> None:
     """Also tests the last mask, with which no gradient is present and nothing is computed."""
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -142,7 +142,7 @@ def test_gradients_that_are_always_zero_are_absent() -> None:
     assert_vjp_equal(trace, core, (x, y, z, n, v), (g, h))
 
 
-def test_results_that_no_gradient_can_flow_through() -> None:
+def test_results_without_a_gradient_are_not_differentiable() -> None:
     trace = trace_step(lambda x, v: (x > v, v * x), 1, 1, 1, (torch.zeros(3), torch.zeros(3)))
     assert trace.differentiable == (False, True)
     frozen = torch.zeros(3)
@@ -152,7 +152,7 @@ def test_results_that_no_gradient_can_flow_through() -> None:
     assert trace.vjp([True, True], [True] * 3).gradients == (None, 0, None)
 
 
-def test_results_that_alias() -> None:
+def test_aliased_results_have_autograds_gradients() -> None:
     w = torch.nn.Parameter(torch.randn(4, dtype=torch.float64))
     cores: list[Callable[..., tuple[Tensor, ...]]] = [
         lambda x, v: (x + v,) * 2,
@@ -175,13 +175,13 @@ def test_half_precision_gradients_round_as_autograd_does() -> None:
         assert_vjp_equal(trace, lif_core(), (x, v), (g, h), tolerance=0.0)
 
 
-def test_masks_of_the_wrong_length() -> None:
+def test_masks_of_wrong_lengths_are_refused() -> None:
     trace = trace_step(lif_core(), 1, 1, 1, (torch.zeros(3), torch.zeros(3)))
     with pytest.raises(RequiresGradError, match=r"masks for 1 results and 3 arguments.*2 results and 2 arg"):
         trace.vjp([True], [True] * 3)
 
 
-def test_a_core_without_a_derivative_still_serves_inference() -> None:
+def test_core_without_a_derivative_serves_inference() -> None:
     def core(x: Tensor) -> Tensor:
         return torch.heaviside(x, torch.tensor(1.0))
 
@@ -210,7 +210,7 @@ LOGITS: dict[str, Callable[..., Tensor]] = {
 )
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", LOGITS)
-def test_logit_and_cross_entropy_at_special_values(name: str, dtype: torch.dtype) -> None:
+def test_logit_and_cross_entropy_equal_eager_mode_at_special_values(name: str, dtype: torch.dtype) -> None:
     """Tests infinity. Torch's decomposition of the cross entropy returns NaN there, and eager mode returns infinity."""
     special = [0.0, 1.0, 0.5, 0.25, 2.0, -1.0, 100.0, -100.0, float("inf"), float("-inf")]
     if name != "logit_eps":  # in eager mode, NaN depends on the element's position in memory

@@ -45,10 +45,10 @@ def made_of(function: Callable[[Tensor, Tensor], Tensor]) -> object:
 
 
 @pytest.mark.parametrize("name", YES)
-def test_zeros_and_ones(name: str) -> None:
+def test_results_of_zeros_and_ones_are_recognized(name: str) -> None:
     assert made_of(YES[name]) is None
 
 
 @pytest.mark.parametrize("name", NO)
-def test_others(name: str) -> None:
+def test_other_results_are_not_recognized(name: str) -> None:
     assert made_of(NO[name]) is not None
