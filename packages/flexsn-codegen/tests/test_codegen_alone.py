@@ -91,7 +91,7 @@ def alone(file: Path, code: str) -> str:
 
 
 @pytest.mark.skipif(why_no_compiler() is not None, reason="needs a C++ compiler")
-def test_a_file_in_cpp_has_all_that_it_needs(module: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_file_in_cpp_runs_alone(module: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "--standalone", "codegen_alone:limited", *LIMITED, "--target", "cpp"]) == 0
     text = capsys.readouterr().out
     command = "python -m flexsn_codegen show --standalone codegen_alone:limited --arguments float32:4x24 float32:24 3.0"
@@ -116,7 +116,7 @@ def test_a_file_in_cpp_has_all_that_it_needs(module: Path, capsys: pytest.Captur
         torch.testing.assert_close(result, (x * torch.sigmoid(gate)).clamp(max=limit) * limit**0.5)
 
 
-def test_a_file_in_triton_imports_nothing_of_ours(module: Path) -> None:
+def test_file_in_triton_runs_alone(module: Path) -> None:
     file = printed(module, "codegen_alone:limited", *LIMITED)
     assert "show --standalone codegen_alone:limited --arguments float32:4x24" in file.read_text()
     actual = alone(
@@ -143,7 +143,7 @@ def test_modules_and_functions_that_cut_are_shown(module: Path, capsys: pytest.C
         assert "template <int64_t BLOCK" in capsys.readouterr().out
 
 
-def test_a_target_that_does_not_exist_leaves_no_file(module: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_target_writes_no_file(module: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["compile", "codegen_alone:swiglu", "--arguments", "float32:3x16", "--output", "made", "--target"]
     assert main([*command, "cpp", "h100"]) == 2
     assert "there is no target 'h100'. Targets are cpp" in capsys.readouterr().err

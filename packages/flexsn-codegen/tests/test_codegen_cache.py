@@ -64,13 +64,13 @@ def test_folder_and_files_are_private(folder: Path) -> None:
     assert not list(folder.glob("*.tmp"))
 
 
-def test_same_source_same_object_and_another_is_another(folder: Path) -> None:
+def test_equal_sources_share_a_kernel(folder: Path) -> None:
     first, again, other = (compile_triton_code_str(source(number=n), "kernel") for n in (1, 1, 2))
     assert first is again
     assert first is not other
 
 
-def test_a_limited_number_of_modules_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limited_number_of_modules_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Checks that the most recently requested modules are kept, and that a kernel in use works without its module."""
     monkeypatch.setattr(cache, "_MOST_LOADED", 4)
     monkeypatch.setattr(cache, "_loaded", {})
@@ -86,7 +86,9 @@ def test_a_limited_number_of_modules_is_kept(folder: Path, monkeypatch: pytest.M
     assert "x + 0" in inspect.getsource(first.fn)
 
 
-def test_verbose_prints_written_and_then_reused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verbose_reports_whether_the_file_was_written_or_reused(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for _ in range(2):
         compile_triton_code_str(source(number=3), "kernel", verbose=True)
     first, second = capsys.readouterr().out.splitlines()
@@ -95,7 +97,7 @@ def test_verbose_prints_written_and_then_reused(folder: Path, capsys: pytest.Cap
     assert str(folder) in first
 
 
-def test_a_file_that_was_changed_is_written_again(folder: Path) -> None:
+def test_changed_file_is_written_again(folder: Path) -> None:
     compile_triton_code_str(source(number=4), "kernel")
     (path,) = folder.glob("*.py")
     path.write_text("raise RuntimeError('changed')")
@@ -121,25 +123,25 @@ def test_name_space_is_injected_and_updated(folder: Path) -> None:
     assert "__name__" not in name_space
 
 
-def test_a_stale_name_does_not_pass_for_the_kernel(folder: Path) -> None:
+def test_stale_name_is_not_mistaken_for_the_kernel(folder: Path) -> None:
     name_space: dict[str, Any] = {"kernel": object()}
     with pytest.raises(KernelNameError, match=r"defines no 'kernel'; it defines .*'other'") as caught:
         compile_triton_code_str(source("other"), "kernel", name_space=name_space)
     assert isinstance(caught.value, ValueError)
 
 
-def test_a_stale_kernel_is_replaced(folder: Path) -> None:
+def test_stale_kernel_is_replaced(folder: Path) -> None:
     stale = object()
     name_space: dict[str, Any] = {"kernel": stale}
     assert compile_triton_code_str(source(), "kernel", name_space=name_space) is not stale
     assert name_space["kernel"] is not stale
 
 
-def test_names_with_two_underscores_are_kernels_too(folder: Path) -> None:
+def test_kernel_name_may_begin_with_two_underscores(folder: Path) -> None:
     assert compile_triton_code_str(source("__kernel"), "__kernel") is not None
 
 
-def test_a_source_that_fails_leaves_no_module(folder: Path) -> None:
+def test_source_that_fails_leaves_no_module(folder: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         compile_triton_code_str("1 / 0\n", "kernel")
     assert not any(name.startswith("flexsn_codegen._generated.kernel_") and "1 / 0" in name for name in sys.modules)
@@ -147,7 +149,7 @@ def test_a_source_that_fails_leaves_no_module(folder: Path) -> None:
         compile_triton_code_str("1 / 0\n", "kernel")
 
 
-def test_a_folder_that_others_can_write_is_refused(folder: Path) -> None:
+def test_folder_that_others_can_write_is_refused(folder: Path) -> None:
     folder.mkdir()
     folder.chmod(0o722)
     with pytest.raises(CacheFolderError, match="chmod 700") as caught:
@@ -155,14 +157,14 @@ def test_a_folder_that_others_can_write_is_refused(folder: Path) -> None:
     assert isinstance(caught.value, RuntimeError)
 
 
-def test_a_link_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_link_as_the_folder_is_refused(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "real").mkdir(mode=0o700)
     folder.symlink_to(tmp_path / "real")
     with pytest.raises(CacheFolderError, match="is a link"):
         cache_folder()
 
 
-def test_a_link_in_place_of_a_file_is_replaced_not_followed(folder: Path, tmp_path: Path) -> None:
+def test_link_instead_of_a_file_is_replaced_and_not_followed(folder: Path, tmp_path: Path) -> None:
     compile_triton_code_str(source(number=6), "kernel")
     (path,) = folder.glob("*.py")
     elsewhere = tmp_path / "elsewhere.py"
@@ -173,7 +175,7 @@ def test_a_link_in_place_of_a_file_is_replaced_not_followed(folder: Path, tmp_pa
     assert not path.is_symlink()
 
 
-def test_read_only_home_falls_back_to_the_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_temporary_folder_replaces_a_read_only_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home, temporary = tmp_path / "home", tmp_path / "temporary"
     home.mkdir()
     temporary.mkdir()
@@ -192,7 +194,7 @@ def test_read_only_home_falls_back_to_the_temporary_folder(tmp_path: Path, monke
     assert cache_folder() == temporary / f"flexsn-{os.getuid()}"
 
 
-def test_threads_racing_get_one_kernel(folder: Path) -> None:
+def test_racing_threads_share_one_kernel(folder: Path) -> None:
     actual: list[Any] = []
     barrier = threading.Barrier(8)
 
@@ -231,7 +233,7 @@ def race(ready: Any, prunes: bool) -> None:
 
 @forks
 @pytest.mark.parametrize("other", ["writes", "prunes"])
-def test_processes_racing_see_whole_files(folder: Path, other: str) -> None:
+def test_racing_processes_read_complete_files(folder: Path, other: str) -> None:
     """Tests two processes that write equal sources at once, and one whose files another process removes."""
     ready = FORK.Barrier(2)
     children = [FORK.Process(target=race, args=(ready, action == "prunes")) for action in ("writes", other)]
@@ -254,7 +256,7 @@ def compile_number(number: int) -> None:
 
 
 @forks
-def test_forked_processes_go_on(folder: Path) -> None:
+def test_forked_processes_can_load_sources(folder: Path) -> None:
     compile_triton_code_str(source(number=11), "kernel")
     children = [FORK.Process(target=compile_number, args=(11,)) for _ in range(3)]
     for child in children:
@@ -267,7 +269,7 @@ def test_forked_processes_go_on(folder: Path) -> None:
 
 
 @forks
-def test_a_fork_while_another_thread_loads_does_not_hang(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fork_while_another_thread_loads_does_not_hang(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests a child process with one thread. Without a new lock, it would wait forever for a thread of its parent."""
     inside, done = threading.Event(), threading.Event()
 
@@ -291,7 +293,7 @@ def test_a_fork_while_another_thread_loads_does_not_hang(folder: Path, monkeypat
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\x00not a text", b"", b"x = 1\n\x00"])
-def test_whatever_is_in_the_place_of_a_source_is_replaced(folder: Path, content: bytes) -> None:
+def test_wrong_content_of_a_file_is_replaced(folder: Path, content: bytes) -> None:
     compile_triton_code_str(source(number=12), "kernel")
     (path,) = folder.glob("*.py")
     path.write_bytes(content)
@@ -299,7 +301,7 @@ def test_whatever_is_in_the_place_of_a_source_is_replaced(folder: Path, content:
     assert path.read_text() == source(number=12)
 
 
-def test_an_empty_folder_in_its_place_is_replaced_and_a_full_one_named(folder: Path) -> None:
+def test_empty_folder_instead_of_a_file_is_replaced_and_a_full_folder_is_named(folder: Path) -> None:
     compile_triton_code_str(source(number=13), "kernel")
     (path,) = folder.glob("*.py")
     path.unlink()
@@ -315,7 +317,9 @@ def test_an_empty_folder_in_its_place_is_replaced_and_a_full_one_named(folder: P
 
 
 @pytest.mark.parametrize("below", ["", "deeper/still"])
-def test_a_variable_that_names_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, below: str) -> None:
+def test_cache_variable_that_names_a_file_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, below: str
+) -> None:
     (tmp_path / "file").write_text("mine")
     monkeypatch.setenv("FLEXSN_CACHE_DIR", str(tmp_path / "file" / below))
     with pytest.raises(CacheFolderError, match=r"file.*: (File exists|Not a directory).*FLEXSN_CACHE_DIR"):
@@ -327,7 +331,7 @@ def test_a_variable_that_names_a_file(tmp_path: Path, monkeypatch: pytest.Monkey
     ("mode", "refused"), [(0o777, True), (0o707, True), (0o1777, False), (0o755, False), (0o770, True)], ids=oct
 )
 @pytest.mark.parametrize("below", ["cache", "some/way/down"])
-def test_a_private_folder_below_one_that_others_write(
+def test_private_folder_below_a_shared_folder_is_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, refused: bool, below: str
 ) -> None:
     shared = tmp_path / "shared"
@@ -344,7 +348,7 @@ def test_a_private_folder_below_one_that_others_write(
         cache_folder()
 
 
-def test_a_link_on_the_way_is_followed_to_where_it_leads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_link_in_the_path_is_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     (tmp_path / "link").symlink_to(tmp_path / "open")
@@ -376,7 +380,7 @@ def compile_on_a_full_disk() -> None:
 @forks
 @pytest.mark.long(all_but=["True"])
 @pytest.mark.parametrize("explicit", [True, False])
-def test_a_full_disk_is_named_and_no_file_remains(
+def test_full_disk_is_named_and_no_file_remains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, explicit: bool
 ) -> None:
     for name, variable in (("home", "HOME"), ("temporary", "TMPDIR")):
@@ -394,7 +398,7 @@ def test_a_full_disk_is_named_and_no_file_remains(
     assert not list(tmp_path.rglob("*.tmp"))
 
 
-def test_a_full_home_leaves_the_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_temporary_folder_replaces_a_full_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home, temporary = tmp_path / "home", tmp_path / "temporary"
     home.mkdir()
     temporary.mkdir()
@@ -427,7 +431,7 @@ def as_somebody_else(temporary: Path) -> None:
 
 @forks
 @pytest.mark.skipif(os.getuid() != 0, reason="needs an administrator, who can become somebody else")
-def test_a_user_without_a_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_without_a_home_folder_can_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests a real read-only home: an administrator's folder, for another user."""
     temporary = Path(tempfile.mkdtemp(dir="/tmp"))
     try:
@@ -442,7 +446,7 @@ def test_a_user_without_a_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
         shutil.rmtree(temporary)
 
 
-def test_old_files_are_pruned_and_used_ones_kept(folder: Path) -> None:
+def test_old_files_are_pruned_and_used_files_are_kept(folder: Path) -> None:
     compile_triton_code_str(source(number=9), "kernel")
     compile_triton_code_str(source(number=10), "kernel")
     old = time.time() - 100 * 86400
@@ -472,7 +476,7 @@ except ImportError as error:
     assert issubclass(TritonMissingError, ImportError)
 
 
-def test_of_its_siblings_the_package_needs_graph_alone_and_no_numpy() -> None:
+def test_package_needs_only_graph_and_no_numpy() -> None:
     root = Path(flexsn_codegen.__file__).parent
     for path in root.rglob("*.py"):
         text = path.read_text()

@@ -77,7 +77,7 @@ def test_kernels_run_in_several_threads(threads: int, compiler: None) -> None:
     assert_runs(threads)
 
 
-def test_stored_libraries_are_found_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiler: None) -> None:
+def test_stored_libraries_are_reused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiler: None) -> None:
     assert_runs()
     (library,) = (tmp_path / "cache").glob("*.so")
     assert library.stat().st_mode & 0o077 == 0
@@ -102,7 +102,7 @@ def test_damaged_libraries_are_compiled_again(spoil: Callable[[Path], object], t
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_library_stays_open_while_its_program_is_referenced(tmp_path: Path, compiler: None) -> None:
+def test_library_remains_open_while_its_program_is_referenced(tmp_path: Path, compiler: None) -> None:
     def is_open() -> bool:
         (library,) = (tmp_path / "cache").glob("*.so")
         return str(library) in Path("/proc/self/maps").read_text()
@@ -121,7 +121,7 @@ def test_a_library_stays_open_while_its_program_is_referenced(tmp_path: Path, co
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="asks g++ what it did")
-def test_in_another_source_it_is_vector_code_whatever_the_flags(tmp_path: Path) -> None:
+def test_kernels_in_another_source_are_vectorised_despite_its_flags(tmp_path: Path) -> None:
     """Turns GCC's vectoriser off, as Inductor does. Several kernels are in one file, and one of them occurs twice."""
     first, second = (inlined(kernel().text((torch.float32,) * 3, block)) for block in (256, 512))
     source = tmp_path / "both.cpp"
@@ -144,7 +144,7 @@ def test_in_another_source_it_is_vector_code_whatever_the_flags(tmp_path: Path) 
         assert torch.equal(final, v)
 
 
-def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_compiler_is_named_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler -O2")
     assert "CXX names 'no-such-compiler -O2'" in (why_no_compiler() or "")
     with pytest.raises(CompilerMissingError, match="Unset it, or name a C"):
@@ -155,7 +155,7 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux" or not shutil.which("clang++"), reason="there is no clang++ here")
-def test_clang_has_openmp_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_openmp_of_clang_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "clang++")
     try:
         assert_runs(threads=2)
@@ -166,13 +166,13 @@ def test_clang_has_openmp_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "apt install libomp-dev" in remedy, "its OpenMP is not installed, or something else is wrong"
 
 
-def test_a_compiler_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusal_of_the_compiler_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", f"{shlex.quote(sys.executable)} -c 'raise SystemExit(1)'")  # needs no search of the path
     with pytest.raises(CompilationError, match=r"the C\+\+ compiler rejects a generated kernel\. Name another"):
         kernel().compiled((torch.float32,) * 3, 256)
 
 
-def test_a_compiler_that_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiler_that_writes_no_file_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", f"{shlex.quote(sys.executable)} -c 'raise SystemExit(0)'")
     with pytest.raises(CompilationError, match=r"compiler reports success, but wrote no file\. Name another"):
         kernel().compiled((torch.float32,) * 3, 256)
@@ -181,14 +181,14 @@ def test_a_compiler_that_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None
 FULL = "a kernel cannot be compiled in .*No space left on device.* Make room there, or name another folder in TMPDIR"
 
 
-def test_a_compiler_that_finds_the_disk_full(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_during_compilation_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     script = "import sys; sys.exit('kernel.s: No space left on device')"
     monkeypatch.setenv("CXX", f"{shlex.quote(sys.executable)} -c {shlex.quote(script)}")
     with pytest.raises(CacheFolderError, match=FULL):
         kernel().compiled((torch.float32,) * 3, 256)
 
 
-def test_a_full_temporary_folder(monkeypatch: pytest.MonkeyPatch, compiler: None) -> None:
+def test_full_temporary_folder_is_reported(monkeypatch: pytest.MonkeyPatch, compiler: None) -> None:
     def write(*_: object, **__: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -198,7 +198,7 @@ def test_a_full_temporary_folder(monkeypatch: pytest.MonkeyPatch, compiler: None
 
 
 @pytest.mark.long
-def test_processes_that_compile_the_same_at_once(tmp_path: Path, compiler: None) -> None:
+def test_processes_can_compile_one_kernel_at_once(tmp_path: Path, compiler: None) -> None:
     code = (
         "import sys, test_codegen_cpp_compiler as tests\n"
         "print('ready', flush=True)\nsys.stdin.readline()\ntests.assert_runs()"
@@ -220,7 +220,7 @@ def test_processes_that_compile_the_same_at_once(tmp_path: Path, compiler: None)
     assert not list((tmp_path / "cache").glob(".*.tmp"))
 
 
-def test_the_users_code_is_in_comments_and_nowhere_else(compiler: None) -> None:
+def test_users_code_occurs_only_in_comments(compiler: None) -> None:
     def hostile(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return x + v, v * 2.0  # */ #error \
 

@@ -19,7 +19,7 @@ def written(first: str, then: str) -> str:
     return writer.finish("kernel", [], "").source
 
 
-def test_a_value_that_is_known_is_no_condition() -> None:
+def test_known_flag_is_no_condition() -> None:
     for then in ("true", "other | true"):
         source = written("false", then)
         assert "auto after = true ? float(2)" in source
@@ -29,7 +29,7 @@ def test_a_value_that_is_known_is_no_condition() -> None:
     assert "auto after = false ? float(2)" in written("true", "false")
 
 
-def test_a_value_that_is_not_known_is_a_condition() -> None:
+def test_unknown_flag_is_a_condition() -> None:
     source = written("true", "came | other")
     assert "const bool came_1 = came | other;" in source
     assert "auto after = (dev::conditions<condition_t, BLOCK>.all(came_1)[lane] != 0) ?" in source

@@ -71,7 +71,7 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         collection.add_together({f"{name} {dtype}": f for name, f in functions.items()}, *[dtype] * arity)
 
     special = {name: function for name, (function, _) in SPECIAL.items()}
-    tested = [name for name in FUNCTIONS if f"test_float32_functions_over_the_whole_range[{name}]" in test_names]
+    tested = [name for name in FUNCTIONS if f"test_float32_functions_are_near_the_true_values[{name}]" in test_names]
     add({name: getattr(torch, name) for name in FUNCTIONS}, torch.float64)
     add({name: getattr(torch, name) for name in tested}, torch.float32)
     for i, dtype in enumerate(FLOATS):
@@ -106,7 +106,7 @@ def assert_near(actual: Tensor, expected: Tensor, ulp: int) -> None:
 
 @pytest.mark.long(all_but=["exp", "sin"])
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_float32_functions_over_the_whole_range(library: Library, name: str) -> None:
+def test_float32_functions_are_near_the_true_values(library: Library, name: str) -> None:
     function = getattr(torch, name)
     # Also random numbers in the range where functions are neither 0, nor 1, nor infinite.
     near = torch.randn(20000, generator=torch.Generator().manual_seed(0)) * 4
@@ -151,14 +151,14 @@ def _error(ours: float, true: Any) -> float:
 
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("name", OFTEN)
-def test_functions_of_all_half_values(library: Library, name: str, dtype: torch.dtype) -> None:
+def test_functions_of_all_half_values_are_near_the_true_values(library: Library, name: str, dtype: torch.dtype) -> None:
     x = patterns(dtype, 1)
     function = getattr(torch, name)
     assert_near(library(f"{name} {dtype}", x), function(x.double()).to(dtype), 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
-def test_sigmoid(library: Library, dtype: torch.dtype) -> None:
+def test_sigmoid_is_near_the_value_of_eager_mode(library: Library, dtype: torch.dtype) -> None:
     x = patterns(torch.float32, 65537) if dtype == torch.float32 else patterns(dtype, 1)
     x = torch.cat([x, x[x.abs() < 1e3] % 20])
     # The reference is float32, as in eager mode. It is 0 if exp(-x) is infinite and the true value is denormal.
@@ -167,7 +167,7 @@ def test_sigmoid(library: Library, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", ["pow", "atan2", "hypot"])
-def test_functions_of_two_arguments(library: Library, name: str, dtype: torch.dtype) -> None:
+def test_functions_of_two_arguments_are_near_the_true_values(library: Library, name: str, dtype: torch.dtype) -> None:
     numbers = [0.0, 1.0, 2.0, 3.0, 0.5, 1.5, math.inf, 1e-45, 3e38, 2.0**23 + 1, 2.0**24, 2.0**24 + 2, 127.0, 149.0]
     values = torch.tensor([*numbers, *(-n for n in numbers), math.nan], dtype=dtype)
     pairs = torch.cartesian_prod(values, values).unbind(1)
@@ -199,6 +199,6 @@ def test_special_functions_have_the_bits_of_eager_mode(library: Library, name: s
 
 
 @pytest.mark.parametrize("name", OF_INTEGERS)
-def test_integers_come_unconverted_to_special_functions(library: Library, name: str) -> None:
+def test_special_functions_convert_integers(library: Library, name: str) -> None:
     x = torch.arange(-40, 40, dtype=torch.int32)
     assert torch.equal(library(f"{name} torch.int32", x), library(f"{name} torch.float32", x.float()))

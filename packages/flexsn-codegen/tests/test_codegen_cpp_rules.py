@@ -337,7 +337,7 @@ def test_integer_division_never_traps(library: Library, dtype: torch.dtype) -> N
 
 
 @pytest.mark.parametrize("dtype", WIDE_UNSIGNED)
-def test_wide_unsigned_integers(library: Library, dtype: torch.dtype) -> None:
+def test_wide_unsigned_integers_wrap(library: Library, dtype: torch.dtype) -> None:
     # Eager mode supports few ops on these dtypes.
     top = torch.iinfo(dtype).max
     numbers = [0, 1, 5, top, top - 1, 2**15, top // 2 + 1]

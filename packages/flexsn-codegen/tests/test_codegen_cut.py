@@ -149,7 +149,7 @@ def exactly(function: Function, tensors: Sequence[Tensor], weights: Sequence[Ten
 
 @pytest.mark.long(all_but=["in_place"])
 @pytest.mark.parametrize("name", ["rotary", "lstm", "in_place"])
-def test_gradients_of_gradients(name: str) -> None:
+def test_gradients_pass_gradgradcheck(name: str) -> None:
     function, shapes = CASES[name]
     tensors = [tensor(*s, seed=i).requires_grad_() for i, s in enumerate(shapes)]
     fused = pointwise(function, autograd=True)
@@ -158,7 +158,7 @@ def test_gradients_of_gradients(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_small_tables_and_their_gradients(dtype: torch.dtype) -> None:
+def test_small_tables_and_their_gradients_equal_eager_mode(dtype: torch.dtype) -> None:
     index = torch.randint(-8, 8, (5, 7), device=DEVICE)
     table, scale = tensor(8, dtype=dtype).requires_grad_(), tensor(5, 1, dtype=dtype).requires_grad_()
     expected, actual = (f(index, table, scale) for f in (looked_up, pointwise(looked_up, autograd=True)))
@@ -169,13 +169,13 @@ def test_small_tables_and_their_gradients(dtype: torch.dtype) -> None:
         torch.testing.assert_close(ours, theirs)
 
 
-def test_an_index_out_of_range_gives_no_number() -> None:
+def test_index_out_of_range_gives_nan() -> None:
     actual = pointwise(lambda i, table: table[i])(torch.tensor([[1, 2, -3]], device=DEVICE), tensor(2))
     assert actual.isnan().tolist() == [[False, True, True]]
 
 
 @pytest.mark.parametrize("right", [False, True])
-def test_bucketize(right: bool) -> None:
+def test_bucketize_equals_eager_mode(right: bool) -> None:
     x = torch.tensor([-2.0, -1.0, 0.0, 0.5, 3.0, float("inf"), float("nan")], device=DEVICE)
     boundaries = torch.tensor([-1.0, 0.5, 0.5, 3.0], device=DEVICE)
 
@@ -196,7 +196,7 @@ def test_arguments_may_be_strided_and_are_not_copied() -> None:
     assert torch.equal(pointwise(rotary)(x, cos, sin), rotary(x, cos, sin))
 
 
-def test_one_trace_serves_all_sizes_of_dimensions_that_are_not_cut() -> None:
+def test_one_trace_serves_all_sizes_of_uncut_dimensions() -> None:
     traced = []
 
     def counted(x: Tensor, bias: Tensor) -> Tensor:
@@ -214,7 +214,7 @@ def test_one_trace_serves_all_sizes_of_dimensions_that_are_not_cut() -> None:
     torch.testing.assert_close(fused(tensor(5, 18), tensor(18)), swiglu(tensor(5, 18) + tensor(18)))
 
 
-def test_a_size_that_is_read_is_no_constant_of_other_sizes() -> None:
+def test_size_that_a_function_reads_is_read_again_for_other_sizes() -> None:
     def mean_of_rows(x: Tensor) -> Tensor:
         first, second = x.chunk(2, -1)
         return first * second / x.shape[0]
@@ -224,7 +224,7 @@ def test_a_size_that_is_read_is_no_constant_of_other_sizes() -> None:
         torch.testing.assert_close(fused(tensor(rows, 6)), mean_of_rows(tensor(rows, 6)))
 
 
-def test_a_kernel_counts_the_elements_of_one_piece() -> None:
+def test_kernel_processes_the_elements_of_one_piece() -> None:
     # The step has two operands for one argument, and two stores.
     (step,) = trace_cells(rotary, [torch.empty(s) for s in CASES["rotary"][1]], [False] * 3, "rotary").steps
     assert step.sizes == (2, 3, 5, 4)
@@ -251,7 +251,7 @@ def test_functions_that_mix_elements_are_refused(function: Function, shape: tupl
         pointwise(function)(tensor(*shape))
 
 
-def test_errors_speak_of_the_callers_shapes() -> None:
+def test_errors_name_the_callers_shapes() -> None:
     with pytest.raises(ArgumentError, match=r"\[5, 12\], \[5, 7\] do not broadcast") as raised:
         pointwise(lambda x, y: x.chunk(2, -1)[0] * y)(tensor(5, 12), tensor(5, 7))
     assert "a dimension of length" in str(raised.value.__cause__) or "size of tensor" in str(raised.value.__cause__)
@@ -263,7 +263,7 @@ def test_errors_speak_of_the_callers_shapes() -> None:
 
 @pytest.mark.skipif(why_no_compiler() is not None or DEVICE != "cpu", reason="needs a C++ compiler")
 @pytest.mark.parametrize("name", ["lstm", "interleaved"])
-def test_in_cpp(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_in_cpp_equal_eager_mode(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flexsn_codegen.functions._kernel.target_on", lambda device, name: CPP)
     monkeypatch.setattr("flexsn_codegen.functions._kernels.target_on", lambda device, name: CPP)
     function, shapes = CASES[name]
@@ -304,7 +304,7 @@ def test_numbers_are_arguments_of_kernels_on_pieces(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # opcheck copies tensors
-def test_compiled_and_transformed() -> None:
+def test_compiled_and_transformed_kernels_equal_eager_mode() -> None:
     torch.compiler.reset()
     fused, cell = pointwise(limited, autograd=True), pointwise(lstm, autograd=True)
     counter = CompileCounterWithBackend("aot_eager")

@@ -35,25 +35,25 @@ def defined(name: str) -> set[str]:
     return {n.name for n in ast.parse((FOLDER / f"{name}.py").read_text()).body if isinstance(n, ast.FunctionDef)}
 
 
-def test_both_export_the_same_names() -> None:
+def test_both_implementations_export_equal_names() -> None:
     assert exported("_compiled") == exported("_interpreted")
 
 
-def test_each_compiled_function_is_written_out() -> None:
+def test_each_compiled_function_is_defined_explicitly() -> None:
     assert exported("_compiled") - defined("_compiled") == set()
     assert set(_functions.UNARY) <= defined("_compiled")
 
 
-def test_each_function_with_an_approximate_twin_has_it() -> None:
+def test_approximate_twins_exist() -> None:
     assert {f"fast_{name}" for name in _functions.FAST} == {n for n in exported("_compiled") if n.startswith("fast_")}
 
 
-def test_generated_sources_find_all_names() -> None:
+def test_all_names_in_generated_sources_exist() -> None:
     for name in exported("_compiled") | exported("_composed"):
         assert hasattr(device, name), name
 
 
-def test_each_compiled_function_calls_the_one_it_is_listed_with() -> None:
+def test_compiled_functions_call_their_libdevice_functions() -> None:
     tree = ast.parse((FOLDER / "_compiled.py").read_text())
     bodies = {n.name: ast.unparse(n.body[-1]) for n in tree.body if isinstance(n, ast.FunctionDef)}
     for name, (libdevice_name, _) in _functions.UNARY.items():
@@ -154,7 +154,7 @@ EXACT_BINARY = [
 )
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", EXACT_UNARY)
-def test_unary_prims_on_special_values(name: str, dtype: torch.dtype) -> None:
+def test_unary_prims_are_exact_on_special_values(name: str, dtype: torch.dtype) -> None:
     op = getattr(_prims, name).default
     x = special(dtype)
     assert_same(pointwise(op)(x), op(x))
@@ -180,7 +180,7 @@ def test_unary_prims_on_special_values(name: str, dtype: torch.dtype) -> None:
 )
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", EXACT_BINARY)
-def test_binary_prims_on_all_pairs_of_special_values(name: str, dtype: torch.dtype) -> None:
+def test_binary_prims_are_exact_on_all_pairs_of_special_values(name: str, dtype: torch.dtype) -> None:
     op = getattr(_prims, name).default
     x, y = torch.cartesian_prod(special(dtype), special(dtype)).unbind(1)
     actual, expected = pointwise(op)(x, y), op(x, y)
@@ -236,7 +236,7 @@ def integer_pairs(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         "pow",
     ],
 )
-def test_integer_prims(name: str, dtype: torch.dtype) -> None:
+def test_integer_prims_equal_eager_mode(name: str, dtype: torch.dtype) -> None:
     op = getattr(_prims, name).default
     x, y = integer_pairs(dtype)
     assert torch.equal(pointwise(op)(x, y), op(x, y))
@@ -244,7 +244,7 @@ def test_integer_prims(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", INTEGERS)
 @pytest.mark.parametrize("function", [torch.fmod, torch.remainder, torch.gcd, torch.floor_divide])
-def test_integer_division(function: object, dtype: torch.dtype) -> None:
+def test_integer_division_equals_eager_mode(function: object, dtype: torch.dtype) -> None:
     assert callable(function)
     x, y = integer_pairs(dtype)
     # In these cases, eager mode traps.
@@ -265,7 +265,7 @@ def test_division_by_zero_does_not_trap(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
-def test_wide_unsigned_integers(dtype: torch.dtype) -> None:
+def test_wide_unsigned_integers_wrap(dtype: torch.dtype) -> None:
     top = torch.iinfo(dtype).max
     x = torch.tensor([0, 1, 5, top, top - 1], dtype=dtype)
     y = torch.tensor([1, top, 3, 2, top], dtype=dtype)
@@ -282,7 +282,7 @@ def test_wide_unsigned_integers(dtype: torch.dtype) -> None:
     assert results[4] == [top - a for a, _ in pairs]
 
 
-def test_bools() -> None:
+def test_prims_of_bools_equal_eager_mode() -> None:
     x, y = (v.bool() for v in torch.cartesian_prod(torch.arange(2), torch.arange(2)).unbind(1))
     for name in [
         "add",
@@ -334,7 +334,7 @@ def test_conversions_equal_eager(source: torch.dtype) -> None:
         assert_same(result[inside], x.to(dtype)[inside])
 
 
-def test_halves_round_where_eager_rounds() -> None:
+def test_halves_are_rounded_as_in_eager_mode() -> None:
     torch.manual_seed(0)
     for dtype in (torch.float16, torch.bfloat16):
         x, y = torch.randn(2, 4096).to(dtype)
@@ -356,7 +356,7 @@ def test_halves_round_where_eager_rounds() -> None:
         lambda x: (x.float() > 0.3, x.float() == 0.3),
     ],
 )
-def test_a_number_is_compared_with_halves_as_a_half(
+def test_number_is_rounded_before_a_comparison_with_halves(
     function: Callable[[Tensor], tuple[Tensor, ...]], dtype: torch.dtype
 ) -> None:
     # 0.3 is between two half values, and the comparison uses the nearest one.
@@ -365,13 +365,13 @@ def test_a_number_is_compared_with_halves_as_a_half(
         assert_same(actual, expected)
 
 
-def test_float64_is_rounded_to_halves_by_way_of_float32() -> None:
+def test_float64_is_rounded_to_float32_before_halves() -> None:
     x = torch.tensor([1.0 + 2**-11 + 2**-40, 2049.0 + 2**-30], dtype=torch.float64)
     assert torch.equal(pointwise(lambda x: x.half())(x), x.half())
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
-def test_frexp(dtype: torch.dtype) -> None:
+def test_frexp_equals_eager_mode(dtype: torch.dtype) -> None:
     x = special(dtype)
     for actual, expected in zip(pointwise(torch.frexp)(x), torch.frexp(x), strict=True):
         assert_same(actual, expected)
@@ -407,7 +407,7 @@ def test_composed_functions_are_accurate(function: object) -> None:
         assert (error / unit).max() <= ulp, function
 
 
-def test_incomplete_gamma_functions() -> None:
+def test_incomplete_gamma_functions_equal_eager_mode() -> None:
     edges = [0.0, 1e-10, 0.1, 0.5, 1.0, 3.0, 17.3, 100.0, 1000.0, 9999.0, 10001.0, 1e6, 1e12, math.inf, -1.0, math.nan]
     a = torch.tensor(edges, dtype=torch.float64)
     near = torch.tensor([0.9, 0.99, 0.999, 1.001, 1.01, 1.1], dtype=torch.float64)
@@ -419,14 +419,14 @@ def test_incomplete_gamma_functions() -> None:
         torch.testing.assert_close(actual, expected, rtol=1e-8, atol=1e-9, equal_nan=True)
 
 
-def test_the_gradient_of_an_incomplete_gamma_function() -> None:
+def test_gradient_of_an_incomplete_gamma_function_equals_eager_mode() -> None:
     a, x = torch.linspace(0.2, 5, 30), torch.linspace(0.1, 7, 30).requires_grad_()
     results = (f(a, x) for f in (torch.igammac, pointwise(torch.igammac, autograd=True)))
     expected, actual = (torch.autograd.grad(r.sum(), x)[0] for r in results)
     torch.testing.assert_close(actual, expected)
 
 
-def test_zeta_and_polygamma() -> None:
+def test_zeta_and_polygamma_equal_eager_mode() -> None:
     s, q = torch.cartesian_prod(torch.tensor([1.5, 2.0, 3.0, 7.25]), torch.linspace(0.1, 30, 40)).double().unbind(1)
     torch.testing.assert_close(pointwise(torch.special.zeta)(s, q), torch.special.zeta(s, q), rtol=1e-13, atol=0)
     x = torch.linspace(0.2, 20, 50).double()

@@ -26,7 +26,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEXSN_CACHE_DIR", str(tmp_path / "cache"))
 
 
-def test_is_compiled_once_and_loaded() -> None:
+def test_extension_is_compiled_once_and_loaded() -> None:
     assert Extension("tiny", SOURCE).kept() is None
     path = Extension("tiny", SOURCE).build()
     again = Extension("tiny", SOURCE)
@@ -37,7 +37,7 @@ def test_is_compiled_once_and_loaded() -> None:
 
 
 @pytest.mark.parametrize("length", [0, 1000, -1])
-def test_a_part_of_a_file_is_replaced(length: int) -> None:
+def test_incomplete_file_is_replaced(length: int) -> None:
     extension = Extension("tiny", SOURCE)
     path = extension.build()
     path.write_bytes(path.read_bytes()[:length])
@@ -57,7 +57,7 @@ def test_errors_name_the_failure_of_the_compiler(tmp_path: Path, monkeypatch: py
             Extension("tiny", SOURCE).build()
 
 
-def test_a_child_of_a_fork_keeps_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forked_child_keeps_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     children = []
     compiled = Extension._compile
 

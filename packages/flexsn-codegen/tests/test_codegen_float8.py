@@ -41,7 +41,7 @@ def numbers(dtype: torch.dtype) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", FLOAT8)
-def test_each_bit_is_eager_modes(dtype: torch.dtype, language: str) -> None:
+def test_all_bits_equal_eager_mode(dtype: torch.dtype, language: str) -> None:
     values = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(dtype).to(DEVICE)
     unit = torch.ones((), device=DEVICE)
     torch.testing.assert_close(pointwise(scaled)(values, unit), values.float(), rtol=0, atol=0, equal_nan=True)

@@ -34,7 +34,7 @@ class Compiled:
         return lambda *arguments, stream: self.launches.append(("with hooks", grid, stream, *arguments))
 
 
-def test_a_launch_goes_to_the_current_stream_of_the_tensors_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launch_uses_the_current_stream_of_the_tensors_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_launcher, "_single_device", lambda: True)
     driver = pytest.importorskip("triton.runtime.driver").driver
     knobs = pytest.importorskip("triton").knobs.runtime
@@ -54,7 +54,7 @@ def test_a_launch_goes_to_the_current_stream_of_the_tensors_device(monkeypatch: 
 
 
 @pytest.mark.parametrize("current", [0, 3])
-def test_a_launch_switches_to_the_tensors_device_where_there_are_several(
+def test_launch_switches_to_the_tensors_device_if_there_are_several(
     current: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = pytest.importorskip("triton.runtime.driver").driver
@@ -77,7 +77,7 @@ def test_a_launch_switches_to_the_tensors_device_where_there_are_several(
 
 
 @pytest.mark.gpu
-def test_a_binary_is_launched_for_its_numbers_and_alignments_alone() -> None:
+def test_binary_is_launched_only_for_its_numbers_and_alignments() -> None:
     """Triton specializes binaries for numbers that are 1 or multiples of 16, and for pointers to multiples of 16."""
     calls = []
 
@@ -95,7 +95,7 @@ def test_a_binary_is_launched_for_its_numbers_and_alignments_alone() -> None:
         assert torch.equal(actual, expected)
 
 
-def test_threads_that_compile_at_the_same_time_prepare_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_compile_at_once_prepare_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Checks that a thread begins to compile after the preparation of a process, which one of them does."""
     private = pytest.importorskip("flexsn_codegen.targets.triton._triton_private")
     begun, ended = list[int](), list[int]()

@@ -32,7 +32,7 @@ def halves(dtype: torch.dtype) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-def test_float32_precision_rounds_once_and_eager_after_each_op(dtype: torch.dtype) -> None:
+def test_float32_precision_rounds_once_and_eager_precision_after_each_op(dtype: torch.dtype) -> None:
     x, y = halves(dtype)
     once = step(x.float(), y.float()).to(dtype)
     assert not torch.equal(once, step(x, y))  # otherwise, the comparisons below would show nothing
@@ -52,7 +52,7 @@ def test_gradients_have_the_precision_of_their_kernel(dtype: torch.dtype) -> Non
         torch.testing.assert_close(a, b.to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-6)
 
 
-def test_float32_precision_goes_through_conversions_between_halves() -> None:
+def test_float32_precision_ignores_conversions_between_halves() -> None:
     x = torch.tensor([1.0 + 2**-20, 70000.0], dtype=torch.float64)
 
     def function(x: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ def test_float32_precision_rounds_results_so_that_a_state_equals_the_stored_valu
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-def test_neighbours_of_values_between_two_halves(dtype: torch.dtype) -> None:
+def test_neighbours_of_rounded_values_are_exact(dtype: torch.dtype) -> None:
     x = torch.tensor([1.0, -2.5, 0.0, 300.0]).to(dtype)
 
     def function(x: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ def test_neighbours_of_values_between_two_halves(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("precision", "near"), [("floot32", "float32"), ("Eager", "eager"), ("tf32", "float32"), (1, "")]
 )
-def test_an_unknown_precision_is_refused_by_name(precision: Any, near: str) -> None:
+def test_unknown_precision_is_named_with_a_suggestion(precision: Any, near: str) -> None:
     graph = graph_of(step, torch.zeros(4), torch.zeros(4))
     for make in (
         lambda: pointwise(step, precision=precision),
@@ -111,7 +111,7 @@ def fast(x: Tensor, y: Tensor) -> Tensor:
 FUNCTIONS = ("div", "exp", "exp2", "pow", "sqrt", "tanh")
 
 
-def test_fast_math_calls_other_functions_and_only_then() -> None:
+def test_only_fast_math_calls_fast_functions() -> None:
     graph = graph_of(fast, torch.zeros(4), torch.zeros(4))
     plain, hasty = (emit_core(graph, "core", prune=True, fast_math=f).source for f in (False, True))
     assert [f for f in FUNCTIONS if f"dev.{f}(" in plain and f"dev.fast_{f}(" in hasty] == list(FUNCTIONS)
@@ -137,7 +137,7 @@ def test_compile_options_only_contain_options_that_the_backend_has() -> None:
     assert compile_options("hip", fast_math=True) == {"enable_fp_fusion": True}
 
 
-def test_fast_math_is_the_gpus_own_instructions() -> None:
+def test_fast_math_uses_instructions_of_the_gpu() -> None:
     arguments = torch.empty(2, 8, device="meta")
 
     def function(x: Tensor, y: Tensor) -> Tensor:

@@ -51,12 +51,12 @@ def golden(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", CORES)
-def test_sources_are_as_kept(name: str) -> None:
+def test_sources_equal_the_stored_sources(name: str) -> None:
     stored = (GOLDEN / f"{name}.py").read_text(encoding="utf-8")
     assert golden(name) == stored, f"if you mean it, run `{COMMAND}`"
 
 
-def test_cores_compile_for_gpus_that_are_not_there() -> None:
+def test_cores_compile_for_absent_gpus() -> None:
     gate = pointwise(lambda x, g: x * torch.nn.functional.gelu(g)).source(*torch.empty(2, 8, device="meta"))
     jobs = [
         OfflineJob(kernel, target) for kernel in (*map(scan, CORES), gate) for target in ("sm_80", "sm_90", "gfx942")
@@ -70,7 +70,7 @@ def test_cores_compile_for_gpus_that_are_not_there() -> None:
 
 
 @pytest.mark.long
-def test_a_scan_fuses_multiply_and_add_with_fast_math_alone() -> None:
+def test_scan_fuses_products_and_sums_only_with_fast_math() -> None:
     jobs = [OfflineJob(scan("adaptive", fast_math=f), "sm_90", fast_math=f) for f in (False, True)]
     strict, hasty = (use.assembly for use in compile_offline(jobs))
     assert "fma.rn.f32" not in strict
@@ -194,7 +194,7 @@ def test_prune_reports_the_files_that_it_deleted(
         (["show", "codegen_shown:gated", "--target", "h100"], 2, "there is no target 'h100'. Targets are cpp"),
     ],
 )
-def test_mistakes_get_one_readable_line(
+def test_mistakes_are_reported_in_one_line(
     module: str, capsys: pytest.CaptureFixture[str], arguments: list[str], status: int, message: str
 ) -> None:
     assert main(arguments) == status

@@ -71,7 +71,7 @@ def test_strided_arguments_equal_eager(view: Callable[[Tensor], Tensor]) -> None
     assert torch.equal(pointwise(torch.sub)(y, x), y - x)
 
 
-def test_layout_follows_the_first_argument_and_costs_no_copy() -> None:
+def test_layout_equals_that_of_the_first_argument_without_a_copy() -> None:
     x = torch.randn(2, 3, 4, 5, device=DEVICE).to(memory_format=torch.channels_last)
     bias = torch.randn(3, 1, 1, device=DEVICE)
     result = pointwise(torch.add)(x, bias)
@@ -87,7 +87,7 @@ def test_layout_follows_the_first_argument_and_costs_no_copy() -> None:
     assert numbers[:3] == [1, 3, 1]
 
 
-def test_more_elements_than_one_program_takes() -> None:
+def test_several_programs_process_many_elements() -> None:
     x = torch.randn(200_003, device=DEVICE)
     assert torch.equal(pointwise(torch.neg)(x), -x)
 
@@ -114,7 +114,7 @@ def test_empty_tensors_need_no_kernel() -> None:
     assert result.shape == (0, 3)
 
 
-def test_several_results_of_several_dtypes() -> None:
+def test_results_may_have_different_dtypes() -> None:
     x = tensor(9)
     spike, index, value = pointwise(lambda x: (x > 0, x.to(torch.int16), x.double()))(x)
     assert torch.equal(spike, x > 0)
@@ -129,7 +129,7 @@ def test_tensors_without_dimensions_promote_as_in_eager_mode() -> None:
     assert torch.equal(result, x * scale)
 
 
-def test_local_mutation_is_fine() -> None:
+def test_local_mutation_is_allowed() -> None:
     def function(x: Tensor) -> Tensor:
         y = x * 2
         return y.clamp_(-1, 1).masked_fill_(y == 1, 7)
@@ -139,7 +139,7 @@ def test_local_mutation_is_fine() -> None:
     assert torch.equal(pointwise(function)(x), expected)
 
 
-def test_a_graph_is_a_function() -> None:
+def test_graph_can_be_a_function() -> None:
     module = fx.symbolic_trace(lambda x, y: torch.relu(x) + y)
     x, y = tensor(5), tensor(5)
     result = pointwise(module.graph)(x, y)
@@ -166,13 +166,13 @@ def test_gradients_equal_eager(dtype: torch.dtype) -> None:
         torch.testing.assert_close(a, e, rtol=tolerance, atol=tolerance)
 
 
-def test_gradcheck() -> None:
+def test_gradients_pass_gradcheck() -> None:
     x, w, s = (tensor(*shape, dtype=torch.float64).requires_grad_() for shape in ((3, 2), (2,), ()))
     kernel = pointwise(lambda x, w, s: (torch.tanh(x * w) * s.exp(), x > w), autograd=True)
     assert torch.autograd.gradcheck(lambda *a: kernel(*a)[0], (x, w, s), fast_mode=False)
 
 
-def test_gradients_of_gradients() -> None:
+def test_gradients_pass_gradgradcheck() -> None:
     def function(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         return torch.tanh(x * w) / (1 + x * x), (x > w).to(x)
 
@@ -188,7 +188,7 @@ def test_gradients_of_gradients() -> None:
     torch.testing.assert_close(*third)
 
 
-def test_gradients_of_gradients_by_one_argument_alone() -> None:
+def test_second_derivatives_by_one_argument_equal_eager_mode() -> None:
     x, y = tensor(6, dtype=torch.float64).requires_grad_(), tensor(6, dtype=torch.float64)
 
     def twice(function: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
@@ -211,7 +211,7 @@ def test_gradients_of_gradients_by_one_argument_alone() -> None:
         lambda x, s: functional.softplus(x * s.tanh()) / (s * s + x * x),
     ],
 )
-def test_gradients_of_gradients_by_an_argument_without_dimensions(
+def test_second_derivatives_by_an_argument_without_dimensions_equal_eager_mode(
     function: Callable[[Tensor, Tensor], Tensor],
 ) -> None:
     x = tensor(5, dtype=torch.float64).requires_grad_()
@@ -228,7 +228,7 @@ def test_gradients_of_gradients_by_an_argument_without_dimensions(
     assert torch.autograd.gradgradcheck(kernel, (x, s))
 
 
-def test_gradient_of_a_scalar_in_mixed_precision() -> None:
+def test_gradient_of_a_scalar_keeps_its_dtype_in_mixed_precision() -> None:
     x = tensor(64, dtype=torch.bfloat16)
     actual, expected = (torch.tensor(0.5, device=DEVICE, requires_grad=True) for _ in range(2))
     pointwise(lambda x, s: torch.sigmoid(x * (s * 2)), autograd=True)(x, actual).sum().backward()
@@ -238,7 +238,7 @@ def test_gradient_of_a_scalar_in_mixed_precision() -> None:
     torch.testing.assert_close(actual.grad, expected.grad, rtol=0.02, atol=0.02)
 
 
-def test_terms_of_a_half_scalars_gradient_may_overflow_as_long_as_their_sum_does_not() -> None:
+def test_only_the_sum_of_a_half_scalars_gradient_must_not_overflow() -> None:
     x = torch.tensor([1e6, -1e6, 3.0], device=DEVICE)
     s = torch.tensor(0.5, dtype=torch.float16, device=DEVICE, requires_grad=True)
     pointwise(torch.mul, autograd=True)(x, s).sum().backward()
@@ -248,7 +248,7 @@ def test_terms_of_a_half_scalars_gradient_may_overflow_as_long_as_their_sum_does
 
 
 @pytest.mark.parametrize("function", [torch.logit, lambda x: torch.xlogy(x, 0.3), torch.tanh])
-def test_tensors_without_dimensions_alone_have_gradients(function: Callable[[Tensor], Tensor]) -> None:
+def test_functions_of_only_tensors_without_dimensions_have_gradients(function: Callable[[Tensor], Tensor]) -> None:
     x = torch.tensor(0.3, dtype=torch.float64, device=DEVICE, requires_grad=True)
     assert torch.autograd.gradcheck(pointwise(function, autograd=True), (x,))
 
@@ -260,7 +260,7 @@ def test_only_required_gradients_are_computed() -> None:
     assert y.grad is None
 
 
-def test_surrogate_gradients() -> None:
+def test_surrogate_gradients_equal_eager_mode() -> None:
     class Spike(torch.autograd.Function):
         @staticmethod
         def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor) -> Tensor:
@@ -298,7 +298,7 @@ def test_gradient_of_a_sum_must_be_linear(backward: Callable[[Tensor], Tensor]) 
         kernel(tensor(5), torch.tensor(1.0, device=DEVICE, requires_grad=True)).sum().backward()
 
 
-def test_a_gradient_of_a_kernel_without_gradients_is_an_error() -> None:
+def test_gradient_of_a_kernel_without_autograd_is_refused() -> None:
     x = tensor(3).requires_grad_()
     kernel = pointwise(torch.exp, autograd=False)
     with pytest.raises(AutogradError, match="autograd=False"):
@@ -331,7 +331,7 @@ def test_functions_that_are_not_pointwise_are_refused(
         pointwise(function)(tensor(3, 3))
 
 
-def test_wrong_arguments() -> None:
+def test_wrong_arguments_are_refused() -> None:
     kernel: Any = pointwise(torch.add)
     with pytest.raises(ArgumentError, match="argument 1 of add is a complex"):
         kernel(tensor(3), 2j)
@@ -347,7 +347,7 @@ def test_wrong_arguments() -> None:
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="the memory is a file with holes")
-def test_offsets_beyond_two_to_the_31(tmp_path: Path) -> None:
+def test_offsets_may_exceed_two_to_the_31(tmp_path: Path) -> None:
     file = tmp_path / "holes"
     memory = torch.from_file(str(file), shared=True, size=3 * 2**30 + 1, dtype=torch.uint8)
     x = memory[:: 2**30]

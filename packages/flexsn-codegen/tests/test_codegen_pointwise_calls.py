@@ -75,7 +75,7 @@ def test_numbers_are_exact_in_float64() -> None:
         lambda x, n: x.sigmoid() if math.isnan(n) else x * int(n / 2),
     ],
 )
-def test_numbers_that_decide_compile_again(function: Any) -> None:
+def test_numbers_that_decide_branches_are_compiled_again(function: Any) -> None:
     kernel = pointwise(function)
     for n in (1, 2, 5, 7, 2, 0, 5):
         torch.testing.assert_close(kernel(X, n), function(X, n), rtol=5e-7, atol=1e-7)
@@ -95,7 +95,7 @@ def test_kernels_per_value_are_bounded_and_reported(monkeypatch: pytest.MonkeyPa
     assert any("for other numbers" in str(warning.message) for warning in caught)
 
 
-def test_gradients_take_the_numbers_too() -> None:
+def test_gradients_depend_on_the_current_numbers() -> None:
     kernel = pointwise(lambda x, a: torch.tanh(x * a), autograd=True)
     for a in (0.5, 2.0):
         actual, expected = (X.clone().double().requires_grad_() for _ in range(2))
@@ -104,7 +104,7 @@ def test_gradients_take_the_numbers_too() -> None:
         torch.testing.assert_close(actual.grad, expected.grad)
 
 
-def test_arguments_as_in_the_functions_signature() -> None:
+def test_arguments_are_bound_by_the_functions_signature() -> None:
     def function(x: Tensor, /, scale: float = 2.0, *, bias: Tensor | None = None, mode: str = "add") -> Tensor:
         y = x * scale
         if bias is None:
@@ -121,7 +121,7 @@ def test_arguments_as_in_the_functions_signature() -> None:
         kernel(X, object())
 
 
-def test_lists_and_dicts_of_arguments_and_results() -> None:
+def test_arguments_and_results_may_be_lists_and_dicts() -> None:
     def function(xs: list[Tensor], betas: tuple[float, float], more: dict[str, Tensor]) -> dict[str, Any]:
         return {"sum": xs[0] * betas[0] + xs[1] * betas[1], "rest": [more["z"].exp(), (xs[0] > 0, None)]}
 
@@ -145,7 +145,7 @@ class Affine(nn.Module):
         return torch.tanh(x * self.weight + self.bias) * self.power + self.shift
 
 
-def test_modules_have_gradients_and_are_read_as_they_are_now() -> None:
+def test_modules_have_gradients_and_are_read_at_each_call() -> None:
     module = Affine()
     kernel = pointwise(module, autograd=True)
 

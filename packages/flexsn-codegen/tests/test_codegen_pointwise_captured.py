@@ -47,7 +47,7 @@ def parameters_of(function: Callable[..., Any]) -> list[Tensor]:
 
 @pytest.mark.long(all_but=["prelu", "index", "halves"])
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_along_any_dimension(name: str) -> None:
+def test_captured_tensors_may_broadcast_along_any_dimension(name: str) -> None:
     function = FUNCTIONS[name]
     parameters = parameters_of(function)
     for a, e in zip(
@@ -58,7 +58,7 @@ def test_along_any_dimension(name: str) -> None:
 
 @pytest.mark.long(all_but=["prelu"])
 @pytest.mark.parametrize("name", ["prelu", "view", "halves"])
-def test_along_any_dimension_in_one_graph(name: str) -> None:
+def test_captured_tensors_may_broadcast_along_any_dimension_in_one_graph(name: str) -> None:
     function = FUNCTIONS[name]
     parameters, kernel = parameters_of(function), pointwise(function, autograd=True)
     torch.compiler.reset()
@@ -83,7 +83,7 @@ def test_values_that_a_cutting_function_reads_are_read_at_each_call() -> None:
             torch.testing.assert_close(kernel(x), module(x))
 
 
-def test_a_call_like_an_earlier_one_reads_all_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_call_reads_all_values_again(monkeypatch: pytest.MonkeyPatch) -> None:
     prepared: list[bool] = []
     call = PreparedCalls.call
 

@@ -188,7 +188,7 @@ def test_changes_of_values_that_are_read_are_noticed(name: str, mode: str, backe
             torch.testing.assert_close(a, e)
 
 
-def test_a_graph_of_an_earlier_value_serves_again() -> None:
+def test_graph_of_an_earlier_value_is_used_again() -> None:
     owner = SimpleNamespace(value=2.0)
     fused = pointwise(lambda x: x * owner.value)
     counter = CompileCounterWithBackend("aot_eager")
@@ -201,7 +201,7 @@ def test_a_graph_of_an_earlier_value_serves_again() -> None:
     assert counter.frame_count == 2
 
 
-def test_another_tensor_needs_no_other_graph() -> None:
+def test_replaced_tensor_needs_no_other_graph() -> None:
     module = Gain()
     fused = pointwise(module, autograd=True)
     counter = CompileCounterWithBackend("aot_eager")
@@ -266,7 +266,7 @@ def steps(method: str, compiled: Callable[[Any], Any]) -> Tensor:
 
 @pytest.mark.long(all_but=["after", "before"])
 @pytest.mark.parametrize("method", METHODS)
-def test_values_that_compiled_code_changes_itself(method: str) -> None:
+def test_values_that_compiled_code_changes_are_followed_or_refused(method: str) -> None:
     torch.compiler.reset()
     expected = steps(method, lambda step: step)
     torch.testing.assert_close(steps(method, torch.compile(backend="aot_eager")), expected)
@@ -280,7 +280,7 @@ def test_values_that_compiled_code_changes_itself(method: str) -> None:
         assert __file__ in str(caught.value)
 
 
-def test_changes_between_a_forward_and_its_backward() -> None:
+def test_change_between_a_forward_and_its_backward_is_refused() -> None:
     owner = SimpleNamespace(value=2.0)
     fused = pointwise(lambda x: x.square() * owner.value, autograd=True)
     x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)

@@ -42,19 +42,19 @@ def test_results_and_gradients_equal_eager(dtype: torch.dtype) -> None:
     assert torch.equal(actual[1], expected[1])
 
 
-def test_the_source_exists_for_both_targets() -> None:
+def test_source_exists_for_both_targets() -> None:
     x = torch.zeros(3)
     assert "@triton.jit" in pointwise(torch.neg).source(x).source
     assert "template <int64_t BLOCK" in pointwise(torch.neg).source(x, target=CPP).source
 
 
-def test_without_a_compiler_the_error_names_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_without_a_compiler_names_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_compiler, "_compiler", lambda: None)
     with pytest.raises(DeviceError, match=r"there is no C\+\+ compiler (.|\n)*TRITON_INTERPRET=1"):
         pointwise(torch.neg)(torch.zeros(3))
 
 
-def test_a_device_without_a_target_is_refused_by_name() -> None:
+def test_device_without_a_target_is_named() -> None:
     with pytest.raises(DeviceError, match="arguments of neg are on meta"):
         pointwise(torch.neg)(torch.zeros(3, device="meta"))
 

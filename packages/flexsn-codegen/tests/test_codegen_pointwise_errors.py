@@ -70,7 +70,7 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", INSIDE)
-def test_inside_of_a_function(name: str) -> None:
+def test_errors_inside_of_a_function_name_its_line(name: str) -> None:
     function, message = INSIDE[name]
     with pytest.raises((NotImplementedError, TypeError, ValueError), match=f"(?s){message}.*{HERE}"):
         pointwise(function)(data())
@@ -78,7 +78,7 @@ def test_inside_of_a_function(name: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script`")  # torch's forward mode issues this warning
 @pytest.mark.parametrize("name", CALLS)
-def test_of_a_call(name: str) -> None:
+def test_errors_of_a_call_name_a_remedy(name: str) -> None:
     call, message = CALLS[name]
     with pytest.raises((ArgumentError, TransformError, RuntimeError), match=f"(?s){message}"):
         call()
@@ -86,13 +86,13 @@ def test_of_a_call(name: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*quantiz:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.*quantiz:UserWarning")
-def test_quantized() -> None:
+def test_quantized_tensors_are_refused() -> None:
     x = torch.quantize_per_tensor(data(), 0.1, 0, torch.quint8)
     with pytest.raises(ArgumentError, match=r"quint8.*dequantize"):
         double(x)
 
 
-def test_integers_in_place() -> None:
+def test_integers_in_place_follow_the_rules_of_promotion() -> None:
     x, y = torch.arange(5), torch.arange(5) * 3
     pointwise(lambda p, q: p.sub_(q))(x, y)
     assert x.tolist() == [0, -2, -4, -6, -8]
@@ -100,12 +100,12 @@ def test_integers_in_place() -> None:
         pointwise(lambda p, q: p.sub_(q * 0.5))(x, y)
 
 
-def test_transforms_inside_of_a_function() -> None:
+def test_transforms_inside_of_a_function_are_allowed() -> None:
     x = data()
     assert torch.equal(pointwise(lambda x: torch.vmap(lambda y: y * y)(x))(x), x * x)
 
 
-def test_into_compiled() -> None:
+def test_into_works_in_compiled_code() -> None:
     def step(x: Tensor, out: Tensor) -> Tensor:
         double.into(out, x)
         return out + 1
@@ -120,7 +120,7 @@ def test_into_compiled() -> None:
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_lists_that_share_memory(backend: str) -> None:
+def test_lists_that_share_memory_equal_eager_mode(backend: str) -> None:
     """Checks that places are called one after the other, as in eager mode."""
 
     def step(x: Tensor, y: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ def language(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     return str(request.param)
 
 
-def test_a_step_over_all_parameters(language: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_launch_updates_all_parameters(language: str, monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[int] = []
     launch = _together.Group.launch
 
@@ -79,7 +79,7 @@ def test_a_step_over_all_parameters(language: str, monkeypatch: pytest.MonkeyPat
         assert launched == [3 + 1 + 1 + 1, 2, 1] * 4
 
 
-def test_results_one_tensor_for_all_and_strided_ones(language: str) -> None:
+def test_results_equal_eager_mode_for_shared_and_strided_tensors(language: str) -> None:
     function: Any = pointwise(lambda x, scale, flag: (x * scale, x > scale if flag else x))
     xs = [*tensors([(5, 6), (1030,)], torch.float32, 0), torch.randn(4, 7, device=DEVICE).t()]
     scale = torch.tensor(0.5, device=DEVICE)
@@ -88,7 +88,7 @@ def test_results_one_tensor_for_all_and_strided_ones(language: str) -> None:
         assert torch.equal(mask, x > scale)
 
 
-def test_errors() -> None:
+def test_wrong_lists_are_refused() -> None:
     step = pointwise(lion)
     p = tensors([(3,), (4,)], torch.float32, 0)
     with pytest.raises(ArgumentError, match=r"of equal length, but the lengths of the lists are \[1, 2\]"):
@@ -103,7 +103,7 @@ def halved(p: Tensor, g: Tensor, rate: float) -> None:
     p.mul_(0.5).sub_(g, alpha=rate)
 
 
-def test_a_step_that_is_prepared_again_uses_the_changed_values() -> None:
+def test_step_that_is_prepared_again_uses_the_changed_values() -> None:
     step = pointwise(halved)
     sizes = [(40, 13), (16,), (32, 2)]
 
@@ -137,7 +137,7 @@ def test_a_step_that_is_prepared_again_uses_the_changed_values() -> None:
         check(p, g, 0.3)
 
 
-def test_captured_tensors_results_and_arguments_again(language: str) -> None:
+def test_repeated_calls_use_current_captured_tensors(language: str) -> None:
     class Scaled(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -158,7 +158,7 @@ def test_captured_tensors_results_and_arguments_again(language: str) -> None:
             torch.testing.assert_close(product, expected[i] * scale)
 
 
-def test_places_that_share_memory_run_one_after_the_other(language: str) -> None:
+def test_entries_that_share_memory_run_one_after_the_other(language: str) -> None:
     step = pointwise(halved)
     shared, other = tensors([(50,), (50,)], torch.float32, 0)
     expected, gradient = shared * 0.25 - 0.75 * other, other.clone()
@@ -175,7 +175,7 @@ def test_places_that_share_memory_run_one_after_the_other(language: str) -> None
     assert [tensor.unique().tolist() for tensor in (a, b)] == [[0.0], [0.5]]
 
 
-def test_numbers_that_depend_on_dimensions_stay_apart() -> None:
+def test_numbers_that_depend_on_dimensions_are_separate() -> None:
     def scaled(x: Tensor, a: float, b: float) -> None:
         x.mul_(a if x.dim() == 1 else b)
 
@@ -184,7 +184,7 @@ def test_numbers_that_depend_on_dimensions_stay_apart() -> None:
     assert [x.unique().tolist() for x in xs] == [[3.0], [5.0]]
 
 
-def test_lazily_negated_tensors() -> None:
+def test_lazily_negated_tensors_are_negated() -> None:
     x = torch.complex(torch.ones(8), torch.ones(8)).conj().imag.to(DEVICE)
     doubled: Any = pointwise(lambda x: x * 2)
     for result in (*doubled.foreach([x, torch.ones(8, device=DEVICE)]), *doubled.foreach([x, x])):
@@ -208,7 +208,7 @@ def descent(p: Tensor, g: Tensor, m: Tensor, lr: float) -> None:
 
 @pytest.mark.long(all_but=["descent"])
 @pytest.mark.parametrize("function", [descent, moved, positive], ids=lambda function: function.__name__)
-def test_one_operator_in_compiled_code(function: Any) -> None:
+def test_compiled_code_contains_one_operator(function: Any) -> None:
     graphs: list[list[str]] = []
 
     def backend(module: torch.fx.GraphModule, inputs: Any) -> Any:

@@ -95,11 +95,11 @@ TRANSFORMS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.long(all_but=["jvp", "vmap_of_jvp", "dual_tensors"])
 @pytest.mark.parametrize("name", TRANSFORMS)
-def test_forward_derivatives_are_those_of_eager_mode(name: str) -> None:
+def test_forward_derivatives_equal_eager_mode(name: str) -> None:
     agree(TRANSFORMS[name], pointwise(scaled, autograd=name == "hessian"), scaled)
 
 
-def test_of_functions_that_cut_and_of_modules() -> None:
+def test_forward_derivatives_of_cutting_functions_and_modules_equal_eager_mode() -> None:
     wide = torch.cat([x, x + 1], 1)
     agree(lambda f: jvp(f, (wide, w), (wide + 1, w - 1)), pointwise(halves), halves)
     agree(lambda f: tangents(f, wide, w), pointwise(halves), halves)
@@ -108,7 +108,7 @@ def test_of_functions_that_cut_and_of_modules() -> None:
 
 
 @pytest.mark.long
-def test_second_derivatives_in_every_order() -> None:
+def test_second_derivatives_in_all_orders_pass_gradgradcheck() -> None:
     kernel = pointwise(scaled, autograd=True)
     shapes: tuple[tuple[int, ...], ...] = ((2, 1), (2,), ())
     tensors = [torch.rand(shape, dtype=torch.float64, device=DEVICE, requires_grad=True) for shape in shapes]
@@ -117,7 +117,7 @@ def test_second_derivatives_in_every_order() -> None:
 
 
 @pytest.mark.parametrize("tracing", ["real", pytest.param("symbolic", marks=pytest.mark.long)])
-def test_second_derivatives_in_graphs(tracing: Literal["real", "symbolic"]) -> None:
+def test_second_derivatives_in_graphs_equal_eager_mode(tracing: Literal["real", "symbolic"]) -> None:
     def second(function: Any) -> Any:
         def differentiate(*tensors: Tensor) -> Any:
             (first,) = torch.autograd.grad(total(function)(*tensors), tensors[1], create_graph=True)
@@ -135,7 +135,7 @@ def test_second_derivatives_in_graphs(tracing: Literal["real", "symbolic"]) -> N
 @pytest.mark.parametrize(
     "name", ["jvp", pytest.param("jacfwd", marks=pytest.mark.long), pytest.param("second", marks=pytest.mark.long)]
 )
-def test_derivatives_in_compiled_code(name: str) -> None:
+def test_derivatives_in_compiled_code_equal_eager_mode(name: str) -> None:
     transforms: dict[str, Callable[[Any], Any]] = {
         "jvp": lambda f: lambda x, w: jvp(lambda x: f(x, w, s)[0], (x,), (x + 1,)),
         "jacfwd": lambda f: lambda x, w: jacfwd(lambda w: f(x, w, s)[0])(w),

@@ -51,7 +51,7 @@ def gradients(function: Any, *tensors: Tensor) -> list[Tensor]:
 
 @pytest.mark.long(all_but=["inductor"])
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_training_in_one_graph_with_dynamic_shapes(backend: str) -> None:
+def test_training_is_one_graph_with_dynamic_shapes(backend: str) -> None:
     counter = CompileCounterWithBackend(backend)
 
     def layer(x: Tensor, gate: Tensor, kernel: Any) -> Tensor:
@@ -68,7 +68,7 @@ def test_training_in_one_graph_with_dynamic_shapes(backend: str) -> None:
     assert counter.frame_count == 1
 
 
-def test_compiled_graphs_launch_directly() -> None:
+def test_compiled_graphs_contain_launches_of_the_kernels() -> None:
     launched: list[str] = []
 
     def backend(module: torch.fx.GraphModule, inputs: Any) -> Any:
@@ -107,7 +107,7 @@ def test_modules_are_trained_in_compiled_code() -> None:
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_writes_in_compiled_code(backend: str) -> None:
+def test_writes_in_compiled_code_equal_eager_mode(backend: str) -> None:
     def step(p: Tensor, g: Tensor, m: Tensor, lr: float) -> Tensor:
         m.mul_(0.9).add_(g, alpha=0.1)
         return p.sub_(m, alpha=lr)
@@ -124,7 +124,7 @@ def test_writes_in_compiled_code(backend: str) -> None:
         torch.testing.assert_close(a, e, rtol=1e-6, atol=1e-6)
 
 
-def test_an_error_in_compiled_code_is_the_same() -> None:
+def test_errors_in_compiled_code_equal_those_of_eager_mode() -> None:
     plain: Any = pointwise(gated, autograd=False)
     compiled = torch.compile(lambda *a: plain(*a, 1.0), backend="eager", fullgraph=True)
     with pytest.raises(Exception, match="autograd=False"):
@@ -139,7 +139,7 @@ def key_of(kernel: Any) -> str:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # opcheck copies tensors
-def test_opcheck() -> None:
+def test_operator_passes_opcheck() -> None:
     x, gate = arguments(5, 3)
     kernel = pointwise(gated, autograd=True)
     kernel(x, gate, 0.5)
@@ -154,7 +154,7 @@ def test_opcheck() -> None:
     torch.library.opcheck(pointwise_in_place_op, ([q], [p], [0.5], key_of(add)))
 
 
-def test_fake_tensors_and_make_fx() -> None:
+def test_kernels_accept_fake_tensors_and_make_fx() -> None:
     x, gate = (t.detach() for t in arguments(5, 3))
     with FakeTensorMode() as mode:
         y, mask = fused(mode.from_tensor(x), mode.from_tensor(gate), 0.5)
@@ -166,7 +166,7 @@ def test_fake_tensors_and_make_fx() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:FutureWarning")  # torch's vmap of silu issues this warning
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # the same warning in torch 2.11
-def test_transforms_of_torch_func() -> None:
+def test_transforms_of_torch_func_equal_eager_mode() -> None:
     x, gate = (t.detach() for t in arguments(5, 3, dtype=torch.float64))
 
     def total(f: Any) -> Any:
@@ -201,7 +201,7 @@ def test_vmap_keeps_the_promotion_of_tensors_without_dimensions() -> None:
     torch.testing.assert_close(result, torch.stack([x * factor for factor in s]))
 
 
-def test_vmap_of_writes() -> None:
+def test_vmap_of_writes_equals_eager_mode() -> None:
     add = pointwise(lambda x, y: x.add_(y))
     x, y = torch.rand(4, 3), torch.rand(4)
     expected = x + y[:, None]
@@ -234,7 +234,7 @@ torch.testing.assert_close(program.module()(x, gate), expected)
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_a_kernel_that_is_gone_is_named() -> None:
+def test_error_names_the_deleted_kernel() -> None:
     x, gate = (t.detach() for t in arguments(5, 3))
     kernels = [pointwise(gated)]
     graph = make_fx(lambda x, g: kernels[0](x, g, 0.5)[0])(x, gate)

@@ -51,7 +51,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_strides_change_nothing(name: str) -> None:
+def test_results_do_not_depend_on_strides(name: str) -> None:
     x, y = CASES[name]
     expected = function(x, y)
     kernel = pointwise(function)
@@ -75,7 +75,7 @@ def test_tiles_of_operands_and_results_are_transposed(dtype: torch.dtype) -> Non
     assert torch.equal(kernel.into(out.t(), x, y), x - y)
 
 
-def test_the_innermost_loop_is_over_elements_that_follow_each_other() -> None:
+def test_innermost_loop_is_over_consecutive_elements() -> None:
     source = pointwise(function).source(tensor(129, 70), tensor(129, 1), target=CPP).source
     assert "dev::load(input_0_at[lane])" in source
     assert "const auto input_1 = dev::load(input_1_at[0]);" in source

@@ -47,7 +47,7 @@ def in_threads(call: Callable[[int], None]) -> None:
         raise error
 
 
-def test_first_calls(target: None) -> None:
+def test_first_calls_in_several_threads_share_a_trace(target: None) -> None:
     fused = pointwise(lambda x: x * 2 + 1)
     x = torch.arange(5.0)
     actual: list[Tensor] = []
@@ -58,7 +58,7 @@ def test_first_calls(target: None) -> None:
     assert len(fused._kernels.all()) == 1  # the threads share one trace
 
 
-def test_other_dtypes_and_backwards(target: None) -> None:
+def test_calls_with_several_dtypes_and_backwards_are_right(target: None) -> None:
     weight = nn.Parameter(torch.full((5,), 3.0))
     fused = pointwise(lambda x, number: x * x * weight.to(x.dtype) + number, autograd=True)
 
@@ -72,7 +72,7 @@ def test_other_dtypes_and_backwards(target: None) -> None:
     in_threads(call)
 
 
-def test_pieces(target: None) -> None:
+def test_calls_of_cutting_functions_are_right(target: None) -> None:
     def halves(x: Tensor) -> Tensor:
         gate, value = x.chunk(2, -1)
         return gate.sigmoid() * value
@@ -86,7 +86,7 @@ def test_pieces(target: None) -> None:
     in_threads(call)
 
 
-def test_lists(target: None) -> None:
+def test_calls_of_foreach_are_right(target: None) -> None:
     fused = pointwise(lambda x: x.mul_(2))
 
     def call(number: int) -> None:
@@ -99,7 +99,7 @@ def test_lists(target: None) -> None:
     in_threads(call)
 
 
-def test_beside_a_compilation(target: None) -> None:
+def test_calls_during_a_compilation_are_right(target: None) -> None:
     weight = nn.Parameter(torch.full((5,), 3.0))
     fused = pointwise(lambda x: x.sin() * weight, autograd=True)
     torch.compiler.reset()
@@ -114,7 +114,7 @@ def test_beside_a_compilation(target: None) -> None:
 
 
 @pytest.mark.gpu
-def test_lists_on_a_gpu() -> None:
+def test_calls_of_foreach_on_a_gpu_are_right() -> None:
     fused = pointwise(lambda x: x.mul_(2))
 
     def call(number: int) -> None:

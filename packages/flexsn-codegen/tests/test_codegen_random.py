@@ -32,7 +32,7 @@ def test_kernels_draw_the_numbers_of_eager_mode() -> None:
     assert 0.65 < mask.float().mean() < 0.75
 
 
-def test_another_seed_has_other_numbers() -> None:
+def test_other_seeds_have_other_numbers() -> None:
     first, second = (random.uniform(random.numbers((40,), seed=seed)) for seed in (1, 1 << 33))
     assert not torch.equal(first, second)
 
@@ -53,7 +53,7 @@ def halves(x: Tensor) -> tuple[Tensor, Tensor]:
     return x.view(torch.int16) & 0xFF, (x.view(torch.int16) ^ 1).view(x.dtype)
 
 
-def test_views_as_another_dtype_of_the_same_width() -> None:
+def test_views_as_another_dtype_of_equal_width_equal_eager_mode() -> None:
     x = torch.randn(5, 70, device=DEVICE)
     bits = torch.randint(1 << 30, (5, 70), dtype=torch.int32, device=DEVICE)
     assert torch.equal(pointwise(truncated)(x, bits), truncated(x, bits))

@@ -27,7 +27,7 @@ print(len(blocks), "blocks")
 
 
 @pytest.mark.usefixtures("compiler")
-def test_the_readme_runs_with_this_layer_alone(tmp_path: Path) -> None:
+def test_readme_runs_with_this_layer_alone(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-c", SCRIPT, str(README)]
     ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)

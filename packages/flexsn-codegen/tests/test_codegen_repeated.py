@@ -60,7 +60,7 @@ def alike(function: Callable[..., Any], fused: Any, x: Tensor, weight: Tensor, f
 
 @pytest.mark.long(all_but=["halves"])
 @pytest.mark.parametrize("function", [scaled, two, halves])
-def test_differences_from_the_earlier_call_count(function: Callable[..., Any]) -> None:
+def test_differences_from_the_earlier_call_are_detected(function: Callable[..., Any]) -> None:
     fused = pointwise(function)
     x, weight = tensor(6, 8), tensor(4) if function is halves else tensor(8)
     for _ in range(3):
@@ -76,7 +76,7 @@ def test_differences_from_the_earlier_call_count(function: Callable[..., Any]) -
     alike(function, fused, x, weight, 1.0)
 
 
-def test_numbers_that_are_read_and_written_over() -> None:
+def test_numbers_that_a_function_reads_may_be_overwritten() -> None:
     global scale
     fused = pointwise(scaled)
     x, weight = tensor(6, 8), tensor(8)
@@ -88,7 +88,7 @@ def test_numbers_that_are_read_and_written_over() -> None:
         scale = 2.0
 
 
-def test_captured_parameters_that_are_frozen_between() -> None:
+def test_captured_parameters_may_be_frozen_between_calls() -> None:
     module = nn.PReLU(8, dtype=torch.float64, device=DEVICE)
     fused = pointwise(module)
     x = tensor(6, 8)
@@ -99,7 +99,7 @@ def test_captured_parameters_that_are_frozen_between() -> None:
         torch.testing.assert_close(actual, expected)
 
 
-def test_the_second_gradient_of_a_repeated_call() -> None:
+def test_repeated_call_passes_gradgradcheck() -> None:
     fused: Any = pointwise(scaled)
     x, weight = tensor(3, 4), tensor(4)
     for _ in range(3):
@@ -107,7 +107,7 @@ def test_the_second_gradient_of_a_repeated_call() -> None:
     assert torch.autograd.gradgradcheck(lambda a, b: fused(a, b, 1.0), (x, weight))
 
 
-def test_cotangents_of_other_layouts_and_none() -> None:
+def test_cotangents_may_have_any_layout() -> None:
     fused = pointwise(scaled)
     x, weight = tensor(6, 8), tensor(8)
     for gradient in (
@@ -123,7 +123,7 @@ def test_cotangents_of_other_layouts_and_none() -> None:
         torch.testing.assert_close(actual, expected)
 
 
-def test_a_tensor_that_was_changed_since_is_refused() -> None:
+def test_tensor_that_changed_since_the_forward_is_refused() -> None:
     fused = pointwise(scaled)
     x, weight = tensor(6, 8), tensor(8)
     for _ in range(2):
@@ -153,7 +153,7 @@ def test_repeated_calls_are_not_analyzed(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
-def test_checkpoints(use_reentrant: bool) -> None:
+def test_checkpointed_calls_have_the_gradients_of_eager_mode(use_reentrant: bool) -> None:
     fused: Any = pointwise(scaled)
     x, weight = tensor(6, 8), tensor(8)
     (expected,) = torch.autograd.grad(scaled(x, weight).sum(), x)

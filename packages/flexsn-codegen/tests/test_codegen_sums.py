@@ -138,7 +138,7 @@ def test_half_values_are_summed_in_float32(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("name", ["rows and columns", "channels first", "a norm", "a softmax"])
-def test_in_cpp(name: str, monkeypatch: pytest.MonkeyPatch, compiler: None) -> None:
+def test_kernels_in_cpp_equal_eager_mode(name: str, monkeypatch: pytest.MonkeyPatch, compiler: None) -> None:
     if DEVICE == "cuda":
         pytest.skip("compares kernels on the CPU")
     from flexsn_codegen.targets.triton import device
@@ -148,7 +148,7 @@ def test_in_cpp(name: str, monkeypatch: pytest.MonkeyPatch, compiler: None) -> N
 
 
 @pytest.mark.parametrize("function", [scaled, lambda x, weight: torch.tanh(x + weight)], ids=["apart", "alike"])
-def test_no_terms_of_the_whole_size(
+def test_gradients_need_no_memory_for_all_terms(
     function: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch, launches: list[int]
 ) -> None:
     shapes: list[tuple[int, ...]] = []
@@ -170,7 +170,7 @@ def test_no_terms_of_the_whole_size(
     assert len(shapes) == 2
 
 
-def test_an_incoming_gradient_is_returned_and_not_shared() -> None:
+def test_incoming_gradient_is_returned_and_not_shared() -> None:
     kernel = pointwise(lambda x, y: x + y, autograd=True)
     x, y, cotangent = tensor(20, 30).requires_grad_(), tensor(20, 30).requires_grad_(), tensor(20, 30)
     actual = torch.autograd.grad(kernel(x, y), (x, y), cotangent)
@@ -183,7 +183,7 @@ def test_an_incoming_gradient_is_returned_and_not_shared() -> None:
     assert torch.as_tensor(x.grad).data_ptr() != torch.as_tensor(y.grad).data_ptr()
 
 
-def test_gradients_of_gradients_and_of_a_batch() -> None:
+def test_second_and_batched_gradients_are_right() -> None:
     x, weight = tensor(2, 16).requires_grad_(), tensor(16).requires_grad_()
     kernel: Any = pointwise(lambda x, w: torch.sin(x) * w * w, autograd=True)
     assert torch.autograd.gradgradcheck(kernel, (x, weight))
@@ -219,7 +219,7 @@ def test_pairs_are_read_and_written_together() -> None:
     assert kernel.source.count("dev.store_pair(") == 1
 
 
-def test_operands_that_lie_alike_share_their_offsets() -> None:
+def test_operands_with_equal_layouts_share_their_offsets() -> None:
     kernel = pointwise(affine).source(
         torch.empty(8, 20, 20, 3, device="meta"), *(torch.empty(3, device="meta") for _ in range(2)), target=TRITON
     )
@@ -228,7 +228,7 @@ def test_operands_that_lie_alike_share_their_offsets() -> None:
     assert len([size for size in rotated.sizes if "_column_size" in size]) == 2
 
 
-def test_sources_that_read_and_write_in_the_order_of_memory() -> None:
+def test_sources_read_and_write_in_the_order_of_memory() -> None:
     woven = pointwise(colours).source(torch.empty(50, 40, 3, device="meta"), target=TRITON)
     assert "tl.where(cell == 0" in woven.source
     x, y = torch.empty(4096, 1024, device="meta"), torch.empty(1024, 4096, device="meta").t()
@@ -239,7 +239,7 @@ def test_sources_that_read_and_write_in_the_order_of_memory() -> None:
 
 
 @pytest.mark.parametrize("exponent", [4, 5.0, 12, -3, -6])
-def test_whole_powers_are_nearest(exponent: float) -> None:
+def test_integer_powers_are_rounded_correctly(exponent: float) -> None:
     x = torch.cat(
         [tensor(400, dtype=torch.float32).cpu() * 3, torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 1e30])]
     )

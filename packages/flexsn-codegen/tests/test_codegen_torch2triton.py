@@ -90,7 +90,7 @@ def test_forward_and_backward_equal_autograd() -> None:
         torch.testing.assert_close(actual, reference)
 
 
-def test_requires_grad_leaves_gradients_out() -> None:
+def test_requires_grad_excludes_gradients() -> None:
     examples = tuple(torch.randn(4) for _ in range(3))
     _, backward = generate_forward_and_backward_graph(charge, examples, requires_grad=(True, False, True))
     (output,) = backward.find_nodes(op="output")
@@ -105,7 +105,7 @@ def around(x_ptr, y_ptr, n, function: tl.constexpr, BLOCK: tl.constexpr):  # typ
     tl.store(y_ptr + at, function(tl.load(x_ptr + at, at < n)), at < n)
 
 
-def test_a_kernel_in_a_file_takes_the_function_as_a_constant(capsys: pytest.CaptureFixture[str]) -> None:
+def test_kernel_in_a_file_receives_the_function_as_a_constant(capsys: pytest.CaptureFixture[str]) -> None:
     x = torch.randn(1000, device=DEVICE)
     graph = generate_inference_graph(torch.nn.functional.mish, (x,))
     code, name = generate_triton_code_str(graph, "mish", verbose=True)

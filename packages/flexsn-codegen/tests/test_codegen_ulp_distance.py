@@ -26,7 +26,7 @@ def in_order(dtype: torch.dtype) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-def test_it_counts_the_numbers_between(dtype: torch.dtype) -> None:
+def test_distance_counts_the_numbers_between(dtype: torch.dtype) -> None:
     values = in_order(dtype)
     generator = torch.Generator().manual_seed(0)
     i, j = (torch.randint(len(values), (20_000,), generator=generator) for _ in range(2))
@@ -45,7 +45,7 @@ def test_neighbours_are_one_apart(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_across_zero_and_out_to_infinity(dtype: torch.dtype) -> None:
+def test_distance_is_right_across_zero_and_up_to_infinity(dtype: torch.dtype) -> None:
     zero, info = numbers(0.0, dtype=dtype), torch.finfo(dtype)
     smallest = torch.nextafter(zero, zero + 1)
     assert ulp_distance(smallest, -smallest).tolist() == [2]
@@ -64,7 +64,7 @@ def test_the_largest_distances_do_not_wrap() -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_nan(dtype: torch.dtype) -> None:
+def test_nan_is_at_no_distance_from_nan(dtype: torch.dtype) -> None:
     x = numbers(math.nan, math.nan, 1.0, math.inf, dtype=dtype)
     y = numbers(math.nan, 0.0, math.nan, math.nan, dtype=dtype)
     assert ulp_distance(x, y).tolist() == [0, NOT_A_NUMBER, NOT_A_NUMBER, NOT_A_NUMBER]
@@ -72,12 +72,12 @@ def test_nan(dtype: torch.dtype) -> None:
     assert ulp_distance(x[:1], -x[:1]).tolist() == [0]
 
 
-def test_integers_and_bool() -> None:
+def test_distance_of_integers_and_bools_is_their_difference() -> None:
     assert ulp_distance(torch.tensor([3, -3]), torch.tensor([5, 3])).tolist() == [2, 6]
     assert ulp_distance(torch.tensor([True, False]), torch.tensor([True, True])).tolist() == [0, 1]
 
 
-def test_signs_of_zero() -> None:
+def test_different_signs_of_zero_are_detected() -> None:
     x, y = numbers(0.0, -0.0, 0.0, -1.0), numbers(-0.0, -0.0, 1.0, 1.0)
     assert zero_signs_differ(x, y).tolist() == [True, False, False, False]
     assert zero_signs_differ(torch.tensor([0]), torch.tensor([0])).tolist() == [False]
