@@ -37,7 +37,7 @@ def run(program: ScanProgram, *tensors: Tensor) -> tuple[Tensor, ...]:
     return scan(*prepare(program, tensors), state_seqs=False)
 
 
-def test_a_step_is_compiled_once_in_another_thread(compiled: list[Compiled]) -> None:
+def test_step_is_compiled_once_in_another_thread(compiled: list[Compiled]) -> None:
     program = ScanProgram(soft_lif, 1, 1, 1)
     x = random(11, *STEP, dtype=torch.float64).requires_grad_()
     output, _ = run(program, x)
@@ -55,7 +55,7 @@ def test_nothing_is_compiled_without_gradients(compiled: list[Compiled]) -> None
     assert not compiled
 
 
-def test_a_refused_core_is_refused_in_the_backward(compiled: list[Compiled]) -> None:
+def test_refused_gradient_is_reported_in_the_backward(compiled: list[Compiled]) -> None:
     class Refused(torch.autograd.Function):
         @staticmethod
         def forward(ctx: object, x: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ def test_a_refused_core_is_refused_in_the_backward(compiled: list[Compiled]) -> 
         output.sum().backward()
 
 
-def test_a_first_training_step_with_a_product_traces_twice_and_differentiates_once(
+def test_first_training_step_with_a_product_traces_twice_and_differentiates_once(
     interpreted: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counts traces: an attempt without products, the step, and its gradient, which all backwards share."""

@@ -28,7 +28,7 @@ def halves(*, requires_grad: bool = False) -> tuple[Tensor, Tensor]:
     return x.requires_grad_(requires_grad), v
 
 
-def test_a_program_runs_with_and_without_autocast() -> None:
+def test_program_runs_with_and_without_autocast() -> None:
     program = ScanProgram(widened, 1, 1, 1)
     x, v = halves()
     for _ in range(2):
@@ -45,7 +45,7 @@ def test_a_program_runs_with_and_without_autocast() -> None:
     assert len(program.specializations) == 2
 
 
-def test_gradients_from_outside_of_autocast() -> None:
+def test_gradients_may_be_computed_outside_of_autocast() -> None:
     gradients = []
     for run in (compiled, loop):
         x, v = halves(requires_grad=True)
@@ -55,7 +55,7 @@ def test_gradients_from_outside_of_autocast() -> None:
     assert torch.equal(*gradients)
 
 
-def test_captured_tensors_are_found() -> None:
+def test_captured_tensors_have_gradients_under_autocast() -> None:
     w = random(STEP[1], seed=2).requires_grad_()
     x, v = halves()
 
@@ -74,7 +74,7 @@ def test_captured_tensors_are_found() -> None:
             w.mul_(2.0)
 
 
-def test_a_state_that_autocast_widens_is_refused() -> None:
+def test_state_that_autocast_widens_is_refused() -> None:
     x, v = halves()
     program = ScanProgram(lambda x, v: (x, mse_loss(x, v, reduction="none")), 1, 1, 1)
     with autocast(), pytest.raises(StateMismatchError, match=r"comes out as .* float32.*precision='float32'"):
@@ -82,7 +82,7 @@ def test_a_state_that_autocast_widens_is_refused() -> None:
     compiled(program, 1, [x], [v])
 
 
-def test_operations_before_the_loop() -> None:
+def test_operations_before_the_loop_follow_autocast() -> None:
     table = random(STEP[1], STEP[1], seed=3).requires_grad_()
     x, v = halves()
 

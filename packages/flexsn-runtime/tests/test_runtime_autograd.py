@@ -29,26 +29,26 @@ def product(x: Tensor, y: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.long(all_but=["1", "4", "9"])
 @pytest.mark.parametrize("steps", [1, 2, 4, 5, 9])
-def test_states_that_require_grad(steps: int) -> None:
+def test_initial_states_have_the_gradients_of_the_loop(steps: int) -> None:
     x, v = leaves(steps)
     assert_like_the_loop(soft_lif, 1, [x], [v])
 
 
-def test_inputs_that_are_one_tensor_or_overlap() -> None:
+def test_inputs_may_be_one_tensor_or_overlap() -> None:
     x, v = leaves()
     assert_like_the_loop(product, 1, [x, x], [v])
     sequence = random(7, *STEP).requires_grad_()
     assert_like_the_loop(product, 1, [sequence[1:], sequence[:-1]], [sequence[3]])
 
 
-def test_one_tensor_as_input_and_state() -> None:
+def test_one_tensor_may_be_input_and_state() -> None:
     x = random(37, 37).requires_grad_()  # sequences [T, 37], with a state of [37]
     assert_like_the_loop(soft_lif, 1, [x], [x[0]])
     v = random(*STEP).requires_grad_()
     assert_like_the_loop(soft_lif, 1, [v.expand(5, *STEP)], [v])
 
 
-def test_no_graph_of_a_trace_is_left_behind() -> None:
+def test_trace_leaves_no_autograd_graph() -> None:
     """Checks that no autograd graph is left.
 
     Such a graph would keep the parameter's autograd node, and a CUDA graph could not be captured on another stream
@@ -107,7 +107,7 @@ def test_only_requested_gradients_are_computed() -> None:
     assert output.requires_grad
 
 
-def test_outputs_that_are_not_differentiable() -> None:
+def test_outputs_may_be_not_differentiable() -> None:
     x, v = leaves()
     output, state = compiled(hard_lif, 1, [x], [v])
     assert not output.requires_grad
@@ -119,7 +119,7 @@ def test_outputs_that_are_not_differentiable() -> None:
     assert not compiled(spikes_only, 1, [x], [])[0].requires_grad
 
 
-def test_a_requires_grad_mask_detaches() -> None:
+def test_requires_grad_mask_detaches_inputs() -> None:
     x, v = leaves()
     program = ScanProgram(soft_lif, 1, 1, 1, requires_grad=(False, True))
     compiled(program, 1, [x], [v])[0].sum().backward()
@@ -127,7 +127,7 @@ def test_a_requires_grad_mask_detaches() -> None:
     assert v.grad is not None
 
 
-def test_no_grad_and_inference_mode_write_no_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_checkpoints_are_written_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = []
     real = forward_module.checkpoint_rows
 
@@ -162,7 +162,7 @@ def test_tracing_in_inference_mode_serves_training() -> None:
         torch.testing.assert_close(a.grad, b.grad)
 
 
-def test_backward_twice_with_retain_graph() -> None:
+def test_retained_graph_allows_a_second_backward() -> None:
     x, v = leaves()
     output = compiled(soft_lif, 1, [x], [v])[0]
     (first,) = torch.autograd.grad(output.sum(), x, retain_graph=True)
@@ -174,7 +174,7 @@ def test_backward_twice_with_retain_graph() -> None:
 
 @pytest.mark.long(all_but=["not"])
 @pytest.mark.parametrize("loss", [torch.sum, lambda output: output.square().sum()], ids=["constant", "not"])
-def test_double_backward_is_refused_whether_the_incoming_gradient_is_constant(
+def test_double_backward_is_refused_for_any_incoming_gradient(
     loss: Callable[[Tensor], Tensor],
 ) -> None:
     x, v = leaves()

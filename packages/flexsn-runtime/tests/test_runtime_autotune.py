@@ -44,7 +44,7 @@ class Timer:
         return abs(self.count - self.best)
 
 
-def test_the_best_plan_is_used_later_and_in_other_processes(folder: Path) -> None:
+def test_best_plan_is_used_later_and_in_other_processes(folder: Path) -> None:
     program = PointwiseProgram(soft_lif, 1, 1, 1)
     usual = plan_of(program)
     timer = Timer(best=2)
@@ -94,7 +94,7 @@ def test_results_and_pending_backwards_do_not_depend_on_the_plan(best: int) -> N
             torch.testing.assert_close(gradient, reference)
 
 
-def test_a_plan_with_too_much_shared_memory_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_with_too_much_shared_memory_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     errors = pytest.importorskip("triton.runtime.errors")
     real = autotune_module._prepare_launch
     usual = plan_of(PointwiseProgram(soft_lif, 1, 1, 1))
@@ -150,7 +150,7 @@ def test_candidates_are_few_and_compile() -> None:
 
 
 @pytest.mark.gpu
-def test_a_plan_is_measured_on_the_gpu() -> None:
+def test_plan_is_measured_on_the_gpu() -> None:
     program, x = PointwiseProgram(soft_lif, 1, 1, 1), torch.randn(64, 2**15, device=DEVICE)
     plan = tune(program, (x,))
     step, _ = prepare(program, (x,))

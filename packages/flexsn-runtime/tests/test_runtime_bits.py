@@ -42,7 +42,7 @@ SHAPES = [(3, 5, 7), (2, 700), (3, 1), (2, 64), (0, 4), (3, 0)]
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.long(all_but=["triton-bfloat16", "cpp-float32"])
-def test_the_bits_are_the_spikes(target: TargetName, dtype: torch.dtype) -> None:
+def test_bits_equal_the_spikes(target: TargetName, dtype: torch.dtype) -> None:
     program = ScanProgram(fire, 1, 1, 1, on_cpu=target, bits=[True])
     plain = ScanProgram(fire, 1, 1, 1, on_cpu=target)
     for shape in SHAPES:
@@ -64,7 +64,7 @@ def test_the_bits_are_the_spikes(target: TargetName, dtype: torch.dtype) -> None
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_the_order_is_that_of_memory(target: TargetName) -> None:
+def test_bits_have_the_order_of_memory(target: TargetName) -> None:
     program = copy.deepcopy(ScanProgram(fire, 1, 1, 1, on_cpu=target, bits=[True]))
     device = device_of(target)
     images = torch.rand(6, 5, 4, 4, device=device).mul(2).contiguous(memory_format=torch.channels_last)
@@ -83,7 +83,7 @@ def test_the_order_is_that_of_memory(target: TargetName) -> None:
             assert spikes.stride(0) != x[0].numel()
 
 
-def test_one_of_several_outputs_and_sequences_of_states() -> None:
+def test_bits_of_one_of_several_outputs_are_written() -> None:
     program = ScanProgram(two, 1, 1, 2, bits=[False, True])
     x = torch.rand(4, 3, 11, device=DEVICE)
     for state_seqs in (False, True):

@@ -25,7 +25,7 @@ def test_half_precision_rounds_like_the_loop(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-def test_the_state_keeps_half_precision_over_time(dtype: torch.dtype) -> None:
+def test_state_keeps_half_precision_over_time(dtype: torch.dtype) -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         h = v + x
         return h, h
@@ -36,14 +36,14 @@ def test_the_state_keeps_half_precision_over_time(dtype: torch.dtype) -> None:
     assert output[-1].tolist() == [1.0, 1.0, 1.0]
 
 
-def test_float64() -> None:
+def test_float64_equals_the_loop() -> None:
     x, v = random(9, *STEP, dtype=torch.float64), random(*STEP, dtype=torch.float64, seed=1)
     assert_like_the_loop(soft_lif, 1, [x.requires_grad_()], [v.requires_grad_()], rtol=1e-12)
 
 
 @pytest.mark.long(all_but=["torch.bool", "torch.int8"])
 @pytest.mark.parametrize("spikes", [torch.bool, torch.uint8, torch.int8, torch.int64], ids=str)
-def test_narrow_spikes(spikes: torch.dtype) -> None:
+def test_spikes_of_narrow_dtypes_equal_the_loop(spikes: torch.dtype) -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         h = v * 0.5 + x
         s = h >= 1.0
@@ -56,7 +56,7 @@ def test_narrow_spikes(spikes: torch.dtype) -> None:
     assert state.requires_grad
 
 
-def test_integer_and_bool_states() -> None:
+def test_integer_and_bool_states_equal_the_loop() -> None:
     def core(x: Tensor, count: Tensor, has_fired: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         fired = x > 0.5
         return x * count, count + fired, has_fired | fired
@@ -67,7 +67,7 @@ def test_integer_and_bool_states() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.int64], ids=str)
-def test_integer_inputs(dtype: torch.dtype) -> None:
+def test_integer_inputs_equal_the_loop(dtype: torch.dtype) -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         h = v * 0.5 + x
         return h, h
@@ -76,7 +76,7 @@ def test_integer_inputs(dtype: torch.dtype) -> None:
     assert_like_the_loop(core, 1, [x], [random(*STEP).requires_grad_()])
 
 
-def test_mixed_precision() -> None:
+def test_mixed_precision_equals_the_loop() -> None:
     """Tests a half-precision input and output with a float32 state, as in a spiking network under autocast."""
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -90,7 +90,7 @@ def test_mixed_precision() -> None:
 
 @pytest.mark.long(all_but=["*bfloat16"])
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-def test_a_half_parameter_is_summed_in_float32(dtype: torch.dtype) -> None:
+def test_gradient_of_a_half_parameter_is_summed_in_float32(dtype: torch.dtype) -> None:
     w = torch.ones((), dtype=dtype, device=DEVICE).requires_grad_()
 
     def core(x: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ def test_a_half_parameter_is_summed_in_float32(dtype: torch.dtype) -> None:
         (torch.float32, torch.int64, "int64", "float32"),
     ],
 )
-def test_a_promoted_state_is_refused_with_both_dtypes(
+def test_promoted_state_is_refused_with_both_dtypes(
     x: torch.dtype, v: torch.dtype, old_dtype: str, new_dtype: str
 ) -> None:
     state = torch.zeros(STEP, dtype=v, device=DEVICE)
@@ -120,7 +120,7 @@ def test_a_promoted_state_is_refused_with_both_dtypes(
         compiled(hard_lif, 1, [random(3, *STEP, dtype=x)], [state])
 
 
-def test_values_that_are_not_numbers_and_infinities() -> None:
+def test_nan_and_infinities_equal_the_loop() -> None:
     x = random(3, *STEP)
     x[1, 0, :4] = torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0])
     actual, expected = (f(hard_lif, 1, [x], [random(*STEP, seed=1)]) for f in (compiled, loop))
@@ -167,7 +167,7 @@ def test_freed_memory_is_named() -> None:
         assert torch.equal(compiled(program, 1, [x], [v])[0], x * gain)
 
 
-def test_dtypes_that_kernels_do_not_have_are_named() -> None:
+def test_dtypes_without_kernels_are_named() -> None:
     narrow = torch.float8_e4m3fnuz
     gain = random(5).to(narrow)
     with pytest.raises(DtypeError, match=r"state 0 is torch\.float8_e4m3fnuz, which kernels do not support"):

@@ -36,7 +36,7 @@ def check(dtype: torch.dtype, bits: int, low: int, device: str) -> None:
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("bits", [1, 2, 4])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_numbers_of_each_byte(dtype: torch.dtype, bits: int) -> None:
+def test_numbers_are_read_from_all_bytes(dtype: torch.dtype, bits: int) -> None:
     check(dtype, bits, low=-1, device="cpu")
 
 
@@ -44,11 +44,11 @@ def test_numbers_of_each_byte(dtype: torch.dtype, bits: int) -> None:
 @pytest.mark.parametrize("low", [0, -1])
 @pytest.mark.parametrize("bits", [1, 2, 4])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_numbers_of_each_byte_on_a_gpu(dtype: torch.dtype, bits: int, low: int) -> None:
+def test_numbers_are_read_from_all_bytes_on_a_gpu(dtype: torch.dtype, bits: int, low: int) -> None:
     check(dtype, bits, low, "cuda")
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e5m2, torch.int32], ids=str)
-def test_dtypes_without_a_kernel(dtype: torch.dtype) -> None:
+def test_dtypes_without_a_kernel_return_none(dtype: torch.dtype) -> None:
     assert unpack_numbers(torch.zeros(4, dtype=torch.uint8), 1, 0, dtype) is None
     assert pack_numbers(torch.zeros(4, dtype=dtype), 1, 0) is None

@@ -53,7 +53,7 @@ def is_known(handle: int) -> bool:
     return True
 
 
-def test_a_bundle_equals_its_registration() -> None:
+def test_bundle_equals_its_registration() -> None:
     forward, backward, info = build_training_kernels(soft_lif, 1, 1, 1)
     handle = register(forward_kernel=forward, backward_kernel=backward, training_info=info)
     bundle = get_flexsn_kernel_handle(handle)
@@ -76,7 +76,7 @@ def test_all_kernels_are_closed_once() -> None:
     assert (first.closed, second.closed) == (1, 1)
 
 
-def test_owners_and_users_keep_a_bundle() -> None:
+def test_owners_and_users_keep_a_bundle_alive() -> None:
     kernel = Kernel()
     handle = register(inference_kernel=kernel)
     retain_owner_flexsn_kernel_handle(handle)
@@ -91,7 +91,7 @@ def test_owners_and_users_keep_a_bundle() -> None:
     assert kernel.closed == 1
 
 
-def test_releasing_a_missing_user_leaves_the_owner() -> None:
+def test_releasing_a_missing_user_does_not_affect_the_owner() -> None:
     handle = register()
     release_active_flexsn_kernel_handle(handle)
     assert is_known(handle)
@@ -101,7 +101,7 @@ def test_releasing_a_missing_user_leaves_the_owner() -> None:
 @pytest.mark.parametrize(
     "use", [get_flexsn_kernel_handle, retain_flexsn_kernel_handle, retain_owner_flexsn_kernel_handle]
 )
-def test_an_unknown_handle_is_named(use: Any) -> None:
+def test_unknown_handle_is_named(use: Any) -> None:
     with pytest.raises(UnknownHandleError, match=r"no kernel handle 987654321: it was never registered"):
         use(987654321)
     released = register()
@@ -110,7 +110,7 @@ def test_an_unknown_handle_is_named(use: Any) -> None:
         use(released)
 
 
-def test_numbers_are_not_used_again() -> None:
+def test_numbers_of_handles_are_not_reused() -> None:
     first = register()
     release_flexsn_kernel_handle(first)
     second = register()
@@ -118,7 +118,7 @@ def test_numbers_are_not_used_again() -> None:
     release_flexsn_kernel_handle(second)
 
 
-def test_a_finalizer_releases_when_the_owner_dies() -> None:
+def test_finalizer_releases_the_handle_of_a_deleted_owner() -> None:
     class Owner:
         pass
 
@@ -132,7 +132,7 @@ def test_a_finalizer_releases_when_the_owner_dies() -> None:
     assert not is_known(handle)
 
 
-def test_no_leak_over_many_cycles() -> None:
+def test_many_cycles_leave_no_handles() -> None:
     kernel, before = Kernel(), len(_handles)
     for _ in range(100_000):
         release_flexsn_kernel_handle(register(inference_kernel=kernel))
@@ -176,7 +176,7 @@ def test_threads_share_the_registry() -> None:
     assert kernel.closed == 1
 
 
-def test_a_finalizer_may_run_while_the_lock_is_held() -> None:
+def test_finalizer_may_run_while_the_lock_is_held() -> None:
     """Runs finalizers in a garbage collection inside `register`, on the same thread."""
 
     class Owner:
@@ -199,7 +199,7 @@ def test_a_finalizer_may_run_while_the_lock_is_held() -> None:
     assert not any(is_known(handle) for handle in handles)
 
 
-def test_closing_a_kernel_leaves_the_program_usable() -> None:
+def test_program_is_usable_after_its_kernel_is_closed() -> None:
     x = torch.zeros(1)
     program = PointwiseProgram(soft_lif, 1, 1, 1)
     step = program.specialize_examples((x, x))
@@ -209,7 +209,7 @@ def test_closing_a_kernel_leaves_the_program_usable() -> None:
     assert again.trace.outputs == step.trace.outputs
 
 
-def test_the_registry_reports_its_entries() -> None:
+def test_registry_reports_its_entries() -> None:
     before = flexsn_kernel_registry_info()
     handle = register_flexsn_kernel_handle(
         inference_kernel=None,

@@ -49,7 +49,7 @@ def test_memory_is_free_after_the_last_view_is_deleted() -> None:
     assert large(2).data_ptr() == place
 
 
-def test_other_sizes_get_other_memory() -> None:
+def test_other_sizes_have_other_memory() -> None:
     place = large(2).data_ptr()
     tensor = large(3)
     assert tensor.untyped_storage().nbytes() >= 3 * 4 * COUNT
@@ -66,7 +66,7 @@ def test_small_and_empty_tensors_use_system_memory() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.float64])
-def test_strides_and_dtypes(dtype: torch.dtype) -> None:
+def test_strides_and_dtypes_are_as_requested(dtype: torch.dtype) -> None:
     shape, strides = (3, 4, COUNT), (4 * COUNT, 1, 4)
     tensor = allocator(shape, strides, dtype=dtype, device=CPU)()
     assert (tensor.shape, tensor.stride(), tensor.dtype) == (shape, strides, dtype)
@@ -103,7 +103,7 @@ def test_threads_never_share_memory() -> None:
     assert len(large_memory._free) <= 2 * len(threads), "one more for each thread that is searching at this moment"
 
 
-def test_results_of_a_scan_do_not_change(compiler: None) -> None:
+def test_results_of_a_scan_are_not_overwritten(compiler: None) -> None:
     program = PointwiseProgram(soft_lif, 1, 1, 1, on_cpu="cpp")
     x = torch.linspace(-1.0, 3.0, COUNT).view(8, -1).requires_grad_()
     (first, *_), (gradient,) = results = scan_and_gradient(program, x)

@@ -68,7 +68,7 @@ def test_moments_are_as_exact_as_in_float32(kind: str, form: str) -> None:
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_dtypes(dtype: torch.dtype) -> None:
+def test_moments_are_exact_in_all_dtypes(dtype: torch.dtype) -> None:
     for form in ("contiguous", "channels-last"):
         check(FORMATS[form]((data("plain", (6, 5, 4, 7)) + 30).to(dtype)))
 
@@ -91,7 +91,7 @@ def test_running_statistics_equal_those_of_torch(momentum: float) -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_inputs_without_a_kernel_change_nothing() -> None:
+def test_inputs_without_a_kernel_leave_the_statistics_unchanged() -> None:
     running = torch.zeros(3), torch.ones(3)
     tracked = torch.zeros((), dtype=torch.int64)
     for x in (torch.ones(1, 3), torch.ones(0, 3, 4), torch.ones(4, 3, dtype=torch.int32)):
@@ -113,7 +113,7 @@ def test_infinite_numbers_affect_only_their_channel() -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_the_operator_has_gradients() -> None:
+def test_operator_has_gradients() -> None:
     x = torch.randn(3, 2, 4, dtype=torch.float64, requires_grad=True)
 
     def both(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -122,7 +122,7 @@ def test_the_operator_has_gradients() -> None:
 
     assert torch.autograd.gradcheck(both, x, fast_mode=True)
     assert torch.autograd.gradgradcheck(both, x, fast_mode=True)
-    # The other checks cause warnings themselves; `test_in_compiled_graphs` covers them.
+    # The other checks cause warnings themselves; `test_compiled_graphs_equal_batch_norm` covers them.
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(batch_moments_op, (x.detach().float().requires_grad_(),), test_utils=checks)
     rows = torch.randn(3, 4, 3, 2)
@@ -132,7 +132,7 @@ def test_the_operator_has_gradients() -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_in_compiled_graphs() -> None:
+def test_compiled_graphs_equal_batch_norm() -> None:
     x = data("plain", (6, 5, 4, 7))
 
     def normalised(x: Tensor) -> Tensor:
@@ -164,7 +164,7 @@ def test_programs_share_large_sums(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("form", FORMATS)
-def test_on_a_gpu(form: str, dtype: torch.dtype) -> None:
+def test_moments_are_exact_and_repeatable_on_a_gpu(form: str, dtype: torch.dtype) -> None:
     for shape in [*SHAPES, (128, 64, 56, 56), (128, 512, 7, 7), (128, 256, 14, 14), (2, 64, 112, 112), (4099, 1000)]:
         for kind in KINDS if dtype == torch.float32 else ["plain", "drifts"]:
             x = FORMATS[form](data(kind, shape).to("cuda", dtype))

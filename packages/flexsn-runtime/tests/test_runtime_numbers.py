@@ -125,7 +125,7 @@ def test_two_kernels_per_direction_suffice_for_all_values(language: Any, dtype: 
     assert len(kernels(program, "backward")) == 2
 
 
-def test_a_slope_changes_only_the_backward() -> None:
+def test_slope_changes_only_the_backward() -> None:
     core = Neuron().to(DEVICE)
     program = PointwiseProgram(core, 1, 1, 1)
     for value in values(4):
@@ -135,7 +135,7 @@ def test_a_slope_changes_only_the_backward() -> None:
     assert len(kernels(program, "backward")) == 2
 
 
-def test_numbers_that_begin_to_change_one_after_the_other() -> None:
+def test_numbers_may_begin_to_change_one_after_the_other() -> None:
     """Checks that the second number becomes an argument together with the first."""
     core = Neuron().to(DEVICE)
     program = PointwiseProgram(core, 1, 1, 1)
@@ -149,7 +149,7 @@ def test_numbers_that_begin_to_change_one_after_the_other() -> None:
     assert len(kernels(program, "backward")) == 2
 
 
-def test_numbers_that_are_equal_at_first() -> None:
+def test_numbers_may_be_equal_at_first() -> None:
     """Tests equal terms that are computed once. Other values need another graph, whose first kernels take numbers."""
     a = b = 1.0
 
@@ -167,7 +167,7 @@ def test_numbers_that_are_equal_at_first() -> None:
 
 @pytest.mark.long
 @DTYPES
-def test_many_values(dtype: torch.dtype) -> None:
+def test_many_values_need_few_kernels(dtype: torch.dtype) -> None:
     core = Neuron().to(DEVICE)
     program = PointwiseProgram(core, 1, 1, 1)
     x, v = data(dtype, 3), data(dtype)
@@ -187,7 +187,7 @@ EXTREMES = [0.1, -0.0, 0.0, 1e-42, 3e38, -1e39, 1e300, math.inf, -math.inf, math
 
 @pytest.mark.long(all_but=["*float32"])
 @DTYPES
-def test_bits_of_extreme_values(dtype: torch.dtype) -> None:
+def test_extreme_values_have_the_bits_of_constants(dtype: torch.dtype) -> None:
     value: Any = 0.5
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -210,7 +210,7 @@ def test_bits_of_extreme_values(dtype: torch.dtype) -> None:
 @pytest.mark.long(all_but=["*float64"])
 @NEEDS_CPP
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_bits_of_extreme_values_in_cpp(dtype: torch.dtype) -> None:
+def test_extreme_values_have_the_bits_of_the_loop_in_cpp(dtype: torch.dtype) -> None:
     value: Any = 0.5
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -240,7 +240,7 @@ KINDS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
     ],
     ids=str,
 )
-def test_integers(language: Any, dtype: torch.dtype) -> None:
+def test_integers_equal_the_loop(language: Any, dtype: torch.dtype) -> None:
     value = 7
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -255,7 +255,7 @@ def test_integers(language: Any, dtype: torch.dtype) -> None:
     assert len(kernels(program, "forward")) == 2
 
 
-def test_flags() -> None:
+def test_flags_equal_the_loop() -> None:
     flag, number = True, 1
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -270,7 +270,7 @@ def test_flags() -> None:
 
 
 @pytest.mark.parametrize("exponents", [[2.5, 2.6, 2.0, 2.7, 0.5, 3.0, 1.25, -1.0]], ids=str)
-def test_exponents(exponents: list[float]) -> None:
+def test_exponents_need_few_kernels(exponents: list[float]) -> None:
     """Tests exponents that eager mode computes as products. They have a limited number of separate kernels."""
     exponent = 2.25
 
@@ -286,7 +286,7 @@ def test_exponents(exponents: list[float]) -> None:
     assert len(kernels(program, "forward")) <= 2 + 4
 
 
-def test_a_number_that_decides_a_branch_or_a_count() -> None:
+def test_number_may_decide_a_branch_or_a_count() -> None:
     core = Neuron().to(DEVICE)
 
     def branching(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -301,7 +301,7 @@ def test_a_number_that_decides_a_branch_or_a_count() -> None:
     assert len(kernels(program, "forward")) <= 1 + 3
 
 
-def test_a_flag_leaves_the_numbers_in_the_source() -> None:
+def test_flag_does_not_make_numbers_arguments() -> None:
     core = Neuron().to(DEVICE)
     program = PointwiseProgram(lambda x, v: core(x if core.training else -x, v), 1, 1, 1)
     x, v = data(torch.float32, 3), data(torch.float32)
@@ -315,7 +315,7 @@ def test_a_flag_leaves_the_numbers_in_the_source() -> None:
     assert step.core().numbers
 
 
-def test_a_backward_has_the_numbers_of_its_forward() -> None:
+def test_backward_has_the_numbers_of_its_forward() -> None:
     """Compares with the loop, whose graph contains the numbers."""
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -333,7 +333,7 @@ def test_a_backward_has_the_numbers_of_its_forward() -> None:
         torch.testing.assert_close(actual, expected)
 
 
-def test_a_slope_that_changes_between_forward_and_backward_is_refused() -> None:
+def test_slope_that_changes_between_forward_and_backward_is_refused() -> None:
     core = Neuron().to(DEVICE)
     program = PointwiseProgram(core, 1, 1, 1)
     for value in values(3):
@@ -360,7 +360,7 @@ def handle_of(core: Core) -> int:
 
 @pytest.mark.long(all_but=["True"])
 @pytest.mark.parametrize("is_compiled", [False, True])
-def test_the_custom_operator_follows_numbers_and_refuses_a_change_before_its_backward(is_compiled: bool) -> None:
+def test_custom_operator_follows_numbers_and_refuses_a_change_before_its_backward(is_compiled: bool) -> None:
     core = Neuron().to(DEVICE)
     handle = handle_of(core)
 
@@ -415,7 +415,7 @@ def test_restored_values_are_not_traced_again() -> None:
 
 @pytest.mark.gpu
 @DTYPES
-def test_compilations_on_a_gpu(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+def test_few_kernels_are_compiled_on_a_gpu(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     """Tests whole numbers, including those for which Triton compiles special code: 1, and multiples of 16."""
     from triton import knobs
 
@@ -436,7 +436,7 @@ def test_compilations_on_a_gpu(monkeypatch: pytest.MonkeyPatch, dtype: torch.dty
 
 
 @pytest.mark.gpu
-def test_a_captured_graph_keeps_the_number_of_its_capture() -> None:
+def test_captured_graph_keeps_the_number_of_its_capture() -> None:
     core = Neuron().to(DEVICE)
     program = PointwiseProgram(core, 1, 1, 1)
     x, v = data(torch.float32, 3), data(torch.float32)

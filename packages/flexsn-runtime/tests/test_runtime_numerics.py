@@ -78,7 +78,7 @@ def test_fast_math_in_cpp_fuses_products_and_sums(compiler: None) -> None:
         assert torch.equal(fast, torch.full((3, 5), 2.0**-24))
 
 
-def test_a_launch_compiles_with_the_kernels_options(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launch_compiles_with_the_kernels_options(monkeypatch: pytest.MonkeyPatch) -> None:
     passed_options: list[dict[str, Any]] = []
 
     class Function:
@@ -94,7 +94,7 @@ def test_a_launch_compiles_with_the_kernels_options(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_float32_rounds_once_a_step(dtype: torch.dtype) -> None:
+def test_float32_precision_rounds_once_in_each_step(dtype: torch.dtype) -> None:
     x, v = random(6, *STEP).to(dtype), random(*STEP, seed=1).to(dtype)
 
     def rounded(x: Tensor, v: Tensor) -> Sequence[Tensor]:
@@ -106,14 +106,14 @@ def test_float32_rounds_once_a_step(dtype: torch.dtype) -> None:
     assert not torch.equal(actual[0], compiled(soft_lif, 1, [x], [v])[0])
 
 
-def test_copies_compute_alike() -> None:
+def test_copies_of_a_program_keep_its_settings() -> None:
     program = ScanProgram(soft_lif, 1, 1, 1, (True, False), precision="float32", fast_math=True)
     for copied in (copy.deepcopy(program), pickle.loads(pickle.dumps(program))):
         assert copied.numerics == program.numerics
         assert copied.requires_grad == (True, False)
 
 
-def test_an_unknown_precision_is_refused() -> None:
+def test_unknown_precision_is_refused() -> None:
     unknown: Any = "double"
     with pytest.raises(PrecisionError, match="no precision 'double'"):
         ScanProgram(soft_lif, 1, 1, 1, precision=unknown)

@@ -89,7 +89,7 @@ def reference(x: Tensor, v: Tensor, *, final: bool, core: Core = with_gain) -> l
 
 
 @pytest.mark.parametrize("final", [False, True], ids=["seqs", "final"])
-def test_inference(handle: int, final: bool) -> None:
+def test_inference_equals_the_loop(handle: int, final: bool) -> None:
     actual = INFERENCE[final](handle, [X, V, W.detach()])
     for a, b in zip(actual, reference(X, V, final=final), strict=True):
         assert torch.equal(a, b)
@@ -102,7 +102,7 @@ def test_inference_has_no_gradient(handle: int) -> None:
         output.sum().backward()
 
 
-def test_shapes_that_are_new_inside_of_the_op(handle: int) -> None:
+def test_new_shapes_are_specialised_inside_of_the_op(handle: int) -> None:
     x, v = X[:, :5].clone().requires_grad_(), V[:5].clone().requires_grad_()
     actual, expected = flexsn_inductor_training(handle, [x, v, W])[:2], reference(x, v, final=False)
     gradients = torch.autograd.grad(actual[0].sum(), [x, v, W])
@@ -111,7 +111,7 @@ def test_shapes_that_are_new_inside_of_the_op(handle: int) -> None:
 
 
 @pytest.mark.parametrize("final", [False, True], ids=["seqs", "final"])
-def test_training(handle: int, final: bool) -> None:
+def test_training_equals_the_loop(handle: int, final: bool) -> None:
     x, v = leaves()
     actual, expected = TRAINING[final](handle, [x, v, W])[:2], reference(x, v, final=final)
     weights = [torch.rand_like(t) - 0.4 for t in expected]
@@ -129,7 +129,7 @@ def test_missing_states_mean_zeros(hard: int, op: Op) -> None:
         assert torch.equal(a, b)
 
 
-def test_gradients_without_initial_states(hard: int) -> None:
+def test_missing_states_have_the_gradients_of_zeros(hard: int) -> None:
     x, y = X.clone().requires_grad_(), X.clone().requires_grad_()
     flexsn_inductor_training(hard, [x])[1].sum().backward()
     flexsn_inductor_training(hard, [y, torch.zeros_like(V)])[1].sum().backward()
@@ -138,7 +138,7 @@ def test_gradients_without_initial_states(hard: int) -> None:
     assert torch.equal(x.grad, y.grad)
 
 
-def test_outputs_that_are_not_differentiable(hard: int) -> None:
+def test_outputs_may_be_not_differentiable(hard: int) -> None:
     x, v = leaves()
     output, state, checkpoints = flexsn_inductor_training(hard, [x, v])
     assert not output.requires_grad
@@ -146,7 +146,7 @@ def test_outputs_that_are_not_differentiable(hard: int) -> None:
     assert not checkpoints.requires_grad
 
 
-def test_requires_grad_masks() -> None:
+def test_requires_grad_mask_of_the_handle_applies() -> None:
     handle = register(soft_lif, requires_grad=(True, False))
     x, v = leaves()
     flexsn_inductor_training(handle, [x, v])[0].sum().backward()
@@ -158,7 +158,7 @@ def test_requires_grad_masks() -> None:
     release_flexsn_kernel_handle(handle)
 
 
-def test_only_tensors_that_require_grad_get_one(handle: int) -> None:
+def test_only_tensors_that_require_grad_have_gradients(handle: int) -> None:
     v = V.clone().requires_grad_()
     flexsn_inductor_training(handle, [X, v, W.detach()])[0].sum().backward()
     expected = torch.autograd.grad(reference(X, w := V.clone().requires_grad_(), final=True)[0].sum(), w)[0]
@@ -176,12 +176,12 @@ def test_forgotten_parameters_are_refused(handle: int) -> None:
 
 
 @pytest.mark.parametrize("op", [*INFERENCE, *TRAINING], ids=str)
-def test_an_unknown_handle(op: Op) -> None:
+def test_unknown_handle_is_refused(op: Op) -> None:
     with pytest.raises(UnknownHandleError, match="no kernel handle 123456789"):
         op(123456789, [X])
 
 
-def test_a_handle_without_the_requested_kernel() -> None:
+def test_handle_without_the_requested_kernel_is_refused() -> None:
     forward, backward, info = build_training_kernels(soft_lif, 1, 1, 1)
     handle = register_flexsn_kernel_handle(
         inference_kernel=None,
@@ -197,7 +197,7 @@ def test_a_handle_without_the_requested_kernel() -> None:
     release_flexsn_kernel_handle(handle)
 
 
-def test_the_saved_context_keeps_the_handle() -> None:
+def test_saved_context_keeps_the_handle_alive() -> None:
     handle = register(soft_lif)
     x, v = leaves()
     results = flexsn_inductor_training(handle, [x, v])
@@ -212,7 +212,7 @@ def test_the_saved_context_keeps_the_handle() -> None:
     assert handle not in _handles
 
 
-def test_a_dropped_context_releases_the_handle() -> None:
+def test_deleted_context_releases_the_handle() -> None:
     handle = register(soft_lif)
     x, v = leaves()
     results = flexsn_inductor_training(handle, [x, v])
@@ -225,7 +225,7 @@ def test_a_dropped_context_releases_the_handle() -> None:
     assert alive() is None
 
 
-def test_no_context_without_gradients(handle: int) -> None:
+def test_no_context_is_saved_without_gradients(handle: int) -> None:
     with torch.no_grad():
         flexsn_inductor_training(handle, [X, V, W])
     assert get_flexsn_kernel_handle(handle).active_refs == 0
@@ -239,7 +239,7 @@ OPCHECK_WARNS = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tens
 
 @pytest.mark.long(all_but=["*final_state*"])
 @pytest.mark.parametrize("op", INFERENCE, ids=str)
-def test_opcheck_inference(handle: int, op: Any) -> None:
+def test_inference_passes_opcheck(handle: int, op: Any) -> None:
     for x in (X, X[:0], X.transpose(1, 2).contiguous().transpose(1, 2)):
         assert set(torch.library.opcheck(op, (handle, [x, V, W.detach()])).values()) == {"SUCCESS"}
 
@@ -247,7 +247,7 @@ def test_opcheck_inference(handle: int, op: Any) -> None:
 @pytest.mark.long(all_but=["*training_final_state*"])
 @OPCHECK_WARNS
 @pytest.mark.parametrize("op", TRAINING, ids=str)
-def test_opcheck_training(handle: int, op: Any) -> None:
+def test_training_passes_opcheck(handle: int, op: Any) -> None:
     x, v = leaves()
     assert set(torch.library.opcheck(op, (handle, [x, v, W])).values()) == {"SUCCESS"}
     assert set(torch.library.opcheck(op, (handle, [X, V, W.detach()])).values()) == {"SUCCESS"}
@@ -256,14 +256,14 @@ def test_opcheck_training(handle: int, op: Any) -> None:
 @pytest.mark.long(all_but=["*training)*"])
 @OPCHECK_WARNS
 @pytest.mark.parametrize("op", TRAINING, ids=str)
-def test_opcheck_training_without_states_and_with_fixed_outputs(hard: int, op: Any) -> None:
+def test_training_without_states_and_with_fixed_outputs_passes_opcheck(hard: int, op: Any) -> None:
     x, _ = leaves()
     assert set(torch.library.opcheck(op, (hard, [x])).values()) == {"SUCCESS"}
 
 
 @pytest.mark.long(all_but=["(True, False, True)", "(False, True, False)"])
 @pytest.mark.parametrize("required", [(True, True, True), (True, False, True), (False, True, False)], ids=str)
-def test_opcheck_backward(handle: int, required: tuple[bool, ...]) -> None:
+def test_backward_passes_opcheck(handle: int, required: tuple[bool, ...]) -> None:
     with torch.no_grad():
         output, _, checkpoints = flexsn_inductor_training(handle, [X, V, W])
     args = [torch.ones_like(output), None, X.transpose(1, 2).contiguous().transpose(1, 2), V, W.detach()]
@@ -274,7 +274,7 @@ def test_opcheck_backward(handle: int, required: tuple[bool, ...]) -> None:
 # -- modes ---------------------------------------------------------------------------------------------
 
 
-def test_inference_mode_and_no_grad(handle: int) -> None:
+def test_inference_mode_and_no_grad_have_no_gradients(handle: int) -> None:
     expected = reference(X, V, final=False)
     for mode in (torch.inference_mode, torch.no_grad):
         with mode():
@@ -305,7 +305,7 @@ def fresh_dynamo() -> Iterator[None]:
 @pytest.mark.long(all_but=["dynamic"])
 @pytest.mark.usefixtures("fresh_dynamo")
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_compiled_training(handle: int, dynamic: bool) -> None:
+def test_compiled_training_equals_the_loop(handle: int, dynamic: bool) -> None:
     def step(x: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         output, state, _ = flexsn_inductor_training_final_state(handle, [x * 2.0, v, w])
         return output + 1.0, state

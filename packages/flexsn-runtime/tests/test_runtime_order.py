@@ -36,7 +36,7 @@ def layouts(shape: Sequence[int], draw: random.Random) -> Tensor:
 
 
 @pytest.mark.parametrize("dims", [1, 3, 6])
-def test_a_gradient_in_the_format_of_its_argument(dims: int) -> None:
+def test_gradient_has_the_format_of_its_argument(dims: int) -> None:
     draw = random.Random(dims)
     for _ in range(50):
         x = layouts([draw.choice(SIZES) for _ in range(dims)], draw)
@@ -44,7 +44,7 @@ def test_a_gradient_in_the_format_of_its_argument(dims: int) -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 4])
-def test_a_scan(steps: int) -> None:
+def test_results_of_a_scan_have_the_format_of_torch(steps: int) -> None:
     draw = random.Random(steps)
     for _ in range(200):
         shape = [draw.choice(SIZES) for _ in range(draw.randint(1, 4))]
@@ -62,7 +62,7 @@ def test_a_scan(steps: int) -> None:
         )
 
 
-def test_all_memory_orders() -> None:
+def test_memory_order_of_inputs_is_kept() -> None:
     frames = torch.empty(6, 3, 4, 5).to(memory_format=torch.channels_last).unflatten(0, (2, 3))
     assert ScanFormat.of(frames.shape[1:], [frames], [None]).sequence == frames.stride()
     assert ScanFormat.of(frames.shape[1:], [frames], [None]).order.dims == (0, 2, 3, 1)

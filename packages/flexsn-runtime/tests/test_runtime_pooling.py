@@ -24,7 +24,7 @@ WINDOWS = {
 }
 UNDILATED = ["3/2", "2/2", "gaps", "of a row", "ceil"]
 SHAPE = (3, 5, 11, 13)
-# The other checks cause warnings themselves; `test_in_compiled_graphs` covers them.
+# The other checks cause warnings themselves; `test_compiled_graphs_equal_eager_mode` covers them.
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
 
 
@@ -57,20 +57,20 @@ def check_maximum(x: Tensor, window: Window) -> None:
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.long(all_but=["*-float32", "3/2-*-bfloat16", "2/2-channels-last-float64"])
-def test_maxima_of_spikes(window: str, form: str, dtype: str) -> None:
+def test_maxima_of_spikes_equal_torchs(window: str, form: str, dtype: str) -> None:
     check_maximum(spikes().to(getattr(torch, dtype)).contiguous(memory_format=FORMATS[form]), WINDOWS[window])
 
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize(("shape", "window"), [((1, 3, 4, 300), "3/2"), ((1, 72, 6, 8), "wide")])
-def test_several_programs_and_whole_units(shape: tuple[int, ...], window: str) -> None:
+def test_maxima_of_several_programs_equal_torchs(shape: tuple[int, ...], window: str) -> None:
     for form in FORMATS.values():
         check_maximum(spikes(shape).contiguous(memory_format=form), WINDOWS[window])
 
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("form", FORMATS)
-def test_maxima_of_any_numbers(form: str) -> None:
+def test_maxima_of_special_values_equal_torchs(form: str) -> None:
     x = torch.randint(-2, 3, SHAPE, generator=torch.Generator().manual_seed(0)).float()
     x[0, 0, 3:6, 3:6] = -torch.inf
     x[1, 1] = -torch.inf
@@ -85,7 +85,7 @@ def test_maxima_of_any_numbers(form: str) -> None:
 @pytest.mark.parametrize("window", UNDILATED)
 @pytest.mark.parametrize(("pads", "divisor"), [(True, None), (False, None), (True, 7)])
 @pytest.mark.long(all_but=["True-None-*", "False-None-ceil-*", "True-7-2/2-contiguous"])
-def test_average_pooling(window: str, form: str, pads: bool, divisor: int | None) -> None:
+def test_averages_equal_torchs(window: str, form: str, pads: bool, divisor: int | None) -> None:
     settings = WINDOWS[window]
     for dtype in (torch.float32, torch.bfloat16):
         x = spikes().to(dtype).contiguous(memory_format=FORMATS[form])
@@ -108,7 +108,7 @@ def test_average_pooling(window: str, form: str, pads: bool, divisor: int | None
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.long(all_but=["contiguous"])
-def test_gradients_in_float64(form: str) -> None:
+def test_gradients_pass_gradgradcheck(form: str) -> None:
     x = torch.randn(1, 2, 3, 4, dtype=torch.float64).contiguous(memory_format=FORMATS[form]).requires_grad_()
 
     def pooled(x: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ def test_gradients_in_float64(form: str) -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_the_backward_keeps_bits() -> None:
+def test_forward_saves_few_bits() -> None:
     saved: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:
@@ -144,7 +144,7 @@ def test_the_backward_keeps_bits() -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_views_and_gradients_of_other_formats() -> None:
+def test_views_and_gradients_of_other_formats_equal_torchs() -> None:
     x = spikes((3, 5, 13, 11)).transpose(2, 3)
     check_maximum(x.contiguous(), WINDOWS["3/2"])
     ours = x.clone().requires_grad_()
@@ -166,7 +166,7 @@ def test_transforms_use_pooling_of_torch() -> None:
     assert torch.equal(gradient, torch.func.grad(lambda x: by_torch(x, window).square().sum())(x[0]))
 
 
-def test_inputs_without_a_kernel() -> None:
+def test_inputs_without_a_kernel_have_a_reason() -> None:
     window = WINDOWS["2/2"]
     cases: list[tuple[Any, Window]] = [
         (torch.zeros(2, 3, 8, 8, dtype=torch.int32), window),
@@ -186,7 +186,7 @@ def test_inputs_without_a_kernel() -> None:
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.long(all_but=["channels-last"])
-def test_in_compiled_graphs(form: str) -> None:
+def test_compiled_graphs_equal_eager_mode(form: str) -> None:
     x = spikes((2, 3, 9, 8)).contiguous(memory_format=FORMATS[form])
     window = WINDOWS["3/2"]
 
@@ -204,7 +204,7 @@ def test_in_compiled_graphs(form: str) -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_operators_follow_the_rules() -> None:
+def test_operators_pass_opcheck() -> None:
     from flexsn_runtime.pooling._maximum import max_pool_backward_op, max_pool_op
 
     settings: tuple[Any, ...] = ([3, 3], [2, 2], [1, 1], [1, 1], False)
@@ -221,7 +221,7 @@ def test_operators_follow_the_rules() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("window", ["3/2", "2/2", "dilated", "ceil"])
-def test_on_a_gpu(window: str, form: str, dtype: str) -> None:
+def test_pooling_on_a_gpu_equals_torchs(window: str, form: str, dtype: str) -> None:
     for shape in (SHAPE, (8, 64, 56, 57), (33, 70, 31, 29), (4, 512, 14, 14), (2, 24, 9, 300)):
         x = spikes(shape).to("cuda", getattr(torch, dtype)).contiguous(memory_format=FORMATS[form])
         check_maximum(x, WINDOWS[window])

@@ -50,7 +50,7 @@ def error(actual: Tensor, expected: Tensor) -> float:
 @pytest.mark.parametrize("parts", [3, 2, 1])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.long(all_but=["shape1-3", "shape1-2", "shape3-1"])
-def test_a_product_is_as_exact_as_its_parts(shape: tuple[int, int, int], parts: int) -> None:
+def test_product_is_as_exact_as_its_parts(shape: tuple[int, int, int], parts: int) -> None:
     tensors = operands(shape)
     actual, record = results(*tensors, parts)
     assert record is not None
@@ -76,7 +76,7 @@ def test_other_numbers_than_spikes_are_multiplied_in_float32(value: float) -> No
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_whole_numbers_of_eight_bits_are_exact_operands() -> None:
+def test_integers_of_eight_bits_are_exact_operands() -> None:
     s, weight, bias, grad = operands((70, 45, 33))
     s = torch.randint(-256, 257, s.shape).float()
     actual, record = results(s, weight, bias, grad, 3)
@@ -86,7 +86,7 @@ def test_whole_numbers_of_eight_bits_are_exact_operands() -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_large_small_and_infinite_numbers() -> None:
+def test_large_small_and_infinite_numbers_are_multiplied() -> None:
     s = torch.eye(6)
     weight = torch.tensor([[3.4028e38, -3.4028e38, 1e-30, 0.0, torch.inf, torch.nan]])
     y, _ = spike_linear(s[:4], weight[:, :6].nan_to_num(0, 0, 0), None)
@@ -107,7 +107,7 @@ def test_sums_on_a_grid_are_equal_in_any_order() -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_views_and_dimensions() -> None:
+def test_views_equal_torchs_product() -> None:
     s, weight, bias, _ = operands((60, 45, 33))
     base = F.linear(s, weight, bias)
     wide = torch.zeros(60, 90)
@@ -124,7 +124,7 @@ def test_views_and_dimensions() -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_an_expanded_gradient_and_gradients_that_are_not_needed() -> None:
+def test_expanded_and_unneeded_gradients_are_handled() -> None:
     s, weight, bias, _ = operands((60, 45, 33))
     weight.requires_grad_()
     y, _ = spike_linear(s, weight, bias)
@@ -136,7 +136,7 @@ def test_an_expanded_gradient_and_gradients_that_are_not_needed() -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_second_derivatives_and_transforms_are_those_of_torch() -> None:
+def test_second_derivatives_and_transforms_equal_torchs() -> None:
     s, weight, bias, _ = operands((10, 12, 7))
     s.requires_grad_()
     weight.requires_grad_()
@@ -156,7 +156,7 @@ def test_second_derivatives_and_transforms_are_those_of_torch() -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_several_gradients_at_once() -> None:
+def test_several_gradients_are_computed_at_once() -> None:
     s, weight, bias, _ = operands((10, 12, 7))
     weight.requires_grad_()
     y, _ = spike_linear(s, weight, bias)
@@ -172,7 +172,7 @@ OPCHECK = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:Use
 @OPCHECK
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("with_bias", [True, False])
-def test_the_operators_pass_opcheck(with_bias: bool) -> None:
+def test_operators_pass_opcheck(with_bias: bool) -> None:
     s, weight, bias, grad = operands((40, 12, 7))
     leaf, learned = s.view(4, 10, 12).clone().requires_grad_(), weight.requires_grad_()
     added = bias.requires_grad_() if with_bias else None
@@ -183,7 +183,7 @@ def test_the_operators_pass_opcheck(with_bias: bool) -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_a_compiled_graph_has_the_bits_of_eager_mode() -> None:
+def test_compiled_graph_has_the_bits_of_eager_mode() -> None:
     tensors = operands((40, 12, 7))
     leaves, grad = [t.requires_grad_() for t in tensors[:3]], tensors[3]
     compiled = torch.compile(lambda *x: spike_linear(*x)[0] * 2, backend="aot_eager", fullgraph=True)
@@ -197,7 +197,7 @@ def test_a_compiled_graph_has_the_bits_of_eager_mode() -> None:
 
 
 @OPCHECK
-def test_without_kernels_the_product_of_torch_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_product_of_torch_runs_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_linear, "why_unavailable", lambda device: "absent")
     s, weight, bias, grad = operands((40, 12, 7))
     actual, record = results(s, weight, bias, grad, 3)

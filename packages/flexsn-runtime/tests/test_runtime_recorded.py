@@ -53,7 +53,7 @@ def equal(actual: Sequence[Any], expected: Sequence[Any]) -> bool:
     return all(a is b is None or torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
-def test_a_repeated_recording_is_freed_without_a_collection() -> None:
+def test_repeated_recording_is_freed_without_a_collection() -> None:
     constants = [torch.ones(3)]
 
     def call(tensors: Sequence[Tensor | None]) -> list[Tensor]:
@@ -73,7 +73,7 @@ def test_a_repeated_recording_is_freed_without_a_collection() -> None:
         gc.enable()
 
 
-def test_a_recording_gives_tensors_that_a_kernel_writes_a_new_version() -> None:
+def test_recording_advances_the_version_of_tensors_that_a_kernel_writes() -> None:
     def call(tensors: Sequence[Tensor | None]) -> list[Tensor]:
         x, total = tensors
         assert x is not None
@@ -91,7 +91,7 @@ def test_a_recording_gives_tensors_that_a_kernel_writes_a_new_version() -> None:
 
 
 @torch.no_grad()
-def test_a_recorded_call_computes_results_of_other_tensors() -> None:
+def test_recorded_call_computes_results_of_other_tensors() -> None:
     first = draw_tensors(0)
     results, recording = recorded(compute, first)
     assert isinstance(recording, Recording)
@@ -110,7 +110,7 @@ def test_a_recorded_call_computes_results_of_other_tensors() -> None:
 
 
 @torch.no_grad()
-def test_a_tensor_that_is_passed_twice_may_differ_in_the_next_call() -> None:
+def test_tensor_that_is_passed_twice_may_differ_in_the_next_call() -> None:
     x, y = torch.rand(3), torch.rand(3)
 
     def call(tensors: Sequence[Tensor | None]) -> list[Tensor]:
@@ -162,7 +162,7 @@ def test_unrepeatable_calls_return_results_and_a_reason(name: str) -> None:
     assert equal(results, call(x))
 
 
-def test_an_error_of_the_call_ends_the_recording() -> None:
+def test_error_of_the_call_ends_the_recording() -> None:
     x = torch.ones(3)
     with pytest.raises(RuntimeError, match="shape"):
         recorded(lambda tensors: [cast(Tensor, tensors[0]).view(2)], [x])

@@ -96,7 +96,7 @@ def assert_equals_torch(linked: Linked, operands: Leaves, scale: float = 1.0) ->
     ("links", "written", "bias", "scale"),
     [(True, False, True, 1.0), (True, True, False, 1.0), (False, True, True, 1.0), (False, False, True, 1.25)],
 )
-def test_calls_like_an_earlier_one_need_no_python(
+def test_repeated_calls_need_no_python(
     launched: list[str], links: bool, written: bool, bias: bool, scale: float
 ) -> None:
     products, operands = RepeatedProducts(), leaves(bias=bias)
@@ -112,7 +112,7 @@ def test_calls_like_an_earlier_one_need_no_python(
     assert launched == [*(FORWARD[1:3] if written else FORWARD), *backward]
 
 
-def test_rows_that_are_not_whole_are_detected(launched: list[str]) -> None:
+def test_rows_of_fractions_are_detected(launched: list[str]) -> None:
     products, operands = RepeatedProducts(), leaves()
     for value in (0.0, 0.3, 0.0):
         with torch.no_grad():
@@ -124,7 +124,7 @@ def test_rows_that_are_not_whole_are_detected(launched: list[str]) -> None:
     assert launched.count("repair_outputs_kernel") == 2
 
 
-def test_layouts_and_modes_alternate(launched: list[str]) -> None:
+def test_layouts_and_modes_may_alternate(launched: list[str]) -> None:
     """Tests calls that differ in sizes, required gradients, the grad mode and memory formats."""
     products = RepeatedProducts()
     short, long = leaves(), leaves(4)
@@ -182,7 +182,7 @@ def test_gradients_from_several_paths_add_up() -> None:
                 torch.testing.assert_close(gradient, reference, rtol=0, atol=2e-4)
 
 
-def test_a_late_hook_is_refused() -> None:
+def test_late_hook_is_refused() -> None:
     products, operands = RepeatedProducts(), leaves()
     for _ in range(2):
         linked = call(products, operands, links=True)
@@ -191,7 +191,7 @@ def test_a_late_hook_is_refused() -> None:
             gradients(linked, operands, torch.ones_like(linked.y))
 
 
-def test_a_freed_graph_raises() -> None:
+def test_freed_graph_raises() -> None:
     products, operands = RepeatedProducts(), leaves()
     call(products, operands, links=False)
     linked = call(products, operands, links=False)
@@ -206,7 +206,7 @@ def test_a_freed_graph_raises() -> None:
         gradients(linked, operands, grad)
 
 
-def test_several_gradients_at_once() -> None:
+def test_several_gradients_are_computed_at_once() -> None:
     products, operands = RepeatedProducts(), leaves()
     call(products, operands, links=False)
     linked = call(products, operands, links=False)

@@ -138,7 +138,7 @@ def test_gradients_do_not_depend_on_saved_values(case: Case, state_seqs: bool) -
 @pytest.mark.parametrize(
     "present", [(a, b, c, d) for a in (0, 1) for b in (0, 1) for c in (0, 1) for d in (0, 1) if a + b + c + d]
 )
-def test_any_subset_of_gradients_may_arrive(present: tuple[int, ...]) -> None:
+def test_all_subsets_of_incoming_gradients_are_right(present: tuple[int, ...]) -> None:
     tensors = arguments(learned, 2, 2)
     masks = [bool(p) for p in present]
     leaves = [*tensors, GAIN]
@@ -150,7 +150,7 @@ def test_any_subset_of_gradients_may_arrive(present: tuple[int, ...]) -> None:
         torch.testing.assert_close(a, c, rtol=1e-4, atol=1e-4)
 
 
-def test_an_absent_gradient_is_not_multiplied() -> None:
+def test_absent_gradient_is_not_multiplied() -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         h = 0.5 * v + x
         return torch.sqrt(x), h * h, h  # the gradient of the root is infinite at 0
@@ -179,7 +179,7 @@ SMOOTH = [case for case in CASES if case[0] not in (hard_lif, rectangular_if)]
 
 @pytest.mark.long(all_but=["learned"])
 @pytest.mark.parametrize("case", SMOOTH, ids=lambda case: case[0].__name__)
-def test_gradcheck(case: Case) -> None:
+def test_gradients_pass_gradcheck(case: Case) -> None:
     core, counts = case
     tensors = [
         t.detach()[..., :2, :].requires_grad_(t.requires_grad)
@@ -193,7 +193,7 @@ def test_gradcheck(case: Case) -> None:
     assert torch.autograd.gradcheck(call, tensors, fast_mode=True)
 
 
-def test_the_choice_moves_fewer_bytes() -> None:
+def test_choice_moves_fewer_bytes() -> None:
     def chosen(core: Callable[..., Any], *counts: int) -> tuple[torch.dtype, ...] | None:
         inputs, states, outputs = counts
         return choice(PointwiseProgram(core, inputs, states, outputs), arguments(core, inputs, states))
@@ -213,7 +213,7 @@ def test_residuals_can_be_requested(residuals: str) -> None:
 
 
 @pytest.mark.parametrize("residuals", ["save", "recompute"])
-def test_a_constant_gradient_reads_no_values(residuals: str) -> None:
+def test_constant_gradient_reads_no_values(residuals: str) -> None:
     program = program_of(leaky_integrator, (1, 1, 1), residuals)
     x, v = arguments(leaky_integrator, 1, 1)
     run(program, [x, v], state_seqs=False)[0].sum().backward()
@@ -222,12 +222,12 @@ def test_a_constant_gradient_reads_no_values(residuals: str) -> None:
     assert {p.role for p in backward.params} == {Role.GRAD_OUTPUT, Role.GRAD_INPUT, Role.GRAD_STATE}
 
 
-def test_unknown_choice() -> None:
+def test_unknown_choice_is_refused() -> None:
     with pytest.raises(ResidualsError, match=r"residuals='keep'.*'auto', 'recompute', 'save'"):
         PointwiseProgram(soft_lif, 1, 1, 1, residuals="keep")
 
 
-def test_bytes_between_forward_and_backward() -> None:
+def test_only_the_condition_is_saved_for_a_rectangular_surrogate() -> None:
     tensors = arguments(rectangular_if, 1, 1)
     saved: list[Tensor] = []
 
@@ -242,7 +242,7 @@ def test_bytes_between_forward_and_backward() -> None:
 
 @pytest.mark.long(all_but=["float32"])
 @pytest.mark.parametrize("precision", ["eager", "float32"])
-def test_half_precision(precision: Literal["eager", "float32"]) -> None:
+def test_half_precision_values_are_saved_without_rounding(precision: Literal["eager", "float32"]) -> None:
     """Checks that values that are wider in registers than their dtype are saved without rounding."""
     tensors = arguments(learned, 2, 2, torch.bfloat16)
     outcomes = []
@@ -255,7 +255,7 @@ def test_half_precision(precision: Literal["eager", "float32"]) -> None:
 
 
 @pytest.mark.parametrize("shape", [(0, *STEP), (3, 0)])
-def test_nothing_to_scan(shape: tuple[int, ...]) -> None:
+def test_scan_without_elements_has_gradients(shape: tuple[int, ...]) -> None:
     x = torch.zeros(shape, device=DEVICE).requires_grad_()
     v = torch.ones(shape[1:], device=DEVICE).requires_grad_()
     results = run(PointwiseProgram(soft_lif, 1, 1, 1, residuals="save"), [x, v], state_seqs=False)
@@ -265,7 +265,7 @@ def test_nothing_to_scan(shape: tuple[int, ...]) -> None:
     assert torch.equal(of_state, torch.ones_like(v))
 
 
-def test_a_step_without_a_gradient_runs() -> None:
+def test_step_without_a_gradient_runs() -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return (x > v).to(x.dtype), v.detach()
 

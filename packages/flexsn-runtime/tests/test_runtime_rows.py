@@ -32,7 +32,7 @@ CASES: list[tuple[tuple[int, ...], tuple[int, ...], int]] = [
 
 
 @pytest.mark.parametrize(("shape", "captured", "count"), CASES, ids=str)
-def test_division_of_a_step_into_rows(shape: tuple[int, ...], captured: tuple[int, ...], count: int) -> None:
+def test_step_is_divided_into_rows(shape: tuple[int, ...], captured: tuple[int, ...], count: int) -> None:
     layout = LiftedLayout(torch.empty(captured).expand(shape).stride(), 0)
     cut = rows(shape, [layout], BLOCK)
     assert (1 if cut is None else cut.number) == count
@@ -46,7 +46,7 @@ def test_division_of_a_step_into_rows(shape: tuple[int, ...], captured: tuple[in
         assert all(torch.equal(row, read[: len(row)]) for row in step)
 
 
-def test_steps_without_rows() -> None:
+def test_some_steps_have_no_rows() -> None:
     layout = LiftedLayout((0, 1), 0)
     assert rows((33, 100), [layout, LiftedLayout((1, 0), 0)], BLOCK) is None, "one of the tensors differs by row"
     assert rows((3, 16), [layout], BLOCK) is None, "two programs would be too few"
@@ -63,7 +63,7 @@ def test_steps_without_rows() -> None:
         ),
     ],
 )
-def test_gradients(shape: tuple[int, ...], captured: tuple[int, ...]) -> None:
+def test_gradients_equal_the_loop_and_are_repeatable(shape: tuple[int, ...], captured: tuple[int, ...]) -> None:
     """Tests captured tensors, one of which is a single number, a strided input, and an initial state."""
     gain, bias = random(*captured, seed=1).requires_grad_(), random(*captured, seed=2).requires_grad_()
     offset = torch.tensor(0.1, device=DEVICE, requires_grad=True)
@@ -91,7 +91,7 @@ def test_gradients(shape: tuple[int, ...], captured: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("is_differentiated", [False, True])
-def test_an_input_with_one_number_for_each_step(is_differentiated: bool) -> None:
+def test_gradient_of_one_number_for_each_step_prevents_rows(is_differentiated: bool) -> None:
     """Tests the input's gradient, which is a sum over all programs at each step, so programs cannot process rows."""
     gain = random(2, seed=1).requires_grad_()
     x, v = random(STEPS, 700, 2, seed=2), random(700, 2, seed=4)

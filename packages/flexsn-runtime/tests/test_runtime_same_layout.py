@@ -54,7 +54,7 @@ def freed() -> Tensor:
     return tensor
 
 
-def test_tensors_of_equal_layouts_are_alike() -> None:
+def test_tensors_with_equal_layouts_are_accepted() -> None:
     assert alike([torch.rand(SHAPE)])(torch.rand(SHAPE)), "this version of torch has the fast comparison"
     is_same = same_layout(like(torch.rand(SHAPE)))
     for _ in range(3):
@@ -64,7 +64,7 @@ def test_tensors_of_equal_layouts_are_alike() -> None:
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_another_layout_is_detected(other: str) -> None:
+def test_other_layouts_are_detected(other: str) -> None:
     first, others = like(torch.rand(SHAPE)), OTHERS[other]()
     assert not same_layout(first)(others)
     if other != "device":
@@ -73,7 +73,7 @@ def test_another_layout_is_detected(other: str) -> None:
         assert layout_key(first) != layout_key(others)
 
 
-def test_another_state_of_the_dispatcher_is_detected() -> None:
+def test_other_states_of_the_dispatcher_are_detected() -> None:
     tensors = like(torch.rand(SHAPE))
     is_same = same_layout(tensors)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -94,7 +94,7 @@ def test_another_state_of_the_dispatcher_is_detected() -> None:
     assert is_same(tensors)
 
 
-def test_the_predicate_keeps_no_tensor() -> None:
+def test_predicate_keeps_no_tensor_alive() -> None:
     tensors = like(torch.rand(SHAPE))
     alive = weakref.ref(tensors[0])
     is_same = same_layout(tensors)

@@ -47,7 +47,7 @@ def check(program: ScanProgram, core: nn.Module, x: Tensor, v: Tensor) -> None:
 
 
 @pytest.mark.parametrize("target", ["cpp", "triton"])
-def test_a_prepared_step_is_used_until_a_change(prepared: list[int], target: TargetName, interpreted: None) -> None:
+def test_prepared_step_is_used_until_a_change(prepared: list[int], target: TargetName, interpreted: None) -> None:
     core = Decay()
     program = ScanProgram(core, 1, 1, 1, on_cpu=target)
     x, v = torch.randn(3, 5), torch.randn(3, 5)
@@ -87,7 +87,7 @@ def test_only_required_gradients_are_computed(prepared: list[int]) -> None:
             assert not s.requires_grad
 
 
-def test_a_transform_is_refused_after_a_call_without_transforms(prepared: list[int]) -> None:
+def test_transform_is_refused_after_a_call_without_transforms(prepared: list[int]) -> None:
     core = Decay()
     program = ScanProgram(core, 1, 1, 1, on_cpu="cpp")
     x, v = torch.randn(3, 5), torch.randn(3, 5)

@@ -18,7 +18,7 @@ from flexsn_runtime.step._pointwise_step import Specialization
 @pytest.mark.long(all_but=["shape1-1", "shape2-4", "shape0-11"])
 @pytest.mark.parametrize("steps", [1, 4, 11])
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
-def test_an_input_of_one_number_per_step(steps: int, shape: tuple[int, ...]) -> None:
+def test_input_of_one_number_per_step_equals_the_loop(steps: int, shape: tuple[int, ...]) -> None:
     def core(x: Tensor, c: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         h = v * 0.5 + x * c
         return h.square() - c, h
@@ -29,7 +29,7 @@ def test_an_input_of_one_number_per_step(steps: int, shape: tuple[int, ...]) -> 
     assert_like_the_loop(core, 1, [x, c], [v])
 
 
-def test_an_input_that_is_a_view_of_one_number_per_step() -> None:
+def test_gradient_of_a_view_of_one_number_has_the_size_of_the_view() -> None:
     """Checks that the gradient is as large as the view."""
     x, v = random(5, *STEP), random(*STEP, seed=2)
     c = random(5, 1, 1, seed=1).expand(5, *STEP).requires_grad_()
@@ -37,7 +37,7 @@ def test_an_input_that_is_a_view_of_one_number_per_step() -> None:
 
 
 @pytest.mark.parametrize("take", [lambda w: w[1], lambda w: w[1, None], lambda w: w[1].expand(STEP)])
-def test_a_captured_number_of_a_tensor(take: Callable[[Tensor], Tensor]) -> None:
+def test_captured_element_of_a_tensor_equals_the_loop(take: Callable[[Tensor], Tensor]) -> None:
     w = random(3, seed=3).requires_grad_()
     x, v = random(11, *STEP).requires_grad_(), random(*STEP, seed=2)
     assert_like_the_loop(lambda x, v: (v * take(w) + x, v * 0.5 + x * w[2]), 1, [x], [v], [w])
@@ -70,7 +70,7 @@ def test_sums_of_half_precision_numbers_are_rounded_only_once(dtype: torch.dtype
 
 @pytest.mark.parametrize("shape", [(2**13, 128), (4099, 257), (64, 40, 2, 256), (3, 2**20), (2**20, 1)])
 @pytest.mark.parametrize("dims", [[], [0], [0, 1], [1]])
-def test_sums_of_large_matrices(shape: tuple[int, ...], dims: list[int]) -> None:
+def test_sums_of_large_matrices_are_exact(shape: tuple[int, ...], dims: list[int]) -> None:
     """Tests matrices whose rows are first placed side by side if their number allows it."""
     tensor = torch.randint(-8, 8, shape).float()  # exact in any order
     expected = tensor.double().sum(dims) if dims else tensor.double()
@@ -90,7 +90,7 @@ def test_sums_of_large_matrices(shape: tuple[int, ...], dims: list[int]) -> None
         ((4, 2000), (1,), 2),
     ],
 )
-def test_sums_of_planes(shape: tuple[int, ...], dims: tuple[int, ...], steps: int) -> None:
+def test_sums_of_planes_sum_rows_first(shape: tuple[int, ...], dims: tuple[int, ...], steps: int) -> None:
     """Checks that sums over some thousand elements sum rows first."""
     tensor = torch.randint(-8, 8, shape).float()  # exact in any order
     summation = sum_over(shape, dims)
@@ -101,7 +101,7 @@ def test_sums_of_planes(shape: tuple[int, ...], dims: tuple[int, ...], steps: in
 
 @pytest.mark.long
 @pytest.mark.parametrize(("channels", "alike"), [(8, [3]), (7, []), (1, [])])
-def test_gradients_of_one_layout_are_one_sum(channels: int, alike: list[int]) -> None:
+def test_gradients_with_equal_layouts_are_summed_together(channels: int, alike: list[int]) -> None:
     """Tests three vectors of one layout and one of another, with an aligned number of bytes."""
     shape = (5, channels, 6)
     a, b, c = (random(channels, seed=seed).requires_grad_() for seed in range(3))
@@ -122,7 +122,7 @@ def test_gradients_of_one_layout_are_one_sum(channels: int, alike: list[int]) ->
     assert [len(one.results) for plan in plans for one in plan.together] == alike
 
 
-def test_gradcheck() -> None:
+def test_gradients_pass_gradcheck() -> None:
     w = random(dtype=torch.float64, seed=3).requires_grad_()
     program = ScanProgram(lambda x, c, v: ((v * w + x * c).tanh(), v * 0.5 + x * c * w), 2, 1, 1)
 
@@ -135,7 +135,7 @@ def test_gradcheck() -> None:
     assert torch.autograd.gradcheck(run, [*(t.requires_grad_() for t in tensors), w], fast_mode=True)
 
 
-def test_initial_states_that_are_views_of_a_number() -> None:
+def test_initial_states_may_be_views_of_a_number() -> None:
     x, v = random(3, *STEP), random(seed=2).expand(STEP)
     expected = loop(lambda x, v: (x + v, x * v), 1, [x], [v])
     for actual, reference in zip(compiled(lambda x, v: (x + v, x * v), 1, [x], [v]), expected, strict=True):

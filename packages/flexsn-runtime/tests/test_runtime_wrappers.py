@@ -79,7 +79,7 @@ def test_info_describes_the_step(build: Callable[..., tuple[Any, ...]]) -> None:
         ((1, 1, 1), 3, TensorCountError, r"3 example inputs for 1 inputs and 1 states: give 2"),
     ],
 )
-def test_errors_name_both_numbers(
+def test_errors_name_both_counts(
     build: Callable[..., tuple[Any, ...]],
     counts: tuple[int, int, int],
     examples: int | None,
@@ -92,12 +92,12 @@ def test_errors_name_both_numbers(
         build(soft_lif, *counts, example_inputs)
 
 
-def test_requires_grad_of_the_wrong_length() -> None:
+def test_requires_grad_of_wrong_length_is_refused() -> None:
     with pytest.raises(TensorCountError, match="has 1 entries for 1 inputs and 1 states: give 2"):
         build_training_kernels(soft_lif, 1, 1, 1, requires_grad=(True,))
 
 
-def test_an_op_without_a_rule_is_named_when_building() -> None:
+def test_op_without_a_rule_is_named_when_building() -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         h = torch.special.airy_ai(x + v)
         return h, h
@@ -112,7 +112,7 @@ def test_examples_are_required_if_one_element_is_not_enough() -> None:
         build_inference_kernel(core, 1, 1, 1)
 
 
-def test_a_core_that_mixes_elements_is_refused_when_building() -> None:
+def test_core_that_mixes_elements_is_refused_when_building() -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         h = v + x.cumsum(0)
         return h, h
@@ -124,7 +124,7 @@ def test_a_core_that_mixes_elements_is_refused_when_building() -> None:
 # -- forward -------------------------------------------------------------------------------------------
 
 
-def test_inference() -> None:
+def test_inference_equals_the_loop() -> None:
     kernel, info = build_inference_kernel(hard_lif, 1, 1, 1)
     expected = loop(hard_lif, 1, [X], [V])
     for a, b in zip(flexsn_inference(kernel, info, X, V), expected, strict=True):
@@ -134,7 +134,7 @@ def test_inference() -> None:
         assert torch.equal(a, b)
 
 
-def test_inference_of_the_final_state() -> None:
+def test_inference_returns_the_final_state() -> None:
     kernel, info = build_inference_final_state_kernel(hard_lif, 1, 1, 1)
     spikes, v = loop(hard_lif, 1, [X], [V])
     output, final = flexsn_inference_final_state(kernel, info, X, V)
@@ -170,7 +170,7 @@ def test_flat_arguments_are_distinguished_by_their_number() -> None:
 
 
 @pytest.mark.parametrize("num_states", [0, 1], ids=["zeros", "states"])
-def test_a_second_call_reuses_the_checks_of_the_first(num_states: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_call_reuses_the_checks_of_the_first(num_states: int, monkeypatch: pytest.MonkeyPatch) -> None:
     core, w = with_gain()
     kernel, info = build_inference_kernel(core, 1, 1, 1, EXAMPLES)
     # The step has one captured tensor and one state. Calls pass the state, both, or neither of them.
@@ -247,7 +247,7 @@ def test_backward_without_any_gradient_is_zero() -> None:
         assert not gradient.any()
 
 
-def test_backward_from_states_that_were_left_out() -> None:
+def test_missing_states_are_zeros_in_the_backward() -> None:
     core, _ = with_gain()
     forward, backward, info = build_training_kernels(core, 1, 1, 1, EXAMPLES)
     saved = flexsn_forward(forward, info, X)[2:]
@@ -262,14 +262,14 @@ def test_backward_from_states_that_were_left_out() -> None:
         assert torch.equal(a, b)
 
 
-def test_backward_gives_only_gradients_that_are_allowed() -> None:
+def test_backward_returns_only_allowed_gradients() -> None:
     backward, info, saved = saved_of(soft_lif, X, V, requires_grad=(True, False))
     grad_x, grad_v = flexsn_backward(backward, info, torch.ones_like(X), None, *saved)
     assert grad_x is not None
     assert grad_v is None
 
 
-def test_a_core_without_differentiable_outputs_can_be_trained_through_its_state() -> None:
+def test_core_without_differentiable_outputs_can_be_trained_through_its_state() -> None:
     backward, info, saved = saved_of(hard_lif, X, V)
     grad_x, _ = flexsn_backward(backward, info, torch.ones_like(X), torch.ones_like(X), *saved)
     x = X.clone().requires_grad_()
@@ -300,7 +300,7 @@ def test_backward_names_missing_tensors() -> None:
 
 
 @pytest.mark.usefixtures("no_launch")
-def test_no_steps_forward() -> None:
+def test_forward_of_no_steps_returns_empty_outputs() -> None:
     empty = X[:0]
     kernel, info = build_inference_kernel(soft_lif, 1, 1, 1)
     for result in flexsn_inference(kernel, info, empty, V):
@@ -315,7 +315,7 @@ def test_no_steps_forward() -> None:
 
 
 @pytest.mark.usefixtures("no_launch")
-def test_no_steps_backward() -> None:
+def test_backward_of_no_steps_returns_zeros() -> None:
     core, w = with_gain()
     forward, backward, info = build_training_kernels(core, 1, 1, 1, EXAMPLES)
     empty = X[:0]
@@ -331,7 +331,7 @@ def test_no_steps_backward() -> None:
 
 
 @pytest.mark.usefixtures("no_launch")
-def test_no_launch_fixture_notices_a_launch() -> None:
+def test_fixture_no_launch_detects_a_launch() -> None:
     kernel, info = build_inference_kernel(soft_lif, 1, 1, 1)
     with pytest.raises(AssertionError, match="a kernel was launched"):
         flexsn_inference(kernel, info, X, V)
@@ -359,7 +359,7 @@ def test_wrong_tensors_are_named() -> None:
         flexsn_inference(kernel, info, X.cpu(), X.to("meta"), V.cpu())
 
 
-def test_a_state_with_another_shape_than_the_step() -> None:
+def test_state_with_a_wrong_shape_is_refused() -> None:
     kernel, info = build_inference_kernel(soft_lif, 1, 1, 1)
     with pytest.raises(ValueError, match=r"state 0 .*\[37\].*\[41, 37\].*Initialise"):
         flexsn_inference(kernel, info, X, V[0])
