@@ -132,7 +132,7 @@ REFUSED_HERE = {"y without the dimension": "ys\\[1\\] has 1 dimensions", "no len
 
 @pytest.mark.long(all_but=[name for name in POINTS if name != "training by Inductor"])
 @pytest.mark.parametrize("name", POINTS)
-def test_scan_does_it_as_the_loop(name: str) -> None:
+def test_scan_equals_the_loop_or_refuses(name: str) -> None:
     torch._dynamo.reset()
     if name in REFUSED_HERE:
         with pytest.raises(ValueError, match=REFUSED_HERE[name]):

@@ -76,7 +76,7 @@ def test_dynamo_can_capture_here() -> None:
     ],
     ids=["function-sequence", "detach-final"],
 )
-def test_equals_the_eager_scan(case: Case, spike: str, scan: Run, reference: Run) -> None:
+def test_compiled_scan_equals_the_eager_scan(case: Case, spike: str, scan: Run, reference: Run) -> None:
     core = case.make(SPIKES[spike])
     assert_same(
         compiled(functools.partial(scan, core, *case.counts)),
@@ -88,7 +88,7 @@ def test_equals_the_eager_scan(case: Case, spike: str, scan: Run, reference: Run
 @pytest.mark.long(all_but=["sequence-33", "final-1"])
 @pytest.mark.parametrize("steps", [1, 2, 33])
 @pairs
-def test_other_lengths(steps: int, scan: Run, reference: Run) -> None:
+def test_sequences_of_other_lengths_equal_the_eager_scan(steps: int, scan: Run, reference: Run) -> None:
     case = CASES[-1]
     core = case.make(function_spike)
     assert_same(
@@ -100,7 +100,7 @@ def test_other_lengths(steps: int, scan: Run, reference: Run) -> None:
 
 @pytest.mark.long(all_but=["differentiated0", "differentiated2", "differentiated3"])
 @pytest.mark.parametrize("differentiated", [[0], [1], [2], [0, 2], []])
-def test_only_the_gradients_that_are_needed(differentiated: list[int]) -> None:
+def test_only_required_gradients_are_computed(differentiated: list[int]) -> None:
     case = CASES[5]
     core = case.make(function_spike)
     arguments = case.arguments(4, requires_grad=False)
@@ -117,7 +117,7 @@ def test_only_the_gradients_that_are_needed(differentiated: list[int]) -> None:
     assert node.kwargs["needs"] == tuple(index in differentiated for index in range(3))
 
 
-def test_a_gradient_that_did_not_come_is_not_computed_with() -> None:
+def test_absent_gradient_is_not_computed_with() -> None:
     case = CASES[-1]
     core = case.make(function_spike)
 
@@ -131,7 +131,7 @@ def test_a_gradient_that_did_not_come_is_not_computed_with() -> None:
     assert node.kwargs["state_grads"] == (False, False)
 
 
-def test_a_state_that_needs_a_gradient_only_after_the_first_step() -> None:
+def test_state_may_need_a_gradient_only_after_the_first_step() -> None:
     # In the first step, the spike depends only on the initial state, which needs no gradient.
     def core(x: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         s = function_spike(v - 0.5)
@@ -145,7 +145,7 @@ def test_a_state_that_needs_a_gradient_only_after_the_first_step() -> None:
     )
 
 
-def test_a_chain_of_states_whose_gradients_arrive_one_after_the_other() -> None:
+def test_gradients_reach_a_chain_of_states_one_step_after_another() -> None:
     def core(x: torch.Tensor, *states: torch.Tensor) -> tuple[torch.Tensor, ...]:
         a, b, c, count = states
         return c * 1.0, x * 2, function_spike(a) + a, b * a, count + 1
@@ -162,7 +162,7 @@ def test_a_chain_of_states_whose_gradients_arrive_one_after_the_other() -> None:
     assert node.kwargs["active_states"] == (True, True, True, False)
 
 
-def test_outputs_without_a_gradient() -> None:
+def test_outputs_without_a_gradient_do_not_require_grad() -> None:
     def core(x: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
         h = v + x
         hard = (h > 0).to(h)
@@ -181,7 +181,7 @@ def test_outputs_without_a_gradient() -> None:
     )
 
 
-def test_a_state_that_is_set_to_a_constant_has_no_gradient() -> None:
+def test_constant_state_has_no_gradient() -> None:
     def core(x: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return v * w, torch.zeros_like(v), x * w
 
@@ -196,7 +196,7 @@ def test_a_state_that_is_set_to_a_constant_has_no_gradient() -> None:
     )
 
 
-def test_nothing_that_depends_differentiably() -> None:
+def test_core_without_differentiable_results_has_no_gradients() -> None:
     def core(x: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return (x + v).detach() * 2, v + 1
 
@@ -218,7 +218,7 @@ def test_nothing_that_depends_differentiably() -> None:
     ids=["passthrough", "swapped", "same", "view"],
 )
 @pairs
-def test_results_that_alias(core: Run, scan: Run, reference: Run) -> None:
+def test_aliased_results_equal_the_eager_scan(core: Run, scan: Run, reference: Run) -> None:
     arguments = [torch.randn(4, 3, 3, requires_grad=True), torch.randn(3, 3, requires_grad=True)]
     assert_same(
         compiled(functools.partial(scan, core, 1, 1, 1)),
@@ -227,7 +227,7 @@ def test_results_that_alias(core: Run, scan: Run, reference: Run) -> None:
     )
 
 
-def test_in_place_operations_on_local_values() -> None:
+def test_in_place_operations_on_local_values_are_allowed() -> None:
     def core(x: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         h = v + x
         h.mul_(0.5).add_(x)
@@ -241,7 +241,7 @@ def test_in_place_operations_on_local_values() -> None:
     )
 
 
-def test_inputs_that_are_not_contiguous() -> None:
+def test_inputs_that_are_not_contiguous_equal_the_eager_scan() -> None:
     case = CASES[5]
     core = case.make(function_spike)
     x, v, w = case.arguments(3)
@@ -253,7 +253,7 @@ def test_inputs_that_are_not_contiguous() -> None:
     assert_same(compiled(run(flex_sn_scan)), run(eager_scan), arguments)
 
 
-def test_broadcast_gradients_of_lifted_tensors() -> None:
+def test_gradients_of_lifted_tensors_are_summed_to_their_shapes() -> None:
     def core(x: torch.Tensor, v: torch.Tensor, *lifted: torch.Tensor) -> tuple[torch.Tensor, ...]:
         scalar, channel, element = lifted
         h = v * scalar + x * channel + element
@@ -305,7 +305,7 @@ class ParametricCore(torch.nn.Module):
 
 @pytest.mark.long(all_but=["method"])
 @pytest.mark.parametrize("form", ["module", "method", "partial"])
-def test_modules_methods_and_partials(form: str) -> None:
+def test_modules_methods_and_partials_can_be_cores(form: str) -> None:
     module = ParametricCore()
     cores: dict[str, Any] = {
         "module": module,
@@ -326,7 +326,7 @@ def test_modules_methods_and_partials(form: str) -> None:
 
 
 @pytest.mark.long
-def test_a_network_of_several_layers() -> None:
+def test_network_of_several_layers_is_one_graph() -> None:
     class Layer(torch.nn.Module):
         def __init__(self, scan: Run) -> None:
             super().__init__()
@@ -388,7 +388,7 @@ def test_graphs_do_not_grow_with_time(scan: Run, reference: Run) -> None:
 @pytest.mark.long(all_but=["sequence-mark", "final-dynamic"])
 @pytest.mark.parametrize("marking", ["mark", "dynamic"])
 @pairs
-def test_one_compilation_for_all_lengths_and_batches(marking: str, scan: Run, reference: Run) -> None:
+def test_all_lengths_and_batch_sizes_need_one_compilation(marking: str, scan: Run, reference: Run) -> None:
     case = CASES[5]
     core = case.make(function_spike)
     counter = CompileCounter()
@@ -405,7 +405,7 @@ def test_one_compilation_for_all_lengths_and_batches(marking: str, scan: Run, re
 
 @pytest.mark.long(all_but=["sequence"])
 @pairs
-def test_dynamic_shapes_with_captured_sizes_and_floats(scan: Run, reference: Run) -> None:
+def test_captured_sizes_and_floats_may_be_dynamic(scan: Run, reference: Run) -> None:
     def network(run: Run) -> Run:
         def call(x: torch.Tensor, v: torch.Tensor, w: torch.Tensor, tau: float) -> Any:
             batch = x.shape[1]
@@ -429,7 +429,7 @@ def test_dynamic_shapes_with_captured_sizes_and_floats(scan: Run, reference: Run
 
 
 @pairs
-def test_empty_scan(scan: Run, reference: Run) -> None:
+def test_empty_scan_equals_the_eager_scan(scan: Run, reference: Run) -> None:
     core = lif_core(function_spike, hard_reset=True, detach_reset=False)
     specs = [((2,), torch.float16, torch.device("cpu"))]
     run = compiled(functools.partial(scan, core, 1, 1, 1, output_template_specs=specs))
@@ -441,7 +441,7 @@ def test_empty_scan(scan: Run, reference: Run) -> None:
     torch.testing.assert_close(run(x, v), reference(core, 1, 1, 1, x, v))
 
 
-def test_gradcheck() -> None:
+def test_gradients_pass_gradcheck() -> None:
     core = plif_core(smooth_spike)
     arguments = CASES[5].arguments(3, (2, 3), torch.float64)
     for scan in (flex_sn_scan, flex_sn_scan_final_state):
@@ -449,7 +449,7 @@ def test_gradcheck() -> None:
         assert torch.autograd.gradcheck(run, arguments)
 
 
-def test_without_gradients() -> None:
+def test_compiled_scan_without_gradients_equals_the_eager_scan() -> None:
     case = CASES[5]
     core = case.make(function_spike)
     arguments = case.arguments(5)
@@ -463,7 +463,7 @@ def test_without_gradients() -> None:
         assert not any(result.requires_grad for result in results)
 
 
-def test_states_that_start_from_one_tensor_are_different_ones() -> None:
+def test_states_that_start_from_one_tensor_are_independent() -> None:
     def core(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
         charged = 0.5 * a + x
         return torch.sin(b), charged, 0.7 * b + charged * a

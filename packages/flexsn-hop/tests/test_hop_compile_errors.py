@@ -43,17 +43,17 @@ def refused(error: type[Exception], words: list[str], run: Run, *arguments: torc
             assert word in str(caught.value), str(caught.value)
 
 
-def test_too_few_tensors() -> None:
+def test_too_few_tensors_are_refused() -> None:
     run = lambda x: flex_sn_scan(core, 1, 1, 1, x)  # noqa: E731
     refused(errors.TooFewTensorsError, ["1 tensors", "is 2"], run, X)
 
 
-def test_counts() -> None:
+def test_wrong_counts_are_refused() -> None:
     run = lambda x, v: flex_sn_scan(core, 0, 1, 1, x, v)  # noqa: E731
     refused(errors.ScanCountError, ["num_inputs is 0", "at least 1"], run, X, V)
 
 
-def test_unequal_lengths() -> None:
+def test_unequal_lengths_are_refused() -> None:
     run = lambda x, y: flex_sn_scan(core, 2, 0, 2, x, y)  # noqa: E731
     words = ["input 0 has 3", "input 1 has 5"]
     refused(errors.SequenceLengthError, words, run, X, torch.zeros(5, 2))
@@ -70,12 +70,12 @@ def test_unequal_lengths() -> None:
     ],
     ids=["too few", "too many", "module", "method", "partial"],
 )
-def test_arity(wrong: Run, takes: str) -> None:
+def test_wrong_arity_is_refused(wrong: Run, takes: str) -> None:
     run = lambda x, v: flex_sn_scan(wrong, 1, 1, 1, x, v)  # noqa: E731
     refused(errors.CoreArityError, [takes, "called with 2"], run, X, V)
 
 
-def test_arity_of_a_core_made_inside() -> None:
+def test_wrong_arity_of_a_core_inside_compiled_code_is_refused() -> None:
     def run(x: torch.Tensor, v: torch.Tensor) -> Any:
         def wrong(x: torch.Tensor) -> torch.Tensor:
             return x + v
@@ -97,17 +97,17 @@ def test_arity_of_a_core_made_inside() -> None:
         (errors.StateChangedError, lambda x, v: (x, v.half()), ["float32", "float16"]),
     ],
 )
-def test_wrong_results_of_the_core(error: type[Exception], wrong: Run, words: list[str]) -> None:
+def test_wrong_results_of_the_core_are_refused(error: type[Exception], wrong: Run, words: list[str]) -> None:
     refused(error, words, lambda x, v: flex_sn_scan(wrong, 1, 1, 1, x, v), X, V)
 
 
-def test_argument_that_is_no_tensor() -> None:
+def test_argument_that_is_no_tensor_is_refused() -> None:
     run: Run = lambda x: flex_sn_scan(core, 1, 1, 1, x, 1.5)  # type: ignore[arg-type] # noqa: E731
     refused(errors.NotATensorError, ["argument 1", "float"], run, X)
 
 
 @pytest.mark.parametrize("specs", [None, [], [((2,), torch.float32)] * 2])
-def test_empty_scan_without_fitting_specs(specs: Any) -> None:
+def test_empty_scan_needs_a_spec_for_each_output(specs: Any) -> None:
     run = lambda x, v: flex_sn_scan(core, 1, 1, 1, x, v, output_template_specs=specs)  # noqa: E731
     refused(errors.EmptyScanError, ["num_outputs is 1"], run, X[:0], V)
 
@@ -117,7 +117,7 @@ def test_empty_scan_without_fitting_specs(specs: Any) -> None:
     [torch.rand_like, torch.bernoulli, torch.nn.functional.dropout],
     ids=["rand_like", "bernoulli", "dropout"],
 )
-def test_random_operators(draw: Run) -> None:
+def test_random_operators_are_refused_with_their_line(draw: Run) -> None:
     def noisy(x: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return x + draw(v), v  # the line that the message names
 
@@ -127,7 +127,7 @@ def test_random_operators(draw: Run) -> None:
     run(X, V)  # works, because the loop does not recompute anything
 
 
-def test_mutation() -> None:
+def test_mutation_of_an_argument_is_refused() -> None:
     def add_in_place(x: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return x, v.add_(x)
 
@@ -135,7 +135,7 @@ def test_mutation() -> None:
     refused(RuntimeError, ["mutation"], run, X, V.clone(), eager=False)
 
 
-def test_mutation_in_a_graph_that_did_not_come_from_dynamo() -> None:
+def test_mutation_in_a_graph_from_make_fx_is_refused() -> None:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     def add_in_place(x: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -146,7 +146,7 @@ def test_mutation_in_a_graph_that_did_not_come_from_dynamo() -> None:
         make_fx(lambda x, v: flex_sn_scan(graph, 1, 1, 1, x, v))(X, V.clone())
 
 
-def test_side_effects_and_printing() -> None:
+def test_side_effects_and_printing_are_refused() -> None:
     inputs: list[torch.Tensor] = []
 
     def remember(x: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -163,7 +163,7 @@ def test_side_effects_and_printing() -> None:
         refused(RuntimeError, [*words, "flex_sn_scan"], run, X, V, eager=False)
 
 
-def test_lowerings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_and_unavailable_lowerings_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     # Imports of another test may have registered a lowering.
     monkeypatch.setattr("flexsn_hop.lowering._lowering._registered", [])
     run: Run = functools.partial(flex_sn_scan, core, 1, 1, 1, lowering="fast")
@@ -174,7 +174,7 @@ def test_lowerings(monkeypatch: pytest.MonkeyPatch) -> None:
     refused(errors.LoweringError, words, run, X, V, eager=False)
 
 
-def test_the_environment_is_checked_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lowering_in_the_environment_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEXSN_HOP_LOWERING", "fastest")
     words = ["FLEXSN_HOP_LOWERING is 'fastest'"]
     refused(errors.LoweringError, words, functools.partial(flex_sn_scan, core, 1, 1, 1), X, V)

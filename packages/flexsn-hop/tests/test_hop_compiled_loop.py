@@ -80,7 +80,7 @@ def assert_equal_to_loop(step: Any, init: Any, xs: Any, **options: Any) -> None:
 
 @pytest.mark.long(all_but=["minimal_gru"])
 @pytest.mark.parametrize("name", RECURRENCES)
-def test_recurrences(name: str) -> None:
+def test_recurrences_equal_the_loop(name: str) -> None:
     case = recurrence(name, 7)
     assert_equal_to_loop(case.step, case.init, case.xs, **case.options)
 
@@ -89,7 +89,7 @@ def test_recurrences(name: str) -> None:
 @pytest.mark.usefixtures("layouts")
 @pytest.mark.parametrize("steps", [1, 2, 9])
 @pytest.mark.parametrize("name", RECURRENCES)
-def test_recurrences_as_graphs(name: str, steps: int) -> None:
+def test_recurrences_as_graphs_equal_the_loop(name: str, steps: int) -> None:
     case = recurrence(name, steps)
     assert_equal_to_loop(case.step, case.init, case.xs, **case.options)
 
@@ -117,7 +117,7 @@ def constant(carry: Tensor, x: Tensor) -> Any:
 @pytest.mark.usefixtures("layouts")
 @pytest.mark.parametrize("step", [delay, exchange, through, constant], ids=lambda step: step.__name__)
 @pytest.mark.parametrize("through_results", [True, False])
-def test_gradients_that_are_absent(step: Step, through_results: bool) -> None:
+def test_absent_gradients_equal_those_of_the_loop(step: Step, through_results: bool) -> None:
     """Tests absent gradients. If they were replaced with zeros, these would meet infinite derivatives here."""
     number = {"delay": 3, "exchange": 2}.get(step.__name__, 0)
     leaves = [torch.rand(4, dtype=torch.float64, requires_grad=True) for _ in range(max(1, number))]
@@ -140,7 +140,7 @@ def test_gradients_that_are_absent(step: Step, through_results: bool) -> None:
         torch.testing.assert_close(ours if ours is not None else theirs, theirs if theirs is not None else ours)
 
 
-def test_all_lengths_have_one_code(layouts: list[Any]) -> None:
+def test_all_lengths_share_compiled_code(layouts: list[Any]) -> None:
     """Checks that compiled code does not depend on the number of steps, for any position of the time dimension."""
     weight = torch.randn(3, 3, dtype=torch.float64, requires_grad=True)
 
@@ -158,7 +158,7 @@ def test_all_lengths_have_one_code(layouts: list[Any]) -> None:
 @pytest.mark.long(all_but=["None"])
 @pytest.mark.usefixtures("layouts")
 @pytest.mark.parametrize("remat", [None, 1, 3, 7])
-def test_blocks_of_steps(remat: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_and_segments_need_not_be_multiples(remat: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests blocks and segments that are not multiples of one another."""
     monkeypatch.setattr(_compiled_loop, "BLOCK", 4)
     case = recurrence("minimal_gru", 19)
@@ -168,7 +168,7 @@ def test_blocks_of_steps(remat: int | None, monkeypatch: pytest.MonkeyPatch) -> 
     torch.testing.assert_close(gradients, expected_grads)
 
 
-def test_states_of_several_kinds(layouts: list[Any]) -> None:
+def test_states_of_several_formats_equal_the_loop(layouts: list[Any]) -> None:
     """Tests state sequences, channels-last, 0-d and integer states, and a core that uses sizes."""
 
     def core(x: Tensor, v: Tensor, count: Tensor, scale: Tensor) -> Any:
@@ -203,7 +203,9 @@ def failing(*_: Any) -> Any:
     raise RuntimeError("no C++ compiler")
 
 
-def test_steps_without_code(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_steps_that_cannot_be_compiled_run_as_operators(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(_step_graphs, "compile_step", failing)
     _opaque._decode.cache_clear()
     _opaque._log_once.cache_clear()
@@ -224,11 +226,11 @@ def test_steps_without_code(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogC
 
 
 @pytest.mark.usefixtures("layouts")
-def test_tensors_without_elements() -> None:
+def test_tensors_without_elements_equal_the_loop() -> None:
     assert_equal_to_loop(lambda h, x: (h + x, h), torch.zeros(0, dtype=torch.float64), torch.zeros(5, 0).double())
 
 
-def test_rows_by_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_the_row_is_an_offset(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests lengths of up to more than one block. Inductor's code for each direction uses the row as an offset."""
     compiles: list[Any] = []
 
@@ -269,7 +271,7 @@ PARTS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.long(all_but=["diagonal", "as_strided"])
 @pytest.mark.usefixtures("layouts")
 @pytest.mark.parametrize("name", PARTS)
-def test_gradients_that_are_written_into_zeros(name: str) -> None:
+def test_gradients_of_parts_equal_the_loop(name: str) -> None:
     """Inductor creates zeros for the gradient of a part, and writes to a part of them, so they are not zeros then."""
     part = PARTS[name]
     assert_equal_to_loop(
@@ -301,7 +303,7 @@ INDEX = torch.tensor([2, 0, 1])
 
 @pytest.mark.long(all_but=["_masked_after_index"])
 @pytest.mark.parametrize("step", [_masked_after_index, _rows_masked_after_index, _added_by_mask])
-def test_masks_after_index_tensors(step: Step) -> None:
+def test_masks_after_index_tensors_equal_eager_mode(step: Step) -> None:
     # Inductor of torch 2.11 and 2.13 has wrong results for such an assignment by a mask.
     x = torch.randn(5, 3, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
     init = torch.full((3, 2), 0.2, dtype=torch.float64, requires_grad=True)

@@ -42,7 +42,7 @@ def format_of(*tensors: Tensor) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3, 4, 5, 6])
-def test_one_operand(dims: int) -> None:
+def test_format_of_one_operand_equals_torchs(dims: int) -> None:
     draw = random.Random(dims)
     for _ in range(150):
         shape = [draw.choice(SIZES) for _ in range(dims)]
@@ -53,7 +53,7 @@ def test_one_operand(dims: int) -> None:
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3, 4, 5, 6])
-def test_several_operands(dims: int) -> None:
+def test_format_of_several_operands_equals_torchs(dims: int) -> None:
     draw = random.Random(10 + dims)
     for _ in range(200):
         shape = [draw.choice(SIZES) for _ in range(dims)]
@@ -64,7 +64,7 @@ def test_several_operands(dims: int) -> None:
 
 
 @pytest.mark.parametrize("format_", [torch.contiguous_format, torch.channels_last, torch.channels_last_3d], ids=str)
-def test_formats_with_a_name_are_kept_to_the_strides_of_single_elements(format_: torch.memory_format) -> None:
+def test_named_formats_are_kept_with_all_their_strides(format_: torch.memory_format) -> None:
     dims = 5 if format_ is torch.channels_last_3d else 4
     for shape in itertools.product((1, 3), repeat=dims):
         x = torch.empty(shape).to(memory_format=format_)
@@ -72,6 +72,6 @@ def test_formats_with_a_name_are_kept_to_the_strides_of_single_elements(format_:
         assert format_of(x, x) == (x + x).stride()
 
 
-def test_without_elements() -> None:
+def test_format_without_elements_equals_torchs() -> None:
     x = torch.empty(3, 4, 5).permute(2, 0, 1)[:0]
     assert format_of(x) == x.neg().stride()

@@ -90,7 +90,7 @@ def test_equal_calls_are_equal(name: str) -> None:
     three_times(STEPS[name], init, xs)
 
 
-def test_the_gradient_of_a_table() -> None:
+def test_table_has_the_gradient_of_the_loop() -> None:
     table = torch.ones(3, requires_grad=True, dtype=torch.float64)
     init = torch.zeros(1, dtype=torch.float64)
     three_times(lambda h, t: (h + table[t], None), init, torch.tensor([[0], [1], [1]]), table)
@@ -108,7 +108,7 @@ def various(x: Tensor) -> Any:
     return buffer, constant, values, x * (1 + 2j), x.to(torch.device("cpu"), torch.float16), x[::2], torch.eye(3)
 
 
-def test_a_graph_that_is_read_is_the_graph_that_was_written() -> None:
+def test_graph_is_equal_after_writing_and_reading() -> None:
     x = torch.tensor([0.5, -1.0, 3.0])
     graph = make_fx(various)(x)
     read = read_graph(write_graph(graph))
@@ -119,7 +119,7 @@ def test_a_graph_that_is_read_is_the_graph_that_was_written() -> None:
     assert [name for name in actual if name is not torch.ops.aten.clone.default] == names
 
 
-def test_constants_are_not_written_to() -> None:
+def test_constants_are_not_changed_by_a_step() -> None:
     graph = torch.fx.Graph()
     constant = graph.get_attr("constant")
     result = graph.call_function(torch.ops.aten.add_.Tensor, (constant, graph.placeholder("x")))
@@ -132,7 +132,7 @@ def test_constants_are_not_written_to() -> None:
         torch.testing.assert_close(read(torch.ones(()))[0], torch.tensor([[2.0, float("nan")]]), equal_nan=True)
 
 
-# -- operators of more than one kind -------------------------------------------------------------------------------
+# -- solvers and control flow -----------------------------------------------------------------------------------------
 
 LinAlgError: type[Exception] = vars(torch.linalg)["LinAlgError"]
 while_loop: Any = torch._higher_order_ops.while_loop
@@ -167,14 +167,14 @@ LARGE_STEPS: dict[str, Step] = {
 @pytest.mark.long(all_but=["solve-inductor"])
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("name", LARGE_STEPS)
-def test_operators_of_more_than_one_kind(name: str, backend: str) -> None:
+def test_solvers_and_control_flow_equal_the_loop(name: str, backend: str) -> None:
     draw = torch.Generator().manual_seed(0)
     init, xs = (torch.randn(shape, generator=draw, dtype=torch.float64) for shape in ((3,), (4, 3)))
     # Numbers that a step reads have no gradient.
     three_times(LARGE_STEPS[name], init, xs, backend=backend)
 
 
-def test_a_check_of_linalg_is_made_in_each_step() -> None:
+def test_checks_of_linalg_run_in_each_step() -> None:
     def solve(c: Tensor, x: Tensor) -> tuple[Tensor, None]:
         return torch.linalg.solve(torch.diag(x), c), None
 

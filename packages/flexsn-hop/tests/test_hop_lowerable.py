@@ -43,7 +43,7 @@ def fresh_compiler() -> None:
     torch._dynamo.reset()
 
 
-def test_both_are_available_here() -> None:
+def test_both_operators_are_available() -> None:
     assert lowerable_scan_available() is True
     assert lowerable_while_loop_available() is True
 
@@ -51,7 +51,7 @@ def test_both_are_available_here() -> None:
 @pytest.mark.long(all_but=["lowerable_scan-*", "lowerable_while_loop_scan_final_state-*-two_by_two"])
 @pytest.mark.parametrize("case", [CASES[1], *CASES[-2:]], ids=lambda case: case.name)
 @all_operators
-def test_inference(case: Case, scan: Run, reference: Run) -> None:
+def test_inference_equals_the_eager_scan(case: Case, scan: Run, reference: Run) -> None:
     core = case.make(function_spike)
     arguments = case.arguments(5, requires_grad=False)
     expected = reference(core, *case.counts, *arguments)
@@ -60,7 +60,7 @@ def test_inference(case: Case, scan: Run, reference: Run) -> None:
 
 @pytest.mark.long(all_but=["lowerable_scan-*"])
 @all_operators
-def test_inference_under_compile(scan: Run, reference: Run) -> None:
+def test_compiled_inference_equals_the_eager_scan(scan: Run, reference: Run) -> None:
     case = CASES[-1]
     core = case.make(function_spike)
     run = torch.compile(functools.partial(scan, core, *case.counts), fullgraph=True, backend="aot_eager")
@@ -87,7 +87,7 @@ def test_scan_trains_if_every_state_requires_grad(case: Case, spike: str) -> Non
         torch.testing.assert_close(gradients, expected)
 
 
-def test_scan_trains_under_compile() -> None:
+def test_compiled_scan_trains() -> None:
     case = CASES[5]
     core = case.make(function_spike)
     arguments = case.arguments(5)
@@ -130,7 +130,7 @@ def test_while_loop_refuses_every_gradient(scan: Run, reference: Run) -> None:
 
 
 @all_operators
-def test_refused_under_compile(scan: Run, reference: Run) -> None:
+def test_gradients_that_could_be_wrong_are_refused_in_compiled_code(scan: Run, reference: Run) -> None:
     core = plif_core(function_spike)
     x, v, w = CASES[5].arguments(4, requires_grad=False)
     run = torch.compile(functools.partial(scan, core, 1, 1, 1), fullgraph=True, backend="aot_eager")
@@ -151,20 +151,20 @@ def test_refused_under_compile(scan: Run, reference: Run) -> None:
     ids=["passthrough", "swapped", "same"],
 )
 @all_operators
-def test_results_that_alias(core: Run, scan: Run, reference: Run) -> None:
+def test_aliased_results_equal_the_eager_scan(core: Run, scan: Run, reference: Run) -> None:
     arguments = [torch.randn(4, 3), torch.randn(3)]
     expected = reference(core, 1, 1, 1, *arguments)
     torch.testing.assert_close(scan(core, 1, 1, 1, *arguments), expected, rtol=0, atol=0)
 
 
 @all_operators
-def test_no_states(scan: Run, reference: Run) -> None:
+def test_core_may_have_no_states(scan: Run, reference: Run) -> None:
     x = torch.randn(4, 3)
     torch.testing.assert_close(scan(lambda x: 2 * x, 1, 0, 1, x)[0], 2 * x)
 
 
 @all_operators
-def test_empty(scan: Run, reference: Run) -> None:
+def test_empty_scan_equals_the_eager_scan(scan: Run, reference: Run) -> None:
     specs = [((2,), torch.float16)]
     arguments = (torch.zeros(0, 2), torch.randn(2))
     core = lambda x, v: (x, v)  # noqa: E731
@@ -174,7 +174,7 @@ def test_empty(scan: Run, reference: Run) -> None:
 
 
 @all_operators
-def test_errors_are_those_of_the_eager_scan(scan: Run, reference: Run) -> None:
+def test_errors_equal_those_of_the_eager_scan(scan: Run, reference: Run) -> None:
     x, v = torch.zeros(3, 2), torch.zeros(2)
     with pytest.raises(errors.TooFewTensorsError, match=r"1 tensors.* is 2"):
         scan(lambda x, v: (x, v), 1, 1, 1, x)
@@ -189,7 +189,7 @@ def test_errors_are_those_of_the_eager_scan(scan: Run, reference: Run) -> None:
 @pytest.mark.long(all_but=["environment-scan", "argument-while_loop"])
 @pytest.mark.parametrize("name", ["scan", "while_loop"])
 @pytest.mark.parametrize("setting", ["argument", "environment"])
-def test_as_the_lowering_of_the_operator(name: str, setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operators_can_be_the_lowering_of_a_scan(name: str, setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._dynamo.testing import EagerAndRecordGraphs
 
     core = plif_core(function_spike)
@@ -234,7 +234,7 @@ class SmallVGG(torch.nn.Module):
 
 @pytest.mark.long(all_but=["scan"])
 @pytest.mark.parametrize("name", ["scan", "while_loop", "loop"])
-def test_a_small_spiking_vgg_without_gradients(name: str) -> None:
+def test_small_spiking_vgg_equals_the_loop_without_gradients(name: str) -> None:
     x = 3 * torch.randn(4, 2, 1, 10, 10)
     with torch.no_grad():
         expected = SmallVGG(None)(x)

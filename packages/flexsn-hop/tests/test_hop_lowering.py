@@ -65,7 +65,7 @@ def test_inductor_runs_the_loop(dynamic: bool, scan: Run, reference: Run) -> Non
         assert_same(run, network(reference), CASES[5].arguments(steps, (batch, 3)))
 
 
-def test_the_generated_code_has_one_call_each_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generated_code_has_one_call_for_each_direction(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEXSN_HOP_LOWERING", "loop")  # another package may have registered kernels
 
     def step(x: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> Any:
@@ -84,7 +84,7 @@ def test_the_generated_code_has_one_call_each_way(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.long(all_but=["two_by_two"])
 @pytest.mark.parametrize("name", ["two_by_two", "izhikevich"])
-def test_inductor_with_several_states(name: str) -> None:
+def test_inductor_runs_several_states(name: str) -> None:
     (case,) = [case for case in CASES if case.name == name]
     core = case.make(function_spike)
     run = torch.compile(functools.partial(flex_sn_scan, core, *case.counts), fullgraph=True)
@@ -97,7 +97,7 @@ def constant_core(x: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch
     return torch.where(h > 0, h, float("-inf")), h
 
 
-def test_a_constant_inside_the_core() -> None:
+def test_constant_inside_the_core_is_allowed() -> None:
     core = constant_core
     arguments = [torch.randn(4, 3), torch.randn(3)]
     with torch.no_grad():
@@ -105,7 +105,7 @@ def test_a_constant_inside_the_core() -> None:
         torch.testing.assert_close(run(*arguments), eager_scan(core, 1, 1, 1, *arguments))
 
 
-def test_a_constant_inside_the_core_in_training() -> None:
+def test_constant_inside_the_core_is_allowed_in_training() -> None:
     arguments = [torch.randn(4, 3, requires_grad=True), torch.randn(3, requires_grad=True)]
     core = functools.partial(flex_sn_scan, lambda x, v: (v.sin(), v * torch.tensor([0.5, 0.25, 0.125]) + x), 1, 1, 1)
     run = torch.compile(core, fullgraph=True)
@@ -160,7 +160,7 @@ def register() -> Iterator[Callable[[ScanLowering], None]]:
 @pytest.mark.long(all_but=["sequence-1"])
 @pytest.mark.parametrize("interval", [1, 2])
 @pairs
-def test_a_registered_lowering_becomes_part_of_the_graph(
+def test_registered_lowering_becomes_part_of_the_graph(
     interval: int, scan: Run, reference: Run, register: Callable[[ScanLowering], None]
 ) -> None:
     lowering = Unrolled(interval)
@@ -196,7 +196,7 @@ def from_zero(scan: Run, x: torch.Tensor, w: torch.Tensor, **options: Any) -> An
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("dynamic", [False, True])
 @pairs
-def test_a_state_of_zeros_is_neither_written_nor_kept(
+def test_state_of_zeros_is_neither_written_nor_saved(
     dynamic: bool, backend: str, scan: Run, reference: Run, register: Callable[[ScanLowering], None]
 ) -> None:
     lowering = Unrolled()
@@ -214,7 +214,7 @@ def test_a_state_of_zeros_is_neither_written_nor_kept(
         assert backward.num_given == 3
 
 
-def test_a_state_declared_as_zeros_still_gets_its_gradient() -> None:
+def test_state_declared_as_zeros_has_its_gradient() -> None:
     def train(scan: Run, x: torch.Tensor, v: torch.Tensor, **options: Any) -> Any:
         return scan(lambda x, v: (x * v, 0.5 * v + x), 1, 1, 1, x, v, **options)
 
@@ -224,7 +224,7 @@ def test_a_state_declared_as_zeros_still_gets_its_gradient() -> None:
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_zero_states_is_as_long_as_there_are_states(compiled: bool) -> None:
+def test_zero_states_of_wrong_length_is_refused(compiled: bool) -> None:
     def run(x: torch.Tensor, w: torch.Tensor) -> Any:
         return from_zero(flex_sn_scan, x, w, zero_states=(True,))
 
@@ -233,14 +233,14 @@ def test_zero_states_is_as_long_as_there_are_states(compiled: bool) -> None:
 
 
 @pytest.mark.parametrize("final", [False, True])
-def test_a_state_declared_as_zeros_that_is_not_zero(final: bool) -> None:
+def test_state_declared_as_zeros_must_be_zero(final: bool) -> None:
     scan: Run = flex_sn_scan_final_state if final else flex_sn_scan
     with pytest.raises(errors.NonzeroStateError, match="state 1 is not zeros") as caught:
         from_zero(scan, torch.randn(3, 4), torch.randn(4), zero_states=(True, True))
     assert isinstance(caught.value, ValueError)
 
 
-def test_auto_falls_back_to_the_loop_and_kernel_does_not(
+def test_only_auto_falls_back_to_the_loop(
     register: Callable[[ScanLowering], None],
 ) -> None:
     lowering = Unrolled(reason="it is a test")
@@ -271,7 +271,7 @@ class Refusing(Unrolled):
         raise NotImplementedError(self.words)
 
 
-def test_the_first_that_can_takes_the_scan() -> None:
+def test_first_lowering_that_accepts_a_scan_compiles_it() -> None:
     away, picky, taker = Unrolled(reason="it is away", name="away"), Refusing("picky", "not this core"), Unrolled(2)
     half = Refusing("half", "no gradient", only_backward=True)
     for lowering in (away, picky, half, taker):
@@ -284,7 +284,7 @@ def test_the_first_that_can_takes_the_scan() -> None:
     assert scan_lowerings(*arguments) == {"away": "it is away", "picky": None, "half": None, "unrolled": None}
 
 
-def test_the_error_names_the_reason_of_each_lowering() -> None:
+def test_error_names_the_reason_of_each_lowering() -> None:
     register_scan_lowering(Unrolled(reason="it is away", name="away"))
     register_scan_lowering(Refusing("picky", "not this core"))
     arguments = CASES[5].arguments(3, requires_grad=False)
@@ -300,7 +300,7 @@ def test_the_error_names_the_reason_of_each_lowering() -> None:
         by_name(*arguments)
 
 
-def test_the_order_is_not_that_of_imports() -> None:
+def test_order_of_lowerings_does_not_depend_on_imports() -> None:
     """Checks that lowerings precede the kernels only by name, directly or through another, in any import order."""
     successors = {"mine": None, "front": "flexsn_runtime", "yours": None, "ahead": "front", "lost": "nobody"}
     for name, before in successors.items():
@@ -326,7 +326,7 @@ def test_the_order_is_not_that_of_imports() -> None:
         (object(), "a object is not a lowering: it has no name, no version, no checkpoint_interval"),
     ],
 )
-def test_objects_that_are_no_lowering_are_not_registered(lowering: Any, words: str) -> None:
+def test_objects_that_are_no_lowering_are_refused(lowering: Any, words: str) -> None:
     with pytest.raises(TypeError, match=words):
         register_scan_lowering(lowering)
     assert scan_lowerings() == {}
@@ -377,7 +377,7 @@ FAULTS = {
 
 @pytest.mark.long(all_but=["interval", "shape"])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_lowerings_mistake_is_named(fault: str, register: Callable[[ScanLowering], None]) -> None:
+def test_mistake_of_a_lowering_is_named(fault: str, register: Callable[[ScanLowering], None]) -> None:
     register(Faulty(fault))
     arguments = CASES[5].arguments(3)
     run = torch.compile(network(flex_sn_scan), fullgraph=True, dynamic=False)
@@ -385,7 +385,7 @@ def test_a_lowerings_mistake_is_named(fault: str, register: Callable[[ScanLoweri
         sum(result.sum() for result in run(*arguments)).backward()
 
 
-def test_loop_is_the_loop_with_a_lowering_registered(
+def test_lowering_loop_ignores_registered_lowerings(
     register: Callable[[ScanLowering], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lowering = Unrolled()
@@ -397,7 +397,7 @@ def test_loop_is_the_loop_with_a_lowering_registered(
     assert lowering.traced == []
 
 
-def test_a_constant_inside_the_core_is_left_to_the_loop(
+def test_core_with_a_constant_runs_as_a_loop(
     register: Callable[[ScanLowering], None],
 ) -> None:
     lowering = Unrolled()
@@ -415,7 +415,7 @@ def test_a_constant_inside_the_core_is_left_to_the_loop(
 
 @pytest.mark.long(all_but=["sequence"])
 @pairs
-def test_checkpoints_further_apart_than_one_step(
+def test_checkpoints_may_be_several_steps_apart(
     scan: Run, reference: Run, register: Callable[[ScanLowering], None]
 ) -> None:
     # aot_eager runs the operators as loops, with the lowering's interval.

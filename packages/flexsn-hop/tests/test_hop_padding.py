@@ -47,7 +47,7 @@ def is_padded(graph: Any) -> bool:
 
 @pytest.mark.parametrize("batch", [(), (2,)])
 @pytest.mark.parametrize("sizes", [(2, 0, 0), (0, 1, 0), (0, 0, 3), (1, 2, 3), (0, 2, 3)])
-def test_products(sizes: tuple[int, int, int], batch: tuple[int, ...]) -> None:
+def test_padding_of_products_is_removed(sizes: tuple[int, int, int], batch: tuple[int, ...]) -> None:
     a, b = torch.randn(*batch, 6, 7), torch.randn(*batch, 7, 5)
     graph = traced(product(*sizes), a, b)
     assert is_padded(graph)
@@ -58,7 +58,7 @@ def test_products(sizes: tuple[int, int, int], batch: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("shape", [(5,), (6, 5)])
-def test_with_a_bias(shape: tuple[int, ...]) -> None:
+def test_padding_of_products_with_a_bias_is_removed(shape: tuple[int, ...]) -> None:
     args = torch.randn(shape), torch.randn(6, 7), torch.randn(7, 5)
     graph = traced(sum_and_product, *args)
     actual = without_padding(graph)
@@ -81,12 +81,12 @@ OTHERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("case", OTHERS)
-def test_padding_of_the_users_own(case: str) -> None:
+def test_padding_by_the_user_remains(case: str) -> None:
     args = torch.randn(6, 7), torch.randn(7, 5)
     graph = traced(OTHERS[case], *args)
     torch.testing.assert_close(without_padding(graph)(*args), OTHERS[case](*args))
 
 
-def test_a_step_without_padding_is_itself() -> None:
+def test_step_without_padding_is_unchanged() -> None:
     graph = traced(lambda a, b: torch.tanh(a @ b), torch.randn(6, 7), torch.randn(7, 5))
     assert without_padding(graph) is graph

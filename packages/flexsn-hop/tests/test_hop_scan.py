@@ -35,7 +35,7 @@ Scan = Callable[..., tuple[Any, Any]]
 @pytest.mark.long(all_but=["*-5", "counting-1"])
 @pytest.mark.parametrize("steps", [1, 5])
 @pytest.mark.parametrize("name", RECURRENCES)
-def test_equals_the_loop(name: str, steps: int) -> None:
+def test_scan_equals_the_loop(name: str, steps: int) -> None:
     case = recurrence(name, steps)
     leaves = [leaf.requires_grad_() for leaf in float_leaves((case.init, case.xs))] + parameters_of(case.step)
     results = scan(case.step, case.init, case.xs, **case.options)
@@ -46,7 +46,7 @@ def test_equals_the_loop(name: str, steps: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["minimal_gru", "kalman", "logsumexp"])
-def test_differentiable_twice(name: str) -> None:
+def test_second_derivatives_equal_the_loop(name: str) -> None:
     case = recurrence(name, 4)
     leaves = [leaf.requires_grad_() for leaf in float_leaves((case.init, case.xs))] + parameters_of(case.step)
 
@@ -61,7 +61,7 @@ def test_differentiable_twice(name: str) -> None:
 # Torch's forward mode scripts its own formulas.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 @pytest.mark.parametrize("name", ["backwards", "minimal_gru", "kalman", "logsumexp"])
-def test_forward_mode(name: str) -> None:
+def test_forward_mode_equals_the_loop(name: str) -> None:
     case = recurrence(name, 4)
 
     def run(run_scan: Scan, init: Any, xs: Any) -> Any:
@@ -76,7 +76,7 @@ def test_forward_mode(name: str) -> None:
     torch.testing.assert_close(([pair.primal for pair in pairs], [pair.tangent for pair in pairs]), expected)
 
 
-def test_vmap() -> None:
+def test_vmap_equals_the_loop() -> None:
     beliefs = Belief(draw(6, 5), draw(6, 5).square() + 1)
     xs = {"seen": draw(4, 6, 5), "noise": draw(4, 5).square() + 0.1}
     pair: Any = (0, 0)
@@ -96,7 +96,7 @@ def test_vmap() -> None:
     torch.testing.assert_close(gradient(scan), gradient(looped))
 
 
-def test_vmap_without_inputs() -> None:
+def test_vmap_without_inputs_equals_the_loop() -> None:
     def powers(run_scan: Scan, base: Tensor) -> Any:
         return run_scan(lambda power, _: (power * base, power.sum()), torch.ones(3, dtype=torch.float64), length=4)
 
@@ -180,7 +180,7 @@ def containers(kind: Any) -> Iterator[tuple[str, Step, Any, Any]]:
 
 
 @pytest.mark.parametrize("kind", [Pair, Span])
-def test_containers_that_check_their_elements(kind: Any) -> None:
+def test_containers_that_check_their_elements_are_allowed(kind: Any) -> None:
     for name, step, init, xs in containers(kind):
         results = scan(step, init, xs)
         torch.testing.assert_close(tree_leaves(results), tree_leaves(looped(step, init, xs)), rtol=0, atol=0, msg=name)
@@ -193,7 +193,7 @@ def test_containers_that_check_their_elements(kind: Any) -> None:
         scan(lambda c, x: (c, x), V, [kind(X, X), kind(X[:2], X[:2])])
 
 
-def test_a_key_is_a_key_in_any_order() -> None:
+def test_order_of_keys_is_irrelevant() -> None:
     def step(count: Tensor, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         return count + 1, {"a": x[0], "b": x[1]} if count % 2 else {"b": x[1], "a": x[0]}
 
@@ -207,7 +207,7 @@ SPARSE = [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr]
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 @pytest.mark.parametrize("sparse", SPARSE)
-def test_sparse_tensors(sparse: Callable[[Tensor], Tensor]) -> None:
+def test_sparse_tensors_equal_the_loop(sparse: Callable[[Tensor], Tensor]) -> None:
     dense, matrix = draw(4, 3), sparse(torch.eye(3, dtype=torch.float64))
     last, means = scan(lambda c, x: (c + x, c), V.double(), sparse(dense))
     torch.testing.assert_close((last, means), looped(lambda c, x: (c + x, c), V.double(), dense))
@@ -220,7 +220,7 @@ def test_sparse_tensors(sparse: Callable[[Tensor], Tensor]) -> None:
 
 # `flip` does not support float8.
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bool, torch.uint16, torch.bfloat16])
-def test_backwards_in_every_dtype(dtype: torch.dtype) -> None:
+def test_reverse_works_in_every_dtype(dtype: torch.dtype) -> None:
     x = torch.arange(4).to(dtype)
     last, ys = scan(lambda c, x: (x, c), torch.ones((), dtype=dtype), x, reverse=True)
     assert last.dtype == ys.dtype == dtype
@@ -236,7 +236,7 @@ def test_results_share_no_memory_with_arguments() -> None:
 
 
 @pytest.mark.parametrize("name", RECURRENCES)
-def test_no_steps(name: str) -> None:
+def test_scan_of_no_steps_returns_the_initial_carry(name: str) -> None:
     case, longer = recurrence(name, 0), recurrence(name, 3)
     carry, ys = scan(case.step, case.init, case.xs, **case.options)
     _, like = scan(longer.step, longer.init, longer.xs, **longer.options)
@@ -249,7 +249,7 @@ def test_no_steps(name: str) -> None:
     torch.testing.assert_close(ys, tree_map(empty, like), check_stride=False)
 
 
-def test_no_steps_keeps_the_carrys_gradient_and_does_not_call_step_with_data(caplog: Any) -> None:
+def test_scan_of_no_steps_keeps_the_gradient_and_calls_step_without_data(caplog: Any) -> None:
     init = draw(3).requires_grad_()
     carry, _ = scan(moving_average, init, draw(0, 3))
     (gradient,) = torch.autograd.grad(carry.sum(), init)

@@ -54,7 +54,7 @@ def size(graph: torch.fx.GraphModule) -> int:
 
 @pytest.mark.long(all_but=["minimal_gru"])
 @pytest.mark.parametrize("name", RECURRENCES)
-def test_one_node_each_way_that_equals_the_loop(name: str) -> None:
+def test_compiled_scan_is_one_node_for_each_direction(name: str) -> None:
     sizes = []
     for steps in (3, 40):
         torch._dynamo.reset()
@@ -74,7 +74,7 @@ def test_one_node_each_way_that_equals_the_loop(name: str) -> None:
     assert sizes[0] == sizes[1]
 
 
-def test_one_compilation_for_all_lengths() -> None:
+def test_all_lengths_need_one_compilation() -> None:
     counter = CompileCounter()
     run = torch.compile(functools.partial(scan, kalman, reverse=True), fullgraph=True, backend=counter, dynamic=True)
     for steps in (6, 9, 33):
@@ -84,7 +84,7 @@ def test_one_compilation_for_all_lengths() -> None:
     assert counter.frame_count == 1
 
 
-def test_length_that_depends_on_data() -> None:
+def test_length_may_depend_on_data() -> None:
     def powers(run_scan: Scan, x: Tensor, length: Any) -> Any:
         torch._check(length >= 1)
         return run_scan(lambda power, _: (power * x, power), torch.ones_like(x), length=length)
@@ -97,7 +97,7 @@ def test_length_that_depends_on_data() -> None:
     torch.testing.assert_close(torch.autograd.grad(loss(results), x), torch.autograd.grad(loss(expected), x))
 
 
-def test_length_is_a_size() -> None:
+def test_length_may_be_a_symbolic_size() -> None:
     def powers(run_scan: Scan, x: Tensor) -> Any:
         return run_scan(lambda power, _: (power * 0.5, power), x[0], length=x.shape[0] + 1)
 
@@ -112,7 +112,7 @@ def test_length_is_a_size() -> None:
 
 @pytest.mark.long(all_but=["symbolic"])
 @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
-def test_make_fx(mode: Any) -> None:
+def test_make_fx_records_one_node_for_each_scan(mode: Any) -> None:
     def run(run_scan: Scan, init: Tensor, x: Tensor, decay: Tensor) -> Any:
         rate = decay.sigmoid()
         counted, _ = run_scan(lambda c, _: (c + rate, None), init, length=x.shape[0])
@@ -144,7 +144,7 @@ class Network(torch.nn.Module):
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch 2.11 issues this warning
 @pytest.mark.long(all_but=["False"])
 @pytest.mark.parametrize("strict", [True, False])
-def test_export_for_every_length(strict: bool) -> None:
+def test_exported_program_accepts_every_length(strict: bool) -> None:
     network, h = Network(), draw(2, 4)
     time = torch.export.Dim("time", min=2, max=4096)
     arguments = (h, draw(2, 3, 3))
@@ -182,7 +182,7 @@ class OverTime(torch.nn.Module):
     "kind", [torch.nn.GRUCell, torch.nn.LSTMCell, torch.nn.RNNCell], ids=lambda kind: kind.__name__
 )
 @pytest.mark.parametrize("strict", [True, False])
-def test_export_of_cells_for_every_batch(strict: bool, kind: type[torch.nn.RNNCellBase]) -> None:
+def test_exported_cells_accept_every_batch_size(strict: bool, kind: type[torch.nn.RNNCellBase]) -> None:
     """A symbolic size stays symbolic, although operators of recurrent cells compare sizes as numbers."""
     sizes = {0: torch.export.Dim("time", min=2), 1: torch.export.Dim("batch", min=2)}
     network = OverTime(kind)
@@ -191,7 +191,7 @@ def test_export_of_cells_for_every_batch(strict: bool, kind: type[torch.nn.RNNCe
     torch.testing.assert_close(program.module()(x), network(x))
 
 
-def test_options_that_change() -> None:
+def test_changed_options_are_compiled_again() -> None:
     """Dynamo makes numbers symbolic that change from call to call, but these numbers determine the graph."""
 
     def run(x: Tensor, dim: int, remat: int) -> Any:
@@ -208,7 +208,7 @@ def test_options_that_change() -> None:
 
 @pytest.mark.long(all_but=["minimal_gru"])
 @pytest.mark.parametrize("name", ["minimal_gru", "counting"])
-def test_inductor(name: str) -> None:
+def test_inductor_equals_the_loop(name: str) -> None:
     case = recurrence(name, 5)
     leaves = [leaf.requires_grad_() for leaf in float_leaves((case.init, case.xs))] + parameters_of(case.step)
     run = torch.compile(functools.partial(scan, case.step, **case.options), fullgraph=True)
@@ -219,7 +219,7 @@ def test_inductor(name: str) -> None:
     torch.testing.assert_close(gradients, torch.autograd.grad(loss(expected), leaves))
 
 
-def test_no_steps() -> None:
+def test_compiled_scan_of_no_steps_equals_the_eager_scan() -> None:
     case = recurrence("minimal_gru", 0)
     run = torch.compile(functools.partial(scan, case.step, **case.options), fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(run(case.init, case.xs), scan(case.step, case.init, case.xs, **case.options))
@@ -239,7 +239,7 @@ def test_no_steps() -> None:
         (lambda c, x: ([c[0] + x], 3), errors.NotATensorError),
     ],
 )
-def test_no_steps_are_checked_as_many_are(step: Any, error: type[Exception]) -> None:
+def test_scans_of_no_steps_have_the_errors_of_other_scans(step: Any, error: type[Exception]) -> None:
     def run(init: Tensor, xs: Tensor) -> Any:
         return scan(step, [init], xs)
 
@@ -255,7 +255,7 @@ def test_no_steps_are_checked_as_many_are(step: Any, error: type[Exception]) -> 
 
 @pytest.mark.long(all_but=["int32"])
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.float16], ids=["bool", "int32", "float16"])
-def test_no_steps_keeps_dtypes(dtype: torch.dtype) -> None:
+def test_scan_of_no_steps_keeps_dtypes(dtype: torch.dtype) -> None:
     init, x = torch.zeros(3, dtype=dtype), torch.zeros(3, 0, dtype=dtype)
 
     def run(init: Tensor, x: Tensor) -> Any:
@@ -267,7 +267,7 @@ def test_no_steps_keeps_dtypes(dtype: torch.dtype) -> None:
 
 @pytest.mark.long(all_but=["Span"])
 @pytest.mark.parametrize("kind", [Pair, Span])
-def test_containers_of_the_users_own(kind: Any) -> None:
+def test_containers_of_users_equal_the_loop(kind: Any) -> None:
     for name, step, init, xs in containers(kind):
         results = torch.compile(functools.partial(scan, step), fullgraph=True, backend="aot_eager")(init, xs)
         expected = looped(step, init, xs)
@@ -277,7 +277,7 @@ def test_containers_of_the_users_own(kind: Any) -> None:
 
 # Torch's forward mode scripts its own formulas.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
-def test_transforms() -> None:
+def test_transforms_in_compiled_code_equal_the_loop() -> None:
     init = draw(3)
 
     def network(run_scan: Scan, x: Tensor) -> Tensor:
@@ -320,7 +320,7 @@ def test_random_numbers_and_writes_are_refused() -> None:
 
 
 @pytest.mark.long
-def test_several_scans_in_one_network() -> None:
+def test_network_with_several_scans_equals_the_loop() -> None:
     cells, init = [MinimalGRU(3, 4), MinimalGRU(4, 4)], draw(2, 4)
 
     def network(run_scan: Scan, x: Tensor) -> Tensor:
@@ -336,7 +336,7 @@ def test_several_scans_in_one_network() -> None:
     torch.testing.assert_close(gradients, torch.autograd.grad(network(looped, x), leaves))
 
 
-def test_trees_that_dynamo_makes_itself() -> None:
+def test_trees_made_in_compiled_code_equal_the_loop() -> None:
     def run(run_scan: Scan, x: Tensor) -> Any:
         init = {"a": (x[0], None), "b": [x[1] * 2]}
         carry, ys = run_scan(

@@ -45,7 +45,7 @@ def count(graph: torch.fx.GraphModule, name: str) -> int:
 @pytest.mark.long(all_but=["flex_sn_scan-symbolic", "flex_sn_scan_final_state-real"])
 @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
 @pytest.mark.parametrize("scan", [flex_sn_scan, flex_sn_scan_final_state])
-def test_make_fx(mode: Literal["real", "fake", "symbolic"], scan: Run) -> None:
+def test_make_fx_records_one_node(mode: Literal["real", "fake", "symbolic"], scan: Run) -> None:
     sizes = []
     run = functools.partial(scan, CORE, 1, 1, 1)
     for steps in (3, 1000):
@@ -57,7 +57,7 @@ def test_make_fx(mode: Literal["real", "fake", "symbolic"], scan: Run) -> None:
     assert sizes[0] == sizes[1]
 
 
-def test_make_fx_of_captured_values_and_gradients() -> None:
+def test_make_fx_records_captured_values_and_gradients() -> None:
     def run(scan: Run) -> Run:
         def gradients(x: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> Any:
             gate = 2 * w
@@ -89,7 +89,7 @@ class Network(torch.nn.Module):
 
 @pytest.mark.long(all_but=["False"])
 @pytest.mark.parametrize("strict", [True, False])
-def test_export(strict: bool) -> None:
+def test_exported_scan_is_one_node(strict: bool) -> None:
     network = Network()
     v = torch.randn(2, 3)
     sizes = []
@@ -102,7 +102,7 @@ def test_export(strict: bool) -> None:
 
 @pytest.mark.long(all_but=["False"])
 @pytest.mark.parametrize("strict", [True, False])
-def test_export_for_every_length_saved_and_loaded(strict: bool) -> None:
+def test_loaded_program_accepts_every_length(strict: bool) -> None:
     network = Network()
     v = torch.randn(2, 3)
     time = torch.export.Dim("time", min=2, max=4096)
@@ -119,7 +119,7 @@ def test_export_for_every_length_saved_and_loaded(strict: bool) -> None:
 
 
 @pytest.mark.long  # tests/test_ahead_of_time.py tests it with kernels
-def test_ahead_of_time_compilation(tmp_path: Path) -> None:
+def test_program_can_be_compiled_ahead_of_time(tmp_path: Path) -> None:
     network = Network()
     x, v = torch.randn(3, 2, 3), torch.randn(2, 3)
     with torch.no_grad():

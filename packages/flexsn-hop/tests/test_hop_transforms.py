@@ -83,7 +83,7 @@ TRANSFORMS: dict[str, tuple[Callable[[Run], Run], tuple[torch.Tensor, ...]]] = {
 @pytest.mark.long(all_but=["vmap of the input", "vmap of a captured tensor", "vmap of grad", "jvp"])
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 @pytest.mark.parametrize("name", TRANSFORMS)
-def test_transforms(name: str) -> None:
+def test_transforms_equal_the_eager_scan(name: str) -> None:
     transform, arguments = TRANSFORMS[name]
     expected = transform(eager_scan)(*arguments)
     torch.testing.assert_close(transform(flex_sn_scan)(*arguments), expected)
@@ -100,7 +100,7 @@ class Network(torch.nn.Module):
         return scan(lambda x, v: SPIKING(x, v, self.weight), 1, 1, 1, x, V)[0]  # type: ignore[no-any-return]
 
 
-def test_functional_call() -> None:
+def test_functional_call_has_gradients_per_sample() -> None:
     network = Network()
 
     def per_sample(scan: Run, parameters: dict[str, torch.Tensor], x: torch.Tensor) -> Any:
@@ -124,7 +124,7 @@ def keep_sines(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy
 @pytest.mark.long(all_but=["False-False", "False-True", "True-False"])
 @pytest.mark.parametrize("selective", [False, True])
 @pytest.mark.parametrize("compiled", [False, True])
-def test_activation_checkpointing(selective: bool, compiled: bool) -> None:
+def test_activation_checkpointing_equals_the_eager_scan(selective: bool, compiled: bool) -> None:
     options: dict[str, Any] = {"use_reentrant": False}
     if selective:
         options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, keep_sines)
@@ -143,7 +143,7 @@ def test_activation_checkpointing(selective: bool, compiled: bool) -> None:
 
 @pytest.mark.long(all_but=["True"])
 @pytest.mark.parametrize("final_state", [False, True])
-def test_autocast(final_state: bool) -> None:
+def test_autocast_applies_as_in_the_eager_scan(final_state: bool) -> None:
     weight = torch.randn(3, 3)
 
     def network(scan: Run, **options: Any) -> Run:
@@ -186,7 +186,7 @@ def test_autocast(final_state: bool) -> None:
     assert {node.meta["val"].dtype for node in products} == {torch.bfloat16}
 
 
-def test_no_autocast_where_there_is_none() -> None:
+def test_no_autocast_applies_without_autocast() -> None:
     """Checks that the step of the backward has the forward's products in float32, which used to be bfloat16."""
     weight = torch.randn(3, 3).requires_grad_()
 
@@ -226,7 +226,7 @@ print(hits, missed)
 
 
 @pytest.mark.long
-def test_compiled_code_is_found_on_disk_by_the_version_that_made_it(tmp_path: Path) -> None:
+def test_compiled_code_is_cached_by_version(tmp_path: Path) -> None:
     def run(version: int) -> list[int]:
         environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
         result = subprocess.run(
@@ -247,7 +247,7 @@ def test_compiled_code_is_found_on_disk_by_the_version_that_made_it(tmp_path: Pa
     assert other[0] == 0
 
 
-def test_gradients_of_gradients() -> None:
+def test_second_derivatives_are_computed_or_refused() -> None:
     """Tests the loop, which supports them, and a graph's operator, which rejects them even among other terms."""
 
     def twice(scan: Run, others: float = 0.0) -> Run:
