@@ -20,16 +20,16 @@ from flexsn_graph import (
 )
 
 
-def placeholders(graph: fx.Graph) -> list[fx.Node]:
+def list_placeholders(graph: fx.Graph) -> list[fx.Node]:
     return [n for n in graph.nodes if n.op == "placeholder"]
 
 
-def captured_nodes(graph: fx.Graph) -> list[fx.Node]:
-    return [n for n in placeholders(graph) if "captured" in n.meta]
+def list_captured_nodes(graph: fx.Graph) -> list[fx.Node]:
+    return [n for n in list_placeholders(graph) if "captured" in n.meta]
 
 
 def run(graph: fx.Graph, examples: Sequence[Tensor], shape: Sequence[int]) -> list[Any]:
-    lifted = [read_lifted(n.meta["captured"], n.meta["layout"], shape) for n in captured_nodes(graph)]
+    lifted = [read_lifted(n.meta["captured"], n.meta["layout"], shape) for n in list_captured_nodes(graph)]
     return evaluate(graph, [*examples, *lifted], shape)
 
 
@@ -45,13 +45,13 @@ def check_pair(
     for ours, theirs in zip(results, expected, strict=True):
         assert_same(ours, theirs.detach().expand(tuple(shape)), rtol)
     torch.manual_seed(1)
-    differentiable = [f"grad_result_{i}" in map(str, placeholders(backward)) for i in range(len(expected))]
+    differentiable = [f"grad_result_{i}" in map(str, list_placeholders(backward)) for i in range(len(expected))]
     weights = [
         torch.randn(r.shape, dtype=r.dtype) if is_present else None
         for r, is_present in zip(expected, differentiable, strict=True)
     ]
-    captured = [n.meta["captured"] for n in captured_nodes(forward)]
-    layouts = [n.meta["layout"] for n in captured_nodes(forward)]
+    captured = [n.meta["captured"] for n in list_captured_nodes(forward)]
+    layouts = [n.meta["layout"] for n in list_captured_nodes(forward)]
     reference = eager_vjp(function, examples, captured, weights)
     gradients = evaluate(backward, [*saved, *(w for w in weights if w is not None)], shape)
     assert len(gradients) == len(reference)
@@ -79,7 +79,7 @@ def test_captured_tensors_have_autograds_gradients() -> None:
     core = PLIF(torch.randn(3, dtype=torch.float64), lambda w: w[:, None])
     x, v = torch.randn(2, 2, 3, 4, dtype=torch.float64)
     forward, _ = check_pair(core, (x, v), (2, 3, 4), rtol=1e-15)
-    (node,) = captured_nodes(forward)
+    (node,) = list_captured_nodes(forward)
     assert node.meta["captured"] is core.w
     assert node.meta["layout"] == LiftedLayout((0, 1, 0), 0)
 
@@ -117,7 +117,7 @@ def test_gradient_that_would_be_counted_several_times_is_refused() -> None:
 def test_results_that_are_not_differentiable_have_no_gradient_argument() -> None:
     x = torch.randn(5, dtype=torch.float64)
     _, backward = check_pair(lambda x: (x > 0, x * x, x.floor().int()), (x,), (5,))
-    assert [n.name for n in placeholders(backward)] == ["saved_0", "grad_result_1"]
+    assert [n.name for n in list_placeholders(backward)] == ["saved_0", "grad_result_1"]
 
 
 def test_requires_grad_selects_the_gradients() -> None:
@@ -141,6 +141,6 @@ def test_minimum_cut_saves_few_values() -> None:
 
 def test_inference_has_only_the_forward() -> None:
     graph = generate_inference_graph(lif_core(), (torch.zeros(3), torch.zeros(3)))
-    assert [n.name for n in placeholders(graph)] == ["input_0", "input_1"]
+    assert [n.name for n in list_placeholders(graph)] == ["input_0", "input_1"]
     results = run(graph, (torch.ones(3) * 4, torch.zeros(3)), (3,))
     assert_same(results[0], torch.ones(3))

@@ -18,20 +18,20 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from flexsn_graph import StepTrace, _torch_private, generate_forward_and_backward_graph, trace_step
 
 
-def zeros() -> tuple[Tensor, Tensor]:
+def make_zeros() -> tuple[Tensor, Tensor]:
     return torch.zeros(2, 3), torch.zeros(2, 3)
 
 
-def printed(trace: StepTrace) -> str:
+def print_trace(trace: StepTrace) -> str:
     count = len(trace.inputs) + len(trace.states) + len(trace.lifted)
     vjp = trace.vjp([True] * len(trace.differentiable), [True] * count)
     return f"{trace.forward.graph}\n{trace.forward.layouts}\n{vjp.graph}\n{vjp.layouts}\n{vjp.gradients}"
 
 
-def printed_everything() -> str:
+def print_graphs() -> str:
     """Returns the graphs of one core of each kind, as text."""
-    graphs = [printed(trace_step(case.core, *case.counts, case.arguments())) for case in CASES[::3]]
-    pair = generate_forward_and_backward_graph(PLIF(torch.zeros(3)), zeros())
+    graphs = [print_trace(trace_step(case.core, *case.counts, case.arguments())) for case in CASES[::3]]
+    pair = generate_forward_and_backward_graph(PLIF(torch.zeros(3)), make_zeros())
     return "\n".join([*graphs, *map(str, pair)])
 
 
@@ -41,12 +41,12 @@ PLAIN = lif_core()
 @pytest.mark.long(all_but=["lif_custom_op", "alif", "if"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_traces_of_one_core_have_equal_graphs(case: Case) -> None:
-    first, second = (printed(trace_step(case.core, *case.counts, case.arguments())) for _ in range(2))
+    first, second = (print_trace(trace_step(case.core, *case.counts, case.arguments())) for _ in range(2))
     assert first == second
 
 
 def test_graphs_are_equal_in_every_process() -> None:
-    code = "from test_graph_isolation import printed_everything; print(printed_everything())"
+    code = "from test_graph_isolation import print_graphs; print(print_graphs())"
     source = Path(sys.modules["flexsn_graph"].__file__ or "").parents[1]
     other = subprocess.run(
         [sys.executable, "-c", code],
@@ -55,7 +55,7 @@ def test_graphs_are_equal_in_every_process() -> None:
         text=True,
         check=True,
     ).stdout
-    assert other.strip() == printed_everything().strip()
+    assert other.strip() == print_graphs().strip()
     assert "grad_output_0" in other
 
 
@@ -111,7 +111,7 @@ def test_examples_are_neither_changed_nor_kept() -> None:
 def test_captured_parameters_are_not_touched() -> None:
     core = PLIF(torch.randn(3))
     before, version = core.w.detach().clone(), core.w._version
-    trace_step(core, 1, 1, 1, zeros()).vjp([True, True], [True] * 3)
+    trace_step(core, 1, 1, 1, make_zeros()).vjp([True, True], [True] * 3)
     assert torch.equal(core.w, before)
     assert core.w._version == version
     assert core.w.grad is None
@@ -120,15 +120,15 @@ def test_captured_parameters_are_not_touched() -> None:
 
 def test_examples_need_no_data() -> None:
     core = PLIF(torch.zeros(3))
-    expected = printed(trace_step(core, 1, 1, 1, zeros()))
+    expected = print_trace(trace_step(core, 1, 1, 1, make_zeros()))
     meta = torch.empty(2, 3, device="meta")
-    assert printed(trace_step(core, 1, 1, 1, (meta, meta))) == expected
+    assert print_trace(trace_step(core, 1, 1, 1, (meta, meta))) == expected
     with FakeTensorMode():
         fake, gpu = torch.empty(2, 3), torch.empty(2, 3, device="cuda")
-        assert printed(trace_step(core, 1, 1, 1, (fake, fake))) == expected
-    assert printed(trace_step(core, 1, 1, 1, (fake, fake))) == expected
+        assert print_trace(trace_step(core, 1, 1, 1, (fake, fake))) == expected
+    assert print_trace(trace_step(core, 1, 1, 1, (fake, fake))) == expected
     # The GPU must not be present. (If it were, a parameter on the CPU would rightly be rejected.)
-    assert printed(trace_step(PLAIN, 1, 1, 1, (gpu, gpu))) == printed(trace_step(PLAIN, 1, 1, 1, zeros()))
+    assert print_trace(trace_step(PLAIN, 1, 1, 1, (gpu, gpu))) == print_trace(trace_step(PLAIN, 1, 1, 1, make_zeros()))
 
 
 def test_huge_examples_need_no_memory() -> None:
@@ -138,26 +138,26 @@ def test_huge_examples_need_no_memory() -> None:
 
 def test_strided_examples_have_an_equal_graph() -> None:
     x = torch.zeros(3, 2).t()
-    expected = printed(trace_step(PLAIN, 1, 1, 1, zeros()))
-    assert printed(trace_step(PLAIN, 1, 1, 1, (x, torch.zeros(1, 1).expand(2, 3)))) == expected
+    expected = print_trace(trace_step(PLAIN, 1, 1, 1, make_zeros()))
+    assert print_trace(trace_step(PLAIN, 1, 1, 1, (x, torch.zeros(1, 1).expand(2, 3)))) == expected
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
 def test_modes_around_the_trace_have_no_effect() -> None:
     core = PLIF(torch.zeros(3))
-    expected = printed(trace_step(core, 1, 1, 1, zeros()))
-    examples = zeros()
+    expected = print_trace(trace_step(core, 1, 1, 1, make_zeros()))
+    examples = make_zeros()
     with torch.no_grad():
-        assert printed(trace_step(core, 1, 1, 1, examples)) == expected
+        assert print_trace(trace_step(core, 1, 1, 1, examples)) == expected
         assert not torch.is_grad_enabled()
     with torch.inference_mode():
-        assert printed(trace_step(core, 1, 1, 1, examples)) == expected
+        assert print_trace(trace_step(core, 1, 1, 1, examples)) == expected
         assert torch.is_inference_mode_enabled()
     with torch.autograd.set_detect_anomaly(True):
-        assert printed(trace_step(core, 1, 1, 1, examples)) == expected
+        assert print_trace(trace_step(core, 1, 1, 1, examples)) == expected
         assert torch.is_anomaly_enabled()
     with torch.device("meta"):
-        assert printed(trace_step(core, 1, 1, 1, examples)) == expected
+        assert print_trace(trace_step(core, 1, 1, 1, examples)) == expected
     assert torch.is_grad_enabled()
 
 
@@ -183,18 +183,18 @@ def test_the_environment_is_restored_after_an_error() -> None:
         raise RuntimeError("mine")
 
     with torch.no_grad(), pytest.raises(RuntimeError, match="mine"):
-        trace_step(core, 1, 1, 1, zeros())
+        trace_step(core, 1, 1, 1, make_zeros())
     assert torch.is_grad_enabled()
     assert torch.zeros(3).sum().item() == 0.0, "a mode is still active"
 
 
 def test_core_is_traced_while_torch_traces_an_op() -> None:
     """Traces a core in the fake implementation of a custom op, while torch traces the op."""
-    expected = printed(trace_step(PLAIN, 1, 1, 1, zeros()))
+    expected = print_trace(trace_step(PLAIN, 1, 1, 1, make_zeros()))
     inner_graphs: list[str] = []
 
     def outer(x: Tensor) -> Tensor:
-        inner_graphs.append(printed(trace_step(PLAIN, 1, 1, 1, (x, x))))
+        inner_graphs.append(print_trace(trace_step(PLAIN, 1, 1, 1, (x, x))))
         return x + 1.0
 
     graph = torch.fx.experimental.proxy_tensor.make_fx(outer, tracing_mode="fake")(torch.zeros(2, 3)).graph
@@ -203,12 +203,12 @@ def test_core_is_traced_while_torch_traces_an_op() -> None:
 
 
 def test_several_threads_can_trace_at_once() -> None:
-    expected = printed(trace_step(PLAIN, 1, 1, 1, zeros()))
+    expected = print_trace(trace_step(PLAIN, 1, 1, 1, make_zeros()))
     results: list[str] = []
 
     def work() -> None:
         for _ in range(3):
-            results.append(printed(trace_step(PLAIN, 1, 1, 1, zeros())))
+            results.append(print_trace(trace_step(PLAIN, 1, 1, 1, make_zeros())))
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
@@ -219,14 +219,14 @@ def test_several_threads_can_trace_at_once() -> None:
 
 
 def test_trace_outlives_the_callers_core() -> None:
-    trace = trace_step(lif_core(), 1, 1, 1, zeros())
+    trace = trace_step(lif_core(), 1, 1, 1, make_zeros())
     gc.collect()
     assert trace.vjp([True, True], [True, True]).gradients == (0, 1)
 
 
 def test_both_generators_are_deterministic() -> None:
     core = PLIF(torch.zeros(3))
-    first, second = (generate_forward_and_backward_graph(core, zeros()) for _ in range(2))
+    first, second = (generate_forward_and_backward_graph(core, make_zeros()) for _ in range(2))
     assert [str(g) for g in first] == [str(g) for g in second]
 
 

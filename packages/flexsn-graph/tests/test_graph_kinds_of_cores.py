@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from flexsn_graph import StatefulCoreError, UnsupportedCoreError, trace_step
 
 
-def arguments() -> tuple[Tensor, Tensor]:
+def draw_arguments() -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     x, v = torch.randn(2, 3, 4, dtype=torch.float64, generator=generator)
     return x, v
 
 
-def parameter() -> nn.Parameter:
+def draw_parameter() -> nn.Parameter:
     return nn.Parameter(torch.linspace(-1, 1, 4, dtype=torch.float64))
 
 
@@ -30,7 +30,7 @@ class Neuron(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.w = parameter()
+        self.w = draw_parameter()
         self.register_buffer("b", torch.ones(4, dtype=torch.float64))
         self.activation = nn.PReLU(dtype=torch.float64)
 
@@ -47,7 +47,7 @@ class Neuron(nn.Module):
 
 class Callable2:
     def __init__(self) -> None:
-        self.w = parameter()
+        self.w = draw_parameter()
 
     def __call__(self, x: Tensor, v: Tensor) -> list[Tensor]:
         return [x * self.w, v]
@@ -56,7 +56,7 @@ class Callable2:
 class ScriptedNeuron(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.w = parameter()
+        self.w = draw_parameter()
 
     def forward(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return torch.sigmoid(x * self.w), v + x
@@ -77,32 +77,32 @@ def hooked() -> nn.Module:
     return module
 
 
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+def compile_core(function: Callable[..., Any]) -> Callable[..., Any]:
     compiled_function: Callable[..., Any] = torch.compile(function, backend="eager")
     return compiled_function
 
 
 CORES: dict[str, tuple[Callable[[], Callable[..., Any]], int]] = {
     "lambda": (lambda: lambda x, v: (x * 2.0, v), 0),
-    "closure": (lambda: (lambda w: lambda x, v: (x * w, v))(parameter()), 1),
-    "partial": (lambda: functools.partial(with_weight, parameter()), 1),
-    "partial_keyword": (lambda: functools.partial(lambda x, v, w: (x * w, v), w=parameter()), 1),
+    "closure": (lambda: (lambda w: lambda x, v: (x * w, v))(draw_parameter()), 1),
+    "partial": (lambda: functools.partial(with_weight, draw_parameter()), 1),
+    "partial_keyword": (lambda: functools.partial(lambda x, v, w: (x * w, v), w=draw_parameter()), 1),
     "bound_method": (lambda: Neuron().step, 3),
     "callable_object": (lambda: Callable2(), 1),
     "module": (lambda: Neuron(), 3),
     "module_forward": (lambda: Neuron().forward, 3),
     "module_with_a_hook": (lambda: hooked(), 3),
-    "compiled_function": (lambda: compiled(lif_core()), 0),
-    "compiled_module": (lambda: compiled(Neuron()), 3),
-    "calls_a_compiled_function": (lambda: (lambda f: lambda x, v: f(x, v))(compiled(lif_core())), 0),
-    "partial_of_a_compiled_function": (lambda: functools.partial(compiled(with_weight), parameter()), 1),
+    "compiled_function": (lambda: compile_core(lif_core()), 0),
+    "compiled_module": (lambda: compile_core(Neuron()), 3),
+    "calls_a_compiled_function": (lambda: (lambda f: lambda x, v: f(x, v))(compile_core(lif_core())), 0),
+    "partial_of_a_compiled_function": (lambda: functools.partial(compile_core(with_weight), draw_parameter()), 1),
 }
 
 
 @pytest.mark.parametrize("name", CORES)
 def test_each_callable_is_traced(name: str) -> None:
     make, captured = CORES[name]
-    trace = check_step(make(), arguments(), (1, 1, 1))
+    trace = check_step(make(), draw_arguments(), (1, 1, 1))
     assert len(trace.lifted) == captured
 
 
@@ -111,7 +111,7 @@ def test_compiled_functions_are_not_compiled_while_tracing() -> None:
         raise AssertionError("compiled")
 
     core = torch.compile(lif_core(), backend=backend)
-    assert len(trace_step(lambda x, v: core(x, v), 1, 1, 1, arguments()).forward.graph.nodes) > 5
+    assert len(trace_step(lambda x, v: core(x, v), 1, 1, 1, draw_arguments()).forward.graph.nodes) > 5
 
 
 # The warning's category depends on torch's version, and its text on Python's version.
@@ -120,11 +120,11 @@ def test_scripted_and_jit_traced_cores_are_traced() -> None:
     cores: list[Any] = [
         torch.jit.script(scripted),
         torch.jit.script(ScriptedNeuron()),
-        torch.jit.trace(ScriptedNeuron(), arguments()),
+        torch.jit.trace(ScriptedNeuron(), draw_arguments()),
     ]
     for core in cores:
-        check_step(core, arguments(), (1, 1, 1))
-        check_step(lambda x, v, core=core: core(x, v), arguments(), (1, 1, 1))
+        check_step(core, draw_arguments(), (1, 1, 1))
+        check_step(lambda x, v, core=core: core(x, v), draw_arguments(), (1, 1, 1))
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
@@ -133,13 +133,13 @@ def test_refusal_inside_scripted_code_keeps_its_class() -> None:
         return torch.rand_like(x), v
 
     with pytest.raises(UnsupportedCoreError, match=r"aten.rand_like"):
-        trace_step(torch.jit.script(flipped), 1, 1, 1, arguments())
+        trace_step(torch.jit.script(flipped), 1, 1, 1, draw_arguments())
 
 
 @pytest.mark.parametrize("surrogate", [spike, op_spike, detach_spike])
 def test_surrogates_become_prims(surrogate: Callable[[Tensor], Tensor]) -> None:
     """Checks that the op of a `torch.library.custom_op` is replaced by the operations of its function."""
-    trace = check_step(lif_core(surrogate=surrogate), arguments(), (1, 1, 1))
+    trace = check_step(lif_core(surrogate=surrogate), draw_arguments(), (1, 1, 1))
     namespaces = {n.target.namespace for n in trace.forward.graph.nodes if n.op == "call_function"}
     assert namespaces == {"prims"}
 
@@ -158,14 +158,14 @@ def test_surrogate_that_receives_a_captured_parameter_has_its_gradient() -> None
             shared = grads[0] * soft * (1.0 - soft)
             return shared * alpha, (shared * x).sum_to_size(alpha.shape)
 
-    for alpha in (nn.Parameter(torch.tensor(2.0, dtype=torch.float64)), parameter()):
+    for alpha in (nn.Parameter(torch.tensor(2.0, dtype=torch.float64)), draw_parameter()):
 
         def core(x: Tensor, v: Tensor, alpha: Tensor = alpha) -> tuple[Tensor, Tensor]:
             h = v + x
             s = Surrogate.apply(h - 1.0, alpha)
             return s, h * (1.0 - s)
 
-        trace = check_step(core, arguments(), (1, 1, 1))
+        trace = check_step(core, draw_arguments(), (1, 1, 1))
         assert trace.lifted == (alpha,)
 
 
@@ -195,7 +195,7 @@ def test_in_place_ops_on_local_values_are_allowed() -> None:
         out -= torch.zeros_like(out).fill_(0.5)
         return out, h
 
-    check_step(core, arguments(), (1, 1, 1))
+    check_step(core, draw_arguments(), (1, 1, 1))
 
 
 def test_grad_mode_inside_the_core_is_honoured() -> None:
@@ -205,11 +205,11 @@ def test_grad_mode_inside_the_core_is_honoured() -> None:
         return s, v * (1.0 - s) + x
 
     # Torch's sigmoid and its decomposition into prims differ in the last bit for one number in forty.
-    check_step(core, arguments(), (1, 1, 1), rtol=1e-15)
+    check_step(core, draw_arguments(), (1, 1, 1), rtol=1e-15)
 
 
 def test_elements_that_are_moved_and_moved_back_are_accepted() -> None:
-    w = parameter()
+    w = draw_parameter()
     x, v = torch.randn(2, 2, 4, 3, 5, dtype=torch.float64)
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -249,7 +249,7 @@ class Counter:
 @pytest.mark.parametrize("method", ["counts", "counts_in_a_tensor", "alternates", "keeps", "keeps_quietly"])
 def test_cores_with_state_between_calls_are_refused(method: str) -> None:
     with pytest.raises(StatefulCoreError, match=r"differently in each call|keeps a tensor|from an earlier call"):
-        trace_step(getattr(Counter(), method), 1, 1, 1, arguments())
+        trace_step(getattr(Counter(), method), 1, 1, 1, draw_arguments())
 
 
 def test_parameters_of_two_submodules_are_captured() -> None:
@@ -260,6 +260,6 @@ def test_parameters_of_two_submodules_are_captured() -> None:
         s, u = second(s, u)
         return s, v, u
 
-    x, v = arguments()
+    x, v = draw_arguments()
     trace = check_step(core, (x, v, v), (1, 2, 1), rtol=1e-15)
     assert trace.lifted == (first.w, second.w)

@@ -228,7 +228,7 @@ KINDS = [
 ]
 
 
-def content(storage: Any) -> list[Any]:
+def list_values(storage: Any) -> list[Any]:
     """Returns all values in a place, in their order."""
     if isinstance(storage, Slotted):
         return [storage.trace]
@@ -243,7 +243,7 @@ def content(storage: Any) -> list[Any]:
 @pytest.mark.parametrize("make", KINDS)
 def test_object_that_stores_a_tensor_is_named_and_restored(make: Callable[[], tuple[Any, Step, str]]) -> None:
     storage, core, name = make()
-    old_values = content(storage)
+    old_values = list_values(storage)
     for _ in range(2):
         with pytest.raises(StatefulCoreError, match=rf"keeps a tensor in {name},") as raised:
             trace_step(core, 1, 1, 1, (torch.zeros(4), torch.zeros(4)))
@@ -251,7 +251,7 @@ def test_object_that_stores_a_tensor_is_named_and_restored(make: Callable[[], tu
         assert location is not None
         assert location.file == __file__
         assert location.code
-        assert [id(value) for value in content(storage)] == [id(value) for value in old_values]
+        assert [id(value) for value in list_values(storage)] == [id(value) for value in old_values]
     core(torch.ones(4), torch.zeros(4))  # the core still runs as a plain function
 
 

@@ -23,12 +23,12 @@ from flexsn_graph import (
 )
 
 
-def traced(case: Case, arguments: list[Tensor]) -> tuple[StepTrace, StepGraph]:
+def make_trace(case: Case, arguments: list[Tensor]) -> tuple[StepTrace, StepGraph]:
     trace = trace_step(case.core, *case.counts, arguments)
     return trace, trace.vjp(trace.differentiable, [True] * (len(arguments) + len(trace.lifted_values)))
 
 
-def lifted(trace: StepTrace, residuals: Residuals) -> list[Tensor]:
+def lift(trace: StepTrace, residuals: Residuals) -> list[Tensor]:
     layouts = residuals.forward.layouts
     return [read_lifted(t, layouts.get(i), trace.step_shape) for i, t in enumerate(trace.lift(trace.captured))]
 
@@ -40,9 +40,9 @@ PARAMETRIC = Case("plif_per_channel", PLIF(torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5
 @pytest.mark.parametrize("case", [*CASES, PARAMETRIC], ids=lambda case: case.name)
 def test_values_and_all_subsets_of_gradients_are_equal(case: Case) -> None:
     arguments = case.arguments()
-    trace, vjp = traced(case, arguments)
+    trace, vjp = make_trace(case, arguments)
     residuals = keep_residuals(trace, vjp)
-    read = lifted(trace, residuals)
+    read = lift(trace, residuals)
     results = evaluate(residuals.forward.graph, [*arguments, *read], trace.step_shape)
     plain = run_forward(trace, arguments)
     assert all(torch.equal(a, b) for a, b in zip(results, plain, strict=False))

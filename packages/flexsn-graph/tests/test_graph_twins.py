@@ -145,13 +145,13 @@ TWINS: dict[str, Callable[..., Core]] = {
 }
 
 
-def traced(core: Core) -> StepTrace | RecurrentTrace:
+def make_trace(core: Core) -> StepTrace | RecurrentTrace:
     trace = trace_core(core, 1, 1, 1, (torch.zeros(5, 7), torch.zeros(5, 7)))
     assert isinstance(trace, StepTrace | RecurrentTrace)
     return trace
 
 
-def described(trace: StepTrace | RecurrentTrace) -> str:
+def describe(trace: StepTrace | RecurrentTrace) -> str:
     if isinstance(trace, StepTrace):
         return str(trace.forward.graph)
     return "\n".join(str(stage.graph.graph) for stage in trace.forward.stages)
@@ -160,12 +160,12 @@ def described(trace: StepTrace | RecurrentTrace) -> str:
 @pytest.mark.parametrize("name", TWINS)
 def test_another_instance_shares_the_trace(name: str) -> None:
     first, second = TWINS[name](), TWINS[name]()
-    trace = traced(first)
+    trace = make_trace(first)
     twin = trace.of_twin(second)
     assert twin is not None
-    assert described(twin) == described(traced(second))
+    assert describe(twin) == describe(make_trace(second))
     assert twin.forward is trace.forward
-    expected = traced(second).captured
+    expected = make_trace(second).captured
     assert len(twin.captured) == len(expected) == len(trace.captured)
     for tensor, own_tensor, first_tensor in zip(twin.captured, expected, trace.captured, strict=True):
         assert tensor is own_tensor
@@ -176,7 +176,7 @@ def test_another_instance_shares_the_trace(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in TWINS if name not in ("recurrent", "default")])
 def test_values_that_a_twin_reads_are_followed(name: str) -> None:
     first, second = TWINS[name](), TWINS[name]()
-    twin = traced(first).of_twin(second)
+    twin = make_trace(first).of_twin(second)
     assert twin is not None
     change(first)
     assert twin.reads.fetch() is not None, "the twin depends on a number of the first instance"
@@ -202,12 +202,12 @@ def change(core: Any) -> None:
 @pytest.mark.parametrize("name", ["module", "closure", "recurrent"])
 def test_twin_has_its_own_vjps(name: str) -> None:
     first, second = TWINS[name](), TWINS[name]()
-    trace = traced(first)
+    trace = make_trace(first)
     twin = trace.of_twin(second)
     assert twin is not None
     change(first) if name != "recurrent" else setattr(first, "scale", 3.0)
     required = [True] * (2 + len(twin.lifted_values))
-    retraced = traced(second)
+    retraced = make_trace(second)
     actual, expected = twin.vjp((True, True), required), retraced.vjp((True, True), required)
     assert [str(p) for p in actual.arguments] == [str(p) for p in expected.arguments]
     assert str(getattr(actual, "graph", actual)) == str(getattr(expected, "graph", expected)) or name == "recurrent"
@@ -215,7 +215,7 @@ def test_twin_has_its_own_vjps(name: str) -> None:
 
 def test_twin_does_not_keep_the_first_instance_alive() -> None:
     first, second = Neuron(), Neuron()
-    twin = traced(first).of_twin(second)
+    twin = make_trace(first).of_twin(second)
     assert twin is not None
     reference = weakref.ref(first)
     del first
@@ -280,7 +280,7 @@ OTHERS: dict[str, Callable[[], tuple[Core, Core]]] = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_different_core_is_no_twin(name: str) -> None:
     first, second = OTHERS[name]()
-    assert traced(first).of_twin(second) is None
+    assert make_trace(first).of_twin(second) is None
 
 
 def by_identity() -> tuple[Core, Core]:
@@ -339,7 +339,7 @@ def by_cache() -> tuple[Core, Core]:
 @pytest.mark.parametrize("make", [by_identity, by_hash, by_key, by_clock, by_cache])
 def test_core_that_distinguishes_objects_has_no_twin(make: Callable[[], tuple[Core, Core]]) -> None:
     first, second = make()
-    assert traced(first).of_twin(second) is None
+    assert make_trace(first).of_twin(second) is None
 
 
 class BySize(torch.autograd.Function):
@@ -382,7 +382,7 @@ OF_ANY_SIZE: dict[str, Callable[[], Core]] = {
 }
 
 
-def of_batch(trace: StepTrace | RecurrentTrace, batch: int) -> StepTrace | RecurrentTrace | None:
+def resize_batch(trace: StepTrace | RecurrentTrace, batch: int) -> StepTrace | RecurrentTrace | None:
     value = StepValue((batch, 7), torch.float32)
     return trace.of_batch([value], [value])
 
@@ -394,28 +394,28 @@ def require_all(trace: StepTrace | RecurrentTrace) -> list[bool]:
 @pytest.mark.parametrize("name", OF_ANY_SIZE)
 def test_trace_serves_other_batch_sizes(name: str) -> None:
     core = OF_ANY_SIZE[name]()
-    trace = traced(core)
-    larger = of_batch(trace, 6)
+    trace = make_trace(core)
+    larger = resize_batch(trace, 6)
     assert larger is not None
     retraced = trace_core(core, 1, 1, 1, (torch.zeros(6, 7), torch.zeros(6, 7)))
     assert (larger.step_shape, larger.inputs, larger.states, larger.outputs) == (
         *(retraced.step_shape, retraced.inputs, retraced.states, retraced.outputs),
     )
     assert isinstance(retraced, StepTrace | RecurrentTrace)
-    assert described(larger) == described(retraced)
+    assert describe(larger) == describe(retraced)
     if isinstance(larger, RecurrentTrace):
         assert isinstance(retraced, RecurrentTrace)
         assert isinstance(trace, RecurrentTrace)
-        assert parts(larger.forward) == parts(retraced.forward)
+        assert list_sizes(larger.forward) == list_sizes(retraced.forward)
         vjp = trace.vjp((True, True), require_all(trace))
         assert is_of_any_batch(vjp, trace.step_shape, [v.shape for v in trace.lifted_values])
-        assert parts(resized(vjp, 5, 6)) == parts(retraced.vjp((True, True), require_all(retraced)))
-        assert parts(larger.vjp((True, True), require_all(larger))) == parts(
+        assert list_sizes(resized(vjp, 5, 6)) == list_sizes(retraced.vjp((True, True), require_all(retraced)))
+        assert list_sizes(larger.vjp((True, True), require_all(larger))) == list_sizes(
             retraced.vjp((True, True), require_all(retraced))
         )
 
 
-def parts(staged: StagedStep) -> list[object]:
+def list_sizes(staged: StagedStep) -> list[object]:
     """Returns sizes and shapes in a staged step."""
     actual: list[object] = [dict(staged.values), staged.terms]
     for part in staged.parts:
@@ -426,15 +426,15 @@ def parts(staged: StagedStep) -> list[object]:
 
 @pytest.mark.parametrize("name", OF_ONE_SIZE)
 def test_core_that_depends_on_sizes_is_traced_for_each_size(name: str) -> None:
-    trace = traced(OF_ONE_SIZE[name]())
+    trace = make_trace(OF_ONE_SIZE[name]())
     assert isinstance(trace, StepTrace)
     trace.vjp((True, True), require_all(trace))
-    assert of_batch(trace, 6) is None
+    assert resize_batch(trace, 6) is None
 
 
 @pytest.mark.parametrize("batch", [0, 1])
 def test_sizes_that_broadcast_have_separate_traces(batch: int) -> None:
-    assert of_batch(traced(Neuron()), batch) is None
+    assert resize_batch(make_trace(Neuron()), batch) is None
 
 
 def test_broadcast_input_keeps_its_size() -> None:
@@ -451,7 +451,7 @@ def test_broadcast_input_keeps_its_size() -> None:
 def test_trace_of_a_frozen_tensor_does_not_serve_a_trained_tensor() -> None:
     core = Neuron()
     core.decay.weight.requires_grad_(False)
-    trace = traced(core)
+    trace = make_trace(core)
     core.decay.weight.requires_grad_()
     assert trace.of_twin(core) is None
     core.decay.weight.requires_grad_(False)

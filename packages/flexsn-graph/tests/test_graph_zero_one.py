@@ -39,16 +39,16 @@ NO: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def made_of(function: Callable[[Tensor, Tensor], Tensor]) -> object:
+def find_reason(function: Callable[[Tensor, Tensor], Tensor]) -> object:
     examples = torch.empty(3, 4), torch.empty(3, 4)
     return not_zero_one(trace_step(lambda x, v: (x, function(x, v), v), 1, 1, 2, examples).forward, 1)
 
 
 @pytest.mark.parametrize("name", YES)
 def test_results_of_zeros_and_ones_are_recognized(name: str) -> None:
-    assert made_of(YES[name]) is None
+    assert find_reason(YES[name]) is None
 
 
 @pytest.mark.parametrize("name", NO)
 def test_other_results_are_not_recognized(name: str) -> None:
-    assert made_of(NO[name]) is not None
+    assert find_reason(NO[name]) is not None
