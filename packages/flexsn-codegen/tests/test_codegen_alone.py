@@ -68,7 +68,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def printed(folder: Path, *arguments: str) -> Path:
+def print_file(folder: Path, *arguments: str) -> Path:
     """Returns a file in Triton. It is made by a process in which Triton's interpreter is off."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
@@ -82,7 +82,7 @@ def printed(folder: Path, *arguments: str) -> Path:
     return file
 
 
-def alone(file: Path, code: str) -> str:
+def run_alone(file: Path, code: str) -> str:
     environment = {k: v for k, v in os.environ.items() if k not in ("TRITON_INTERPRET", "PYTHONPATH")}
     command = [sys.executable, "-W", "ignore", "-c", ALONE + code + END, str(file)]
     done = subprocess.run(command, cwd=file.parent, env=environment, capture_output=True, text=True, check=False)
@@ -117,9 +117,9 @@ def test_file_in_cpp_runs_alone(module: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_file_in_triton_runs_alone(module: Path) -> None:
-    file = printed(module, "codegen_alone:limited", *LIMITED)
+    file = print_file(module, "codegen_alone:limited", *LIMITED)
     assert "show --standalone codegen_alone:limited --arguments float32:4x24" in file.read_text()
-    actual = alone(
+    actual = run_alone(
         file,
         """
 print(alone._forward_words(0.25)[0] == alone._forward_words(0.25)[0] != alone._forward_words(0.5)[0])
@@ -152,8 +152,8 @@ def test_unknown_target_writes_no_file(module: Path, capsys: pytest.CaptureFixtu
 
 @pytest.mark.gpu
 def test_files_in_triton_compute_and_differentiate(module: Path) -> None:
-    file = printed(module, "codegen_alone:limited", *LIMITED)
-    actual = alone(
+    file = print_file(module, "codegen_alone:limited", *LIMITED)
+    actual = run_alone(
         file,
         """
 x, gate = torch.randn(301, 40, device="cuda", requires_grad=True), torch.randn(40, device="cuda", requires_grad=True)
@@ -169,8 +169,8 @@ print("done")
 """,
     )
     assert actual.strip() == "done"
-    file = printed(module, "codegen_alone:swiglu", "--arguments", "float32:3x16", "--gradient")
-    actual = alone(
+    file = print_file(module, "codegen_alone:swiglu", "--arguments", "float32:3x16", "--gradient")
+    actual = run_alone(
         file,
         """
 x = torch.randn(1001, 16, device="cuda", requires_grad=True)

@@ -48,14 +48,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def source(name: str = "kernel", number: int = 1) -> str:
+def make_source(name: str = "kernel", number: int = 1) -> str:
     return KERNEL.format(name=name, number=number)
 
 
 def test_folder_and_files_are_private(folder: Path) -> None:
     before = os.umask(0)
     try:
-        compile_triton_code_str(source(), "kernel")
+        compile_triton_code_str(make_source(), "kernel")
     finally:
         os.umask(before)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -65,7 +65,7 @@ def test_folder_and_files_are_private(folder: Path) -> None:
 
 
 def test_equal_sources_share_a_kernel(folder: Path) -> None:
-    first, again, other = (compile_triton_code_str(source(number=n), "kernel") for n in (1, 1, 2))
+    first, again, other = (compile_triton_code_str(make_source(number=n), "kernel") for n in (1, 1, 2))
     assert first is again
     assert first is not other
 
@@ -75,11 +75,11 @@ def test_limited_number_of_modules_is_kept(folder: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(cache, "_MOST_LOADED", 4)
     monkeypatch.setattr(cache, "_loaded", {})
     before = set(sys.modules)
-    first = compile_triton_code_str(source(number=0), "kernel")
-    compiled = {n: compile_triton_code_str(source(number=n), "kernel") for n in range(1, 10)}
-    assert compile_triton_code_str(source(number=6), "kernel") is compiled[6]
-    compile_triton_code_str(source(number=10), "kernel")
-    assert compile_triton_code_str(source(number=6), "kernel") is compiled[6]
+    first = compile_triton_code_str(make_source(number=0), "kernel")
+    compiled = {n: compile_triton_code_str(make_source(number=n), "kernel") for n in range(1, 10)}
+    assert compile_triton_code_str(make_source(number=6), "kernel") is compiled[6]
+    compile_triton_code_str(make_source(number=10), "kernel")
+    assert compile_triton_code_str(make_source(number=6), "kernel") is compiled[6]
     generated = {name for name in set(sys.modules) - before if name.startswith("flexsn_codegen._generated.")}
     assert len(generated) == len(cache._loaded) == 4
     assert first.fn.__globals__["kernel"] is first
@@ -90,7 +90,7 @@ def test_verbose_reports_whether_the_file_was_written_or_reused(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for _ in range(2):
-        compile_triton_code_str(source(number=3), "kernel", verbose=True)
+        compile_triton_code_str(make_source(number=3), "kernel", verbose=True)
     first, second = capsys.readouterr().out.splitlines()
     assert "wrote" in first
     assert "reused" in second
@@ -98,24 +98,24 @@ def test_verbose_reports_whether_the_file_was_written_or_reused(
 
 
 def test_changed_file_is_written_again(folder: Path) -> None:
-    compile_triton_code_str(source(number=4), "kernel")
+    compile_triton_code_str(make_source(number=4), "kernel")
     (path,) = folder.glob("*.py")
     path.write_text("raise RuntimeError('changed')")
     name_space: dict[str, Any] = {}
-    compile_triton_code_str(source(number=4), "kernel", name_space=name_space)
-    assert path.read_text() == source(number=4)
+    compile_triton_code_str(make_source(number=4), "kernel", name_space=name_space)
+    assert path.read_text() == make_source(number=4)
 
 
 @pytest.mark.parametrize("name", ["../../evil", "a/b", "a\x00b", "..", "", "a" * 300, "\n"])
 def test_hostile_kernel_names_stay_in_the_folder(folder: Path, name: str) -> None:
     with pytest.raises(KernelNameError):
-        compile_triton_code_str(source(number=5), name)
+        compile_triton_code_str(make_source(number=5), name)
     assert {p.parent for p in folder.rglob("*.py")} == {folder}
     assert list(folder.parent.iterdir()) == [folder]
 
 
 def test_name_space_is_injected_and_updated(folder: Path) -> None:
-    code = source().replace("+ 1", "+ OFFSET").replace("import triton\n", "import triton\nSEEN = OFFSET\n", 1)
+    code = make_source().replace("+ 1", "+ OFFSET").replace("import triton\n", "import triton\nSEEN = OFFSET\n", 1)
     name_space: dict[str, Any] = {"OFFSET": 7}
     kernel = compile_triton_code_str(code, "kernel", name_space=name_space)
     assert name_space["kernel"] is kernel
@@ -126,19 +126,19 @@ def test_name_space_is_injected_and_updated(folder: Path) -> None:
 def test_stale_name_is_not_mistaken_for_the_kernel(folder: Path) -> None:
     name_space: dict[str, Any] = {"kernel": object()}
     with pytest.raises(KernelNameError, match=r"defines no 'kernel'; it defines .*'other'") as caught:
-        compile_triton_code_str(source("other"), "kernel", name_space=name_space)
+        compile_triton_code_str(make_source("other"), "kernel", name_space=name_space)
     assert isinstance(caught.value, ValueError)
 
 
 def test_stale_kernel_is_replaced(folder: Path) -> None:
     stale = object()
     name_space: dict[str, Any] = {"kernel": stale}
-    assert compile_triton_code_str(source(), "kernel", name_space=name_space) is not stale
+    assert compile_triton_code_str(make_source(), "kernel", name_space=name_space) is not stale
     assert name_space["kernel"] is not stale
 
 
 def test_kernel_name_may_begin_with_two_underscores(folder: Path) -> None:
-    assert compile_triton_code_str(source("__kernel"), "__kernel") is not None
+    assert compile_triton_code_str(make_source("__kernel"), "__kernel") is not None
 
 
 def test_source_that_fails_leaves_no_module(folder: Path) -> None:
@@ -153,7 +153,7 @@ def test_folder_that_others_can_write_is_refused(folder: Path) -> None:
     folder.mkdir()
     folder.chmod(0o722)
     with pytest.raises(CacheFolderError, match="chmod 700") as caught:
-        compile_triton_code_str(source(), "kernel")
+        compile_triton_code_str(make_source(), "kernel")
     assert isinstance(caught.value, RuntimeError)
 
 
@@ -165,13 +165,13 @@ def test_link_as_the_folder_is_refused(folder: Path, tmp_path: Path) -> None:
 
 
 def test_link_instead_of_a_file_is_replaced_and_not_followed(folder: Path, tmp_path: Path) -> None:
-    compile_triton_code_str(source(number=6), "kernel")
+    compile_triton_code_str(make_source(number=6), "kernel")
     (path,) = folder.glob("*.py")
     elsewhere = tmp_path / "elsewhere.py"
-    elsewhere.write_text(source(number=6))
+    elsewhere.write_text(make_source(number=6))
     path.unlink()
     path.symlink_to(elsewhere)
-    compile_triton_code_str(source(number=6), "kernel", name_space={})
+    compile_triton_code_str(make_source(number=6), "kernel", name_space={})
     assert not path.is_symlink()
 
 
@@ -200,7 +200,7 @@ def test_racing_threads_share_one_kernel(folder: Path) -> None:
 
     def work() -> None:
         barrier.wait()
-        actual.append(compile_triton_code_str(source(number=8), "kernel"))
+        actual.append(compile_triton_code_str(make_source(number=8), "kernel"))
 
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:
@@ -250,14 +250,16 @@ def test_racing_processes_read_complete_files(folder: Path, other: str) -> None:
 def compile_number(number: int) -> None:
     """Runs in a child process: loads a source that the parent has loaded, and another source."""
     name_space: dict[str, Any] = {}
-    assert compile_triton_code_str(source(number=number), "kernel") is not None
-    assert compile_triton_code_str(source(number=number + os.getpid()), "kernel", name_space=name_space) is not None
+    assert compile_triton_code_str(make_source(number=number), "kernel") is not None
+    assert (
+        compile_triton_code_str(make_source(number=number + os.getpid()), "kernel", name_space=name_space) is not None
+    )
     assert inspect.getsource(name_space["kernel"].fn).rstrip().endswith(str(number + os.getpid()))
 
 
 @forks
 def test_forked_processes_can_load_sources(folder: Path) -> None:
-    compile_triton_code_str(source(number=11), "kernel")
+    compile_triton_code_str(make_source(number=11), "kernel")
     children = [FORK.Process(target=compile_number, args=(11,)) for _ in range(3)]
     for child in children:
         child.start()
@@ -294,25 +296,25 @@ def test_fork_while_another_thread_loads_does_not_hang(folder: Path, monkeypatch
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\x00not a text", b"", b"x = 1\n\x00"])
 def test_wrong_content_of_a_file_is_replaced(folder: Path, content: bytes) -> None:
-    compile_triton_code_str(source(number=12), "kernel")
+    compile_triton_code_str(make_source(number=12), "kernel")
     (path,) = folder.glob("*.py")
     path.write_bytes(content)
-    compile_triton_code_str(source(number=12), "kernel", name_space={})
-    assert path.read_text() == source(number=12)
+    compile_triton_code_str(make_source(number=12), "kernel", name_space={})
+    assert path.read_text() == make_source(number=12)
 
 
 def test_empty_folder_instead_of_a_file_is_replaced_and_a_full_folder_is_named(folder: Path) -> None:
-    compile_triton_code_str(source(number=13), "kernel")
+    compile_triton_code_str(make_source(number=13), "kernel")
     (path,) = folder.glob("*.py")
     path.unlink()
     path.mkdir()
-    compile_triton_code_str(source(number=13), "kernel", name_space={})
-    assert path.read_text() == source(number=13)
+    compile_triton_code_str(make_source(number=13), "kernel", name_space={})
+    assert path.read_text() == make_source(number=13)
     path.unlink()
     path.mkdir()
     (path / "somebody's").touch()
     with pytest.raises(CacheFolderError, match=r"cannot be stored in .*kernel.*\.py: .*FLEXSN_CACHE_DIR"):
-        compile_triton_code_str(source(number=13), "kernel", name_space={})
+        compile_triton_code_str(make_source(number=13), "kernel", name_space={})
     assert (path / "somebody's").exists()
 
 
@@ -323,7 +325,7 @@ def test_cache_variable_that_names_a_file_is_refused(
     (tmp_path / "file").write_text("mine")
     monkeypatch.setenv("FLEXSN_CACHE_DIR", str(tmp_path / "file" / below))
     with pytest.raises(CacheFolderError, match=r"file.*: (File exists|Not a directory).*FLEXSN_CACHE_DIR"):
-        compile_triton_code_str(source(), "kernel")
+        compile_triton_code_str(make_source(), "kernel")
     assert (tmp_path / "file").read_text() == "mine"
 
 
@@ -414,8 +416,8 @@ def test_temporary_folder_replaces_a_full_home(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(os, "replace", replace)
     for _ in range(2):
-        compile_triton_code_str(source(number=14), "kernel", name_space={})
-    assert [path.read_text() for path in temporary.rglob("*.py")] == [source(number=14)]
+        compile_triton_code_str(make_source(number=14), "kernel", name_space={})
+    assert [path.read_text() for path in temporary.rglob("*.py")] == [make_source(number=14)]
     assert not [path for path in home.rglob("*") if path.is_file()]
 
 
@@ -447,14 +449,14 @@ def test_user_without_a_home_folder_can_compile(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_old_files_are_pruned_and_used_files_are_kept(folder: Path) -> None:
-    compile_triton_code_str(source(number=9), "kernel")
-    compile_triton_code_str(source(number=10), "kernel")
+    compile_triton_code_str(make_source(number=9), "kernel")
+    compile_triton_code_str(make_source(number=10), "kernel")
     old = time.time() - 100 * 86400
     for path in folder.glob("*.py"):
         os.utime(path, (old, old))
-    compile_triton_code_str(source(number=10), "kernel")
+    compile_triton_code_str(make_source(number=10), "kernel")
     assert prune_cache(30) == 1
-    assert [path.read_text() for path in folder.glob("*.py")] == [source(number=10)]
+    assert [path.read_text() for path in folder.glob("*.py")] == [make_source(number=10)]
 
 
 def test_without_triton_the_package_imports_and_names_the_missing_package() -> None:

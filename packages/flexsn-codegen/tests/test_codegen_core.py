@@ -30,7 +30,7 @@ from flexsn_graph.ir._ops import _FACTS
 _prims = torch.ops.prims
 
 
-def graph_with(*calls: tuple[Any, tuple[Any, ...], torch.dtype], dtype: torch.dtype = torch.float32) -> fx.Graph:
+def make_graph(*calls: tuple[Any, tuple[Any, ...], torch.dtype], dtype: torch.dtype = torch.float32) -> fx.Graph:
     """Creates a graph of placeholder `x` and calls. In a call, "x" is the placeholder, and `-i` is an earlier call."""
     graph = fx.Graph()
     x = graph.placeholder("x")
@@ -113,7 +113,7 @@ def test_long_names_that_begin_alike_stay_different() -> None:
 
 
 def test_hash_depends_on_the_code_and_not_on_its_file() -> None:
-    first, second, other = (graph_with((_prims.mul.default, ("x", k), torch.float32)) for k in (2.0, 2.0, 3.0))
+    first, second, other = (make_graph((_prims.mul.default, ("x", k), torch.float32)) for k in (2.0, 2.0, 3.0))
     node = next(n for n in second.nodes if n.op == "call_function")
     node.stack_trace = '  File "/somewhere/model.py", line 12, in step\n    y = x * 2.0  # doubled'
     plain, cited, third = (emit_core(g, "core", prune=True) for g in (first, second, other))
@@ -123,7 +123,7 @@ def test_hash_depends_on_the_code_and_not_on_its_file() -> None:
 
 
 def test_citation_cannot_leave_its_comment() -> None:
-    graph = graph_with((_prims.mul.default, ("x", 2.0), torch.float32))
+    graph = make_graph((_prims.mul.default, ("x", 2.0), torch.float32))
     node = next(n for n in graph.nodes if n.op == "call_function")
     node.stack_trace = '  File "/x/a\rimport os.py", line 1, in f\n    y = x\r    raise SystemExit\x0c'
     source, name = generate_triton_code_str(graph, "core")
@@ -194,7 +194,7 @@ def test_unsupported_op_is_named_with_the_users_line() -> None:
 
 
 def test_node_without_dtype_is_refused() -> None:
-    graph = graph_with((_prims.mul.default, ("x", 2.0), torch.float32))
+    graph = make_graph((_prims.mul.default, ("x", 2.0), torch.float32))
     next(n for n in graph.nodes if n.op == "call_function").meta.clear()
     with pytest.raises(GraphError, match=r"node mul_default .* no fake tensor"):
         emit_core(graph, "core", prune=True)
@@ -202,7 +202,7 @@ def test_node_without_dtype_is_refused() -> None:
 
 def test_complex_result_is_refused() -> None:
     with pytest.raises(UnsupportedOpError, match="complex64"):
-        emit_core(graph_with((_prims.mul.default, ("x", 2.0), torch.complex64)), "core", prune=True)
+        emit_core(make_graph((_prims.mul.default, ("x", 2.0), torch.complex64)), "core", prune=True)
 
 
 def test_graph_that_returns_nothing_or_numbers_is_refused() -> None:
@@ -217,7 +217,7 @@ def test_graph_that_returns_nothing_or_numbers_is_refused() -> None:
 
 def test_python_function_in_the_graph_is_refused() -> None:
     with pytest.raises(UnsupportedOpError, match="not an ATen or custom op"):
-        emit_core(graph_with((torch.relu, ("x",), torch.float32)), "core", prune=True)
+        emit_core(make_graph((torch.relu, ("x",), torch.float32)), "core", prune=True)
 
 
 def test_register_op_adds_a_rule_and_supported_ops_lists_it() -> None:

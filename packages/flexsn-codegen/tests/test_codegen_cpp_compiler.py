@@ -40,7 +40,7 @@ def step(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return torch.relu(h), h
 
 
-def kernel() -> CppKernel:
+def compile_kernel() -> CppKernel:
     trace = trace_step(step, 1, 1, 1, (torch.zeros(3), torch.zeros(3)))
     core: CoreSource = emit_core(trace.forward, "step", prune=True, target=CPP)
     spec = ForwardSpec(
@@ -63,7 +63,7 @@ def kernel() -> CppKernel:
 def assert_runs(threads: int = 1) -> None:
     x = torch.randn(STEPS, LANES)
     output, final = torch.empty(STEPS, LANES), torch.empty(LANES)
-    run = kernel().compiled((torch.float32,) * 3, 256)
+    run = compile_kernel().compiled((torch.float32,) * 3, 256)
     run([x.data_ptr(), output.data_ptr(), final.data_ptr(), STEPS, LANES, threads])
     v = torch.zeros(LANES)
     for t in range(STEPS):
@@ -108,7 +108,7 @@ def test_library_remains_open_while_its_program_is_referenced(tmp_path: Path, co
         return str(library) in Path("/proc/self/maps").read_text()
 
     dtypes = (torch.float32,) * 3
-    run, again = kernel().compiled(dtypes, 256), kernel().compiled(dtypes, 256)
+    run, again = compile_kernel().compiled(dtypes, 256), compile_kernel().compiled(dtypes, 256)
     assert run is again
     assert is_open()
     del again
@@ -123,7 +123,7 @@ def test_library_remains_open_while_its_program_is_referenced(tmp_path: Path, co
 @pytest.mark.skipif(not shutil.which("g++"), reason="asks g++ what it did")
 def test_kernels_in_another_source_are_vectorised_despite_its_flags(tmp_path: Path) -> None:
     """Turns GCC's vectoriser off, as Inductor does. Several kernels are in one file, and one of them occurs twice."""
-    first, second = (inlined(kernel().text((torch.float32,) * 3, block)) for block in (256, 512))
+    first, second = (inlined(compile_kernel().text((torch.float32,) * 3, block)) for block in (256, 512))
     source = tmp_path / "both.cpp"
     source.write_text(first.source + second.source + first.source)
     flags = ["-std=c++17", "-O3", "-fno-tree-loop-vectorize", "-fopt-info-vec-optimized", "-fPIC", "-shared"]
@@ -148,7 +148,7 @@ def test_missing_compiler_is_named_with_a_remedy(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("CXX", "no-such-compiler -O2")
     assert "CXX names 'no-such-compiler -O2'" in (why_no_compiler() or "")
     with pytest.raises(CompilerMissingError, match="Unset it, or name a C"):
-        kernel().compiled((torch.float32,) * 3, 256)
+        compile_kernel().compiled((torch.float32,) * 3, 256)
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("PATH", "")
     assert (why_no_compiler() or "").startswith("there is no C++ compiler (g++, clang++, c++) on the path. Install one")
@@ -169,13 +169,13 @@ def test_missing_openmp_of_clang_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 def test_refusal_of_the_compiler_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", f"{shlex.quote(sys.executable)} -c 'raise SystemExit(1)'")  # needs no search of the path
     with pytest.raises(CompilationError, match=r"the C\+\+ compiler rejects a generated kernel\. Name another"):
-        kernel().compiled((torch.float32,) * 3, 256)
+        compile_kernel().compiled((torch.float32,) * 3, 256)
 
 
 def test_compiler_that_writes_no_file_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", f"{shlex.quote(sys.executable)} -c 'raise SystemExit(0)'")
     with pytest.raises(CompilationError, match=r"compiler reports success, but wrote no file\. Name another"):
-        kernel().compiled((torch.float32,) * 3, 256)
+        compile_kernel().compiled((torch.float32,) * 3, 256)
 
 
 FULL = "a kernel cannot be compiled in .*No space left on device.* Make room there, or name another folder in TMPDIR"
@@ -185,7 +185,7 @@ def test_full_disk_during_compilation_is_reported(monkeypatch: pytest.MonkeyPatc
     script = "import sys; sys.exit('kernel.s: No space left on device')"
     monkeypatch.setenv("CXX", f"{shlex.quote(sys.executable)} -c {shlex.quote(script)}")
     with pytest.raises(CacheFolderError, match=FULL):
-        kernel().compiled((torch.float32,) * 3, 256)
+        compile_kernel().compiled((torch.float32,) * 3, 256)
 
 
 def test_full_temporary_folder_is_reported(monkeypatch: pytest.MonkeyPatch, compiler: None) -> None:
@@ -194,7 +194,7 @@ def test_full_temporary_folder_is_reported(monkeypatch: pytest.MonkeyPatch, comp
 
     monkeypatch.setattr(Path, "write_text", write)
     with pytest.raises(CacheFolderError, match=FULL):
-        kernel().compiled((torch.float32,) * 3, 256)
+        compile_kernel().compiled((torch.float32,) * 3, 256)
 
 
 @pytest.mark.long

@@ -88,7 +88,7 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return collection
 
 
-def patterns(dtype: torch.dtype, stride: int) -> Tensor:
+def list_numbers(dtype: torch.dtype, stride: int) -> Tensor:
     """Returns numbers of all magnitudes, including infinities and NaN."""
     bits = {2: torch.int16, 4: torch.int32}[dtype.itemsize]
     info = torch.iinfo(bits)
@@ -113,13 +113,13 @@ def test_float32_functions_are_near_the_true_values(library: Library, name: str)
     # The numbers nearest to multiples of pi / 2. Near its zeros, a sine or cosine is inaccurate unless the argument is
     # reduced with additional digits of pi.
     quarters = (torch.arange(90000, dtype=torch.float64) * (math.pi / 2)).float()
-    x = torch.cat([patterns(torch.float32, 65537), near, near / 4, near * 16, quarters])
+    x = torch.cat([list_numbers(torch.float32, 65537), near, near / 4, near * 16, quarters])
     assert_near(library(f"{name} torch.float32", x), function(x.double()).float(), 1 if name != "expm1" else 2)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_float64_functions_are_near_the_true_values(library: Library, name: str) -> None:
-    x = _float64_arguments(name)
+    x = _draw_float64_arguments(name)
     actual = library(f"{name} torch.float64", x)
     expected = getattr(torch, name)(x)
     assert torch.equal(actual.isfinite(), expected.isfinite())
@@ -128,10 +128,10 @@ def test_float64_functions_are_near_the_true_values(library: Library, name: str)
     with mpmath.workprec(200):
         for number, ours in zip(x.tolist(), actual.tolist(), strict=True):
             if math.isfinite(ours) and math.isfinite(number) and number != 0.0:
-                assert _error(ours, true(mpmath.mpf(number))) <= 2.0, (number, ours)
+                assert _measure_error(ours, true(mpmath.mpf(number))) <= 2.0, (number, ours)
 
 
-def _float64_arguments(name: str) -> Tensor:
+def _draw_float64_arguments(name: str) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     bits = torch.randint(-(2**63), 2**63 - 1, (60,), generator=generator).view(torch.float64)
     uniform = torch.rand(2, 60, generator=generator, dtype=torch.float64)
@@ -143,7 +143,7 @@ def _float64_arguments(name: str) -> Tensor:
     return x[(x.abs() < 1e3) | ~x.isfinite()] if name in {"erfc", "lgamma", "exp", "expm1", "sinh", "cosh"} else x
 
 
-def _error(ours: float, true: Any) -> float:
+def _measure_error(ours: float, true: Any) -> float:
     """Returns the error in ulp, relative to the true value."""
     exponent = max(math.frexp(float(true))[1] - 53, -1074)
     return float(abs(mpmath.mpf(ours) - true) * mpmath.mpf(2) ** -exponent)
@@ -152,14 +152,14 @@ def _error(ours: float, true: Any) -> float:
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("name", OFTEN)
 def test_functions_of_all_half_values_are_near_the_true_values(library: Library, name: str, dtype: torch.dtype) -> None:
-    x = patterns(dtype, 1)
+    x = list_numbers(dtype, 1)
     function = getattr(torch, name)
     assert_near(library(f"{name} {dtype}", x), function(x.double()).to(dtype), 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
 def test_sigmoid_is_near_the_value_of_eager_mode(library: Library, dtype: torch.dtype) -> None:
-    x = patterns(torch.float32, 65537) if dtype == torch.float32 else patterns(dtype, 1)
+    x = list_numbers(torch.float32, 65537) if dtype == torch.float32 else list_numbers(dtype, 1)
     x = torch.cat([x, x[x.abs() < 1e3] % 20])
     # The reference is float32, as in eager mode. It is 0 if exp(-x) is infinite and the true value is denormal.
     assert_near(library(f"sigmoid {dtype}", x), torch.sigmoid(x.float()).to(dtype), 2 if dtype == torch.float32 else 1)

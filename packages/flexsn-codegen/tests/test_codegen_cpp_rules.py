@@ -48,7 +48,7 @@ def _with_tensors_without_dimensions(x: Tensor) -> tuple[Tensor, ...]:
     return number * x, x * number, number / x, x / number, number + x, x - number, number - x
 
 
-def _short(dtype: torch.dtype) -> str:
+def _shorten(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
@@ -101,13 +101,13 @@ CASES: _Cases = {
 }
 
 
-def _tuple(value: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _make_tuple(value: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return (value,) if isinstance(value, Tensor) else tuple(value)
 
 
-def _in_vectors(function: Function) -> Function:
+def _compute_in_vectors(function: Function) -> Function:
     """Returns the results that eager mode computes in whole vectors. For this purpose, it pads the input."""
-    return lambda x: tuple(t[: x.numel()] for t in _tuple(function(torch.cat([x, x.new_zeros(64)]))))
+    return lambda x: tuple(t[: x.numel()] for t in _make_tuple(function(torch.cat([x, x.new_zeros(64)]))))
 
 
 def _exact_sqrt(x: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ EXPECTED: dict[str, Function] = {
     "pow_0.5": _exact_sqrt,
     "pow_-0.5": lambda x: 1.0 / _exact_sqrt(x),
     "rsqrt": lambda x: (1.0 / _exact_sqrt(x)).to(x.dtype),
-    "plus_multiple": _in_vectors(CASES["plus_multiple"][0]),
+    "plus_multiple": _compute_in_vectors(CASES["plus_multiple"][0]),
 }
 
 
@@ -166,7 +166,7 @@ SPECIAL = [
 ]
 
 
-def arguments(dtype: torch.dtype, arity: int) -> tuple[Tensor, ...]:
+def list_arguments(dtype: torch.dtype, arity: int) -> tuple[Tensor, ...]:
     """Returns all pairs of special values, and random pairs."""
     if dtype == torch.bool:
         values = torch.tensor([False, True])
@@ -181,12 +181,12 @@ def arguments(dtype: torch.dtype, arity: int) -> tuple[Tensor, ...]:
         numbers += [-1, -2, -7, -64] if bounds.min < 0 else []
         values = torch.tensor(numbers, dtype=dtype)
     if arity == 1:
-        return (torch.cat([values.repeat(9), _random(dtype, 0)]),)
+        return (torch.cat([values.repeat(9), _draw(dtype, 0)]),)
     pairs = torch.cartesian_prod(values, values).unbind(1)
-    return tuple(torch.cat([pair, _random(dtype, seed)]) for seed, pair in enumerate(pairs))
+    return tuple(torch.cat([pair, _draw(dtype, seed)]) for seed, pair in enumerate(pairs))
 
 
-def _random(dtype: torch.dtype, seed: int, count: int = 4099) -> Tensor:
+def _draw(dtype: torch.dtype, seed: int, count: int = 4099) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     if dtype == torch.bool:
         return torch.rand(count, generator=generator) < 0.5
@@ -198,7 +198,7 @@ def _random(dtype: torch.dtype, seed: int, count: int = 4099) -> Tensor:
     return torch.cat([patterns, (torch.randn(count, generator=generator, dtype=torch.float64) * 3).to(dtype)])
 
 
-def traps(name: str, x: Tensor, y: Tensor) -> Tensor:
+def find_traps(name: str, x: Tensor, y: Tensor) -> Tensor:
     """Returns a mask of the elements at which eager mode raises an error or depends on the processor."""
     least = torch.iinfo(x.dtype).min
     edge = (x == least) | (y == least) if name == "gcd" else (x == least) & (y == -1)
@@ -295,12 +295,12 @@ _WRONG_IN_EAGER = {"fmod", "remainder"}
         "sqrt-float32",
     ]
 )
-@pytest.mark.parametrize(("name", "dtype"), _PARAMETERS, ids=[f"{n}-{_short(d)}" for n, d in _PARAMETERS])
+@pytest.mark.parametrize(("name", "dtype"), _PARAMETERS, ids=[f"{n}-{_shorten(d)}" for n, d in _PARAMETERS])
 def test_rules_have_the_bits_of_eager_mode(library: Library, name: str, dtype: torch.dtype) -> None:
     function, arity, _ = CASES[name]
-    inputs = arguments(dtype, arity)
+    inputs = list_arguments(dtype, arity)
     if name in _TRAPS:
-        is_safe = ~traps(name, *inputs)
+        is_safe = ~find_traps(name, *inputs)
         inputs = tuple(t[is_safe] for t in inputs)
     if name == "to_uint32" and dtype.is_floating_point:
         # For numbers out of range, the result of eager mode depends on the number's position in a vector.
@@ -308,14 +308,14 @@ def test_rules_have_the_bits_of_eager_mode(library: Library, name: str, dtype: t
         inputs = (x[(x > -(2.0**31)) & (x < 2.0**32)],)
     function = EXPECTED.get(name, function)
     # For single elements, eager mode calls the C++ library's fmod, which is exact.
-    expected = _one_by_one(function, inputs) if name in _WRONG_IN_EAGER else function(*inputs)
+    expected = _compute_one_by_one(function, inputs) if name in _WRONG_IN_EAGER else function(*inputs)
     # Either of 0 and -0 may be the larger one. In eager mode, too, this depends on their positions in a vector.
     zeros = name not in {"maximum", "minimum", "fmax", "fmin"}
-    for actual, reference in zip(library.call(f"{name} {dtype}", *inputs), _tuple(expected), strict=True):
+    for actual, reference in zip(library.call(f"{name} {dtype}", *inputs), _make_tuple(expected), strict=True):
         assert_same(actual, reference, zeros=zeros)
 
 
-def _one_by_one(function: Any, tensors: Iterable[Tensor]) -> Tensor:
+def _compute_one_by_one(function: Any, tensors: Iterable[Tensor]) -> Tensor:
     """Computes elements one by one instead of in vectors, by means of a stride."""
     spread = [torch.stack([t, t], dim=1)[:, 0] for t in tensors]
     result: Tensor = function(*spread)
@@ -324,7 +324,7 @@ def _one_by_one(function: Any, tensors: Iterable[Tensor]) -> Tensor:
 
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_integer_division_never_traps(library: Library, dtype: torch.dtype) -> None:
-    x = arguments(dtype, 1)[0]
+    x = list_arguments(dtype, 1)[0]
     zero, minus_one = torch.zeros_like(x), torch.full_like(x, -1 if dtype.is_signed else 1)
     for name, by_zero, by_minus_one in (
         ("int_div", x, x * minus_one),

@@ -15,11 +15,11 @@ from flexsn_codegen.targets.cpp import CPP
 HALVES = [torch.bfloat16, torch.float16]
 
 
-def tensor(dtype: torch.dtype, low: float = -3.0, high: float = 3.0) -> Tensor:
+def make_tensor(dtype: torch.dtype, low: float = -3.0, high: float = 3.0) -> Tensor:
     return torch.linspace(low, high, 77).to(dtype).reshape(7, 11)
 
 
-def same_with_gradients(function: Callable[..., Tensor], *tensors: Tensor) -> None:
+def assert_same_with_gradients(function: Callable[..., Tensor], *tensors: Tensor) -> None:
     leaves = [t.clone().requires_grad_(t.is_floating_point()) for t in tensors]
     differentiated = [t for t in leaves if t.requires_grad]
     expected, actual = function(*leaves), pointwise(function, autograd=True)(*leaves)
@@ -36,7 +36,7 @@ def same_with_gradients(function: Callable[..., Tensor], *tensors: Tensor) -> No
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("function", [torch.xlogy, torch.special.xlog1py])
 def test_logarithm_is_rounded_first(function: Callable[..., Tensor], dtype: torch.dtype) -> None:
-    x, y = tensor(dtype, -2, 2), tensor(dtype, 0, 3).flip(1)
+    x, y = make_tensor(dtype, -2, 2), make_tensor(dtype, 0, 3).flip(1)
     assert torch.equal(pointwise(function)(x, y), function(x, y))
     assert torch.equal(pointwise(lambda x: function(x, 0.3))(x), function(x, 0.3))
     assert torch.equal(pointwise(lambda y: function(0.3, y))(y), function(0.3, y))
@@ -49,7 +49,7 @@ def test_gaussian_nll_loss_equals_eager_mode(dtype: torch.dtype, full: bool) -> 
     def loss(mean: Tensor, target: Tensor, variance: Tensor) -> Tensor:
         return functional.gaussian_nll_loss(mean, target, variance, full=full, reduction="none")
 
-    same_with_gradients(loss, tensor(dtype), tensor(dtype).flip(0), tensor(dtype, 0.0, 2.0))
+    assert_same_with_gradients(loss, make_tensor(dtype), make_tensor(dtype).flip(0), make_tensor(dtype, 0.0, 2.0))
 
 
 def test_negative_variance_gives_nan() -> None:
@@ -63,9 +63,9 @@ def test_negative_variance_gives_nan() -> None:
 @pytest.mark.long(all_but=["dtype1"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_fake_quantization_equals_eager_mode(dtype: torch.dtype) -> None:
-    x = tensor(dtype, -20, 20)
+    x = make_tensor(dtype, -20, 20)
     scale, zero = torch.linspace(0.05, 0.3, 11), torch.arange(11, dtype=torch.int32)
-    same_with_gradients(lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 3, -128, 127), x)
+    assert_same_with_gradients(lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 3, -128, 127), x)
 
     def per_tensor(x: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
         return torch.fake_quantize_per_tensor_affine(x, scale.detach(), zero, 0, 255)
@@ -74,8 +74,8 @@ def test_fake_quantization_equals_eager_mode(dtype: torch.dtype) -> None:
         return torch.fake_quantize_per_channel_affine(x, scale.detach(), zero, 1, 0, 255)
 
     if dtype == torch.float32:  # eager mode supports this in float32 only
-        same_with_gradients(per_tensor, x, torch.tensor(0.1), torch.tensor(3, dtype=torch.int32))
-        same_with_gradients(per_channel, x, scale, zero)
+        assert_same_with_gradients(per_tensor, x, torch.tensor(0.1), torch.tensor(3, dtype=torch.int32))
+        assert_same_with_gradients(per_channel, x, scale, zero)
 
 
 NAN, INFINITY = float("nan"), float("inf")

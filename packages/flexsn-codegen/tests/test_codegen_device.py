@@ -19,7 +19,7 @@ FOLDER = Path(device.__file__).parent
 _prims = torch.ops.prims
 
 
-def exported(name: str) -> set[str]:
+def list_exports(name: str) -> set[str]:
     """Returns `__all__` of a module without an import, because only one of the two modules can be imported."""
     tree = ast.parse((FOLDER / f"{name}.py").read_text())
     (value,) = (n.value for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "__all__")
@@ -31,25 +31,27 @@ def exported(name: str) -> set[str]:
     return {str(n) for n in names} | set(_functions.UNARY) if stars == ["UNARY"] else {str(n) for n in names}
 
 
-def defined(name: str) -> set[str]:
+def list_definitions(name: str) -> set[str]:
     return {n.name for n in ast.parse((FOLDER / f"{name}.py").read_text()).body if isinstance(n, ast.FunctionDef)}
 
 
 def test_both_implementations_export_equal_names() -> None:
-    assert exported("_compiled") == exported("_interpreted")
+    assert list_exports("_compiled") == list_exports("_interpreted")
 
 
 def test_each_compiled_function_is_defined_explicitly() -> None:
-    assert exported("_compiled") - defined("_compiled") == set()
-    assert set(_functions.UNARY) <= defined("_compiled")
+    assert list_exports("_compiled") - list_definitions("_compiled") == set()
+    assert set(_functions.UNARY) <= list_definitions("_compiled")
 
 
 def test_approximate_twins_exist() -> None:
-    assert {f"fast_{name}" for name in _functions.FAST} == {n for n in exported("_compiled") if n.startswith("fast_")}
+    assert {f"fast_{name}" for name in _functions.FAST} == {
+        n for n in list_exports("_compiled") if n.startswith("fast_")
+    }
 
 
 def test_all_names_in_generated_sources_exist() -> None:
-    for name in exported("_compiled") | exported("_composed"):
+    for name in list_exports("_compiled") | list_exports("_composed"):
         assert hasattr(device, name), name
 
 
@@ -80,7 +82,7 @@ SPECIAL = [
 ]
 
 
-def special(dtype: torch.dtype) -> Tensor:
+def list_special_values(dtype: torch.dtype) -> Tensor:
     info = torch.finfo(dtype)
     edges = [info.max, info.min, info.tiny, info.eps]
     return torch.cat([torch.tensor(SPECIAL, dtype=torch.float64).to(dtype), torch.tensor(edges, dtype=dtype)])
@@ -156,7 +158,7 @@ EXACT_BINARY = [
 @pytest.mark.parametrize("name", EXACT_UNARY)
 def test_unary_prims_are_exact_on_special_values(name: str, dtype: torch.dtype) -> None:
     op = getattr(_prims, name).default
-    x = special(dtype)
+    x = list_special_values(dtype)
     assert_same(pointwise(op)(x), op(x))
 
 
@@ -182,7 +184,7 @@ def test_unary_prims_are_exact_on_special_values(name: str, dtype: torch.dtype) 
 @pytest.mark.parametrize("name", EXACT_BINARY)
 def test_binary_prims_are_exact_on_all_pairs_of_special_values(name: str, dtype: torch.dtype) -> None:
     op = getattr(_prims, name).default
-    x, y = torch.cartesian_prod(special(dtype), special(dtype)).unbind(1)
+    x, y = torch.cartesian_prod(list_special_values(dtype), list_special_values(dtype)).unbind(1)
     actual, expected = pointwise(op)(x, y), op(x, y)
     if name in {"maximum", "minimum"}:
         # The result may be 0 or -0. In eager mode too, this depends on the position in a vector.
@@ -193,7 +195,7 @@ def test_binary_prims_are_exact_on_all_pairs_of_special_values(name: str, dtype:
 INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
 
 
-def integer_pairs(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def list_integer_pairs(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     info = torch.iinfo(dtype)
     numbers = [0, 1, 2, 3, 7, 8, 31, 63, 64, 100, info.max, info.min, info.max - 1]
     numbers += [-1, -2, -7, -64] if info.min < 0 else []
@@ -238,7 +240,7 @@ def integer_pairs(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 )
 def test_integer_prims_equal_eager_mode(name: str, dtype: torch.dtype) -> None:
     op = getattr(_prims, name).default
-    x, y = integer_pairs(dtype)
+    x, y = list_integer_pairs(dtype)
     assert torch.equal(pointwise(op)(x, y), op(x, y))
 
 
@@ -246,7 +248,7 @@ def test_integer_prims_equal_eager_mode(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("function", [torch.fmod, torch.remainder, torch.gcd, torch.floor_divide])
 def test_integer_division_equals_eager_mode(function: object, dtype: torch.dtype) -> None:
     assert callable(function)
-    x, y = integer_pairs(dtype)
+    x, y = list_integer_pairs(dtype)
     # In these cases, eager mode traps.
     defined = (y != 0) & (x != torch.iinfo(dtype).min) & (y != torch.iinfo(dtype).min) | (dtype == torch.uint8) & (
         y != 0
@@ -257,7 +259,7 @@ def test_integer_division_equals_eager_mode(function: object, dtype: torch.dtype
 
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_division_by_zero_does_not_trap(dtype: torch.dtype) -> None:
-    x = integer_pairs(dtype)[0]
+    x = list_integer_pairs(dtype)[0]
     zero = torch.zeros_like(x)
     assert torch.equal(pointwise(torch.fmod)(x, zero), zero)
     assert torch.equal(pointwise(torch.remainder)(x, zero), zero)
@@ -372,7 +374,7 @@ def test_float64_is_rounded_to_float32_before_halves() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 def test_frexp_equals_eager_mode(dtype: torch.dtype) -> None:
-    x = special(dtype)
+    x = list_special_values(dtype)
     for actual, expected in zip(pointwise(torch.frexp)(x), torch.frexp(x), strict=True):
         assert_same(actual, expected)
 

@@ -31,7 +31,7 @@ def language(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     return name
 
 
-def numbers(dtype: torch.dtype) -> Tensor:
+def list_numbers(dtype: torch.dtype) -> Tensor:
     """Returns each number of a dtype, the midpoints of neighbours, and numbers beyond the range."""
     finite = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(dtype).float()
     beyond = torch.tensor([463.9, 464.0, 464.1, 480.0, 61439.0, 61440.0, 65536.0, 1e30])
@@ -45,7 +45,7 @@ def test_all_bits_equal_eager_mode(dtype: torch.dtype, language: str) -> None:
     values = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(dtype).to(DEVICE)
     unit = torch.ones((), device=DEVICE)
     torch.testing.assert_close(pointwise(scaled)(values, unit), values.float(), rtol=0, atol=0, equal_nan=True)
-    x = numbers(dtype).to(DEVICE)
+    x = list_numbers(dtype).to(DEVICE)
     actual = pointwise(lambda v: v.to(dtype))(x)
     assert actual.dtype == dtype
     expected = x.to(dtype).float()

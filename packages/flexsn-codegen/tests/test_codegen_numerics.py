@@ -26,14 +26,14 @@ def step(x: Tensor, y: Tensor) -> Tensor:
     return (x * y + y) / 3.0 - torch.tanh(x * 0.1)
 
 
-def halves(dtype: torch.dtype) -> list[Tensor]:
+def draw_halves(dtype: torch.dtype) -> list[Tensor]:
     torch.manual_seed(0)
     return list(torch.randn(2, 4096).to(dtype))
 
 
 @pytest.mark.parametrize("dtype", HALVES)
 def test_float32_precision_rounds_once_and_eager_precision_after_each_op(dtype: torch.dtype) -> None:
-    x, y = halves(dtype)
+    x, y = draw_halves(dtype)
     once = step(x.float(), y.float()).to(dtype)
     assert not torch.equal(once, step(x, y))  # otherwise, the comparisons below would show nothing
     assert torch.equal(pointwise(step, precision="float32")(x, y), once)
@@ -46,7 +46,7 @@ def test_gradients_have_the_precision_of_their_kernel(dtype: torch.dtype) -> Non
         leaves = [a.requires_grad_() for a in arguments]
         return list(torch.autograd.grad(function(*leaves), leaves, torch.ones_like(leaves[0])))
 
-    x, y = halves(dtype)
+    x, y = draw_halves(dtype)
     actual = gradients(pointwise(step, autograd=True, precision="float32"), x.clone(), y.clone())
     for a, b in zip(actual, gradients(step, x.float(), y.float()), strict=True):
         torch.testing.assert_close(a, b.to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-6)

@@ -22,7 +22,7 @@ def gated(x: Tensor, gate: Tensor, scale: Tensor) -> Tensor:
     return x * functional.silu(gate) * scale
 
 
-def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def draw(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     count = max(1, torch.Size(shape).numel())
     values = torch.linspace(-3, 3, count) if shape else torch.tensor([1.25])
     return values.reshape(shape).to(dtype).to(DEVICE)
@@ -45,7 +45,7 @@ def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 def test_broadcasting_equals_eager(
     dtype: torch.dtype, first: tuple[int, ...], second: tuple[int, ...], third: tuple[int, ...]
 ) -> None:
-    arguments = [tensor(*shape, dtype=dtype) for shape in (first, second, third)]
+    arguments = [draw(*shape, dtype=dtype) for shape in (first, second, third)]
     result = pointwise(gated)(*arguments)
     expected = gated(*arguments)
     assert result.dtype == dtype
@@ -115,7 +115,7 @@ def test_empty_tensors_need_no_kernel() -> None:
 
 
 def test_results_may_have_different_dtypes() -> None:
-    x = tensor(9)
+    x = draw(9)
     spike, index, value = pointwise(lambda x: (x > 0, x.to(torch.int16), x.double()))(x)
     assert torch.equal(spike, x > 0)
     assert torch.equal(index, x.to(torch.int16))
@@ -123,7 +123,7 @@ def test_results_may_have_different_dtypes() -> None:
 
 
 def test_tensors_without_dimensions_promote_as_in_eager_mode() -> None:
-    x, scale = tensor(5, dtype=torch.bfloat16), torch.tensor(0.3, device=DEVICE)
+    x, scale = draw(5, dtype=torch.bfloat16), torch.tensor(0.3, device=DEVICE)
     result = pointwise(torch.mul)(x, scale)
     assert result.dtype == torch.bfloat16
     assert torch.equal(result, x * scale)
@@ -134,14 +134,14 @@ def test_local_mutation_is_allowed() -> None:
         y = x * 2
         return y.clamp_(-1, 1).masked_fill_(y == 1, 7)
 
-    x = tensor(9)
+    x = draw(9)
     expected = torch.where(x >= 0.5, 7.0, (x * 2).clamp(min=-1))
     assert torch.equal(pointwise(function)(x), expected)
 
 
 def test_graph_can_be_a_function() -> None:
     module = fx.symbolic_trace(lambda x, y: torch.relu(x) + y)
-    x, y = tensor(5), tensor(5)
+    x, y = draw(5), draw(5)
     result = pointwise(module.graph)(x, y)
     assert isinstance(result, Tensor)
     assert torch.equal(result, torch.relu(x) + y)
@@ -151,7 +151,7 @@ def test_graph_can_be_a_function() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_gradients_equal_eager(dtype: torch.dtype) -> None:
     def gradients(function: Callable[..., Tensor]) -> list[Tensor]:
-        leaves = [tensor(4, 6, dtype=dtype), tensor(6, dtype=dtype), tensor(dtype=dtype)]
+        leaves = [draw(4, 6, dtype=dtype), draw(6, dtype=dtype), draw(dtype=dtype)]
         for leaf in leaves:
             leaf.requires_grad_()
         result = function(*leaves)
@@ -167,7 +167,7 @@ def test_gradients_equal_eager(dtype: torch.dtype) -> None:
 
 
 def test_gradients_pass_gradcheck() -> None:
-    x, w, s = (tensor(*shape, dtype=torch.float64).requires_grad_() for shape in ((3, 2), (2,), ()))
+    x, w, s = (draw(*shape, dtype=torch.float64).requires_grad_() for shape in ((3, 2), (2,), ()))
     kernel = pointwise(lambda x, w, s: (torch.tanh(x * w) * s.exp(), x > w), autograd=True)
     assert torch.autograd.gradcheck(lambda *a: kernel(*a)[0], (x, w, s), fast_mode=False)
 
@@ -176,7 +176,7 @@ def test_gradients_pass_gradgradcheck() -> None:
     def function(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         return torch.tanh(x * w) / (1 + x * x), (x > w).to(x)
 
-    x, w = (tensor(*shape, dtype=torch.float64).requires_grad_() for shape in ((3, 2), (2,)))
+    x, w = (draw(*shape, dtype=torch.float64).requires_grad_() for shape in ((3, 2), (2,)))
     kernel = pointwise(function, autograd=True)
     assert torch.autograd.gradgradcheck(lambda *a: kernel(*a)[0], (x, w))
     third = []
@@ -189,7 +189,7 @@ def test_gradients_pass_gradgradcheck() -> None:
 
 
 def test_second_derivatives_by_one_argument_equal_eager_mode() -> None:
-    x, y = tensor(6, dtype=torch.float64).requires_grad_(), tensor(6, dtype=torch.float64)
+    x, y = draw(6, dtype=torch.float64).requires_grad_(), draw(6, dtype=torch.float64)
 
     def twice(function: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         (first,) = torch.autograd.grad(function(x, y), x, torch.ones_like(x), create_graph=True)
@@ -214,7 +214,7 @@ def test_second_derivatives_by_one_argument_equal_eager_mode() -> None:
 def test_second_derivatives_by_an_argument_without_dimensions_equal_eager_mode(
     function: Callable[[Tensor, Tensor], Tensor],
 ) -> None:
-    x = tensor(5, dtype=torch.float64).requires_grad_()
+    x = draw(5, dtype=torch.float64).requires_grad_()
     s = torch.tensor(0.7, dtype=torch.float64, device=DEVICE, requires_grad=True)
     kernel = pointwise(function, autograd=True)
     weights = torch.linspace(-1, 2, 5, dtype=torch.float64, device=DEVICE).requires_grad_()
@@ -229,7 +229,7 @@ def test_second_derivatives_by_an_argument_without_dimensions_equal_eager_mode(
 
 
 def test_gradient_of_a_scalar_keeps_its_dtype_in_mixed_precision() -> None:
-    x = tensor(64, dtype=torch.bfloat16)
+    x = draw(64, dtype=torch.bfloat16)
     actual, expected = (torch.tensor(0.5, device=DEVICE, requires_grad=True) for _ in range(2))
     pointwise(lambda x, s: torch.sigmoid(x * (s * 2)), autograd=True)(x, actual).sum().backward()
     torch.sigmoid(x * (expected * 2)).sum().backward()
@@ -254,7 +254,7 @@ def test_functions_of_only_tensors_without_dimensions_have_gradients(function: C
 
 
 def test_only_required_gradients_are_computed() -> None:
-    x, y = tensor(5).requires_grad_(), tensor(5)
+    x, y = draw(5).requires_grad_(), draw(5)
     pointwise(torch.mul, autograd=True)(x, y).sum().backward()
     assert torch.equal(torch.as_tensor(x.grad), y)
     assert y.grad is None
@@ -272,7 +272,7 @@ def test_surrogate_gradients_equal_eager_mode() -> None:
             (x,) = ctx.saved_tensors  # type: ignore[attr-defined]
             return grad * torch.exp(-x.abs())
 
-    x = tensor(9).requires_grad_()
+    x = draw(9).requires_grad_()
     result = pointwise(lambda x: Spike.apply(x), autograd=True, name="spike")(x)
     assert torch.equal(result, (x >= 0).to(x))
     result.sum().backward()
@@ -295,11 +295,11 @@ def test_gradient_of_a_sum_must_be_linear(backward: Callable[[Tensor], Tensor]) 
 
     kernel = pointwise(lambda x, s: x * Odd.apply(s), autograd=True)
     with pytest.raises(UnsupportedOpError, match="without dimensions"):
-        kernel(tensor(5), torch.tensor(1.0, device=DEVICE, requires_grad=True)).sum().backward()
+        kernel(draw(5), torch.tensor(1.0, device=DEVICE, requires_grad=True)).sum().backward()
 
 
 def test_gradient_of_a_kernel_without_autograd_is_refused() -> None:
-    x = tensor(3).requires_grad_()
+    x = draw(3).requires_grad_()
     kernel = pointwise(torch.exp, autograd=False)
     with pytest.raises(AutogradError, match="autograd=False"):
         kernel(x)
@@ -328,21 +328,21 @@ def test_functions_that_are_not_pointwise_are_refused(
     function: Callable[[Tensor], Tensor], error: type[Exception], match: str
 ) -> None:
     with pytest.raises(error, match=match):
-        pointwise(function)(tensor(3, 3))
+        pointwise(function)(draw(3, 3))
 
 
 def test_wrong_arguments_are_refused() -> None:
     kernel: Any = pointwise(torch.add)
     with pytest.raises(ArgumentError, match="argument 1 of add is a complex"):
-        kernel(tensor(3), 2j)
+        kernel(draw(3), 2j)
     with pytest.raises(ArgumentError, match="without tensors"):
         pointwise(lambda: torch.ones(3))()
     with pytest.raises(ArgumentError, match=r"\[3\], \[4\] do not broadcast"):
-        kernel(tensor(3), tensor(4))
+        kernel(draw(3), draw(4))
     with pytest.raises(ArgumentError, match="complex64"):
         kernel(torch.zeros(3, dtype=torch.complex64))
     with pytest.raises(DeviceError, match="on"):
-        kernel(tensor(3), torch.empty(3, device="meta"))
+        kernel(draw(3), torch.empty(3, device="meta"))
     assert issubclass(ArgumentError, TypeError)
 
 

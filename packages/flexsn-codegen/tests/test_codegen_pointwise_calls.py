@@ -24,7 +24,7 @@ def in_cpp(monkeypatch: pytest.MonkeyPatch, compiler: None) -> None:
     monkeypatch.setattr(device, "INTERPRETED", False)
 
 
-def variants(kernel: Any) -> int:
+def count_traces(kernel: Any) -> int:
     """Returns the number of traces of a kernel."""
     return sum(len(traces) for entry in kernel._kernels.all() for traces in entry._variants.values())
 
@@ -50,7 +50,7 @@ def test_numbers_are_arguments(function: Any, calls: list[tuple[Any, ...]]) -> N
         actual, expected = kernel(X, *numbers), function(X, *numbers)
         assert actual.dtype == expected.dtype
         torch.testing.assert_close(actual, expected, rtol=2e-7, atol=0, equal_nan=True)
-    assert variants(kernel) <= 2
+    assert count_traces(kernel) <= 2
 
 
 def test_numbers_are_exact_in_float64() -> None:
@@ -59,7 +59,7 @@ def test_numbers_are_exact_in_float64() -> None:
     for a in (0.1, 1 / 3, 5e-324, -0.0, 1e308):
         assert torch.equal(kernel(x, a), x * a)
         assert torch.equal(kernel(x, a).signbit(), (x * a).signbit())
-    assert variants(kernel) == 1
+    assert count_traces(kernel) == 1
 
 
 @pytest.mark.long(all_but=["<lambda>0", "<lambda>3"])
@@ -79,7 +79,7 @@ def test_numbers_that_decide_branches_are_compiled_again(function: Any) -> None:
     kernel = pointwise(function)
     for n in (1, 2, 5, 7, 2, 0, 5):
         torch.testing.assert_close(kernel(X, n), function(X, n), rtol=5e-7, atol=1e-7)
-    assert variants(kernel) <= 6
+    assert count_traces(kernel) <= 6
 
 
 def test_kernels_per_value_are_bounded_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +91,7 @@ def test_kernels_per_value_are_bounded_and_reported(monkeypatch: pytest.MonkeyPa
         warnings.simplefilter("always")
         for n in (1, 2, 3):
             assert torch.equal(kernel(X, n), X * n)
-    assert variants(kernel) == 1
+    assert count_traces(kernel) == 1
     assert any("for other numbers" in str(warning.message) for warning in caught)
 
 

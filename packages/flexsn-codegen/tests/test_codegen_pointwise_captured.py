@@ -18,7 +18,7 @@ W = nn.Parameter(torch.rand(6, device=DEVICE))
 X = torch.randn(2, 6, 3, 5, device=DEVICE, requires_grad=True)
 
 
-def norm() -> nn.Module:
+def make_norm() -> nn.Module:
     module = nn.BatchNorm2d(6, device=DEVICE).eval()
     for tensor in (module.running_mean, module.running_var, module.weight, module.bias):
         assert tensor is not None
@@ -29,19 +29,19 @@ def norm() -> nn.Module:
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "prelu": nn.PReLU(6, device=DEVICE),
     "prelu_of_one": nn.PReLU(device=DEVICE),
-    "norm": norm(),
+    "norm": make_norm(),
     "index": lambda x: x * W[:, None, None],
     "view": lambda x: (x * W.view(1, -1, 1, 1).exp() + 1).sin(),
     "halves": lambda x: x.chunk(2, 1)[0] * W[:3, None, None],
 }
 
 
-def gradients(function: Callable[..., Any], *parameters: Tensor) -> list[Tensor]:
+def differentiate(function: Callable[..., Any], *parameters: Tensor) -> list[Tensor]:
     y = function(X)
     return [y, *torch.autograd.grad((y * torch.linspace(-1, 2, y.numel()).to(y).view_as(y)).sum(), (X, *parameters))]
 
 
-def parameters_of(function: Callable[..., Any]) -> list[Tensor]:
+def list_parameters(function: Callable[..., Any]) -> list[Tensor]:
     return list(function.parameters()) if isinstance(function, nn.Module) else [W]
 
 
@@ -49,9 +49,11 @@ def parameters_of(function: Callable[..., Any]) -> list[Tensor]:
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_captured_tensors_may_broadcast_along_any_dimension(name: str) -> None:
     function = FUNCTIONS[name]
-    parameters = parameters_of(function)
+    parameters = list_parameters(function)
     for a, e in zip(
-        gradients(pointwise(function, autograd=True), *parameters), gradients(function, *parameters), strict=True
+        differentiate(pointwise(function, autograd=True), *parameters),
+        differentiate(function, *parameters),
+        strict=True,
     ):
         torch.testing.assert_close(a, e)
 
@@ -60,10 +62,10 @@ def test_captured_tensors_may_broadcast_along_any_dimension(name: str) -> None:
 @pytest.mark.parametrize("name", ["prelu", "view", "halves"])
 def test_captured_tensors_may_broadcast_along_any_dimension_in_one_graph(name: str) -> None:
     function = FUNCTIONS[name]
-    parameters, kernel = parameters_of(function), pointwise(function, autograd=True)
+    parameters, kernel = list_parameters(function), pointwise(function, autograd=True)
     torch.compiler.reset()
     compiled = torch.compile(lambda x: kernel(x) * 1, backend="aot_eager", fullgraph=True, dynamic=True)
-    for a, e in zip(gradients(compiled, *parameters), gradients(function, *parameters), strict=True):
+    for a, e in zip(differentiate(compiled, *parameters), differentiate(function, *parameters), strict=True):
         torch.testing.assert_close(a, e)
 
 

@@ -151,7 +151,7 @@ def _branches() -> tuple[Any, Changes]:
 FAMILY = {f.__name__.strip("_"): f for f in (_closure, _globals, _objects, _module, _pieces, _backward, _branches)}
 
 
-def results(function: Callable[..., Tensor], x: Tensor) -> list[Tensor]:
+def compute_results(function: Callable[..., Tensor], x: Tensor) -> list[Tensor]:
     x = x.clone().requires_grad_()
     y = function(x) + 1
     return [y.detach(), *torch.autograd.grad(y.square().sum(), [x])]
@@ -184,7 +184,7 @@ def test_changes_of_values_that_are_read_are_noticed(name: str, mode: str, backe
     x = torch.linspace(-1.0, 2.0, 15).reshape(5, 3)
     for change in (lambda: None, *changes):
         change()
-        for a, e in zip(results(compiled, x), results(function, x), strict=True):
+        for a, e in zip(compute_results(compiled, x), compute_results(function, x), strict=True):
             torch.testing.assert_close(a, e)
 
 
@@ -255,7 +255,7 @@ class Updates:
 METHODS = ["after", "before", "before_in_a_list", "before_in_a_dict", "before_in_a_global"]
 
 
-def steps(method: str, compiled: Callable[[Any], Any]) -> Tensor:
+def run_steps(method: str, compiled: Callable[[Any], Any]) -> Tensor:
     set_global(2.0)
     p, gradient = torch.ones(3, 5), torch.linspace(0.0, 1.0, 15).reshape(3, 5)
     step = compiled(getattr(Updates(), method))
@@ -268,15 +268,15 @@ def steps(method: str, compiled: Callable[[Any], Any]) -> Tensor:
 @pytest.mark.parametrize("method", METHODS)
 def test_values_that_compiled_code_changes_are_followed_or_refused(method: str) -> None:
     torch.compiler.reset()
-    expected = steps(method, lambda step: step)
-    torch.testing.assert_close(steps(method, torch.compile(backend="aot_eager")), expected)
+    expected = run_steps(method, lambda step: step)
+    torch.testing.assert_close(run_steps(method, torch.compile(backend="aot_eager")), expected)
     torch.compiler.reset()
     compile_in_one_graph = torch.compile(backend="aot_eager", fullgraph=True)
     if method == "after":
-        torch.testing.assert_close(steps(method, compile_in_one_graph), expected)
+        torch.testing.assert_close(run_steps(method, compile_in_one_graph), expected)
     else:
         with pytest.raises(Exception, match="changed before it calls update") as caught:
-            steps(method, compile_in_one_graph)
+            run_steps(method, compile_in_one_graph)
         assert __file__ in str(caught.value)
 
 

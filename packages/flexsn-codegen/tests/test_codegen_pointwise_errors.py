@@ -19,13 +19,13 @@ double = pointwise(lambda x: x * 2)
 written = pointwise(lambda p, q: p.add_(q))
 
 
-def data() -> Tensor:
+def make_data() -> Tensor:
     return torch.linspace(0.5, 2.0, 4)
 
 
 def forward_in_place() -> Any:
     with forward_ad.dual_level():
-        return written(forward_ad.make_dual(data(), data()), data())
+        return written(forward_ad.make_dual(make_data(), make_data()), make_data())
 
 
 def overlapping() -> Any:
@@ -44,24 +44,24 @@ INSIDE: dict[str, tuple[Callable[..., Any], str]] = {
     "complex": (lambda x: (x * 1j).real, "complex numbers are not supported"),
 }
 CALLS: dict[str, tuple[Callable[[], Any], str]] = {
-    "fp8": (lambda: double(data().to(torch.float8_e4m3fnuz)), "float8_e4m3fnuz.*Convert it"),
-    "complex": (lambda: double(data() * 1j), "complex64.*real and its imaginary part"),
-    "a complex number": (lambda: pointwise(lambda x, c: x * c)(data(), 2j), "argument 1 of <lambda> is a complex"),
+    "fp8": (lambda: double(make_data().to(torch.float8_e4m3fnuz)), "float8_e4m3fnuz.*Convert it"),
+    "complex": (lambda: double(make_data() * 1j), "complex64.*real and its imaginary part"),
+    "a complex number": (lambda: pointwise(lambda x, c: x * c)(make_data(), 2j), "argument 1 of <lambda> is a complex"),
     "nested": (
         lambda: double(torch.nested.nested_tensor([torch.rand(2), torch.rand(3)], layout=torch.jagged)),
         "nested tensor.*Pass its parts",
     ),
-    "sparse": (lambda: double(data().to_sparse()), "sparse_coo.*to_dense"),
+    "sparse": (lambda: double(make_data().to_sparse()), "sparse_coo.*to_dense"),
     "captured and sparse": (
-        lambda: pointwise(lambda x: x * SPARSE)(data()),
+        lambda: pointwise(lambda x: x * SPARSE)(make_data()),
         "sparse_coo.*to_dense",
     ),
-    "meta": (lambda: double(data().to("meta")), "are on meta.*Move them"),
-    "into None": (lambda: double.into([None], data()), "into is a NoneType: pass a tensor"),  # type: ignore[list-item]
-    "into a number": (lambda: double.into([1.0], data()), "into is a float: pass a tensor"),  # type: ignore[list-item]
-    "into of what writes": (lambda: written.into(data(), data(), data()), "call it without `into`"),
+    "meta": (lambda: double(make_data().to("meta")), "are on meta.*Move them"),
+    "into None": (lambda: double.into([None], make_data()), "into is a NoneType: pass a tensor"),  # type: ignore[list-item]
+    "into a number": (lambda: double.into([1.0], make_data()), "into is a float: pass a tensor"),  # type: ignore[list-item]
+    "into of what writes": (lambda: written.into(make_data(), make_data(), make_data()), "call it without `into`"),
     "a list of numbers": (
-        lambda: pointwise(lambda x, n: x * n).foreach([data(), data()], [1.0, 2.0]),
+        lambda: pointwise(lambda x, n: x * n).foreach([make_data(), make_data()], [1.0, 2.0]),
         "argument 1 of <lambda>.foreach is a list.*torch.tensor",
     ),
     "forward mode in place": (forward_in_place, "no forward-mode derivative"),
@@ -73,7 +73,7 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
 def test_errors_inside_of_a_function_name_its_line(name: str) -> None:
     function, message = INSIDE[name]
     with pytest.raises((NotImplementedError, TypeError, ValueError), match=f"(?s){message}.*{HERE}"):
-        pointwise(function)(data())
+        pointwise(function)(make_data())
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script`")  # torch's forward mode issues this warning
@@ -87,7 +87,7 @@ def test_errors_of_a_call_name_a_remedy(name: str) -> None:
 @pytest.mark.filterwarnings("ignore:.*quantiz:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.*quantiz:UserWarning")
 def test_quantized_tensors_are_refused() -> None:
-    x = torch.quantize_per_tensor(data(), 0.1, 0, torch.quint8)
+    x = torch.quantize_per_tensor(make_data(), 0.1, 0, torch.quint8)
     with pytest.raises(ArgumentError, match=r"quint8.*dequantize"):
         double(x)
 
@@ -101,7 +101,7 @@ def test_integers_in_place_follow_the_rules_of_promotion() -> None:
 
 
 def test_transforms_inside_of_a_function_are_allowed() -> None:
-    x = data()
+    x = make_data()
     assert torch.equal(pointwise(lambda x: torch.vmap(lambda y: y * y)(x))(x), x * x)
 
 
@@ -112,7 +112,7 @@ def test_into_works_in_compiled_code() -> None:
 
     torch.compiler.reset()
     compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
-    x, out = data(), torch.empty(4)
+    x, out = make_data(), torch.empty(4)
     assert torch.equal(compiled(x, out), x * 2 + 1)
     assert torch.equal(out, x * 2)
     with pytest.raises(Exception, match="tensor 0 of out= is"):

@@ -20,7 +20,7 @@ def lion(p: Tensor, g: Tensor, m: Tensor, lr: float, betas: tuple[float, float])
     m.mul_(betas[1]).add_(g, alpha=1 - betas[1])
 
 
-def tensors(sizes: Sequence[tuple[int, ...]], dtype: torch.dtype, seed: int) -> list[Tensor]:
+def draw_tensors(sizes: Sequence[tuple[int, ...]], dtype: torch.dtype, seed: int) -> list[Tensor]:
     torch.manual_seed(seed)
     return [torch.randn(size, device=DEVICE).to(dtype) for size in sizes]
 
@@ -49,13 +49,13 @@ def test_one_launch_updates_all_parameters(language: str, monkeypatch: pytest.Mo
     # Some sizes lead to several programs and a partial one. Others are empty or have no dimensions.
     sizes = [(3, 1001), (7,), (), (0, 4), (2, 3, 5), (64, 20)]
     step = pointwise(lion)
-    new_gradients = tensors(sizes, torch.float32, 7) + tensors([(9, 5)], torch.bfloat16, 7)
+    new_gradients = draw_tensors(sizes, torch.float32, 7) + draw_tensors([(9, 5)], torch.bfloat16, 7)
     runs: list[list[Tensor]] = []
     for together in (True, False):
-        p = tensors(sizes, torch.float32, 0) + tensors([(9, 5)], torch.bfloat16, 1)
+        p = draw_tensors(sizes, torch.float32, 0) + draw_tensors([(9, 5)], torch.bfloat16, 1)
         m = [torch.zeros_like(tensor) for tensor in p]
         for i in range(2):
-            g = tensors(sizes, torch.float32, 2 + i) + tensors([(9, 5)], torch.bfloat16, 5)
+            g = draw_tensors(sizes, torch.float32, 2 + i) + draw_tensors([(9, 5)], torch.bfloat16, 5)
             if together:
                 assert step.foreach(p, g, m, 0.1 * (i + 1), (0.9, 0.99)) == [None] * 7
             else:
@@ -81,7 +81,7 @@ def test_one_launch_updates_all_parameters(language: str, monkeypatch: pytest.Mo
 
 def test_results_equal_eager_mode_for_shared_and_strided_tensors(language: str) -> None:
     function: Any = pointwise(lambda x, scale, flag: (x * scale, x > scale if flag else x))
-    xs = [*tensors([(5, 6), (1030,)], torch.float32, 0), torch.randn(4, 7, device=DEVICE).t()]
+    xs = [*draw_tensors([(5, 6), (1030,)], torch.float32, 0), torch.randn(4, 7, device=DEVICE).t()]
     scale = torch.tensor(0.5, device=DEVICE)
     for (product, mask), x in zip(function.foreach(xs, scale, True), xs, strict=True):
         assert torch.equal(product, x * scale)
@@ -90,7 +90,7 @@ def test_results_equal_eager_mode_for_shared_and_strided_tensors(language: str) 
 
 def test_wrong_lists_are_refused() -> None:
     step = pointwise(lion)
-    p = tensors([(3,), (4,)], torch.float32, 0)
+    p = draw_tensors([(3,), (4,)], torch.float32, 0)
     with pytest.raises(ArgumentError, match=r"of equal length, but the lengths of the lists are \[1, 2\]"):
         step.foreach(p, p[:1], p, 0.1, (0.9, 0.99))
     with pytest.raises(ArgumentError, match="no argument is such a list"):
@@ -113,11 +113,11 @@ def test_step_that_is_prepared_again_uses_the_changed_values() -> None:
         for a, e in zip(p, expected, strict=True):
             torch.testing.assert_close(a, e)
 
-    p, g = tensors(sizes, torch.float32, 0), tensors(sizes, torch.float32, 1)
+    p, g = draw_tensors(sizes, torch.float32, 0), draw_tensors(sizes, torch.float32, 1)
     check(p, g, 0.1)
     check(p, g, 0.2)
     old_gradients = g
-    g = tensors(sizes, torch.float32, 2)  # these are in other memory, because the old gradients still exist
+    g = draw_tensors(sizes, torch.float32, 2)  # these are in other memory, because the old gradients still exist
     check(p, g, 0.2)
     check(p, old_gradients, 0.3)
     # Its address no longer allows vector loads.
@@ -148,7 +148,7 @@ def test_repeated_calls_use_current_captured_tensors(language: str) -> None:
 
     module = Scaled()
     function: Any = pointwise(module)
-    x, y = tensors([(5, 6), (1030,)], torch.float32, 0), tensors([(5, 6), (1030,)], torch.float32, 1)
+    x, y = draw_tensors([(5, 6), (1030,)], torch.float32, 0), draw_tensors([(5, 6), (1030,)], torch.float32, 1)
     for scale in (2.0, 3.0, 4.0):
         module.scale.data = torch.tensor(scale, device=DEVICE)
         expected = [a + b for a, b in zip(x, y, strict=True)]
@@ -160,7 +160,7 @@ def test_repeated_calls_use_current_captured_tensors(language: str) -> None:
 
 def test_entries_that_share_memory_run_one_after_the_other(language: str) -> None:
     step = pointwise(halved)
-    shared, other = tensors([(50,), (50,)], torch.float32, 0)
+    shared, other = draw_tensors([(50,), (50,)], torch.float32, 0)
     expected, gradient = shared * 0.25 - 0.75 * other, other.clone()
     for _ in range(2):  # the parameter is in the list twice
         p = shared.clone()
@@ -227,7 +227,7 @@ def test_compiled_code_contains_one_operator(function: Any) -> None:
     for lr in (0.1, 0.2, 0.3):
         runs = []
         for call in (compiled, lambda *lists: [function(*each, lists[-1]) for each in zip(*lists[:3], strict=True)]):
-            lists = [tensors(sizes, torch.float32, seed) for seed in range(3)]
+            lists = [draw_tensors(sizes, torch.float32, seed) for seed in range(3)]
             with torch.no_grad():
                 returned = call(*lists, lr)
             runs.append([t for t in torch.utils._pytree.tree_leaves((lists, returned)) if t is not None])

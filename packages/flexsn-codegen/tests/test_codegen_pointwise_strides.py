@@ -26,27 +26,27 @@ def function(x: Tensor, y: Tensor) -> Tensor:
     return torch.where(y > 0, x * y, x) + y
 
 
-def tensor(*shape: int) -> Tensor:
+def draw(*shape: int) -> Tensor:
     generator = torch.Generator().manual_seed(sum(shape))
     return torch.randn(shape, generator=generator)
 
 
 CASES = {
-    "bias": (tensor(129, 70), tensor(70)),
-    "per row": (tensor(129, 70), tensor(129, 1)),
-    "channel": (tensor(3, 5, 17, 19), tensor(5, 1, 1)),
-    "channels last": (tensor(3, 5, 17, 19).to(memory_format=torch.channels_last), tensor(5, 1, 1)),
-    "three colours": (tensor(2003, 3), tensor(3)),
-    "one of three": (tensor(2003, 3), tensor(2003, 1)),
-    "short, thrice": (tensor(301, 7, 5), tensor(7, 1)),
-    "transposed": (tensor(65, 90), tensor(90, 65).t()),
-    "pages, transposed": (tensor(3, 33, 90), tensor(3, 90, 33).transpose(1, 2)),
-    "four, channels last": (tensor(2, 67, 3, 70), tensor(2, 3, 70, 67).permute(0, 3, 1, 2)),
-    "every other": (tensor(65, 180)[:, ::2], tensor(130, 90)[::2]),
-    "outer": (tensor(70, 1), tensor(1, 90)),
-    "four, all apart": (tensor(3, 20, 5, 33), tensor(33, 5, 20, 3).permute(3, 2, 1, 0)),
-    "one element": (tensor(1, 1), tensor(1)),
-    "empty": (tensor(0, 5), tensor(5)),
+    "bias": (draw(129, 70), draw(70)),
+    "per row": (draw(129, 70), draw(129, 1)),
+    "channel": (draw(3, 5, 17, 19), draw(5, 1, 1)),
+    "channels last": (draw(3, 5, 17, 19).to(memory_format=torch.channels_last), draw(5, 1, 1)),
+    "three colours": (draw(2003, 3), draw(3)),
+    "one of three": (draw(2003, 3), draw(2003, 1)),
+    "short, thrice": (draw(301, 7, 5), draw(7, 1)),
+    "transposed": (draw(65, 90), draw(90, 65).t()),
+    "pages, transposed": (draw(3, 33, 90), draw(3, 90, 33).transpose(1, 2)),
+    "four, channels last": (draw(2, 67, 3, 70), draw(2, 3, 70, 67).permute(0, 3, 1, 2)),
+    "every other": (draw(65, 180)[:, ::2], draw(130, 90)[::2]),
+    "outer": (draw(70, 1), draw(1, 90)),
+    "four, all apart": (draw(3, 20, 5, 33), draw(33, 5, 20, 3).permute(3, 2, 1, 0)),
+    "one element": (draw(1, 1), draw(1)),
+    "empty": (draw(0, 5), draw(5)),
 }
 
 
@@ -76,7 +76,7 @@ def test_tiles_of_operands_and_results_are_transposed(dtype: torch.dtype) -> Non
 
 
 def test_innermost_loop_is_over_consecutive_elements() -> None:
-    source = pointwise(function).source(tensor(129, 70), tensor(129, 1), target=CPP).source
+    source = pointwise(function).source(draw(129, 70), draw(129, 1), target=CPP).source
     assert "dev::load(input_0_at[lane])" in source
     assert "const auto input_1 = dev::load(input_1_at[0]);" in source
     assert "offset_of" not in source
@@ -108,7 +108,7 @@ def _fmod(x: float, y: float) -> float:
 
 def test_angles_are_within_one_ulp() -> None:
     pairs = torch.cartesian_prod(FLOATS, FLOATS)
-    y, x = torch.cat([tensor(2, 50_000), pairs.t()], 1)
+    y, x = torch.cat([draw(2, 50_000), pairs.t()], 1)
     actual = pointwise(torch.atan2)(y, x)
     expected = torch.atan2(y.double(), x.double()).float()
     assert torch.equal(actual.isnan(), expected.isnan())

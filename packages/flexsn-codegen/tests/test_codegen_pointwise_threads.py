@@ -27,7 +27,7 @@ def target(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         request.getfixturevalue("interpreted")
 
 
-def in_threads(call: Callable[[int], None]) -> None:
+def run_in_threads(call: Callable[[int], None]) -> None:
     """Calls `call(number of the thread)` in all threads at once, and raises the first error."""
     barrier, errors = threading.Barrier(NUM_THREADS), []
 
@@ -51,7 +51,7 @@ def test_first_calls_in_several_threads_share_a_trace(target: None) -> None:
     fused = pointwise(lambda x: x * 2 + 1)
     x = torch.arange(5.0)
     actual: list[Tensor] = []
-    in_threads(lambda _: actual.append(fused(x)))
+    run_in_threads(lambda _: actual.append(fused(x)))
     assert len(actual) == NUM_THREADS
     for y in actual:
         assert torch.equal(y, x * 2 + 1)
@@ -69,7 +69,7 @@ def test_calls_with_several_dtypes_and_backwards_are_right(target: None) -> None
         (gradient,) = torch.autograd.grad(y.sum(), [x])
         assert torch.equal(gradient, 6 * x.detach())
 
-    in_threads(call)
+    run_in_threads(call)
 
 
 def test_calls_of_cutting_functions_are_right(target: None) -> None:
@@ -83,7 +83,7 @@ def test_calls_of_cutting_functions_are_right(target: None) -> None:
         x = torch.linspace(-1.0, 1.0, 3 * 2 * (number + 1)).reshape(3, -1)
         torch.testing.assert_close(fused(x), halves(x))
 
-    in_threads(call)
+    run_in_threads(call)
 
 
 def test_calls_of_foreach_are_right(target: None) -> None:
@@ -96,7 +96,7 @@ def test_calls_of_foreach_are_right(target: None) -> None:
             for tensor in tensors:
                 assert torch.equal(tensor, torch.full_like(tensor, 2.0 * number))
 
-    in_threads(call)
+    run_in_threads(call)
 
 
 def test_calls_during_a_compilation_are_right(target: None) -> None:
@@ -110,7 +110,7 @@ def test_calls_during_a_compilation_are_right(target: None) -> None:
         y = torch.compile(lambda x: fused(x) + number, backend="aot_eager")(x) if number % 2 else fused(x) + number
         torch.testing.assert_close(y, x.sin() * weight + number)
 
-    in_threads(call)
+    run_in_threads(call)
 
 
 @pytest.mark.gpu
@@ -124,4 +124,4 @@ def test_calls_of_foreach_on_a_gpu_are_right() -> None:
             for tensor in tensors:
                 assert torch.equal(tensor, torch.full_like(tensor, 2.0 * number))
 
-    in_threads(call)
+    run_in_threads(call)

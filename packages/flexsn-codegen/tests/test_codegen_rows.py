@@ -23,7 +23,7 @@ pytestmark: list[pytest.MarkDecorator] = [] if DEVICE == "cpu" else [pytest.mark
 Function = Callable[..., Any]
 
 
-def tensor(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
+def draw(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed + len(shape) + sum(shape))
     return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).to(DEVICE)
 
@@ -81,14 +81,12 @@ CASES: dict[str, tuple[Function, tuple[Any, ...]]] = {
 }
 
 
-def arguments(case: tuple[Any, ...], dtype: torch.dtype = torch.float64) -> list[Any]:
-    values = [
-        tensor(*entry, dtype=dtype, seed=i) if isinstance(entry, tuple) else entry for i, entry in enumerate(case)
-    ]
+def make_arguments(case: tuple[Any, ...], dtype: torch.dtype = torch.float64) -> list[Any]:
+    values = [draw(*entry, dtype=dtype, seed=i) if isinstance(entry, tuple) else entry for i, entry in enumerate(case)]
     return [value.abs() + 0.5 if isinstance(value, Tensor) and i else value for i, value in enumerate(values)]
 
 
-def results_of(value: Any) -> list[Tensor]:
+def list_results(value: Any) -> list[Tensor]:
     return list(value) if isinstance(value, tuple) else [value]
 
 
@@ -96,9 +94,9 @@ def results_of(value: Any) -> list[Tensor]:
 @pytest.mark.parametrize("name", CASES)
 def test_results_and_gradients_equal_eager_mode(name: str) -> None:
     function, case = CASES[name]
-    ours = [a.requires_grad_() if isinstance(a, Tensor) else a for a in arguments(case)]
-    theirs = [a.requires_grad_() if isinstance(a, Tensor) else a for a in arguments(case)]
-    actual, expected = results_of(pointwise(function)(*ours)), results_of(function(*theirs))
+    ours = [a.requires_grad_() if isinstance(a, Tensor) else a for a in make_arguments(case)]
+    theirs = [a.requires_grad_() if isinstance(a, Tensor) else a for a in make_arguments(case)]
+    actual, expected = list_results(pointwise(function)(*ours)), list_results(function(*theirs))
     for result, reference in zip(actual, expected, strict=True):
         torch.testing.assert_close(result, reference)
     weights = [torch.randn_like(e) for e in expected]
@@ -111,27 +109,29 @@ def test_results_and_gradients_equal_eager_mode(name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_narrow_dtypes_equal_eager_mode(dtype: torch.dtype) -> None:
     for function, case in (CASES["RMSNorm"], CASES["an amax and a scale"]):
-        tensors = arguments(case, dtype)
-        for ours, theirs in zip(results_of(pointwise(function)(*tensors)), results_of(function(*tensors)), strict=True):
+        tensors = make_arguments(case, dtype)
+        for ours, theirs in zip(
+            list_results(pointwise(function)(*tensors)), list_results(function(*tensors)), strict=True
+        ):
             assert ours.dtype == theirs.dtype
             torch.testing.assert_close(ours, theirs)
 
 
 def test_gradients_pass_gradgradcheck() -> None:
-    x, weight = tensor(2, 10).requires_grad_(), tensor(10).requires_grad_()
+    x, weight = draw(2, 10).requires_grad_(), draw(10).requires_grad_()
     kernel = pointwise(rms_norm)
     assert torch.autograd.gradcheck(kernel, (x, weight))
     assert torch.autograd.gradgradcheck(kernel, (x, weight))
 
 
 def test_maximum_propagates_nan() -> None:
-    x = tensor(3, 30, dtype=torch.float32)
+    x = draw(3, 30, dtype=torch.float32)
     x[1, 7] = math.nan
     torch.testing.assert_close(pointwise(scaled)(x)[1], scaled(x)[1], equal_nan=True)
 
 
 def test_forward_and_backward_have_one_step_each() -> None:
-    x, weight = tensor(6, 40), tensor(40)
+    x, weight = draw(6, 40), draw(40)
     forward = trace_cells(rms_norm, (x, weight), (True, True), "rms_norm")
     gradient = cells_gradient_of(rms_norm, 2, (True,), (True, True))
     backward = trace_cells(gradient, (x, weight, x), (False,) * 3, "gradient", gradient=True)
@@ -143,12 +143,12 @@ def test_forward_and_backward_have_one_step_each() -> None:
 def test_other_numbers_of_rows_and_temperatures_equal_eager_mode() -> None:
     kernel = pointwise(softmax)
     for rows, temperature in ((3, 0.5), (8, 0.5), (3, 2.0)):
-        x = tensor(rows, 20)
+        x = draw(rows, 20)
         torch.testing.assert_close(kernel(x, temperature), softmax(x, temperature))
 
 
 def test_compiled_code_and_vmap_equal_eager_mode() -> None:
-    kernel, x, weight = pointwise(rms_norm), tensor(6, 40), tensor(40)
+    kernel, x, weight = pointwise(rms_norm), draw(6, 40), draw(40)
     expected = rms_norm(x * 2, weight)
     compiled = torch.compile(lambda x, w: kernel(x * 2, w), fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x, weight), expected)
@@ -170,12 +170,12 @@ def test_compiled_code_and_vmap_equal_eager_mode() -> None:
 )
 def test_other_reductions_are_refused(function: Function, match: str) -> None:
     with pytest.raises(UnsupportedOpError, match=match):
-        pointwise(function)(tensor(9, 20))
+        pointwise(function)(draw(9, 20))
 
 
 def test_rows_without_elements_are_refused() -> None:
     with pytest.raises(UnsupportedOpError, match="reduces rows without elements"):
-        pointwise(lambda x: x - x.mean(-1, keepdim=True))(tensor(3, 0))
+        pointwise(lambda x: x - x.mean(-1, keepdim=True))(draw(3, 0))
 
 
 def test_sources_contain_few_sums_and_no_spills() -> None:

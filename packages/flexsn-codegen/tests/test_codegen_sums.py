@@ -19,7 +19,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark: list[pytest.MarkDecorator] = [] if DEVICE == "cpu" else [pytest.mark.gpu]
 
 
-def tensor(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+def draw(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
     generator = torch.Generator().manual_seed(sum(shape) + len(shape))
     return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).to(DEVICE)
 
@@ -62,40 +62,40 @@ def four(x: Tensor, y: Tensor) -> Tensor:
 
 Case = tuple[Callable[..., Tensor], list[Tensor]]
 CASES: dict[str, Callable[[], Case]] = {
-    "a bias of columns": lambda: (scaled, [tensor(70, 40), tensor(40)]),
-    "a scale of rows": lambda: (scaled, [tensor(70, 40), tensor(70, 1)]),
-    "channels first": lambda: (affine, [tensor(3, 5, 6, 7), tensor(5, 1, 1), tensor(5, 1, 1)]),
-    "channels last": lambda: (affine, [tensor(3, 5, 6, 20), tensor(20), tensor(20)]),
+    "a bias of columns": lambda: (scaled, [draw(70, 40), draw(40)]),
+    "a scale of rows": lambda: (scaled, [draw(70, 40), draw(70, 1)]),
+    "channels first": lambda: (affine, [draw(3, 5, 6, 7), draw(5, 1, 1), draw(5, 1, 1)]),
+    "channels last": lambda: (affine, [draw(3, 5, 6, 20), draw(20), draw(20)]),
     "channels last in memory": lambda: (
         affine,
-        [tensor(3, 20, 6, 7).contiguous(memory_format=torch.channels_last), tensor(20, 1, 1), tensor(20, 1, 1)],
+        [draw(3, 20, 6, 7).contiguous(memory_format=torch.channels_last), draw(20, 1, 1), draw(20, 1, 1)],
     ),
-    "rows and columns": lambda: (distance, [tensor(70, 1), tensor(1, 90)]),
+    "rows and columns": lambda: (distance, [draw(70, 1), draw(1, 90)]),
     "several": lambda: (
         lambda x, a, b, c: x * a * b + c,
-        [tensor(9, 20, 30), tensor(9, 1, 1), tensor(20, 30), tensor(20, 1)],
+        [draw(9, 20, 30), draw(9, 1, 1), draw(20, 30), draw(20, 1)],
     ),
-    "columns in another order": lambda: (scaled, [tensor(4, 20, 30).permute(2, 0, 1), tensor(4, 20)]),
-    "more columns than a program has": lambda: (scaled, [tensor(5, 3000), tensor(3000)]),
-    "columns too few": lambda: (scaled, [tensor(50, 3), tensor(3)]),
-    "one number": lambda: (scaled, [tensor(50, 30), tensor()]),
-    "no rows": lambda: (scaled, [tensor(0, 30), tensor(30)]),
-    "no columns": lambda: (scaled, [tensor(30, 0), tensor(30, 1)]),
-    "sizes of one": lambda: (scaled, [tensor(1, 30, 1), tensor(30, 1)]),
-    "transposed": lambda: (lambda x, y: x * y, [tensor(70, 45), tensor(45, 70).t()]),
-    "transposed, and a bias": lambda: (lambda x, y, b: x * y * b, [tensor(33, 45), tensor(45, 33).t(), tensor(33, 1)]),
-    "transposed pages": lambda: (lambda x, y: x * y, [tensor(3, 33, 45), tensor(3, 45, 33).transpose(1, 2)]),
-    "given as they are": lambda: (lambda x, y: x % y + x - x, [tensor(50, 30), tensor(50, 30)]),
-    "given, and summed": lambda: (lambda x, y: x + y, [tensor(50, 30), tensor(30)]),
-    "alike": lambda: (lambda x, y: (x + y) * 2, [tensor(50, 30), tensor(50, 30)]),
-    "alike, and summed": lambda: (lambda x, y: (x + y) * 2, [tensor(50, 30), tensor(30)]),
-    "a norm": lambda: (layer_norm, [tensor(150, 70), tensor(70), tensor(70)]),
-    "a softmax": lambda: (lambda x, y: torch.softmax(x / y, -1) * y.exp(), [tensor(150, 70), tensor(70)]),
-    "pieces": lambda: (rotary, [tensor(3, 2, 20, 64), tensor(20, 32), tensor(20, 32)]),
-    "interleaved pairs": lambda: (rotary_pairs, [tensor(3, 2, 20, 64), tensor(20, 32), tensor(20, 32)]),
-    "interleaved colours": lambda: (colours, [tensor(5, 20, 30, 3)]),
-    "interleaved, four": lambda: (four, [tensor(500, 4), tensor(500)]),
-    "colours to gray": lambda: (lambda x: 0.3 * x[..., 0] + 0.6 * x[..., 1] * x[..., 2], [tensor(5, 20, 30, 3)]),
+    "columns in another order": lambda: (scaled, [draw(4, 20, 30).permute(2, 0, 1), draw(4, 20)]),
+    "more columns than a program has": lambda: (scaled, [draw(5, 3000), draw(3000)]),
+    "columns too few": lambda: (scaled, [draw(50, 3), draw(3)]),
+    "one number": lambda: (scaled, [draw(50, 30), draw()]),
+    "no rows": lambda: (scaled, [draw(0, 30), draw(30)]),
+    "no columns": lambda: (scaled, [draw(30, 0), draw(30, 1)]),
+    "sizes of one": lambda: (scaled, [draw(1, 30, 1), draw(30, 1)]),
+    "transposed": lambda: (lambda x, y: x * y, [draw(70, 45), draw(45, 70).t()]),
+    "transposed, and a bias": lambda: (lambda x, y, b: x * y * b, [draw(33, 45), draw(45, 33).t(), draw(33, 1)]),
+    "transposed pages": lambda: (lambda x, y: x * y, [draw(3, 33, 45), draw(3, 45, 33).transpose(1, 2)]),
+    "given as they are": lambda: (lambda x, y: x % y + x - x, [draw(50, 30), draw(50, 30)]),
+    "given, and summed": lambda: (lambda x, y: x + y, [draw(50, 30), draw(30)]),
+    "alike": lambda: (lambda x, y: (x + y) * 2, [draw(50, 30), draw(50, 30)]),
+    "alike, and summed": lambda: (lambda x, y: (x + y) * 2, [draw(50, 30), draw(30)]),
+    "a norm": lambda: (layer_norm, [draw(150, 70), draw(70), draw(70)]),
+    "a softmax": lambda: (lambda x, y: torch.softmax(x / y, -1) * y.exp(), [draw(150, 70), draw(70)]),
+    "pieces": lambda: (rotary, [draw(3, 2, 20, 64), draw(20, 32), draw(20, 32)]),
+    "interleaved pairs": lambda: (rotary_pairs, [draw(3, 2, 20, 64), draw(20, 32), draw(20, 32)]),
+    "interleaved colours": lambda: (colours, [draw(5, 20, 30, 3)]),
+    "interleaved, four": lambda: (four, [draw(500, 4), draw(500)]),
+    "colours to gray": lambda: (lambda x: 0.3 * x[..., 0] + 0.6 * x[..., 1] * x[..., 2], [draw(5, 20, 30, 3)]),
 }
 
 
@@ -132,7 +132,7 @@ def test_results_and_gradients_equal_eager(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_values_are_summed_in_float32(dtype: torch.dtype) -> None:
-    x, weight = tensor(2000, 64, dtype=dtype), tensor(64, dtype=dtype).requires_grad_()
+    x, weight = draw(2000, 64, dtype=dtype), draw(64, dtype=dtype).requires_grad_()
     (actual,) = torch.autograd.grad(pointwise(scaled)(x, weight).sum(), weight)
     torch.testing.assert_close(actual, x.double().sum(0).to(dtype), rtol=1e-2, atol=1e-2)
 
@@ -159,7 +159,7 @@ def test_gradients_need_no_memory_for_all_terms(
         return allocate(memory, like)
 
     monkeypatch.setattr(NewMemory, "on", record_shape)
-    x, weight = tensor(6000, 40).requires_grad_(), tensor(40).requires_grad_()
+    x, weight = draw(6000, 40).requires_grad_(), draw(40).requires_grad_()
     result = pointwise(function)(x, weight)
     shapes.clear()
     launches.clear()
@@ -172,7 +172,7 @@ def test_gradients_need_no_memory_for_all_terms(
 
 def test_incoming_gradient_is_returned_and_not_shared() -> None:
     kernel = pointwise(lambda x, y: x + y, autograd=True)
-    x, y, cotangent = tensor(20, 30).requires_grad_(), tensor(20, 30).requires_grad_(), tensor(20, 30)
+    x, y, cotangent = draw(20, 30).requires_grad_(), draw(20, 30).requires_grad_(), draw(20, 30)
     actual = torch.autograd.grad(kernel(x, y), (x, y), cotangent)
     assert all(gradient.data_ptr() == cotangent.data_ptr() for gradient in actual)
     for _ in range(2):
@@ -184,10 +184,10 @@ def test_incoming_gradient_is_returned_and_not_shared() -> None:
 
 
 def test_second_and_batched_gradients_are_right() -> None:
-    x, weight = tensor(2, 16).requires_grad_(), tensor(16).requires_grad_()
+    x, weight = draw(2, 16).requires_grad_(), draw(16).requires_grad_()
     kernel: Any = pointwise(lambda x, w: torch.sin(x) * w * w, autograd=True)
     assert torch.autograd.gradgradcheck(kernel, (x, weight))
-    cotangents = tensor(3, 2, 16)
+    cotangents = draw(3, 2, 16)
     batched = torch.vmap(lambda g: torch.autograd.grad(kernel(x, weight), (x, weight), g))(cotangents)
     for i in range(3):
         expected = torch.autograd.grad(kernel(x, weight), (x, weight), cotangents[i])
@@ -195,7 +195,7 @@ def test_second_and_batched_gradients_are_right() -> None:
             torch.testing.assert_close(a[i], e)
 
 
-def kernel_of_gradient(function: Callable[..., Tensor], *shapes: tuple[int, ...]) -> KernelSource:
+def generate_gradient_kernel(function: Callable[..., Tensor], *shapes: tuple[int, ...]) -> KernelSource:
     """Returns the kernel of the gradient in float32, in Triton."""
     actual: list[KernelSource] = []
     run = Plan.run
@@ -204,7 +204,7 @@ def kernel_of_gradient(function: Callable[..., Tensor], *shapes: tuple[int, ...]
         actual.extend(launch.built.source for launch in plan.launches)
         return run(plan, *arguments)
 
-    arguments = [tensor(*shape, dtype=torch.float32).requires_grad_() for shape in shapes]
+    arguments = [draw(*shape, dtype=torch.float32).requires_grad_() for shape in shapes]
     result = pointwise(function)(*arguments)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Plan, "run", recorded)
@@ -214,7 +214,7 @@ def kernel_of_gradient(function: Callable[..., Tensor], *shapes: tuple[int, ...]
 
 
 def test_pairs_are_read_and_written_together() -> None:
-    kernel = kernel_of_gradient(rotary_pairs, (3, 2, 20, 64), (20, 32), (20, 32))
+    kernel = generate_gradient_kernel(rotary_pairs, (3, 2, 20, 64), (20, 32), (20, 32))
     assert kernel.source.count("dev.load_pair(") == 2
     assert kernel.source.count("dev.store_pair(") == 1
 
@@ -224,7 +224,7 @@ def test_operands_with_equal_layouts_share_their_offsets() -> None:
         torch.empty(8, 20, 20, 3, device="meta"), *(torch.empty(3, device="meta") for _ in range(2)), target=TRITON
     )
     assert len([size for size in kernel.sizes if size.startswith("input_")]) == 3
-    rotated = kernel_of_gradient(rotary, (3, 2, 20, 64), (20, 32), (20, 32))
+    rotated = generate_gradient_kernel(rotary, (3, 2, 20, 64), (20, 32), (20, 32))
     assert len([size for size in rotated.sizes if "_column_size" in size]) == 2
 
 
@@ -241,7 +241,7 @@ def test_sources_read_and_write_in_the_order_of_memory() -> None:
 @pytest.mark.parametrize("exponent", [4, 5.0, 12, -3, -6])
 def test_integer_powers_are_rounded_correctly(exponent: float) -> None:
     x = torch.cat(
-        [tensor(400, dtype=torch.float32).cpu() * 3, torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 1e30])]
+        [draw(400, dtype=torch.float32).cpu() * 3, torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 1e30])]
     )
     expected = (x.double() ** exponent).to(torch.float32)
     torch.testing.assert_close(

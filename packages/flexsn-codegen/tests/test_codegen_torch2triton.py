@@ -29,15 +29,15 @@ def charge(x: Tensor, v: Tensor, decay: Tensor) -> tuple[Tensor, Tensor]:
     return torch.tanh(h) * h, torch.where(h > 0, h, 0.1 * h)
 
 
-def kernel_of(graph: fx.Graph, name: str) -> tuple[Any, str]:
+def make_kernel(graph: fx.Graph, name: str) -> tuple[Any, str]:
     """Returns the graph's function, and its name. A kernel around it calls it by this name."""
     code, core_name = generate_triton_code_str(graph, name)
     return compile_triton_code_str(code, core_name), core_name
 
 
-def on_tensors(graph: fx.Graph, name: str, tensors: list[Tensor], dtypes: list[torch.dtype]) -> list[Tensor]:
+def run_on_tensors(graph: fx.Graph, name: str, tensors: list[Tensor], dtypes: list[torch.dtype]) -> list[Tensor]:
     """Runs the graph's function in a kernel that is written as text and finds the function by its name."""
-    core, core_name = kernel_of(graph, name)
+    core, core_name = make_kernel(graph, name)
     arguments = [f"a{i}" for i in range(len(tensors))]
     results = [f"r{i}" for i in range(len(dtypes))]
     # Half values are float32 in the function.
@@ -62,7 +62,7 @@ def on_tensors(graph: fx.Graph, name: str, tensors: list[Tensor], dtypes: list[t
     return actual
 
 
-def dtypes_of(graph: fx.Graph) -> list[torch.dtype]:
+def list_dtypes(graph: fx.Graph) -> list[torch.dtype]:
     (output,) = graph.find_nodes(op="output")
     return [node.meta["val"].dtype for node in output.args[0]]
 
@@ -70,7 +70,7 @@ def dtypes_of(graph: fx.Graph) -> list[torch.dtype]:
 def test_inference_equals_eager_mode() -> None:
     tensors = [torch.randn(1000, device=DEVICE) for _ in range(3)]
     graph = generate_inference_graph(charge, tuple(tensors))
-    result = on_tensors(graph, "charge", tensors, [torch.float32] * 2)
+    result = run_on_tensors(graph, "charge", tensors, [torch.float32] * 2)
     for actual, expected in zip(result, charge(*tensors), strict=True):
         torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
 
@@ -79,13 +79,13 @@ def test_forward_and_backward_equal_autograd() -> None:
     tensors = [torch.randn(1000, device=DEVICE, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     forward, backward = generate_forward_and_backward_graph(charge, tuple(t.detach() for t in tensors))
     plain = [t.detach() for t in tensors]
-    first, second, *saved = on_tensors(forward, "charge_forward", plain, dtypes_of(forward))
+    first, second, *saved = run_on_tensors(forward, "charge_forward", plain, list_dtypes(forward))
     expected = charge(*tensors)
     weights = [torch.randn_like(e) for e in expected]
     for actual, reference in zip((first, second), expected, strict=True):
         torch.testing.assert_close(actual, reference)
     # The arguments are the saved values, followed by the gradients of the results.
-    result = on_tensors(backward, "charge_backward", [*saved, *weights], dtypes_of(backward))
+    result = run_on_tensors(backward, "charge_backward", [*saved, *weights], list_dtypes(backward))
     for actual, reference in zip(result, torch.autograd.grad(expected, tensors, weights), strict=True):
         torch.testing.assert_close(actual, reference)
 
