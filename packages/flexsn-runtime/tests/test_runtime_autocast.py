@@ -23,14 +23,14 @@ def widened(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return loss, (v * 0.5 + loss).to(v.dtype)
 
 
-def halves(*, requires_grad: bool = False) -> tuple[Tensor, Tensor]:
+def draw_halves(*, requires_grad: bool = False) -> tuple[Tensor, Tensor]:
     x, v = random(5, *STEP, dtype=HALF), random(*STEP, dtype=HALF, seed=1)
     return x.requires_grad_(requires_grad), v
 
 
 def test_program_runs_with_and_without_autocast() -> None:
     program = ScanProgram(widened, 1, 1, 1)
-    x, v = halves()
+    x, v = draw_halves()
     for _ in range(2):
         plain = compiled(program, 1, [x], [v])
         assert [t.dtype for t in plain] == [HALF, HALF]
@@ -48,7 +48,7 @@ def test_program_runs_with_and_without_autocast() -> None:
 def test_gradients_may_be_computed_outside_of_autocast() -> None:
     gradients = []
     for run in (compiled, loop):
-        x, v = halves(requires_grad=True)
+        x, v = draw_halves(requires_grad=True)
         with autocast():
             output = run(widened, 1, [x], [v])[0]
         gradients.append(torch.autograd.grad(output.sum(), x)[0])
@@ -57,7 +57,7 @@ def test_gradients_may_be_computed_outside_of_autocast() -> None:
 
 def test_captured_tensors_have_gradients_under_autocast() -> None:
     w = random(STEP[1], seed=2).requires_grad_()
-    x, v = halves()
+    x, v = draw_halves()
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return mse_loss(x, v, reduction="none") * w, v
@@ -75,7 +75,7 @@ def test_captured_tensors_have_gradients_under_autocast() -> None:
 
 
 def test_state_that_autocast_widens_is_refused() -> None:
-    x, v = halves()
+    x, v = draw_halves()
     program = ScanProgram(lambda x, v: (x, mse_loss(x, v, reduction="none")), 1, 1, 1)
     with autocast(), pytest.raises(StateMismatchError, match=r"comes out as .* float32.*precision='float32'"):
         compiled(program, 1, [x], [v])
@@ -84,7 +84,7 @@ def test_state_that_autocast_widens_is_refused() -> None:
 
 def test_operations_before_the_loop_follow_autocast() -> None:
     table = random(STEP[1], STEP[1], seed=3).requires_grad_()
-    x, v = halves()
+    x, v = draw_halves()
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         product = table @ table  # bfloat16 under autocast

@@ -18,7 +18,7 @@ from flexsn_runtime.kernels import _forward as forward_module
 Results = Callable[..., tuple[Tensor, ...]]
 
 
-def leaves(steps: int = 6) -> tuple[Tensor, Tensor]:
+def draw_leaves(steps: int = 6) -> tuple[Tensor, Tensor]:
     return random(steps, *STEP).requires_grad_(), random(*STEP, seed=1).requires_grad_()
 
 
@@ -30,12 +30,12 @@ def product(x: Tensor, y: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.long(all_but=["1", "4", "9"])
 @pytest.mark.parametrize("steps", [1, 2, 4, 5, 9])
 def test_initial_states_have_the_gradients_of_the_loop(steps: int) -> None:
-    x, v = leaves(steps)
+    x, v = draw_leaves(steps)
     assert_like_the_loop(soft_lif, 1, [x], [v])
 
 
 def test_inputs_may_be_one_tensor_or_overlap() -> None:
-    x, v = leaves()
+    x, v = draw_leaves()
     assert_like_the_loop(product, 1, [x, x], [v])
     sequence = random(7, *STEP).requires_grad_()
     assert_like_the_loop(product, 1, [sequence[1:], sequence[:-1]], [sequence[3]])
@@ -64,7 +64,7 @@ def test_trace_leaves_no_autograd_graph() -> None:
         gc.collect()
         return [t for t in gc.get_objects() if type(t) is FakeTensor and t.grad_fn is not None]
 
-    x, v = leaves()
+    x, v = draw_leaves()
     before = {id(t): t for t in of_traces()}  # compilers also keep such tensors
     torch.autograd.grad(compiled(core, 1, [x], [v])[0].sum(), [x, weight])
     assert not [t for t in of_traces() if id(t) not in before]
@@ -72,7 +72,7 @@ def test_trace_leaves_no_autograd_graph() -> None:
 
 @pytest.mark.parametrize("which", ["input", "state", "parameter"])
 def test_modifying_saved_tensors_raises(which: str) -> None:
-    x, v = (t.detach().clone() for t in leaves())
+    x, v = (t.detach().clone() for t in draw_leaves())
     w = random(STEP[1], seed=4).requires_grad_()
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -90,7 +90,7 @@ def test_results_share_no_memory_with_arguments_or_each_other() -> None:
     def passes(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return x, x, v
 
-    x, v = (t.detach() for t in leaves())
+    x, v = (t.detach() for t in draw_leaves())
     for state_seqs in (False, True):
         results = compiled(ScanProgram(passes, 1, 1, 2), 2, [x], [v], state_seqs=state_seqs)
         pointers = [t.data_ptr() for t in (x, v, *results)]
@@ -99,7 +99,7 @@ def test_results_share_no_memory_with_arguments_or_each_other() -> None:
 
 
 def test_only_requested_gradients_are_computed() -> None:
-    x, v = leaves()
+    x, v = draw_leaves()
     output, state = compiled(soft_lif, 1, [x.detach()], [v])
     (grad,) = torch.autograd.grad(state[-1].sum(), [v])
     (expected,) = torch.autograd.grad(loop(soft_lif, 1, [x.detach()], [v])[1][-1].sum(), [v])
@@ -108,7 +108,7 @@ def test_only_requested_gradients_are_computed() -> None:
 
 
 def test_outputs_may_be_not_differentiable() -> None:
-    x, v = leaves()
+    x, v = draw_leaves()
     output, state = compiled(hard_lif, 1, [x], [v])
     assert not output.requires_grad
     assert state.requires_grad
@@ -120,7 +120,7 @@ def test_outputs_may_be_not_differentiable() -> None:
 
 
 def test_requires_grad_mask_detaches_inputs() -> None:
-    x, v = leaves()
+    x, v = draw_leaves()
     program = ScanProgram(soft_lif, 1, 1, 1, requires_grad=(False, True))
     compiled(program, 1, [x], [v])[0].sum().backward()
     assert x.grad is None
@@ -136,7 +136,7 @@ def test_no_checkpoints_are_written_without_gradients(monkeypatch: pytest.Monkey
         return rows[-1]
 
     monkeypatch.setattr(forward_module, "checkpoint_rows", counted)
-    x, v = leaves()
+    x, v = draw_leaves()
     expected = loop(soft_lif, 1, [x], [v])[0]
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
@@ -150,11 +150,11 @@ def test_no_checkpoints_are_written_without_gradients(monkeypatch: pytest.Monkey
 
 def test_tracing_in_inference_mode_serves_training() -> None:
     program = ScanProgram(soft_lif, 1, 1, 1)
-    x, v = leaves()
+    x, v = draw_leaves()
     with torch.inference_mode():
         compiled(program, 1, [x.detach()], [v.detach()])
     compiled(program, 1, [x], [v])[0].sum().backward()
-    y, w = leaves()
+    y, w = draw_leaves()
     loop(soft_lif, 1, [y], [w])[0].sum().backward()
     for a, b in ((x, y), (v, w)):
         assert a.grad is not None
@@ -163,7 +163,7 @@ def test_tracing_in_inference_mode_serves_training() -> None:
 
 
 def test_retained_graph_allows_a_second_backward() -> None:
-    x, v = leaves()
+    x, v = draw_leaves()
     output = compiled(soft_lif, 1, [x], [v])[0]
     (first,) = torch.autograd.grad(output.sum(), x, retain_graph=True)
     (second,) = torch.autograd.grad(output.sum(), x)
@@ -177,7 +177,7 @@ def test_retained_graph_allows_a_second_backward() -> None:
 def test_double_backward_is_refused_for_any_incoming_gradient(
     loss: Callable[[Tensor], Tensor],
 ) -> None:
-    x, v = leaves()
+    x, v = draw_leaves()
     output = compiled(soft_lif, 1, [x], [v])[0]
     (grad,) = torch.autograd.grad(loss(output), x, create_graph=True)
     with pytest.raises(DoubleBackwardError, match="no gradient itself"):
@@ -185,7 +185,7 @@ def test_double_backward_is_refused_for_any_incoming_gradient(
 
 
 def test_create_graph_without_a_second_backward_raises_no_error() -> None:
-    x, v = leaves()
+    x, v = draw_leaves()
     output = compiled(soft_lif, 1, [x], [v])[0]
     (grad,) = torch.autograd.grad(output.sum(), x, create_graph=True)
     (expected,) = torch.autograd.grad(loop(soft_lif, 1, [x], [v])[0].sum(), x)
@@ -194,7 +194,7 @@ def test_create_graph_without_a_second_backward_raises_no_error() -> None:
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointing_recomputes_the_scan(reentrant: bool) -> None:
-    x, v = leaves()
+    x, v = draw_leaves()
     w = random(STEP[1], seed=4).requires_grad_()
     program = ScanProgram(lambda x, v: (v * w + x.square(), v * 0.5 + x * w), 1, 1, 1)
 
@@ -226,7 +226,7 @@ def test_gradients_of_two_runs_are_bitwise_equal() -> None:
         h = v * 0.5 + x * w
         return h * h, h
 
-    x, v = leaves()
+    x, v = draw_leaves()
     first, second = (torch.autograd.grad(compiled(core, 1, [x], [v])[0].sum(), [x, v, w]) for _ in range(2))
     for a, b in zip(first, second, strict=True):
         assert torch.equal(a, b)

@@ -42,7 +42,7 @@ def assert_follows(program: PointwiseProgram, core: Core) -> None:
         assert torch.equal(a, b)
 
 
-def specialization(program: PointwiseProgram) -> Specialization:
+def find_specialization(program: PointwiseProgram) -> Specialization:
     return prepare(program, (X, V))[0]
 
 
@@ -50,7 +50,7 @@ def test_updates_of_a_module_are_used() -> None:
     core = Decay().to(DEVICE)
     program = PointwiseProgram(core, 1, 1, 1)
     assert_follows(program, core)
-    traced = specialization(program)
+    traced = find_specialization(program)
     with torch.no_grad():
         core.gain.mul_(-2.0)
     assert_follows(program, core)
@@ -60,7 +60,7 @@ def test_updates_of_a_module_are_used() -> None:
     assert_follows(program, core)
     core.gain = nn.Parameter(random(STEP[1], seed=7))
     assert_follows(program, core)
-    assert specialization(program) is traced, "same shapes and dtypes: the same trace"
+    assert find_specialization(program) is traced, "same shapes and dtypes: the same trace"
 
 
 def test_changes_of_a_module_that_need_another_trace_are_used() -> None:
@@ -280,8 +280,8 @@ def uses_helper(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 def test_global_function_may_be_defined_again(monkeypatch: pytest.MonkeyPatch) -> None:
     program = PointwiseProgram(uses_helper, 1, 1, 1)
     assert_follows(program, uses_helper)
-    traced = specialization(program)
-    assert specialization(program) is traced
+    traced = find_specialization(program)
+    assert find_specialization(program) is traced
     monkeypatch.setitem(globals(), "helper", lambda h: h - 1.0)
     assert_follows(program, uses_helper)
 
@@ -290,10 +290,10 @@ def test_unread_attributes_have_no_effect() -> None:
     core = Decay().to(DEVICE)
     program = PointwiseProgram(core, 1, 1, 1)
     assert_follows(program, core)
-    traced = specialization(program)
+    traced = find_specialization(program)
     core.calls = 3  # type: ignore[assignment]
     core.register_load_state_dict_post_hook(lambda *args: None)  # type: ignore[no-untyped-call]
-    assert specialization(program) is traced
+    assert find_specialization(program) is traced
 
 
 def test_replaced_data_of_a_parameter_are_used() -> None:

@@ -10,7 +10,7 @@ from flexsn_runtime import pack_numbers, unpack_numbers
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
-def by_hand(packed: torch.Tensor, bits: int, low: int, dtype: torch.dtype) -> torch.Tensor:
+def unpack_by_hand(packed: torch.Tensor, bits: int, low: int, dtype: torch.dtype) -> torch.Tensor:
     shifts = torch.arange(0, 8, bits, device=packed.device)
     return (((packed.view(-1, 1) >> shifts) & ((1 << bits) - 1)) + low).to(dtype).view(-1)
 
@@ -20,7 +20,7 @@ def check(dtype: torch.dtype, bits: int, low: int, device: str) -> None:
     numbers = unpack_numbers(packed, bits, low, dtype)
     assert numbers is not None
     assert numbers.dtype == dtype
-    assert torch.equal(numbers, by_hand(packed, bits, low, dtype))
+    assert torch.equal(numbers, unpack_by_hand(packed, bits, low, dtype))
     again = pack_numbers(numbers, bits, low)
     assert again is not None
     assert torch.equal(again, packed.view(-1))
@@ -28,8 +28,8 @@ def check(dtype: torch.dtype, bits: int, low: int, device: str) -> None:
         last = pack_numbers(numbers[:count], bits, low)
         assert last is not None
         assert last.shape == (-(-count * bits // 8),)
-        assert torch.equal(by_hand(last, bits, low, dtype)[:count], numbers[:count])
-        assert not torch.any(by_hand(last, bits, 0, dtype)[count:])  # the remaining bits contain no old memory
+        assert torch.equal(unpack_by_hand(last, bits, low, dtype)[:count], numbers[:count])
+        assert not torch.any(unpack_by_hand(last, bits, 0, dtype)[count:])  # the remaining bits contain no old memory
 
 
 @pytest.mark.long(all_but=["torch.float32-1", "torch.bfloat16-2", "torch.float16-4"])

@@ -117,7 +117,7 @@ def test_cpu_tensors_without_the_interpreter_are_refused(monkeypatch: pytest.Mon
         assert remedy in str(refused.value)
 
 
-def sources_of_training(steps: int) -> list[str]:
+def generate_training_sources(steps: int) -> list[str]:
     """Returns sources of the kernels of a training step over `steps` time steps: forward and backward."""
     x = random(steps, *STEP).requires_grad_()
     v = random(*STEP, seed=1).requires_grad_()
@@ -132,7 +132,7 @@ def sources_of_training(steps: int) -> list[str]:
 @pytest.mark.long(all_but=["5"])
 @pytest.mark.parametrize("steps", [1, 2, 5, 8])
 def test_short_sequence_is_one_chunk(steps: int) -> None:
-    for source in sources_of_training(steps):
+    for source in generate_training_sources(steps):
         # The source has no loop, no remaining steps, and no conditions on a step: its loads and stores are unrolled.
         assert "chunks" not in source
         assert "left" not in source
@@ -172,7 +172,7 @@ def test_kernels_for_one_length_have_no_code_for_other_lengths(steps: int, monke
     monkeypatch.setattr(Specialization, "is_recorded", True, raising=False)
     monkeypatch.setattr(Specialization, "is_recorded", True, raising=False)
     monkeypatch.setattr(Specialization, "has_rest", GraphSpecialization.has_rest)
-    forward, backward = sources_of_training(steps)
+    forward, backward = generate_training_sources(steps)
     assert ("chunks * 8, T" in forward) == (steps % 8 > 0)
     assert ("left > 0" in backward) == (steps % 4 > 0)
 

@@ -15,7 +15,7 @@ from flexsn_runtime import ShapeError
 from flexsn_runtime.operands._layout import Terms, broadcast_shape, broadcast_strides, step_terms
 
 
-def offsets_by_terms(terms: Terms, numel: int) -> list[int]:
+def compute_offsets_by_terms(terms: Terms, numel: int) -> list[int]:
     """Returns the offset that the kernel computes for each element."""
     if terms.layout == DENSE:
         return list(range(numel))
@@ -24,7 +24,7 @@ def offsets_by_terms(terms: Terms, numel: int) -> list[int]:
     return [sum(off // inner % size * stride for inner, size, stride in triples) for off in range(numel)]
 
 
-def offsets_by_indexing(shape: Sequence[int], strides: Sequence[int]) -> list[int]:
+def compute_offsets_by_indexing(shape: Sequence[int], strides: Sequence[int]) -> list[int]:
     indices = itertools.product(*(range(size) for size in shape))
     return [sum(i * stride for i, stride in zip(index, strides, strict=True)) for index in indices]
 
@@ -40,7 +40,7 @@ def test_terms_compute_the_offsets_of_permuted_and_broadcast_tensors(shape: tupl
         for spread in itertools.product((False, True), repeat=len(shape)):
             strides = [0 if s else stride for s, stride in zip(spread, permuted.stride(), strict=True)]
             terms = step_terms(shape, strides)
-            assert offsets_by_terms(terms, permuted.numel()) == offsets_by_indexing(shape, strides)
+            assert compute_offsets_by_terms(terms, permuted.numel()) == compute_offsets_by_indexing(shape, strides)
             count += 1
     assert count >= 2 ** len(shape)
 
@@ -77,7 +77,7 @@ def test_shapes_that_do_not_broadcast_are_named() -> None:
         broadcast_shape([(3,), (4,)])
 
 
-def strided_inputs(steps: int) -> dict[str, Tensor]:
+def make_strided_inputs(steps: int) -> dict[str, Tensor]:
     rows, columns = STEP
     dense = random(steps, *STEP, seed=1)
     return {
@@ -100,9 +100,9 @@ def strided_inputs(steps: int) -> dict[str, Tensor]:
 
 
 @pytest.mark.long(all_but=["one_row", "part_of_columns", "transposed", "lazily_negated", "one_value_per_step"])
-@pytest.mark.parametrize("name", list(strided_inputs(1)))
+@pytest.mark.parametrize("name", list(make_strided_inputs(1)))
 def test_strided_and_broadcast_inputs_equal_the_loop(name: str) -> None:
-    x = strided_inputs(6)[name].detach().requires_grad_()
+    x = make_strided_inputs(6)[name].detach().requires_grad_()
     v = random(*STEP, seed=20).requires_grad_()
     assert_like_the_loop(soft_lif, 1, [x], [v])
 

@@ -28,7 +28,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_launch, "_TILES", _launch.MomentTiles(128, 4, 4))
 
 
-def data(kind: str, shape: tuple[int, ...]) -> Tensor:
+def draw(kind: str, shape: tuple[int, ...]) -> Tensor:
     """Returns numbers for which sums of squares, or of squared deviations from a fixed number, would be inexact."""
     x = torch.randn(shape, generator=torch.Generator().manual_seed(len(shape)))
     if kind == "far":
@@ -63,20 +63,20 @@ def check(x: Tensor) -> None:
 @pytest.mark.long(all_but=["far-channels-last", "first is far-contiguous"])
 def test_moments_are_as_exact_as_in_float32(kind: str, form: str) -> None:
     for shape in SHAPES:
-        check(FORMATS[form](data(kind, shape)))
+        check(FORMATS[form](draw(kind, shape)))
 
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_moments_are_exact_in_all_dtypes(dtype: torch.dtype) -> None:
     for form in ("contiguous", "channels-last"):
-        check(FORMATS[form]((data("plain", (6, 5, 4, 7)) + 30).to(dtype)))
+        check(FORMATS[form]((draw("plain", (6, 5, 4, 7)) + 30).to(dtype)))
 
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("momentum", [0.1, 1.0, 0.0])
 def test_running_statistics_equal_those_of_torch(momentum: float) -> None:
-    x = data("plain", (6, 5, 4, 7)) * 3 + 2
+    x = draw("plain", (6, 5, 4, 7)) * 3 + 2
     ours = torch.nn.BatchNorm2d(5, momentum=momentum)
     theirs = torch.nn.BatchNorm2d(5, momentum=momentum)
     theirs(x)
@@ -103,7 +103,7 @@ def test_inputs_without_a_kernel_leave_the_statistics_unchanged() -> None:
 
 @pytest.mark.usefixtures("interpreted")
 def test_infinite_numbers_affect_only_their_channel() -> None:
-    x = data("plain", (6, 3, 4))
+    x = draw("plain", (6, 3, 4))
     x[0, 1, 0], x[3, 2, 1] = torch.inf, torch.nan
     moments = batch_moments(x)
     assert moments is not None
@@ -133,7 +133,7 @@ def test_operator_has_gradients() -> None:
 
 @pytest.mark.usefixtures("interpreted")
 def test_compiled_graphs_equal_batch_norm() -> None:
-    x = data("plain", (6, 5, 4, 7))
+    x = draw("plain", (6, 5, 4, 7))
 
     def normalised(x: Tensor) -> Tensor:
         mean, var = batch_moments_op(x)
@@ -153,7 +153,7 @@ def test_compiled_graphs_equal_batch_norm() -> None:
 def test_programs_share_large_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_launch, "_count_multiprocessors", lambda device: 3)
     for form in ("contiguous", "channels-last"):
-        x = FORMATS[form](data("far", (7, 2, 31, 17)))
+        x = FORMATS[form](draw("far", (7, 2, 31, 17)))
         check(x)
         first, second = batch_moments(x), batch_moments(x)
         assert first is not None
@@ -167,7 +167,7 @@ def test_programs_share_large_sums(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_moments_are_exact_and_repeatable_on_a_gpu(form: str, dtype: torch.dtype) -> None:
     for shape in [*SHAPES, (128, 64, 56, 56), (128, 512, 7, 7), (128, 256, 14, 14), (2, 64, 112, 112), (4099, 1000)]:
         for kind in KINDS if dtype == torch.float32 else ["plain", "drifts"]:
-            x = FORMATS[form](data(kind, shape).to("cuda", dtype))
+            x = FORMATS[form](draw(kind, shape).to("cuda", dtype))
             if x.isfinite().all():
                 check(x)
             first, second = batch_moments(x), batch_moments(x)

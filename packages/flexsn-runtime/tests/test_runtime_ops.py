@@ -76,11 +76,11 @@ def hard() -> Iterator[int]:
     release_flexsn_kernel_handle(number)
 
 
-def leaves() -> tuple[Tensor, Tensor]:
+def draw_leaves() -> tuple[Tensor, Tensor]:
     return X.clone().requires_grad_(), V.clone().requires_grad_()
 
 
-def reference(x: Tensor, v: Tensor, *, final: bool, core: Core = with_gain) -> list[Tensor]:
+def compute_reference(x: Tensor, v: Tensor, *, final: bool, core: Core = with_gain) -> list[Tensor]:
     output, states = loop(core, 1, [x], [v])
     return [output, states[-1] if final else states]
 
@@ -91,7 +91,7 @@ def reference(x: Tensor, v: Tensor, *, final: bool, core: Core = with_gain) -> l
 @pytest.mark.parametrize("final", [False, True], ids=["seqs", "final"])
 def test_inference_equals_the_loop(handle: int, final: bool) -> None:
     actual = INFERENCE[final](handle, [X, V, W.detach()])
-    for a, b in zip(actual, reference(X, V, final=final), strict=True):
+    for a, b in zip(actual, compute_reference(X, V, final=final), strict=True):
         assert torch.equal(a, b)
         assert not a.requires_grad
 
@@ -104,7 +104,7 @@ def test_inference_has_no_gradient(handle: int) -> None:
 
 def test_new_shapes_are_specialised_inside_of_the_op(handle: int) -> None:
     x, v = X[:, :5].clone().requires_grad_(), V[:5].clone().requires_grad_()
-    actual, expected = flexsn_inductor_training(handle, [x, v, W])[:2], reference(x, v, final=False)
+    actual, expected = flexsn_inductor_training(handle, [x, v, W])[:2], compute_reference(x, v, final=False)
     gradients = torch.autograd.grad(actual[0].sum(), [x, v, W])
     for a, b in zip(gradients, torch.autograd.grad(expected[0].sum(), [x, v, W]), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
@@ -112,8 +112,8 @@ def test_new_shapes_are_specialised_inside_of_the_op(handle: int) -> None:
 
 @pytest.mark.parametrize("final", [False, True], ids=["seqs", "final"])
 def test_training_equals_the_loop(handle: int, final: bool) -> None:
-    x, v = leaves()
-    actual, expected = TRAINING[final](handle, [x, v, W])[:2], reference(x, v, final=final)
+    x, v = draw_leaves()
+    actual, expected = TRAINING[final](handle, [x, v, W])[:2], compute_reference(x, v, final=final)
     weights = [torch.rand_like(t) - 0.4 for t in expected]
     for a, b in zip(actual, expected, strict=True):
         assert torch.equal(a, b)
@@ -139,7 +139,7 @@ def test_missing_states_have_the_gradients_of_zeros(hard: int) -> None:
 
 
 def test_outputs_may_be_not_differentiable(hard: int) -> None:
-    x, v = leaves()
+    x, v = draw_leaves()
     output, state, checkpoints = flexsn_inductor_training(hard, [x, v])
     assert not output.requires_grad
     assert state.requires_grad
@@ -148,7 +148,7 @@ def test_outputs_may_be_not_differentiable(hard: int) -> None:
 
 def test_requires_grad_mask_of_the_handle_applies() -> None:
     handle = register(soft_lif, requires_grad=(True, False))
-    x, v = leaves()
+    x, v = draw_leaves()
     flexsn_inductor_training(handle, [x, v])[0].sum().backward()
     assert x.grad is not None
     assert v.grad is None
@@ -161,7 +161,7 @@ def test_requires_grad_mask_of_the_handle_applies() -> None:
 def test_only_tensors_that_require_grad_have_gradients(handle: int) -> None:
     v = V.clone().requires_grad_()
     flexsn_inductor_training(handle, [X, v, W.detach()])[0].sum().backward()
-    expected = torch.autograd.grad(reference(X, w := V.clone().requires_grad_(), final=True)[0].sum(), w)[0]
+    expected = torch.autograd.grad(compute_reference(X, w := V.clone().requires_grad_(), final=True)[0].sum(), w)[0]
     assert v.grad is not None
     torch.testing.assert_close(v.grad, expected, rtol=1e-4, atol=1e-4)
 
@@ -199,7 +199,7 @@ def test_handle_without_the_requested_kernel_is_refused() -> None:
 
 def test_saved_context_keeps_the_handle_alive() -> None:
     handle = register(soft_lif)
-    x, v = leaves()
+    x, v = draw_leaves()
     results = flexsn_inductor_training(handle, [x, v])
     release_flexsn_kernel_handle(handle)  # as if the module were deleted
     assert get_flexsn_kernel_handle(handle).active_refs == 1
@@ -214,7 +214,7 @@ def test_saved_context_keeps_the_handle_alive() -> None:
 
 def test_deleted_context_releases_the_handle() -> None:
     handle = register(soft_lif)
-    x, v = leaves()
+    x, v = draw_leaves()
     results = flexsn_inductor_training(handle, [x, v])
     alive = weakref.ref(get_flexsn_kernel_handle(handle).forward_kernel.program)  # type: ignore[union-attr]
     release_flexsn_kernel_handle(handle)
@@ -248,7 +248,7 @@ def test_inference_passes_opcheck(handle: int, op: Any) -> None:
 @OPCHECK_WARNS
 @pytest.mark.parametrize("op", TRAINING, ids=str)
 def test_training_passes_opcheck(handle: int, op: Any) -> None:
-    x, v = leaves()
+    x, v = draw_leaves()
     assert set(torch.library.opcheck(op, (handle, [x, v, W])).values()) == {"SUCCESS"}
     assert set(torch.library.opcheck(op, (handle, [X, V, W.detach()])).values()) == {"SUCCESS"}
 
@@ -257,7 +257,7 @@ def test_training_passes_opcheck(handle: int, op: Any) -> None:
 @OPCHECK_WARNS
 @pytest.mark.parametrize("op", TRAINING, ids=str)
 def test_training_without_states_and_with_fixed_outputs_passes_opcheck(hard: int, op: Any) -> None:
-    x, _ = leaves()
+    x, _ = draw_leaves()
     assert set(torch.library.opcheck(op, (hard, [x])).values()) == {"SUCCESS"}
 
 
@@ -275,7 +275,7 @@ def test_backward_passes_opcheck(handle: int, required: tuple[bool, ...]) -> Non
 
 
 def test_inference_mode_and_no_grad_have_no_gradients(handle: int) -> None:
-    expected = reference(X, V, final=False)
+    expected = compute_reference(X, V, final=False)
     for mode in (torch.inference_mode, torch.no_grad):
         with mode():
             for op in (flexsn_inductor_inference, flexsn_inductor_training):
@@ -285,7 +285,7 @@ def test_inference_mode_and_no_grad_have_no_gradients(handle: int) -> None:
 
 
 def test_double_backward_is_refused_by_name(handle: int) -> None:
-    x, v = leaves()
+    x, v = draw_leaves()
     output = flexsn_inductor_training(handle, [x, v, W])[0]
     (grad,) = torch.autograd.grad((output * output).sum(), x, create_graph=True)
     with pytest.raises(DoubleBackwardError, match=r"no gradient itself .*backend='torch'"):
@@ -313,7 +313,7 @@ def test_compiled_training_equals_the_loop(handle: int, dynamic: bool) -> None:
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager", dynamic=dynamic)
     for steps in (6, 3):
         x, v = X[:steps].clone().requires_grad_(), V.clone().requires_grad_()
-        expected = reference(x * 2.0, v, final=True)
+        expected = compute_reference(x * 2.0, v, final=True)
         expected[0] = expected[0] + 1.0
         actual = compiled(x, v, W)
         weights = [torch.rand_like(t) - 0.4 for t in expected]
@@ -328,7 +328,7 @@ def test_compiled_training_equals_the_loop(handle: int, dynamic: bool) -> None:
 def test_compiled_double_backward_is_refused(handle: int) -> None:
     """Checks that torch raises an error, because code that AOTAutograd compiles has no second derivative."""
     step = torch.compile(lambda x: flexsn_inductor_training(handle, [x, V, W])[0] * 2.0, backend="aot_eager")
-    x, _ = leaves()
+    x, _ = draw_leaves()
     loss = step(x).square().sum()
     with pytest.raises(RuntimeError, match=r"double backward|requires create_graph=False"):
         torch.autograd.grad(loss, x, create_graph=True)[0].sum().backward()
@@ -350,7 +350,7 @@ def test_compiled_inference_for_several_lengths_is_compiled_once(handle: int) ->
     w = W.detach()
     for steps in (6, 4, 3):
         x = X[:steps].clone()  # a view of X would be a second kind of argument
-        for a, b in zip(run(x, V, w), reference(x, V, final=False), strict=True):
+        for a, b in zip(run(x, V, w), compute_reference(x, V, final=False), strict=True):
             assert torch.equal(a, b)
     assert len(compilations) == 1
     assert compilations[0].graph.find_nodes(op="call_function", target=OPERATOR)

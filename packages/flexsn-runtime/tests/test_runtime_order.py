@@ -15,12 +15,12 @@ from flexsn_runtime.operands._order import ScanFormat, strides_like
 SIZES = (1, 2, 3, 5)
 
 
-def significant(tensor: Tensor) -> list[int | None]:
+def select_strides(tensor: Tensor) -> list[int | None]:
     """Returns the strides of dimensions of more than one element."""
     return [stride if size > 1 else None for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
 
 
-def layouts(shape: Sequence[int], draw: random.Random) -> Tensor:
+def draw_layout(shape: Sequence[int], draw: random.Random) -> Tensor:
     """Returns a tensor that broadcasts to `shape` and may be permuted, sliced or expanded, or have sizes of 1."""
     dims = range(len(shape))
     sizes = [1 if draw.random() < 0.15 else size for size in shape]
@@ -39,8 +39,8 @@ def layouts(shape: Sequence[int], draw: random.Random) -> Tensor:
 def test_gradient_has_the_format_of_its_argument(dims: int) -> None:
     draw = random.Random(dims)
     for _ in range(50):
-        x = layouts([draw.choice(SIZES) for _ in range(dims)], draw)
-        assert significant(torch.empty_strided(x.shape, strides_like(x))) == significant(x * 2.0)
+        x = draw_layout([draw.choice(SIZES) for _ in range(dims)], draw)
+        assert select_strides(torch.empty_strided(x.shape, strides_like(x))) == select_strides(x * 2.0)
 
 
 @pytest.mark.parametrize("steps", [1, 4])
@@ -48,14 +48,14 @@ def test_results_of_a_scan_have_the_format_of_torch(steps: int) -> None:
     draw = random.Random(steps)
     for _ in range(200):
         shape = [draw.choice(SIZES) for _ in range(draw.randint(1, 4))]
-        x, y = (layouts([steps, *shape], draw).expand(steps, *[-1] * len(shape)) for _ in range(2))
+        x, y = (draw_layout([steps, *shape], draw).expand(steps, *[-1] * len(shape)) for _ in range(2))
         step = tuple(torch.broadcast_shapes(x.shape[1:], y.shape[1:]))
-        v = layouts(step, draw).expand(step)
+        v = draw_layout(step, draw).expand(step)
         scan_format = ScanFormat.of(step, [x, y], [v])
         result = torch.addcmul(x, y, v.expand(steps, *step))
-        assert significant(torch.empty_strided(result.shape, scan_format.sequence)) == significant(result)
+        assert select_strides(torch.empty_strided(result.shape, scan_format.sequence)) == select_strides(result)
         single_step = torch.addcmul(x[0], y[0], v)
-        assert significant(torch.empty_strided(single_step.shape, scan_format.step)) == significant(single_step)
+        assert select_strides(torch.empty_strided(single_step.shape, scan_format.step)) == select_strides(single_step)
         # Elements are counted in a state's memory order.
         assert scan_format.order.shape(scan_format.step) == dense_strides(
             scan_format.order.shape(step), range(len(step))

@@ -28,19 +28,19 @@ SHAPE = (3, 5, 11, 13)
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
 
 
-def spikes(shape: tuple[int, ...] = SHAPE, rate: float = 0.2) -> Tensor:
+def draw_spikes(shape: tuple[int, ...] = SHAPE, rate: float = 0.2) -> Tensor:
     return (torch.rand(shape, generator=torch.Generator().manual_seed(0)) < rate).float()
 
 
-def by_torch(x: Tensor, window: Window) -> Tensor:
+def pool_by_torch(x: Tensor, window: Window) -> Tensor:
     return F.max_pool2d(x, window.size, window.stride, window.padding, window.dilation, window.ceil)
 
 
 def check_maximum(x: Tensor, window: Window) -> None:
     """Compares values with torch, and gradients with float64 gradients that are rounded once."""
     ours, exact = x.clone().requires_grad_(), x.double().requires_grad_()
-    y, expected = max_pool(ours, window), by_torch(exact, window)
-    theirs = by_torch(x, window)
+    y, expected = max_pool(ours, window), pool_by_torch(exact, window)
+    theirs = pool_by_torch(x, window)
     assert torch.equal(y.isnan(), expected.isnan())
     assert torch.equal(y.nan_to_num(), theirs.nan_to_num())
     assert y.stride() == theirs.stride()
@@ -58,14 +58,14 @@ def check_maximum(x: Tensor, window: Window) -> None:
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.long(all_but=["*-float32", "3/2-*-bfloat16", "2/2-channels-last-float64"])
 def test_maxima_of_spikes_equal_torchs(window: str, form: str, dtype: str) -> None:
-    check_maximum(spikes().to(getattr(torch, dtype)).contiguous(memory_format=FORMATS[form]), WINDOWS[window])
+    check_maximum(draw_spikes().to(getattr(torch, dtype)).contiguous(memory_format=FORMATS[form]), WINDOWS[window])
 
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize(("shape", "window"), [((1, 3, 4, 300), "3/2"), ((1, 72, 6, 8), "wide")])
 def test_maxima_of_several_programs_equal_torchs(shape: tuple[int, ...], window: str) -> None:
     for form in FORMATS.values():
-        check_maximum(spikes(shape).contiguous(memory_format=form), WINDOWS[window])
+        check_maximum(draw_spikes(shape).contiguous(memory_format=form), WINDOWS[window])
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -88,7 +88,7 @@ def test_maxima_of_special_values_equal_torchs(form: str) -> None:
 def test_averages_equal_torchs(window: str, form: str, pads: bool, divisor: int | None) -> None:
     settings = WINDOWS[window]
     for dtype in (torch.float32, torch.bfloat16):
-        x = spikes().to(dtype).contiguous(memory_format=FORMATS[form])
+        x = draw_spikes().to(dtype).contiguous(memory_format=FORMATS[form])
         ours, exact = x.clone().requires_grad_(), x.double().requires_grad_()
         y = average_pool(ours, settings, divisor, pads=pads)
         expected = F.avg_pool2d(exact, settings.size, settings.stride, settings.padding, settings.ceil, pads, divisor)
@@ -132,7 +132,7 @@ def test_forward_saves_few_bits() -> None:
         saved.append(tensor)
         return tensor
 
-    x = spikes((4, 8, 16, 16)).requires_grad_()
+    x = draw_spikes((4, 8, 16, 16)).requires_grad_()
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         y = max_pool(x, WINDOWS["3/2"])
         average_pool(x, WINDOWS["2/2"])
@@ -145,25 +145,25 @@ def test_forward_saves_few_bits() -> None:
 
 @pytest.mark.usefixtures("interpreted")
 def test_views_and_gradients_of_other_formats_equal_torchs() -> None:
-    x = spikes((3, 5, 13, 11)).transpose(2, 3)
+    x = draw_spikes((3, 5, 13, 11)).transpose(2, 3)
     check_maximum(x.contiguous(), WINDOWS["3/2"])
     ours = x.clone().requires_grad_()
     y = max_pool(ours[:, 1:4, ::2], WINDOWS["2/2"])
     grad = torch.randn(y.shape).contiguous(memory_format=torch.channels_last)
     (gradient,) = torch.autograd.grad(y, ours, grad)
     theirs = x.clone().requires_grad_()
-    (expected,) = torch.autograd.grad(by_torch(theirs[:, 1:4, ::2], WINDOWS["2/2"]), theirs, grad)
+    (expected,) = torch.autograd.grad(pool_by_torch(theirs[:, 1:4, ::2], WINDOWS["2/2"]), theirs, grad)
     torch.testing.assert_close(gradient, expected)
 
 
 @pytest.mark.usefixtures("interpreted")
 def test_transforms_use_pooling_of_torch() -> None:
-    x = spikes((4, 2, 3, 6, 6))
+    x = draw_spikes((4, 2, 3, 6, 6))
     window = WINDOWS["3/2"]
     maxima = torch.vmap(lambda x: max_pool(x, window))(x)
-    assert torch.equal(maxima, by_torch(x.flatten(0, 1), window).unflatten(0, (4, 2)))
+    assert torch.equal(maxima, pool_by_torch(x.flatten(0, 1), window).unflatten(0, (4, 2)))
     gradient = torch.func.grad(lambda x: max_pool(x, window).square().sum())(x[0])
-    assert torch.equal(gradient, torch.func.grad(lambda x: by_torch(x, window).square().sum())(x[0]))
+    assert torch.equal(gradient, torch.func.grad(lambda x: pool_by_torch(x, window).square().sum())(x[0]))
 
 
 def test_inputs_without_a_kernel_have_a_reason() -> None:
@@ -187,7 +187,7 @@ def test_inputs_without_a_kernel_have_a_reason() -> None:
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.long(all_but=["channels-last"])
 def test_compiled_graphs_equal_eager_mode(form: str) -> None:
-    x = spikes((2, 3, 9, 8)).contiguous(memory_format=FORMATS[form])
+    x = draw_spikes((2, 3, 9, 8)).contiguous(memory_format=FORMATS[form])
     window = WINDOWS["3/2"]
 
     def layers(x: Tensor) -> Tensor:
@@ -209,7 +209,7 @@ def test_operators_pass_opcheck() -> None:
 
     settings: tuple[Any, ...] = ([3, 3], [2, 2], [1, 1], [1, 1], False)
     for form in FORMATS.values():
-        x = spikes((2, 3, 7, 8)).contiguous(memory_format=form).requires_grad_()
+        x = draw_spikes((2, 3, 7, 8)).contiguous(memory_format=form).requires_grad_()
         torch.library.opcheck(max_pool_op, (x, *settings), test_utils=CHECKS)
         y, codes = max_pool_op(x.detach(), *settings)
         last = form is torch.channels_last
@@ -223,7 +223,7 @@ def test_operators_pass_opcheck() -> None:
 @pytest.mark.parametrize("window", ["3/2", "2/2", "dilated", "ceil"])
 def test_pooling_on_a_gpu_equals_torchs(window: str, form: str, dtype: str) -> None:
     for shape in (SHAPE, (8, 64, 56, 57), (33, 70, 31, 29), (4, 512, 14, 14), (2, 24, 9, 300)):
-        x = spikes(shape).to("cuda", getattr(torch, dtype)).contiguous(memory_format=FORMATS[form])
+        x = draw_spikes(shape).to("cuda", getattr(torch, dtype)).contiguous(memory_format=FORMATS[form])
         check_maximum(x, WINDOWS[window])
         if window in UNDILATED:
             settings = WINDOWS[window]

@@ -21,7 +21,7 @@ ERRORS = {3: 2e-7, 2: 3e-5, 1: 8e-3}
 Four = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-def operands(shape: tuple[int, int, int], device: str = "cpu", rate: float = 0.3) -> Four:
+def draw_operands(shape: tuple[int, int, int], device: str = "cpu", rate: float = 0.3) -> Four:
     rows, features, outputs = shape
     generator = torch.Generator().manual_seed(rows)
     s = (torch.rand(rows, features, generator=generator) < rate).float()
@@ -30,7 +30,9 @@ def operands(shape: tuple[int, int, int], device: str = "cpu", rate: float = 0.3
     return s.to(device), weight.to(device), bias.to(device), grad.to(device)
 
 
-def results(s: Tensor, weight: Tensor, bias: Tensor, grad: Tensor, parts: int) -> tuple[list[Tensor], Tensor | None]:
+def compute_results(
+    s: Tensor, weight: Tensor, bias: Tensor, grad: Tensor, parts: int
+) -> tuple[list[Tensor], Tensor | None]:
     leaves = s.clone().requires_grad_(), weight.clone().requires_grad_(), bias.clone().requires_grad_()
     y, record = spike_linear(*leaves, parts, parts)
     return [y.detach(), *torch.autograd.grad(y, leaves, grad)], record
@@ -41,7 +43,7 @@ def compute_expected(s: Tensor, weight: Tensor, bias: Tensor, grad: Tensor) -> l
     return [s @ weight.t() + bias, grad @ weight, grad.t() @ s, grad.sum(0)]
 
 
-def error(actual: Tensor, expected: Tensor) -> float:
+def measure_error(actual: Tensor, expected: Tensor) -> float:
     scale = expected.square().mean().sqrt().clamp_min(1e-3)
     return float((actual.double() - expected).square().mean().sqrt() / scale)
 
@@ -51,38 +53,40 @@ def error(actual: Tensor, expected: Tensor) -> float:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.long(all_but=["shape1-3", "shape1-2", "shape3-1"])
 def test_product_is_as_exact_as_its_parts(shape: tuple[int, int, int], parts: int) -> None:
-    tensors = operands(shape)
-    actual, record = results(*tensors, parts)
+    tensors = draw_operands(shape)
+    actual, record = compute_results(*tensors, parts)
     assert record is not None
     assert not record.any()
-    assert [error(f, w) < ERRORS[parts] for f, w in zip(actual, compute_expected(*tensors), strict=True)] == [True] * 4
+    assert [measure_error(f, w) < ERRORS[parts] for f, w in zip(actual, compute_expected(*tensors), strict=True)] == [
+        True
+    ] * 4
 
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("value", [0.3, -1.1, 257.0, 1e30, 1 + 2**-20])
 @pytest.mark.long(all_but=["0.3"])
 def test_other_numbers_than_spikes_are_multiplied_in_float32(value: float) -> None:
-    s, weight, bias, grad = operands((70, 45, 33))
+    s, weight, bias, grad = draw_operands((70, 45, 33))
     s[37, 44] = value
-    actual, record = results(s, weight, bias, grad, 2)
+    actual, record = compute_results(s, weight, bias, grad, 2)
     assert record is not None
     assert record.nonzero().flatten().tolist() == [37 // 16]
     expected = compute_expected(s, weight, bias, grad)
     near = torch.ones(70, dtype=torch.bool)
     near[32:48] = False
     torch.testing.assert_close(actual[0][~near].double(), expected[0][~near], rtol=2e-6, atol=2e-6 * max(1, abs(value)))
-    assert error(actual[0][near], expected[0][near]) < ERRORS[2]  # other rows have the error of two parts
-    assert error(actual[2], expected[2]) < 1e-6  # the weight's gradient
+    assert measure_error(actual[0][near], expected[0][near]) < ERRORS[2]  # other rows have the error of two parts
+    assert measure_error(actual[2], expected[2]) < 1e-6  # the weight's gradient
 
 
 @pytest.mark.usefixtures("interpreted")
 def test_integers_of_eight_bits_are_exact_operands() -> None:
-    s, weight, bias, grad = operands((70, 45, 33))
+    s, weight, bias, grad = draw_operands((70, 45, 33))
     s = torch.randint(-256, 257, s.shape).float()
-    actual, record = results(s, weight, bias, grad, 3)
+    actual, record = compute_results(s, weight, bias, grad, 3)
     assert record is not None
     assert not record.any()
-    assert error(actual[0], compute_expected(s, weight, bias, grad)[0]) < ERRORS[3]
+    assert measure_error(actual[0], compute_expected(s, weight, bias, grad)[0]) < ERRORS[3]
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -108,7 +112,7 @@ def test_sums_on_a_grid_are_equal_in_any_order() -> None:
 
 @pytest.mark.usefixtures("interpreted")
 def test_views_equal_torchs_product() -> None:
-    s, weight, bias, _ = operands((60, 45, 33))
+    s, weight, bias, _ = draw_operands((60, 45, 33))
     base = F.linear(s, weight, bias)
     wide = torch.zeros(60, 90)
     wide[:, ::2] = s  # holes between its numbers
@@ -125,7 +129,7 @@ def test_views_equal_torchs_product() -> None:
 
 @pytest.mark.usefixtures("interpreted")
 def test_expanded_and_unneeded_gradients_are_handled() -> None:
-    s, weight, bias, _ = operands((60, 45, 33))
+    s, weight, bias, _ = draw_operands((60, 45, 33))
     weight.requires_grad_()
     y, _ = spike_linear(s, weight, bias)
     (gradient,) = torch.autograd.grad(y.sum(), [weight])
@@ -137,7 +141,7 @@ def test_expanded_and_unneeded_gradients_are_handled() -> None:
 
 @pytest.mark.usefixtures("interpreted")
 def test_second_derivatives_and_transforms_equal_torchs() -> None:
-    s, weight, bias, _ = operands((10, 12, 7))
+    s, weight, bias, _ = draw_operands((10, 12, 7))
     s.requires_grad_()
     weight.requires_grad_()
 
@@ -157,7 +161,7 @@ def test_second_derivatives_and_transforms_equal_torchs() -> None:
 
 @pytest.mark.usefixtures("interpreted")
 def test_several_gradients_are_computed_at_once() -> None:
-    s, weight, bias, _ = operands((10, 12, 7))
+    s, weight, bias, _ = draw_operands((10, 12, 7))
     weight.requires_grad_()
     y, _ = spike_linear(s, weight, bias)
     grads = torch.randn(3, 10, 7)
@@ -173,7 +177,7 @@ OPCHECK = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:Use
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("with_bias", [True, False])
 def test_operators_pass_opcheck(with_bias: bool) -> None:
-    s, weight, bias, grad = operands((40, 12, 7))
+    s, weight, bias, grad = draw_operands((40, 12, 7))
     leaf, learned = s.view(4, 10, 12).clone().requires_grad_(), weight.requires_grad_()
     added = bias.requires_grad_() if with_bias else None
     torch.library.opcheck(_linear.spike_linear_op, (leaf, learned, added, 3, 2))
@@ -184,7 +188,7 @@ def test_operators_pass_opcheck(with_bias: bool) -> None:
 
 @pytest.mark.usefixtures("interpreted")
 def test_compiled_graph_has_the_bits_of_eager_mode() -> None:
-    tensors = operands((40, 12, 7))
+    tensors = draw_operands((40, 12, 7))
     leaves, grad = [t.requires_grad_() for t in tensors[:3]], tensors[3]
     compiled = torch.compile(lambda *x: spike_linear(*x)[0] * 2, backend="aot_eager", fullgraph=True)
     y = compiled(*leaves)
@@ -199,15 +203,15 @@ def test_compiled_graph_has_the_bits_of_eager_mode() -> None:
 @OPCHECK
 def test_product_of_torch_runs_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_linear, "why_unavailable", lambda device: "absent")
-    s, weight, bias, grad = operands((40, 12, 7))
-    actual, record = results(s, weight, bias, grad, 3)
+    s, weight, bias, grad = draw_operands((40, 12, 7))
+    actual, record = compute_results(s, weight, bias, grad, 3)
     assert record is None
     assert torch.equal(actual[0], F.linear(s, weight, bias))
     torch.library.opcheck(_linear.spike_linear_op, (s, weight.requires_grad_(), bias, 3, 3))
 
 
 def test_mismatches_are_refused() -> None:
-    s, weight, bias, _ = operands((40, 12, 7))
+    s, weight, bias, _ = draw_operands((40, 12, 7))
     with pytest.raises(DtypeError, match=r"weight is torch\.float64"):
         spike_linear(s, weight.double(), bias)
     with pytest.raises(ShapeError, match=r"\[40, 12\] and weight \[12, 7\]"):
@@ -228,38 +232,38 @@ def test_mismatches_are_refused() -> None:
 @pytest.mark.parametrize("shape", LARGE)
 def test_three_parts_are_no_less_exact_than_torch(shape: tuple[int, int, int], rate: float) -> None:
     assert torch.get_float32_matmul_precision() == "highest"
-    tensors = operands(shape, "cuda", rate)
-    actual, record = results(*tensors, 3)
+    tensors = draw_operands(shape, "cuda", rate)
+    actual, record = compute_results(*tensors, 3)
     assert record is not None
     assert not record.any()
     s, weight, bias, grad = tensors
     theirs = [F.linear(s, weight, bias), grad @ weight, grad.t() @ s]
     expected = compute_expected(*tensors)
-    ours = [error(f, w) for f, w in zip(actual, expected, strict=False)]
-    base = [error(f, w) for f, w in zip(theirs, expected, strict=False)]
+    ours = [measure_error(f, w) for f, w in zip(actual, expected, strict=False)]
+    base = [measure_error(f, w) for f, w in zip(theirs, expected, strict=False)]
     assert all(a <= max(1.2 * b, 2e-7) for a, b in zip(ours[:3], base, strict=True)), (ours, base)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", LARGE)
 def test_two_parts_have_sixteen_bits(shape: tuple[int, int, int]) -> None:
-    tensors = operands(shape, "cuda")
-    actual, _ = results(*tensors, 2)
-    errors = [error(f, w) for f, w in zip(actual, compute_expected(*tensors), strict=True)]
+    tensors = draw_operands(shape, "cuda")
+    actual, _ = compute_results(*tensors, 2)
+    errors = [measure_error(f, w) for f, w in zip(actual, compute_expected(*tensors), strict=True)]
     assert max(errors) < 1.2e-5, errors
 
 
 @pytest.mark.gpu
 def test_other_numbers_than_spikes_are_multiplied_in_float32_on_a_gpu() -> None:
-    s, weight, bias, grad = operands((4097, 700, 523), "cuda")
+    s, weight, bias, grad = draw_operands((4097, 700, 523), "cuda")
     s[1000, 699] = 0.3
     s[4096, 0] = -1e20
-    actual, record = results(s, weight, bias, grad, 3)
+    actual, record = compute_results(s, weight, bias, grad, 3)
     assert record is not None
     assert record.nonzero().flatten().tolist() == [1000 // 16, 4096 // 16]
     expected = compute_expected(s, weight, bias, grad)
-    assert error(actual[0], expected[0]) < 3e-7
-    assert error(actual[2], expected[2]) < 1e-6
+    assert measure_error(actual[0], expected[0]) < 3e-7
+    assert measure_error(actual[2], expected[2]) < 1e-6
 
 
 @pytest.mark.gpu
@@ -283,7 +287,7 @@ def test_sums_on_a_grid_are_equal_in_any_order_on_a_gpu() -> None:
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream:UserWarning")
 @pytest.mark.gpu
 def test_compiled_and_captured_products_have_the_bits_of_eager_mode() -> None:
-    tensors = operands((4097, 700, 523), "cuda")
+    tensors = draw_operands((4097, 700, 523), "cuda")
     leaves, grad = [t.requires_grad_() for t in tensors[:3]], tensors[3]
 
     def training(run: object) -> list[Tensor]:

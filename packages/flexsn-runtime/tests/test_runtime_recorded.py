@@ -49,7 +49,7 @@ def draw_tensors(seed: int) -> list[Tensor | None]:
     return [torch.randn(2, 3, generator=generator), torch.randn(3, 3, generator=generator).requires_grad_(), None]
 
 
-def equal(actual: Sequence[Any], expected: Sequence[Any]) -> bool:
+def are_equal(actual: Sequence[Any], expected: Sequence[Any]) -> bool:
     return all(a is b is None or torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
@@ -96,17 +96,17 @@ def test_recorded_call_computes_results_of_other_tensors() -> None:
     results, recording = recorded(compute, first)
     assert isinstance(recording, Recording)
     repeat = recording.repeat
-    assert equal(results, compute(first))
+    assert are_equal(results, compute(first))
     for seed in (1, 2):
         tensors = draw_tensors(seed)
         actual, expected = repeat(tensors), compute(tensors)
-        assert equal(actual, expected)
+        assert are_equal(actual, expected)
         assert [None if t is None else t.stride() for t in actual] == [
             None if t is None else t.stride() for t in expected
         ]
         assert actual[4] is tensors[0]
-    assert not equal(repeat(draw_tensors(1)), repeat(draw_tensors(2)))
-    assert equal(results, compute(first))  # each call has its own memory
+    assert not are_equal(repeat(draw_tensors(1)), repeat(draw_tensors(2)))
+    assert are_equal(results, compute(first))  # each call has its own memory
 
 
 @torch.no_grad()
@@ -119,8 +119,8 @@ def test_tensor_that_is_passed_twice_may_differ_in_the_next_call() -> None:
 
     results, recording = recorded(call, [x, x])
     assert isinstance(recording, Recording)
-    assert equal(results, [-x])
-    assert equal(recording.repeat([x, y]), [x - 2 * y])
+    assert are_equal(results, [-x])
+    assert are_equal(recording.repeat([x, y]), [x - 2 * y])
 
 
 def silent(x: Tensor) -> list[Tensor]:
@@ -159,7 +159,7 @@ def test_unrepeatable_calls_return_results_and_a_reason(name: str) -> None:
     results, repeat = recorded(lambda tensors: call(cast(Tensor, tensors[0])), [x])
     assert isinstance(repeat, str)
     assert reason in repeat
-    assert equal(results, call(x))
+    assert are_equal(results, call(x))
 
 
 def test_error_of_the_call_ends_the_recording() -> None:

@@ -21,11 +21,11 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEXSN_LAUNCHER", "compiled")
 
 
-def numbers(rows: int, seed: int) -> Tensor:
+def draw_numbers(rows: int, seed: int) -> Tensor:
     return torch.randn(rows, 6, generator=torch.Generator().manual_seed(seed))
 
 
-def computed(tensors: Sequence[Any]) -> tuple[Tensor, ...]:
+def compute(tensors: Sequence[Any]) -> tuple[Tensor, ...]:
     """Calls operators of all kinds: new tensors, views, lists, named arguments, and one that writes in place."""
     x, total = tensors
     total.add_(x.sum(0), alpha=2)
@@ -40,26 +40,26 @@ def test_calls_of_several_layouts_need_no_python() -> None:
 
     def function(tensors: Sequence[Any]) -> tuple[Tensor, ...]:
         entered.append(len(tensors[0]))
-        return computed(tensors)
+        return compute(tensors)
 
     repeated = RepeatedFunction(function)
     for seed in range(4):
         for rows in (4, 8):
-            x = numbers(rows, seed)
+            x = draw_numbers(rows, seed)
             actual_total, expected_total = torch.zeros(6), torch.zeros(6)
-            actual, expected = repeated((x, actual_total)), computed((x, expected_total))
+            actual, expected = repeated((x, actual_total)), compute((x, expected_total))
             assert all(map(torch.equal, (*actual, actual_total), (*expected, expected_total)))
             assert not any(tensor._is_view() for tensor in actual[:3])
     assert entered == [4, 8, 4, 8]
-    crosswise = numbers(6, 9)[:, :4].t()
-    assert torch.equal(repeated((crosswise, torch.zeros(6)))[1], computed((crosswise, torch.zeros(6)))[1])
+    crosswise = draw_numbers(6, 9)[:, :4].t()
+    assert torch.equal(repeated((crosswise, torch.zeros(6)))[1], compute((crosswise, torch.zeros(6)))[1])
     assert len(entered) == 5
 
 
 def test_functions_that_read_numbers_run_in_python() -> None:
     repeated = RepeatedFunction(lambda tensors: (tensors[0] * tensors[0].sum().item(),))
     for seed in range(4):
-        x = numbers(4, seed)
+        x = draw_numbers(4, seed)
         assert torch.equal(repeated((x,))[0], x * x.sum().item())
 
 

@@ -27,7 +27,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     entries: dict[PreparedKernel, Entry] = {}
     run = PreparedKernel.__call__
 
-    def call(kernel: PreparedKernel, tensors: Sequence[Tensor]) -> None:
+    def run_and_add_entry(kernel: PreparedKernel, tensors: Sequence[Tensor]) -> None:
         run(kernel, tensors)
         dtypes = [tensor.dtype for tensor in tensors]
 
@@ -42,7 +42,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         entries.setdefault(kernel, Entry(address, (), 1, 1, 0, function, unwatched))
 
     monkeypatch.setenv("FLEXSN_LAUNCHER", "compiled")
-    monkeypatch.setattr(PreparedKernel, "__call__", call)
+    monkeypatch.setattr(PreparedKernel, "__call__", run_and_add_entry)
     monkeypatch.setattr(PreparedKernel, "entry", lambda kernel: entries.get(kernel))
     return names
 
@@ -51,14 +51,14 @@ Leaves = tuple[Tensor, Tensor, Tensor | None]
 FORWARD = ["narrow_kernel", "split_kernel", "outputs_kernel", "repair_outputs_kernel"]
 
 
-def leaves(steps: int = 3, features: int = 40, outputs: int = 48, *, bias: bool = True) -> Leaves:
+def draw_leaves(steps: int = 3, features: int = 40, outputs: int = 48, *, bias: bool = True) -> Leaves:
     generator = torch.Generator().manual_seed(0)
     s = (torch.rand(steps, 14, features, generator=generator) < 0.4).float().requires_grad_()
     weight = torch.randn(outputs, features, generator=generator).requires_grad_()
     return s, weight, torch.randn(outputs, generator=generator).requires_grad_() if bias else None
 
 
-def call(
+def multiply(
     products: RepeatedProducts, operands: Leaves, *, links: bool, written: bool = False, scale: float = 1.0
 ) -> Linked:
     s = operands[0] * scale
@@ -67,7 +67,7 @@ def call(
     )
 
 
-def gradients(linked: Linked, operands: Leaves, grad: Tensor) -> tuple[Tensor, ...]:
+def differentiate(linked: Linked, operands: Leaves, grad: Tensor) -> tuple[Tensor, ...]:
     inputs = [tensor for tensor in operands if tensor is not None]
     if linked.links is None:
         return torch.autograd.grad(linked.y, inputs, grad)
@@ -87,7 +87,7 @@ def assert_equals_torch(linked: Linked, operands: Leaves, scale: float = 1.0) ->
     torch.testing.assert_close(linked.y, expected, rtol=0, atol=2e-5)
     inputs = [tensor for tensor in operands if tensor is not None]
     for gradient, reference in zip(
-        gradients(linked, operands, grad), torch.autograd.grad(expected, inputs, grad), strict=True
+        differentiate(linked, operands, grad), torch.autograd.grad(expected, inputs, grad), strict=True
     ):
         torch.testing.assert_close(gradient, reference, rtol=0, atol=1e-4)
 
@@ -99,12 +99,12 @@ def assert_equals_torch(linked: Linked, operands: Leaves, scale: float = 1.0) ->
 def test_repeated_calls_need_no_python(
     launched: list[str], links: bool, written: bool, bias: bool, scale: float
 ) -> None:
-    products, operands = RepeatedProducts(), leaves(bias=bias)
+    products, operands = RepeatedProducts(), draw_leaves(bias=bias)
     for _ in range(2):
-        assert_equals_torch(call(products, operands, links=links, written=written, scale=scale), operands, scale)
+        assert_equals_torch(multiply(products, operands, links=links, written=written, scale=scale), operands, scale)
     assert not written or "narrow_kernel" not in launched
     launched.clear()
-    assert_equals_torch(call(products, operands, links=links, written=written, scale=scale), operands, scale)
+    assert_equals_torch(multiply(products, operands, links=links, written=written, scale=scale), operands, scale)
     backward = [] if links else ["split_kernel"]
     backward += ["inputs_kernel", "weights_kernel"]
     backward += [] if scale == 1.0 and "shares_kernel" not in launched else ["shares_kernel"]
@@ -113,11 +113,11 @@ def test_repeated_calls_need_no_python(
 
 
 def test_rows_of_fractions_are_detected(launched: list[str]) -> None:
-    products, operands = RepeatedProducts(), leaves()
+    products, operands = RepeatedProducts(), draw_leaves()
     for value in (0.0, 0.3, 0.0):
         with torch.no_grad():
             operands[0][2, 3, 5] = value
-        linked = call(products, operands, links=True)
+        linked = multiply(products, operands, links=True)
         assert_equals_torch(linked, operands)
         assert linked.record is not None
         assert bool(linked.record.any()) == (value == 0.3)
@@ -127,43 +127,43 @@ def test_rows_of_fractions_are_detected(launched: list[str]) -> None:
 def test_layouts_and_modes_may_alternate(launched: list[str]) -> None:
     """Tests calls that differ in sizes, required gradients, the grad mode and memory formats."""
     products = RepeatedProducts()
-    short, long = leaves(), leaves(4)
+    short, long = draw_leaves(), draw_leaves(4)
     fixed = (short[0].detach(), *short[1:])
     for _ in range(3):
         for operands in (short, long):
-            assert_equals_torch(call(products, operands, links=True), operands)
-        linked = call(products, (fixed[0], fixed[1], fixed[2]), links=True)
+            assert_equals_torch(multiply(products, operands, links=True), operands)
+        linked = multiply(products, (fixed[0], fixed[1], fixed[2]), links=True)
         assert linked.links is not None
         (grad,) = torch.autograd.grad(linked.y, [fixed[1]], torch.ones_like(linked.y))
         torch.testing.assert_close(grad, fixed[0].sum((0, 1)).expand_as(grad), rtol=0, atol=1e-4)
         with torch.no_grad():
-            plain = call(products, short, links=True)
+            plain = multiply(products, short, links=True)
         assert plain.links is None
         assert not plain.y.requires_grad
         crosswise = short[0].detach().transpose(0, 1).contiguous().transpose(0, 1).requires_grad_()
-        assert_equals_torch(call(products, (crosswise, *short[1:]), links=False), (crosswise, *short[1:]))
+        assert_equals_torch(multiply(products, (crosswise, *short[1:]), links=False), (crosswise, *short[1:]))
     assert launched.count("outputs_kernel") == 2 * 4
 
 
 def test_second_derivatives_equal_those_of_torch(launched: list[str]) -> None:
-    products, operands = RepeatedProducts(), leaves()
-    call(products, operands, links=False)
+    products, operands = RepeatedProducts(), draw_leaves()
+    multiply(products, operands, links=False)
 
     def second(y: Tensor) -> Tensor:
         (first,) = torch.autograd.grad(y.square().sum(), [operands[0]], create_graph=True)
         return torch.autograd.grad(first.square().sum(), [operands[1]])[0]
 
-    actual = second(call(products, operands, links=False).y)
+    actual = second(multiply(products, operands, links=False).y)
     assert launched == FORWARD
     torch.testing.assert_close(actual, second(F.linear(*operands)), rtol=1e-4, atol=1e-3)
 
 
 def test_gradients_from_several_paths_add_up() -> None:
     """Tests whole gradients together with parts, only some of the parts, and parts that begin at odd addresses."""
-    products, operands = RepeatedProducts(), leaves()
+    products, operands = RepeatedProducts(), draw_leaves()
     generator = torch.Generator().manual_seed(3)
     for _ in range(3):
-        linked = call(products, operands, links=True)
+        linked = multiply(products, operands, links=True)
         assert linked.links is not None
         grad = torch.randn(linked.y.shape, generator=generator)
         part, odd = grad.bfloat16(), torch.zeros(grad.numel() + 1, dtype=torch.bfloat16)[1:].view(grad.shape)
@@ -183,33 +183,33 @@ def test_gradients_from_several_paths_add_up() -> None:
 
 
 def test_late_hook_is_refused() -> None:
-    products, operands = RepeatedProducts(), leaves()
+    products, operands = RepeatedProducts(), draw_leaves()
     for _ in range(2):
-        linked = call(products, operands, links=True)
+        linked = multiply(products, operands, links=True)
         linked.y.retain_grad()
         with pytest.raises(RuntimeError, match="after the neuron had read the output"):
-            gradients(linked, operands, torch.ones_like(linked.y))
+            differentiate(linked, operands, torch.ones_like(linked.y))
 
 
 def test_freed_graph_raises() -> None:
-    products, operands = RepeatedProducts(), leaves()
-    call(products, operands, links=False)
-    linked = call(products, operands, links=False)
+    products, operands = RepeatedProducts(), draw_leaves()
+    multiply(products, operands, links=False)
+    linked = multiply(products, operands, links=False)
     grad = torch.ones_like(linked.y)
-    gradients(linked, operands, grad)
+    differentiate(linked, operands, grad)
     with pytest.raises(RuntimeError, match="second time"):
-        gradients(linked, operands, grad)
-    linked = call(products, operands, links=False)
+        differentiate(linked, operands, grad)
+    linked = multiply(products, operands, links=False)
     with torch.no_grad():
         operands[1].mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        gradients(linked, operands, grad)
+        differentiate(linked, operands, grad)
 
 
 def test_several_gradients_are_computed_at_once() -> None:
-    products, operands = RepeatedProducts(), leaves()
-    call(products, operands, links=False)
-    linked = call(products, operands, links=False)
+    products, operands = RepeatedProducts(), draw_leaves()
+    multiply(products, operands, links=False)
+    linked = multiply(products, operands, links=False)
     grads = torch.randn(3, *linked.y.shape)
     actual = torch.autograd.grad(linked.y, [operands[1]], grads, is_grads_batched=True)[0]
     expected = torch.autograd.grad(F.linear(*operands), [operands[1]], grads, is_grads_batched=True)[0]
@@ -217,9 +217,9 @@ def test_several_gradients_are_computed_at_once() -> None:
 
 
 def test_layers_are_freed() -> None:
-    products, operands = RepeatedProducts(), leaves()
+    products, operands = RepeatedProducts(), draw_leaves()
     for _ in range(3):
-        assert_equals_torch(call(products, operands, links=True), operands)
+        assert_equals_torch(multiply(products, operands, links=True), operands)
     (cached,) = products._calls
     reference = weakref.ref(cached.native)
     del products, cached

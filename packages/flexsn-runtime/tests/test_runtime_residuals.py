@@ -76,7 +76,9 @@ def program_of(core: Callable[..., Any], counts: tuple[int, int, int], residuals
     return PointwiseProgram(core, *counts, residuals=residuals)
 
 
-def arguments(core: Callable[..., Any], inputs: int, states: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+def draw_arguments(
+    core: Callable[..., Any], inputs: int, states: int, dtype: torch.dtype = torch.float32
+) -> list[Tensor]:
     tensors = [random(STEPS, *STEP, dtype=dtype, seed=i) for i in range(inputs)]
     tensors += [random(*STEP, dtype=dtype, seed=20 + i) for i in range(states)]
     if core is with_a_count:
@@ -89,7 +91,7 @@ def run(program: PointwiseProgram, tensors: Sequence[Tensor], *, state_seqs: boo
     return scan(step, prepared, state_seqs=state_seqs)
 
 
-def gradients(
+def differentiate(
     results: Sequence[Tensor], leaves: Sequence[Tensor], present: Sequence[bool] | None = None
 ) -> tuple[Tensor, ...]:
     """Returns gradients of the results that are differentiable and `present`, with uneven weights."""
@@ -107,7 +109,7 @@ def assert_same_gradients(actual: Sequence[Tensor], expected: Sequence[Tensor]) 
             torch.testing.assert_close(a, b)
 
 
-def choice(program: PointwiseProgram, tensors: Sequence[Tensor]) -> tuple[torch.dtype, ...] | None:
+def find_choice(program: PointwiseProgram, tensors: Sequence[Tensor]) -> tuple[torch.dtype, ...] | None:
     """Returns the dtypes of the values that are saved for all gradients, or `None` for checkpoints."""
     step, prepared = prepare(program, tensors)
     residuals = step.residuals(tuple(t is not None and t.is_floating_point() for t in prepared.all))
@@ -119,18 +121,18 @@ def choice(program: PointwiseProgram, tensors: Sequence[Tensor]) -> tuple[torch.
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case[0].__name__)
 def test_gradients_do_not_depend_on_saved_values(case: Case, state_seqs: bool) -> None:
     core, counts = case
-    tensors = arguments(core, counts[0], counts[1])
+    tensors = draw_arguments(core, counts[0], counts[1])
     leaves = [t for t in tensors if t.requires_grad] + ([GAIN] if core is learned else [])
     outcomes = []
     for residuals in ("save", "recompute", "auto"):
         results = run(program_of(core, counts, residuals), tensors, state_seqs=state_seqs)
-        outcomes.append((results, gradients(results, leaves)))
+        outcomes.append((results, differentiate(results, leaves)))
     for results, grads in outcomes[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results, outcomes[0][0], strict=True))
         assert_same_gradients(grads, outcomes[0][1])
     if state_seqs:
         expected = loop(core, counts[2], tensors[: counts[0]], tensors[counts[0] :])
-        for a, b in zip(outcomes[0][1], gradients(expected, leaves), strict=True):
+        for a, b in zip(outcomes[0][1], differentiate(expected, leaves), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
@@ -139,12 +141,12 @@ def test_gradients_do_not_depend_on_saved_values(case: Case, state_seqs: bool) -
     "present", [(a, b, c, d) for a in (0, 1) for b in (0, 1) for c in (0, 1) for d in (0, 1) if a + b + c + d]
 )
 def test_all_subsets_of_incoming_gradients_are_right(present: tuple[int, ...]) -> None:
-    tensors = arguments(learned, 2, 2)
+    tensors = draw_arguments(learned, 2, 2)
     masks = [bool(p) for p in present]
     leaves = [*tensors, GAIN]
-    saved = gradients(run(PointwiseProgram(learned, 2, 2, 2, residuals="save"), tensors), leaves, masks)
-    again = gradients(run(PointwiseProgram(learned, 2, 2, 2, residuals="recompute"), tensors), leaves, masks)
-    expected = gradients(loop(learned, 2, tensors[:2], tensors[2:]), leaves, masks)
+    saved = differentiate(run(PointwiseProgram(learned, 2, 2, 2, residuals="save"), tensors), leaves, masks)
+    again = differentiate(run(PointwiseProgram(learned, 2, 2, 2, residuals="recompute"), tensors), leaves, masks)
+    expected = differentiate(loop(learned, 2, tensors[:2], tensors[2:]), leaves, masks)
     for a, b, c in zip(saved, again, expected, strict=True):
         torch.testing.assert_close(a, b)
         torch.testing.assert_close(a, c, rtol=1e-4, atol=1e-4)
@@ -165,11 +167,11 @@ def test_absent_gradient_is_not_multiplied() -> None:
 @pytest.mark.long(all_but=["[024]"])
 @pytest.mark.parametrize("number", range(5))
 def test_any_subset_of_gradients_may_be_requested(number: int) -> None:
-    tensors = arguments(learned, 2, 2)
+    tensors = draw_arguments(learned, 2, 2)
     leaf = [*tensors, GAIN][number]
     results = run(PointwiseProgram(learned, 2, 2, 2, residuals="save"), tensors)
     expected = loop(learned, 2, tensors[:2], tensors[2:])
-    (actual,), (reference,) = gradients(results, [leaf]), gradients(expected, [leaf])
+    (actual,), (reference,) = differentiate(results, [leaf]), differentiate(expected, [leaf])
     torch.testing.assert_close(actual, reference, rtol=1e-4, atol=1e-4)
 
 
@@ -183,7 +185,7 @@ def test_gradients_pass_gradcheck(case: Case) -> None:
     core, counts = case
     tensors = [
         t.detach()[..., :2, :].requires_grad_(t.requires_grad)
-        for t in arguments(core, counts[0], counts[1], torch.float64)
+        for t in draw_arguments(core, counts[0], counts[1], torch.float64)
     ]
     program = program_of(core, counts, "save")
 
@@ -196,7 +198,7 @@ def test_gradients_pass_gradcheck(case: Case) -> None:
 def test_choice_moves_fewer_bytes() -> None:
     def chosen(core: Callable[..., Any], *counts: int) -> tuple[torch.dtype, ...] | None:
         inputs, states, outputs = counts
-        return choice(PointwiseProgram(core, inputs, states, outputs), arguments(core, inputs, states))
+        return find_choice(PointwiseProgram(core, inputs, states, outputs), draw_arguments(core, inputs, states))
 
     assert chosen(soft_lif, 1, 1, 1) is None  # reads x again, instead of writing and reading h
     assert chosen(four_dendrites, 4, 1, 1) == (torch.float32,)  # writes and reads h, instead of four inputs
@@ -206,16 +208,16 @@ def test_choice_moves_fewer_bytes() -> None:
 
 @pytest.mark.parametrize("residuals", ["save", "recompute"])
 def test_residuals_can_be_requested(residuals: str) -> None:
-    tensors = arguments(soft_lif, 1, 1)
+    tensors = draw_arguments(soft_lif, 1, 1)
     program = PointwiseProgram(soft_lif, 1, 1, 1, residuals=residuals)
-    assert choice(program, tensors) == ((torch.float32,) if residuals == "save" else None)
-    assert choice(copy.deepcopy(program), tensors) == choice(program, tensors)
+    assert find_choice(program, tensors) == ((torch.float32,) if residuals == "save" else None)
+    assert find_choice(copy.deepcopy(program), tensors) == find_choice(program, tensors)
 
 
 @pytest.mark.parametrize("residuals", ["save", "recompute"])
 def test_constant_gradient_reads_no_values(residuals: str) -> None:
     program = program_of(leaky_integrator, (1, 1, 1), residuals)
-    x, v = arguments(leaky_integrator, 1, 1)
+    x, v = draw_arguments(leaky_integrator, 1, 1)
     run(program, [x, v], state_seqs=False)[0].sum().backward()
     (step,) = program.specializations
     (backward,) = (k for k in step._kernels.values() if any(p.role is Role.GRAD_INPUT for p in k.params))
@@ -228,7 +230,7 @@ def test_unknown_choice_is_refused() -> None:
 
 
 def test_only_the_condition_is_saved_for_a_rectangular_surrogate() -> None:
-    tensors = arguments(rectangular_if, 1, 1)
+    tensors = draw_arguments(rectangular_if, 1, 1)
     saved: list[Tensor] = []
 
     def keep(t: Tensor) -> Tensor:
@@ -244,12 +246,12 @@ def test_only_the_condition_is_saved_for_a_rectangular_surrogate() -> None:
 @pytest.mark.parametrize("precision", ["eager", "float32"])
 def test_half_precision_values_are_saved_without_rounding(precision: Literal["eager", "float32"]) -> None:
     """Checks that values that are wider in registers than their dtype are saved without rounding."""
-    tensors = arguments(learned, 2, 2, torch.bfloat16)
+    tensors = draw_arguments(learned, 2, 2, torch.bfloat16)
     outcomes = []
     for residuals in ("save", "recompute"):
         program = PointwiseProgram(learned, 2, 2, 2, precision=precision, residuals=residuals)
         results = run(program, tensors)
-        outcomes.append((results, gradients(results, [*tensors, GAIN])))
+        outcomes.append((results, differentiate(results, [*tensors, GAIN])))
     assert all(torch.equal(a, b) for a, b in zip(outcomes[0][0], outcomes[1][0], strict=True))
     assert_same_gradients(outcomes[0][1], outcomes[1][1])
 
@@ -270,7 +272,7 @@ def test_step_without_a_gradient_runs() -> None:
         return (x > v).to(x.dtype), v.detach()
 
     step: Specialization
-    x, v = arguments(core, 1, 1)
+    x, v = draw_arguments(core, 1, 1)
     for residuals in ("auto", "save"):
         step, prepared = prepare(PointwiseProgram(core, 1, 1, 1, residuals=residuals), [x, v])
         spikes, _ = scan(step, prepared, state_seqs=False)

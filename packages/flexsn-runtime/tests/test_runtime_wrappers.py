@@ -215,7 +215,7 @@ def test_lifted_tensors_of_another_shape_or_dtype_are_refused() -> None:
 # -- backward ------------------------------------------------------------------------------------------
 
 
-def saved_of(core: Core, *args: Tensor, **options: Any) -> tuple[Any, Any, tuple[Tensor, ...]]:
+def save_for_backward(core: Core, *args: Tensor, **options: Any) -> tuple[Any, Any, tuple[Tensor, ...]]:
     forward, backward, info = build_training_kernels(core, 1, 1, 1, EXAMPLES, **options)
     results = flexsn_forward(forward, info, *args)
     for a, b in zip(results[:2], loop(core, 1, [args[0]], [args[1]]), strict=True):
@@ -226,7 +226,7 @@ def saved_of(core: Core, *args: Tensor, **options: Any) -> tuple[Any, Any, tuple
 @pytest.mark.parametrize("present", [(True, True), (True, False), (False, True)], ids=str)
 def test_backward_equals_autograd(present: tuple[bool, bool]) -> None:
     core, w = with_gain()
-    backward, info, saved = saved_of(core, X, V)
+    backward, info, saved = save_for_backward(core, X, V)
     grads = [torch.rand_like(X) - 0.4 if is_present else None for is_present in present]
     actual = flexsn_backward(backward, info, *grads, *saved)
     x, v = X.clone().requires_grad_(), V.clone().requires_grad_()
@@ -240,7 +240,7 @@ def test_backward_equals_autograd(present: tuple[bool, bool]) -> None:
 
 def test_backward_without_any_gradient_is_zero() -> None:
     core, w = with_gain()
-    backward, info, saved = saved_of(core, X, V)
+    backward, info, saved = save_for_backward(core, X, V)
     for gradient, like in zip(flexsn_backward(backward, info, None, None, *saved), (X, V, w), strict=True):
         assert gradient is not None
         assert gradient.shape == like.shape
@@ -263,14 +263,14 @@ def test_missing_states_are_zeros_in_the_backward() -> None:
 
 
 def test_backward_returns_only_allowed_gradients() -> None:
-    backward, info, saved = saved_of(soft_lif, X, V, requires_grad=(True, False))
+    backward, info, saved = save_for_backward(soft_lif, X, V, requires_grad=(True, False))
     grad_x, grad_v = flexsn_backward(backward, info, torch.ones_like(X), None, *saved)
     assert grad_x is not None
     assert grad_v is None
 
 
 def test_core_without_differentiable_outputs_can_be_trained_through_its_state() -> None:
-    backward, info, saved = saved_of(hard_lif, X, V)
+    backward, info, saved = save_for_backward(hard_lif, X, V)
     grad_x, _ = flexsn_backward(backward, info, torch.ones_like(X), torch.ones_like(X), *saved)
     x = X.clone().requires_grad_()
     expected = torch.autograd.grad(loop(hard_lif, 1, [x], [V])[1].sum(), x)[0]
@@ -280,7 +280,7 @@ def test_core_without_differentiable_outputs_can_be_trained_through_its_state() 
 
 def test_backward_names_missing_tensors() -> None:
     core, _ = with_gain()
-    backward, info, saved = saved_of(core, X, V)
+    backward, info, saved = save_for_backward(core, X, V)
     grad = torch.ones_like(X)
     with pytest.raises(TensorCountError, match=r"got 1 arguments; the gradients .* come first \(2;"):
         flexsn_backward(backward, info, grad)
@@ -375,7 +375,7 @@ def test_state_with_a_wrong_shape_is_refused() -> None:
 @pytest.mark.parametrize("absent", [None, 0, 1], ids=["both", "states", "outputs"])
 def test_backward_of_no_steps_takes_shapes_from_the_gradients(absent: int | None) -> None:
     core, w = with_gain()
-    backward, info, _ = saved_of(core, X, V)
+    backward, info, _ = save_for_backward(core, X, V)
     grads: list[Tensor | None] = [X[:0], X[:0].clone()]
     if absent is not None:
         grads[absent] = None
