@@ -59,7 +59,7 @@ def layouts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     _opaque._decode.cache_clear()
 
 
-def grads(run: Callable[..., Any], step: Any, init: Any, xs: Any, options: dict[str, Any]) -> Any:
+def differentiate(run: Callable[..., Any], step: Any, init: Any, xs: Any, options: dict[str, Any]) -> Any:
     """Returns results, and gradients of all floating-point leaves and of the step's parameters."""
     init, xs = tree_map(lambda t: t.detach().requires_grad_(t.is_floating_point()) if t is not None else t, (init, xs))
     leaves = [t for t in tree_leaves((init, xs)) if t is not None and t.requires_grad] + parameters_of(step)
@@ -67,13 +67,13 @@ def grads(run: Callable[..., Any], step: Any, init: Any, xs: Any, options: dict[
     return results, torch.autograd.grad(loss(results), leaves, allow_unused=True)
 
 
-def compiled(step: Any, init: Any, xs: Any, **options: Any) -> Any:
+def run_compiled(step: Any, init: Any, xs: Any, **options: Any) -> Any:
     return torch.compile(lambda init, xs: scan(step, init, xs, **options), fullgraph=True)(init, xs)
 
 
 def assert_equal_to_loop(step: Any, init: Any, xs: Any, **options: Any) -> None:
-    expected, expected_grads = grads(looped, step, init, xs, options)
-    results, gradients = grads(compiled, step, init, xs, options)
+    expected, expected_grads = differentiate(looped, step, init, xs, options)
+    results, gradients = differentiate(run_compiled, step, init, xs, options)
     torch.testing.assert_close(results, expected)
     torch.testing.assert_close(gradients, expected_grads)
 
@@ -162,8 +162,8 @@ def test_blocks_and_segments_need_not_be_multiples(remat: int | None, monkeypatc
     """Tests blocks and segments that are not multiples of one another."""
     monkeypatch.setattr(_compiled_loop, "BLOCK", 4)
     case = recurrence("minimal_gru", 19)
-    expected, expected_grads = grads(looped, case.step, case.init, case.xs, case.options)
-    results, gradients = grads(compiled, case.step, case.init, case.xs, {**case.options, "remat": remat})
+    expected, expected_grads = differentiate(looped, case.step, case.init, case.xs, case.options)
+    results, gradients = differentiate(run_compiled, case.step, case.init, case.xs, {**case.options, "remat": remat})
     torch.testing.assert_close(results, expected)
     torch.testing.assert_close(gradients, expected_grads)
 
@@ -199,14 +199,14 @@ def test_states_of_several_formats_equal_the_loop(layouts: list[Any]) -> None:
     assert [g.stride() for g in gradients] == [g.stride() for g in expected_grads]
 
 
-def failing(*_: Any) -> Any:
+def fail(*_: Any) -> Any:
     raise RuntimeError("no C++ compiler")
 
 
 def test_steps_that_cannot_be_compiled_run_as_operators(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(_step_graphs, "compile_step", failing)
+    monkeypatch.setattr(_step_graphs, "compile_step", fail)
     _opaque._decode.cache_clear()
     _opaque._log_once.cache_clear()
     init, xs = torch.zeros(3), torch.randn(5, 3)

@@ -16,7 +16,7 @@ STEPS = [1, 2, 7]
 cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
-def hand_written(core: Core, case: Case, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def run_by_hand(core: Core, case: Case, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Computes the definition, independently of the package: index time, call, append to lists."""
     inputs = arguments[: case.num_inputs]
     states = list(arguments[case.num_inputs : case.num_inputs + case.num_states])
@@ -36,7 +36,7 @@ def hand_written(core: Core, case: Case, arguments: Sequence[torch.Tensor]) -> l
 def test_eager_scan_equals_its_definition(case: Case, spike: str, steps: int) -> None:
     core = case.make(SPIKES[spike])
     arguments = case.arguments(steps)
-    expected = value_and_gradients(lambda *flat: hand_written(core, case, flat), arguments)
+    expected = value_and_gradients(lambda *flat: run_by_hand(core, case, flat), arguments)
     actual = value_and_gradients(lambda *flat: eager_scan(core, *case.counts, *flat), arguments)
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
@@ -209,7 +209,7 @@ class Work(TorchDispatchMode):
         return result
 
 
-def written(run: Callable[..., Sequence[torch.Tensor]], steps: int) -> int:
+def count_written_elements(run: Callable[..., Sequence[torch.Tensor]], steps: int) -> int:
     x = torch.randn(steps, 8, requires_grad=True)
     with Work() as work:  # type: ignore[no-untyped-call]
         torch.autograd.grad(run(if_core(smooth_spike), 1, 1, 1, x, torch.zeros(8))[0].sum(), [x])
@@ -219,9 +219,9 @@ def written(run: Callable[..., Sequence[torch.Tensor]], steps: int) -> int:
 
 def test_backward_is_linear_in_steps() -> None:
     def by_index(core: Core, *arguments: Any) -> Sequence[torch.Tensor]:
-        return hand_written(core, CASES[0], arguments[3:])
+        return run_by_hand(core, CASES[0], arguments[3:])
 
     assert CASES[0].counts == (1, 1, 1)
-    assert written(eager_scan, 256) < 20 * written(eager_scan, 16)
+    assert count_written_elements(eager_scan, 256) < 20 * count_written_elements(eager_scan, 16)
     # In contrast, indexing writes gradients of x[t] that are as large as all of x.
-    assert written(by_index, 256) > 100 * written(by_index, 16)
+    assert count_written_elements(by_index, 256) > 100 * count_written_elements(by_index, 16)

@@ -15,12 +15,12 @@ from flexsn_hop.formats import dense_strides, memory_order, order_like
 SIZES = (1, 2, 3, 5)
 
 
-def significant(tensor: Tensor) -> list[int | None]:
+def select_strides(tensor: Tensor) -> list[int | None]:
     """Returns the strides of the dimensions with more than one element."""
     return [stride if size > 1 else None for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
 
 
-def layouts(shape: Sequence[int], draw: random.Random) -> Tensor:
+def draw_layout(shape: Sequence[int], draw: random.Random) -> Tensor:
     """Returns a tensor that broadcasts to `shape`: permuted, sliced, expanded, with sizes of 1, or several of these."""
     dims = range(len(shape))
     sizes = [1 if draw.random() < 0.15 else size for size in shape]
@@ -46,9 +46,9 @@ def test_format_of_one_operand_equals_torchs(dims: int) -> None:
     draw = random.Random(dims)
     for _ in range(150):
         shape = [draw.choice(SIZES) for _ in range(dims)]
-        x = layouts(shape, draw)
+        x = draw_layout(shape, draw)
         like = torch.empty_strided(x.shape, format_of(x))
-        assert significant(like) == significant(x * 2.0), (x.shape, x.stride())
+        assert select_strides(like) == select_strides(x * 2.0), (x.shape, x.stride())
         assert like.stride() == dense_strides(x.shape, order_like(x))
 
 
@@ -57,10 +57,10 @@ def test_format_of_several_operands_equals_torchs(dims: int) -> None:
     draw = random.Random(10 + dims)
     for _ in range(200):
         shape = [draw.choice(SIZES) for _ in range(dims)]
-        x, y, z = (layouts(shape, draw) for _ in range(3))
+        x, y, z = (draw_layout(shape, draw) for _ in range(3))
         for tensors, result in (((x, y), x + y), ((x, y, z), torch.addcmul(x, y, z))):
             like = torch.empty_strided(result.shape, format_of(*tensors))
-            assert significant(like) == significant(result), [(t.shape, t.stride()) for t in tensors]
+            assert select_strides(like) == select_strides(result), [(t.shape, t.stride()) for t in tensors]
 
 
 @pytest.mark.parametrize("format_", [torch.contiguous_format, torch.channels_last, torch.channels_last_3d], ids=str)

@@ -32,7 +32,7 @@ def fresh_compiler() -> None:
     torch._dynamo.reset()
 
 
-def three_times(
+def assert_three_calls_are_equal(
     step: Step, init: Tensor, xs: Tensor, captured: Tensor | None = None, backend: str = "inductor"
 ) -> None:
     """Checks that three equal calls of a compiled scan have the values and gradients of the loop."""
@@ -87,13 +87,13 @@ STEPS: dict[str, Step] = {
 def test_equal_calls_are_equal(name: str) -> None:
     draw = torch.Generator().manual_seed(0)
     init, xs = (torch.randn(shape, generator=draw, dtype=torch.float64) for shape in ((3,), (4, 3)))
-    three_times(STEPS[name], init, xs)
+    assert_three_calls_are_equal(STEPS[name], init, xs)
 
 
 def test_table_has_the_gradient_of_the_loop() -> None:
     table = torch.ones(3, requires_grad=True, dtype=torch.float64)
     init = torch.zeros(1, dtype=torch.float64)
-    three_times(lambda h, t: (h + table[t], None), init, torch.tensor([[0], [1], [1]]), table)
+    assert_three_calls_are_equal(lambda h, t: (h + table[t], None), init, torch.tensor([[0], [1], [1]]), table)
 
 
 # -- graphs as text ------------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ LinAlgError: type[Exception] = vars(torch.linalg)["LinAlgError"]
 while_loop: Any = torch._higher_order_ops.while_loop
 
 
-def matrix(x: Tensor) -> Tensor:
+def make_matrix(x: Tensor) -> Tensor:
     return 2 * torch.eye(3, dtype=x.dtype) + torch.diag(x * x)
 
 
@@ -149,13 +149,13 @@ def halved(c: Tensor, x: Tensor) -> Tensor:
 
 
 LARGE_STEPS: dict[str, Step] = {
-    "solve": lambda c, x: (torch.linalg.solve(matrix(x), c + x), None),
-    "inv": lambda c, x: (torch.linalg.inv(matrix(x)) @ c, c * x),
-    "cholesky": lambda c, x: (torch.linalg.cholesky(matrix(x)) @ c / 3, None),
-    "det": lambda c, x: (torch.linalg.det(matrix(x)) * c / 9, torch.linalg.slogdet(matrix(x)).logabsdet),
+    "solve": lambda c, x: (torch.linalg.solve(make_matrix(x), c + x), None),
+    "inv": lambda c, x: (torch.linalg.inv(make_matrix(x)) @ c, c * x),
+    "cholesky": lambda c, x: (torch.linalg.cholesky(make_matrix(x)) @ c / 3, None),
+    "det": lambda c, x: (torch.linalg.det(make_matrix(x)) * c / 9, torch.linalg.slogdet(make_matrix(x)).logabsdet),
     "scan": lambda c, x: (scan(lambda a, b: (torch.tanh(a + b), a * b), c, x[:, None].expand(3, 3))[1].mean(0), None),
     "solve in scan": lambda c, x: (
-        scan(lambda a, b: (torch.linalg.solve(matrix(b), a), None), c, x[:, None].expand(3, 3))[0] + c,
+        scan(lambda a, b: (torch.linalg.solve(make_matrix(b), a), None), c, x[:, None].expand(3, 3))[0] + c,
         None,
     ),
     "cond": lambda c, x: (torch.cond(c.sum() > 0, lambda c, x: c + x.sin(), lambda c, x: c - x * c, (c, x)), None),
@@ -171,7 +171,7 @@ def test_solvers_and_control_flow_equal_the_loop(name: str, backend: str) -> Non
     draw = torch.Generator().manual_seed(0)
     init, xs = (torch.randn(shape, generator=draw, dtype=torch.float64) for shape in ((3,), (4, 3)))
     # Numbers that a step reads have no gradient.
-    three_times(LARGE_STEPS[name], init, xs, backend=backend)
+    assert_three_calls_are_equal(LARGE_STEPS[name], init, xs, backend=backend)
 
 
 def test_checks_of_linalg_run_in_each_step() -> None:

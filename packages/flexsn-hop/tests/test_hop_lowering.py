@@ -44,7 +44,7 @@ def fresh_compiler() -> Iterator[None]:
         yield
 
 
-def network(scan: Run, **options: Any) -> Run:
+def make_network(scan: Run, **options: Any) -> Run:
     def run(x: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> Any:
         outputs, states = scan(CORE, 1, 1, 1, 2 * x + 0.1, v, w, **options)
         return 0.5 * outputs, states
@@ -60,20 +60,20 @@ def assert_same(actual: Run, expected: Run, arguments: Sequence[torch.Tensor]) -
 @pytest.mark.parametrize("dynamic", [False, True])
 @pairs
 def test_inductor_runs_the_loop(dynamic: bool, scan: Run, reference: Run) -> None:
-    run = torch.compile(network(scan), fullgraph=True, dynamic=dynamic)
+    run = torch.compile(make_network(scan), fullgraph=True, dynamic=dynamic)
     for steps, batch in ((5, 2), (9, 7)) if dynamic else ((5, 2),):
-        assert_same(run, network(reference), CASES[5].arguments(steps, (batch, 3)))
+        assert_same(run, make_network(reference), CASES[5].arguments(steps, (batch, 3)))
 
 
 def test_generated_code_has_one_call_for_each_direction(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEXSN_HOP_LOWERING", "loop")  # another package may have registered kernels
 
     def step(x: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> Any:
-        results = network(flex_sn_scan)(x, v, w)
+        results = make_network(flex_sn_scan)(x, v, w)
         return torch.autograd.grad(sum(result.sum() for result in results), [x, v, w])
 
     def train(*arguments: torch.Tensor) -> Any:
-        results = torch.compile(network(flex_sn_scan), fullgraph=True, dynamic=False)(*arguments)
+        results = torch.compile(make_network(flex_sn_scan), fullgraph=True, dynamic=False)(*arguments)
         return torch.autograd.grad(sum(result.sum() for result in results), arguments)
 
     _, codes = run_and_get_code(train, *CASES[5].arguments(6))
@@ -168,11 +168,11 @@ def test_registered_lowering_becomes_part_of_the_graph(
     arguments = CASES[5].arguments(3)
 
     def train(*arguments: torch.Tensor) -> Any:
-        run = torch.compile(network(scan), fullgraph=True, dynamic=False)
+        run = torch.compile(make_network(scan), fullgraph=True, dynamic=False)
         return value_and_gradients(run, arguments)
 
     actual, codes = run_and_get_code(train, *arguments)
-    torch.testing.assert_close(actual, value_and_gradients(network(reference), arguments))
+    torch.testing.assert_close(actual, value_and_gradients(make_network(reference), arguments))
     assert [type(layout) for layout in lowering.traced] == [ScanLayout, BackwardLayout]
     assert not any("run_scan" in code for code in codes)
     backward = lowering.traced[1]
@@ -246,10 +246,10 @@ def test_only_auto_falls_back_to_the_loop(
     lowering = Unrolled(reason="it is a test")
     register(lowering)
     arguments = CASES[5].arguments(3, requires_grad=False)
-    run = torch.compile(network(flex_sn_scan), fullgraph=True)
-    torch.testing.assert_close(run(*arguments), network(eager_scan)(*arguments))
+    run = torch.compile(make_network(flex_sn_scan), fullgraph=True)
+    torch.testing.assert_close(run(*arguments), make_network(eager_scan)(*arguments))
     assert lowering.traced == []
-    kernel = torch.compile(network(flex_sn_scan, lowering="kernel"), fullgraph=True)
+    kernel = torch.compile(make_network(flex_sn_scan, lowering="kernel"), fullgraph=True)
     with pytest.raises(errors.LoweringError, match="'kernel' is not available: it is a test"):
         kernel(*arguments)
 
@@ -277,8 +277,8 @@ def test_first_lowering_that_accepts_a_scan_compiles_it() -> None:
     for lowering in (away, picky, half, taker):
         register_scan_lowering(lowering)
     arguments = CASES[5].arguments(3)
-    run = torch.compile(network(flex_sn_scan), fullgraph=True, dynamic=False)
-    assert_same(run, network(eager_scan), arguments)
+    run = torch.compile(make_network(flex_sn_scan), fullgraph=True, dynamic=False)
+    assert_same(run, make_network(eager_scan), arguments)
     assert [type(layout) for layout in half.traced] == [ScanLayout]
     assert [type(layout) for layout in taker.traced] == [BackwardLayout]
     assert scan_lowerings(*arguments) == {"away": "it is away", "picky": None, "half": None, "unrolled": None}
@@ -289,13 +289,13 @@ def test_error_names_the_reason_of_each_lowering() -> None:
     register_scan_lowering(Refusing("picky", "not this core"))
     arguments = CASES[5].arguments(3, requires_grad=False)
     with pytest.warns(UserWarning, match="as a loop, without kernels: away: it is away; picky: not this core"):
-        results = torch.compile(network(flex_sn_scan), fullgraph=True)(*arguments)
-    torch.testing.assert_close(results, network(eager_scan)(*arguments))
+        results = torch.compile(make_network(flex_sn_scan), fullgraph=True)(*arguments)
+    torch.testing.assert_close(results, make_network(eager_scan)(*arguments))
     torch._dynamo.reset()
-    kernel = torch.compile(network(flex_sn_scan, lowering="kernel"), fullgraph=True)
+    kernel = torch.compile(make_network(flex_sn_scan, lowering="kernel"), fullgraph=True)
     with pytest.raises(Exception, match="'kernel' cannot compile this core: away: it is away; picky: not this core"):
         kernel(*arguments)
-    by_name = torch.compile(network(flex_sn_scan, lowering="away"), fullgraph=True)
+    by_name = torch.compile(make_network(flex_sn_scan, lowering="away"), fullgraph=True)
     with pytest.raises(errors.LoweringError, match="the lowering 'away' is not available: it is away"):
         by_name(*arguments)
 
@@ -380,7 +380,7 @@ FAULTS = {
 def test_mistake_of_a_lowering_is_named(fault: str, register: Callable[[ScanLowering], None]) -> None:
     register(Faulty(fault))
     arguments = CASES[5].arguments(3)
-    run = torch.compile(network(flex_sn_scan), fullgraph=True, dynamic=False)
+    run = torch.compile(make_network(flex_sn_scan), fullgraph=True, dynamic=False)
     with pytest.raises(Exception, match=FAULTS[fault]):
         sum(result.sum() for result in run(*arguments)).backward()
 
@@ -392,8 +392,8 @@ def test_lowering_loop_ignores_registered_lowerings(
     register(lowering)
     monkeypatch.setenv("FLEXSN_HOP_LOWERING", "loop")
     arguments = CASES[5].arguments(3, requires_grad=False)
-    run = torch.compile(network(flex_sn_scan), fullgraph=True)
-    torch.testing.assert_close(run(*arguments), network(eager_scan)(*arguments))
+    run = torch.compile(make_network(flex_sn_scan), fullgraph=True)
+    torch.testing.assert_close(run(*arguments), make_network(eager_scan)(*arguments))
     assert lowering.traced == []
 
 
@@ -420,6 +420,6 @@ def test_checkpoints_may_be_several_steps_apart(
 ) -> None:
     # aot_eager runs the operators as loops, with the lowering's interval.
     register(Unrolled(interval=3))
-    run = torch.compile(network(scan), fullgraph=True, backend="aot_eager", dynamic=False)
+    run = torch.compile(make_network(scan), fullgraph=True, backend="aot_eager", dynamic=False)
     for steps in (1, 2, 3, 4, 7):
-        assert_same(run, network(reference), CASES[5].arguments(steps))
+        assert_same(run, make_network(reference), CASES[5].arguments(steps))

@@ -71,7 +71,7 @@ def test_compiled_gradients_are_equal_to_the_bit(
     assert_equal_bits(compiled, name, remat)
 
 
-def saved_bytes(run: Callable[[], Tensor]) -> int:
+def count_saved_bytes(run: Callable[[], Tensor]) -> int:
     """Returns the bytes of the tensors that autograd keeps for a backward. Each memory is counted once."""
     storages: dict[int, int] = {}
 
@@ -95,7 +95,7 @@ def test_compiled_scan_saves_every_kth_carry() -> None:
 
     for remat, carries in ((None, steps - 1), (interval, steps // interval - 1)):
         compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
-        num_bytes = saved_bytes(lambda compiled=compiled, remat=remat: compiled(remat))  # type: ignore[misc]
+        num_bytes = count_saved_bytes(lambda compiled=compiled, remat=remat: compiled(remat))  # type: ignore[misc]
         inputs = 4 * (steps + size)
         assert 4 * size * carries <= num_bytes <= 4 * size * (carries + 1) + inputs
 

@@ -169,7 +169,7 @@ class Unknown:
     first: Tensor
 
 
-def containers(kind: Any) -> Iterator[tuple[str, Step, Any, Any]]:
+def list_containers(kind: Any) -> Iterator[tuple[str, Step, Any, Any]]:
     """Yields such a container in each position, as name, step, init, xs."""
     x, v = draw(4, 3), draw(3)
     yield "xs", lambda c, x: (c + x.first, x.second * c), v, kind(x, x.cos())
@@ -181,7 +181,7 @@ def containers(kind: Any) -> Iterator[tuple[str, Step, Any, Any]]:
 
 @pytest.mark.parametrize("kind", [Pair, Span])
 def test_containers_that_check_their_elements_are_allowed(kind: Any) -> None:
-    for name, step, init, xs in containers(kind):
+    for name, step, init, xs in list_containers(kind):
         results = scan(step, init, xs)
         torch.testing.assert_close(tree_leaves(results), tree_leaves(looped(step, init, xs)), rtol=0, atol=0, msg=name)
     with pytest.raises(errors.StateChangedError, match=r"(leaf 0 of carry|carry.first) was torch.float64"):

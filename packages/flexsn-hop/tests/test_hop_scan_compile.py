@@ -44,11 +44,11 @@ def fresh_compiler() -> None:
     torch._dynamo.reset()
 
 
-def count(graph: torch.fx.GraphModule, name: str) -> int:
+def count_nodes(graph: torch.fx.GraphModule, name: str) -> int:
     return sum(str(node.target) == name for node in graph.graph.nodes)
 
 
-def size(graph: torch.fx.GraphModule) -> int:
+def count_all_nodes(graph: torch.fx.GraphModule) -> int:
     return sum(len(module.graph.nodes) for module in graph.modules() if isinstance(module, torch.fx.GraphModule))
 
 
@@ -68,9 +68,9 @@ def test_compiled_scan_is_one_node_for_each_direction(name: str) -> None:
         gradients = torch.autograd.grad(loss(results), leaves)
         torch.testing.assert_close(gradients, torch.autograd.grad(loss(expected), leaves))
         graphs = [backend.graphs[0], backend.fw_graphs[0], backend.bw_graphs[0]]
-        assert [count(graph, "flex_sn_scan") for graph in graphs] == [1, 1, 0]
-        assert [count(graph, "flex_sn_scan_backward") for graph in graphs] == [0, 0, 1]
-        sizes.append([size(graph) for graph in graphs])
+        assert [count_nodes(graph, "flex_sn_scan") for graph in graphs] == [1, 1, 0]
+        assert [count_nodes(graph, "flex_sn_scan_backward") for graph in graphs] == [0, 0, 1]
+        sizes.append([count_all_nodes(graph) for graph in graphs])
     assert sizes[0] == sizes[1]
 
 
@@ -122,9 +122,9 @@ def test_make_fx_records_one_node_for_each_scan(mode: Any) -> None:
     for steps in (3, 40):
         arguments = (draw(3), draw(steps, 3), draw(3))
         graph = make_fx(functools.partial(run, scan), tracing_mode=mode)(*arguments)
-        assert count(graph, "flex_sn_scan") == 2
+        assert count_nodes(graph, "flex_sn_scan") == 2
         torch.testing.assert_close(graph(*arguments), run(looped, *arguments))
-        sizes.append(size(graph))
+        sizes.append(count_all_nodes(graph))
     assert sizes[0] == sizes[1]
 
 
@@ -149,7 +149,7 @@ def test_exported_program_accepts_every_length(strict: bool) -> None:
     time = torch.export.Dim("time", min=2, max=4096)
     arguments = (h, draw(2, 3, 3))
     program = torch.export.export(network, arguments, strict=strict, dynamic_shapes=(None, {1: time}))
-    assert count(program.graph_module, "flex_sn_scan") == 1
+    assert count_nodes(program.graph_module, "flex_sn_scan") == 1
     file = io.BytesIO()
     torch.export.save(program, file)
     file.seek(0)

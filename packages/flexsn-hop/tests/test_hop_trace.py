@@ -33,12 +33,12 @@ def fresh_compiler() -> None:
     torch._dynamo.reset()
 
 
-def size(graph: torch.fx.GraphModule) -> int:
+def count_all_nodes(graph: torch.fx.GraphModule) -> int:
     """Returns the number of nodes of a graph, including all nested graphs."""
     return sum(len(module.graph.nodes) for module in graph.modules() if isinstance(module, torch.fx.GraphModule))
 
 
-def count(graph: torch.fx.GraphModule, name: str) -> int:
+def count_nodes(graph: torch.fx.GraphModule, name: str) -> int:
     return sum(str(node.target) == name for node in graph.graph.nodes)
 
 
@@ -51,9 +51,9 @@ def test_make_fx_records_one_node(mode: Literal["real", "fake", "symbolic"], sca
     for steps in (3, 1000):
         arguments = CASES[5].arguments(steps, requires_grad=False)
         graph = make_fx(run, tracing_mode=mode)(*arguments)
-        assert count(graph, "flex_sn_scan") == 1
+        assert count_nodes(graph, "flex_sn_scan") == 1
         torch.testing.assert_close(graph(*arguments), run(*arguments), rtol=0, atol=0)
-        sizes.append(size(graph))
+        sizes.append(count_all_nodes(graph))
     assert sizes[0] == sizes[1]
 
 
@@ -70,10 +70,10 @@ def test_make_fx_records_captured_values_and_gradients() -> None:
     for steps in (3, 1000):
         arguments = CASES[5].arguments(steps)
         graph = make_fx(run(flex_sn_scan))(*arguments)
-        assert count(graph, "flex_sn_scan") == 1
-        assert count(graph, "flex_sn_scan_backward") == 1
+        assert count_nodes(graph, "flex_sn_scan") == 1
+        assert count_nodes(graph, "flex_sn_scan_backward") == 1
         torch.testing.assert_close(graph(*arguments), run(eager_scan)(*arguments))
-        sizes.append(size(graph))
+        sizes.append(count_all_nodes(graph))
     assert sizes[0] == sizes[1]
 
 
@@ -95,8 +95,8 @@ def test_exported_scan_is_one_node(strict: bool) -> None:
     sizes = []
     for steps in (3, 1000):
         program = torch.export.export(network, (torch.randn(steps, 2, 3), v), strict=strict)
-        assert count(program.graph_module, "flex_sn_scan") == 1
-        sizes.append(size(program.graph_module))
+        assert count_nodes(program.graph_module, "flex_sn_scan") == 1
+        sizes.append(count_all_nodes(program.graph_module))
     assert sizes[0] == sizes[1]
 
 

@@ -42,7 +42,7 @@ def fresh_compiler() -> None:
     torch._dynamo.reset()
 
 
-def loss(scan: Run, x: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+def compute_loss(scan: Run, x: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return scan(SMOOTH, 1, 1, 1, x, v, w)[0].square().sum()  # type: ignore[no-any-return]
 
 
@@ -63,13 +63,13 @@ TRANSFORMS: dict[str, tuple[Callable[[Run], Run], tuple[torch.Tensor, ...]]] = {
         lambda scan: vmap(functools.partial(captured, scan), in_dims=(1, 0)),
         (BATCH.transpose(0, 1), torch.randn(5, 3)),
     ),
-    "grad": (lambda scan: grad(functools.partial(loss, scan), argnums=(0, 1, 2)), (X, V, W)),
+    "grad": (lambda scan: grad(functools.partial(compute_loss, scan), argnums=(0, 1, 2)), (X, V, W)),
     "vmap of grad": (
-        lambda scan: vmap(grad(functools.partial(loss, scan), argnums=2), in_dims=(0, None, None)),
+        lambda scan: vmap(grad(functools.partial(compute_loss, scan), argnums=2), in_dims=(0, None, None)),
         (BATCH, V, W),
     ),
     "jvp": (
-        lambda scan: lambda x: jvp(lambda x: loss(scan, x, V, W), (x,), (torch.ones_like(x),)),
+        lambda scan: lambda x: jvp(lambda x: compute_loss(scan, x, V, W), (x,), (torch.ones_like(x),)),
         (X,),
     ),
     "jacrev": (
