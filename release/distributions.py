@@ -64,21 +64,21 @@ def distributions() -> tuple[Distribution, ...]:
     return tuple(Distribution(path.parent.name) for path in sorted(ROOT.glob("packages/*/pyproject.toml")))
 
 
-def with_siblings(wanted: Distribution) -> list[Distribution]:
+def with_siblings(distribution: Distribution) -> list[Distribution]:
     """Returns `wanted` and all distributions that it needs. Each distribution comes after the distributions that it
     requires.
     """
-    found: list[Distribution] = []
-    for sibling in wanted.siblings:
-        found += [needed for needed in with_siblings(sibling) if needed not in found]
-    return [*found, wanted]
+    members: list[Distribution] = []
+    for sibling in distribution.siblings:
+        members += [needed for needed in with_siblings(sibling) if needed not in members]
+    return [*members, distribution]
 
 
 def in_order() -> list[Distribution]:
     """Returns all distributions in the order of publication. Each distribution comes after the distributions that it
     requires.
     """
-    found: list[Distribution] = []
+    ordered: list[Distribution] = []
     for distribution in distributions():
-        found += [needed for needed in with_siblings(distribution) if needed not in found]
-    return found
+        ordered += [needed for needed in with_siblings(distribution) if needed not in ordered]
+    return ordered

@@ -32,7 +32,7 @@ def third_party(requirements: Iterable[Requirement]) -> set[str]:
     Raises:
         RuntimeError: a distribution is not installed, or its version does not meet the requirement.
     """
-    found: set[tuple[str, frozenset[str]]] = set()
+    visited: set[tuple[str, frozenset[str]]] = set()
     pending = list(requirements)
     while pending:
         requirement = pending.pop()
@@ -42,11 +42,11 @@ def third_party(requirements: Iterable[Requirement]) -> set[str]:
             raise RuntimeError(f"{requirement} is required, but is not installed") from None
         if not requirement.specifier.contains(installed.version, prereleases=True):
             raise RuntimeError(f"{requirement} is required, but version {installed.version} is installed")
-        asked = canonicalize_name(requirement.name), frozenset(requirement.extras)
-        if asked not in found:
-            found.add(asked)
+        key = canonicalize_name(requirement.name), frozenset(requirement.extras)
+        if key not in visited:
+            visited.add(key)
             pending += needed(map(Requirement, installed.requires or []), requirement.extras)
-    return {name for name, _ in found}
+    return {name for name, _ in visited}
 
 
 def link_distributions(names: Iterable[str], folder: Path) -> None:
@@ -98,7 +98,7 @@ class Environment:
         environment["PIP_CONFIG_FILE"] = os.devnull
         environment["PATH"] = os.pathsep.join([str(self.python.parent), environment.get("PATH", os.defpath)])
         environment["VIRTUAL_ENV"] = str(self.python.parent.parent)
-        done = subprocess.run(
+        result = subprocess.run(
             [str(part) for part in command],
             cwd=cwd,
             env=environment | (variables or {}),
@@ -107,9 +107,9 @@ class Environment:
             text=True,
             check=False,
         )
-        if check and done.returncode != 0:
-            raise RuntimeError(f"{' '.join(map(str, command))} ended with {done.returncode}:\n{done.stdout}")
-        return done
+        if check and result.returncode != 0:
+            raise RuntimeError(f"{' '.join(map(str, command))} ended with {result.returncode}:\n{result.stdout}")
+        return result
 
     def install(self, *arguments: str | Path, cwd: Path) -> None:
         """Runs `pip install` with these arguments, only from files. Linked packages count as installed.
@@ -125,6 +125,6 @@ def is_here(environment: Environment, module: str) -> bool | None:
     """Returns True if Python finds `module` installed in the environment, False if it is elsewhere, and `None` if it is
     nowhere.
     """
-    code = f"import importlib.util as u; found = u.find_spec({module!r}); print(found.origin if found else '')"
+    code = f"import importlib.util as u; spec = u.find_spec({module!r}); print(spec.origin if spec else '')"
     origin = environment.run(environment.python, "-c", code, cwd=environment.site_packages.parent).stdout.strip()
     return Path(origin).is_relative_to(environment.site_packages) if origin else None

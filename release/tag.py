@@ -32,12 +32,12 @@ def named_by(tag: str) -> Distribution:
         ValueError: the tag is not NAME-vVERSION of a distribution, or its version is not the version in the source.
     """
     match = TAG.fullmatch(tag)
-    found = [distribution for distribution in distributions() if match and distribution.name == match["name"]]
-    if not found:
+    named = [distribution for distribution in distributions() if match and distribution.name == match["name"]]
+    if not named:
         raise ValueError(f"{tag} is no tag of a release: those would be now {', '.join(map(tag_of, distributions()))}")
-    if tag != tag_of(found[0]):
-        raise ValueError(f"{tag}: but the version in the source is {found[0].version}")
-    return found[0]
+    if tag != tag_of(named[0]):
+        raise ValueError(f"{tag}: but the version in the source is {named[0].version}")
+    return named[0]
 
 
 def notes(changelog: str, version: str) -> str:

@@ -84,8 +84,8 @@ class Environment:
             "import json, platform, importlib.metadata as m\n"
             "print(json.dumps({'python': platform.python_version(), **{n: m.version(n) for n in ('torch', 'triton')}}))"
         )
-        found: dict[str, str] = json.loads(subprocess.check_output([self.python, "-c", code], text=True))
-        return found
+        versions: dict[str, str] = json.loads(subprocess.check_output([self.python, "-c", code], text=True))
+        return versions
 
 
 def make(torch: str, python: str, environments: Path) -> Environment:
@@ -143,22 +143,22 @@ def reports(environment: Environment, extent: Extent, options: Sequence[str], at
     """
     folder = environment.folder / "reports" / at / extent.name.lower()
     folder.mkdir(parents=True, exist_ok=True)
-    found = []
+    paths = []
     for part in parts(extent):
         name = "short" if extent is Extent.SHORT else part[-1].removeprefix("packages/").replace("/", "-")
         report = folder / f"{name}.xml"
-        found.append(report)
+        paths.append(report)
         if report.exists() and not at.endswith("+"):
             print(f"{name}: has already run", flush=True)
             continue
         unfinished = report.with_suffix(".unfinished")
         pytest: list[str | Path] = [environment.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, *part]
         pytest.append(f"--junitxml={unfinished}")
-        done = subprocess.run(pytest, cwd=ROOT, env=environment.variables, check=False)
-        if done.returncode not in (0, 1):  # 1 means that some tests failed
-            raise SystemExit(f"pytest ended with {done.returncode} in {name}: the table is not changed")
+        result = subprocess.run(pytest, cwd=ROOT, env=environment.variables, check=False)
+        if result.returncode not in (0, 1):  # 1 means that some tests failed
+            raise SystemExit(f"pytest ended with {result.returncode} in {name}: the table is not changed")
         unfinished.replace(report)
-    return found
+    return paths
 
 
 def _packages() -> str:
@@ -206,9 +206,9 @@ def notable(report: Path, key: str) -> list[str]:
         if case.find("failure") is not None or case.find("error") is not None:
             lines.append(f"- {key}: {name} failed")
         elif (skipped := case.find("skipped")) is not None:
-            why = " ".join((skipped.get("message") or "").split())
-            if not _OF_GPUS.search(why):
-                lines.append(f"- {key}: {name} is skipped: {why}")
+            reason = " ".join((skipped.get("message") or "").split())
+            if not _OF_GPUS.search(reason):
+                lines.append(f"- {key}: {name} is skipped: {reason}")
     return lines
 
 
@@ -227,8 +227,8 @@ parameters. Skipped tests are those that need a GPU, and those listed below.
 def publish(table: Path, row: str, key: str, notes: Sequence[str]) -> None:
     """Puts a row and its notes into the table. They replace an earlier row for the same torch, Python and tests."""
     text = table.read_text(encoding="utf-8") if table.exists() else ""
-    same = _identity(row)
-    rows = [line for line in text.splitlines() if re.match(r"\| \d", line) and _identity(line) != same]
+    identity = _identity(row)
+    rows = [line for line in text.splitlines() if re.match(r"\| \d", line) and _identity(line) != identity]
     others = [line for line in text.splitlines() if line.startswith("- ") and not line.startswith(f"- {key}: ")]
     rows = sorted([*rows, row], key=_identity)
     text = _HEAD + "\n".join(rows) + "\n"
@@ -272,11 +272,11 @@ def compare_kernels(versions: Iterable[str], python: str, environments: Path) ->
         environment = make(version, python, environments)
         options = ["-q", "-s", "-p", "no:cacheprovider", "-k", "every_core"]
         command: list[str | Path] = [environment.python, "-m", "pytest", *options, "tests/test_scan_offline.py"]
-        done = subprocess.run(
+        result = subprocess.run(
             command, cwd=ROOT, env=environment.variables, stdout=subprocess.PIPE, text=True, check=True
         )
         name = f"Triton {environment.versions()['triton']}"
-        uses[name] = {use["kernel"]: f"{use['registers']}, {use['spilled']}" for use in _USE.finditer(done.stdout)}
+        uses[name] = {use["kernel"]: f"{use['registers']}, {use['spilled']}" for use in _USE.finditer(result.stdout)}
         assert uses[name], "the test printed nothing"
         print(f"{name}: {len(uses[name])} kernels", flush=True)
     names = list(uses)
@@ -291,8 +291,8 @@ def compare_kernels(versions: Iterable[str], python: str, environments: Path) ->
     ]
     for kernel in uses[names[0]]:
         cells = [uses[name].get(kernel, "none") for name in names]
-        same = " | |" if len(set(cells)) == 1 else " | differs |"
-        lines.append(f"| {kernel} | {' | '.join(cells)}{same}")
+        ending = " | |" if len(set(cells)) == 1 else " | differs |"
+        lines.append(f"| {kernel} | {' | '.join(cells)}{ending}")
     KERNELS.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

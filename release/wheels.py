@@ -146,7 +146,7 @@ def run_tests(
         RuntimeError: the wheel cannot be installed, or the environment finds a package of this repository elsewhere.
     """
     members = with_siblings(distribution)
-    begun = time.monotonic()
+    start = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         peers = [peer.name for peer in peers_for_tests()]
         environment = Environment(Path(scratch) / "environment", tools_for_tests(), peers)
@@ -165,7 +165,7 @@ def run_tests(
         shutil.rmtree(source / "src")
         shutil.copytree(source, tree / "packages" / distribution.name)
         report = Path(scratch) / "report.xml"
-        done = environment.run(
+        result = environment.run(
             *(environment.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"),
             *(f"packages/{distribution.name}/tests/{name}" for name in files or [""]),
             *options,
@@ -173,19 +173,19 @@ def run_tests(
             check=False,
         )
         passed, skipped, failed = counted(report) if report.exists() else (0, 0, 1)
-        failed += done.returncode != 0 and failed == 0  # pytest itself failed, without a failed test
-    return Outcome(distribution, passed, skipped, failed, time.monotonic() - begun, done.stdout)
+        failed += result.returncode != 0 and failed == 0  # pytest itself failed, without a failed test
+    return Outcome(distribution, passed, skipped, failed, time.monotonic() - start, result.stdout)
 
 
 def table(outcomes: Sequence[Outcome], folder: Path, long: bool) -> str:
     """Returns the outcomes as a page in Markdown."""
     command = f"release/wheels.py test{' --long' if long else ''}"
-    which = "All tests of the sdist ran." if long else "The tests of the sdist ran, except those marked `long`."
+    extent = "All tests of the sdist ran." if long else "The tests of the sdist ran, except those marked `long`."
     lines = [
         "# The tests of each distribution, run against its installed wheel",
         "",
         f"Written by `hatch run python {command}`. Each wheel was built from its sdist, and installed",
-        f"into a separate environment with the wheels of the siblings in its row. {which}",
+        f"into a separate environment with the wheels of the siblings in its row. {extent}",
         "",
         f"Python {platform.python_version()}, torch {version('torch')}, {platform.system()} {platform.machine()}.",
         "",
@@ -195,9 +195,9 @@ def table(outcomes: Sequence[Outcome], folder: Path, long: bool) -> str:
     for outcome in outcomes:
         distribution = outcome.distribution
         sizes = [path(distribution, folder).stat().st_size // 1024 for path in (wheel_of, sdist_of)]
-        beside = ", ".join(member.name for member in with_siblings(distribution)[:-1]) or "nothing"
+        siblings = ", ".join(member.name for member in with_siblings(distribution)[:-1]) or "nothing"
         results = [outcome.passed, outcome.skipped, outcome.failed, round(outcome.seconds)]
-        cells = [f"{distribution.name} {distribution.version}", *sizes, beside, *results]
+        cells = [f"{distribution.name} {distribution.version}", *sizes, siblings, *results]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines) + "\n"
 
@@ -213,18 +213,18 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--long", action="store_true", help="test: also run tests marked long, as before a release")
     parser.add_argument("--pytest", default="", help='options for pytest, as one string: --pytest="-n 2"')
     chosen = parser.parse_intermixed_args(arguments)
-    known = {distribution.name for distribution in distributions()}
-    if unknown := set(chosen.names) - known:
-        parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
-    wanted = [distribution for distribution in in_order() if not chosen.names or distribution.name in chosen.names]
+    names = {distribution.name for distribution in distributions()}
+    if unknown := set(chosen.names) - names:
+        parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(sorted(names))}")
+    selected = [distribution for distribution in in_order() if not chosen.names or distribution.name in chosen.names]
 
     if chosen.command == "build":
-        for distribution in wanted:
+        for distribution in selected:
             print(*(path.name for path in build(distribution, chosen.dist)), sep="\n", flush=True)
         return 0
 
     outcomes = []
-    for distribution in wanted:
+    for distribution in selected:
         outcome = run_tests(distribution, chosen.dist, options=[*["--long"] * chosen.long, *chosen.pytest.split()])
         outcomes.append(outcome)
         if not outcome.ok:
