@@ -1,15 +1,14 @@
-"""Tests supported versions of torch: runs the tests, compiles the kernels, or installs the packages as `pip install`
-does today.
+"""Runs the tests with supported versions of torch, compiles kernels with them, or installs the packages like a user.
 
-    hatch run python release/torch_versions.py test 2.11           runs the suite with torch 2.11, updates the table
+    hatch run python release/torch_versions.py test 2.11           runs the suite with torch 2.11, and updates the table
     hatch run python release/torch_versions.py test 2.11 --long    also runs the tests marked long
     hatch run python release/torch_versions.py test 2.15 --python python3.13
     hatch run python release/torch_versions.py kernels 2.11 2.15   compiles kernels for GPUs that are not present
-    hatch run python release/torch_versions.py install             installs the five wheels, runs the README's tour
-    hatch run python release/torch_versions.py make 2.11           only makes the environment
+    hatch run python release/torch_versions.py install             installs the five wheels, and runs the README's tour
+    hatch run python release/torch_versions.py make 2.11           only creates the environment
 
-Each version has its own environment of several GB under `.venvs`, which the first call makes. The suite runs in parts.
-An interrupted run on the same commit continues with the part that was interrupted.
+Each version has a separate environment of several GB under `.venvs`, which the first call creates. The suite runs in
+parts. If a run is interrupted, the next run on the same commit continues with the part that was interrupted.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ KERNELS = RESULTS / "offline_kernels.md"
 README = ROOT / "README.md"
 MARKS = ("<!-- what release/torch_versions.py wrote -->", "<!-- until here -->")
 
-# Tests that show differences between versions first: tracing, generated kernels, the operator, compilers, all backends,
-# and common readouts in Inductor.
+# Tests in which differences between versions appear most often. They cover tracing, generated kernels, the operator,
+# compilers, all backends, and common readouts in Inductor.
 SHORT = (
     "packages/flexsn-graph/tests/test_graph_vjp.py",
     "packages/flexsn-codegen/tests/test_codegen_core.py",
@@ -53,8 +52,8 @@ SHORT = (
     "tests/test_compiled_results.py",
     "tests/test_torch_probes.py",
 )
-# Packages that do not work with a version of torch. The interpreter of Triton 3.6 fails with newer versions of numpy. A
-# build of torch only for CPUs lacks Triton, and pip prefers it if an index has it.
+# Additional requirements of a version of torch. torch 2.11 requires Triton 3.6, whose interpreter fails with newer
+# versions of numpy. The build 2.13.0+cpu lacks Triton, but pip prefers this build if an index contains it.
 BOUNDS = {"2.11": ["numpy<2.4"], "2.13": ["torch!=2.13.0+cpu"]}
 _OF_GPUS = re.compile("needs (a CUDA|two) GPU")
 
@@ -67,19 +66,20 @@ class Environment:
 
     @property
     def python(self) -> Path:
-        """Interpreter of the environment."""
+        """Python interpreter of the environment."""
         return self.folder / "bin" / "python"
 
     @property
     def variables(self) -> dict[str, str]:
-        """Environment variables with the packages of this tree. The packages are not installed, because several trees
-        may share environments.
+        """Environment variables with which Python imports the packages of this source tree.
+
+        The packages are not installed, because several source trees may share an environment.
         """
         sources = [str(member.folder / "src") for member in distributions()]
         return {**os.environ, "PYTHONPATH": os.pathsep.join(sources), "VIRTUAL_ENV": str(self.folder)}
 
     def versions(self) -> dict[str, str]:
-        """Returns the versions of the packages in the environment."""
+        """Returns the versions of Python, torch and Triton in the environment."""
         code = (
             "import json, platform, importlib.metadata as m\n"
             "print(json.dumps({'python': platform.python_version(), **{n: m.version(n) for n in ('torch', 'triton')}}))"
@@ -89,10 +89,10 @@ class Environment:
 
 
 def make(torch: str, python: str, environments: Path) -> Environment:
-    """Returns the environment of a version, and makes it if it does not exist.
+    """Returns the environment of a version of torch, and creates it if it does not exist.
 
     Raises:
-        subprocess.CalledProcessError: the Python does not exist, or pip finds no such torch for it.
+        subprocess.CalledProcessError: the Python interpreter does not exist, or pip finds no such torch for it.
     """
     code = "import sys; print('%d.%d' % sys.version_info[:2])"
     minor = subprocess.check_output([python, "-c", code], text=True).strip()
@@ -101,7 +101,7 @@ def make(torch: str, python: str, environments: Path) -> Environment:
     if not complete.exists():
         print(f"making {environment.folder}", flush=True)
         subprocess.run([python, "-m", "venv", "--clear", environment.folder], check=True)
-        # torch requires a certain version of Triton.
+        # The requirements of torch determine the version of Triton.
         tools = [str(tool) for tool in tools_for_tests() if tool.name not in ("torch", "triton")]
         pip: list[str | Path] = [environment.python, "-m", "pip", "install", "--quiet"]
         subprocess.run([*pip, f"torch=={torch}.*", *tools, *BOUNDS.get(torch, [])], check=True)
@@ -121,7 +121,7 @@ def commit() -> str:
 
 
 class Extent(Enum):
-    """Extent of the suite in a row, as the table names it."""
+    """Part of the test suite that runs. The values are the texts in the table."""
 
     SHORT = "short form"
     SUITE = "suite"
@@ -129,7 +129,7 @@ class Extent(Enum):
 
 
 def parts(extent: Extent) -> list[Sequence[str]]:
-    """Returns the arguments of pytest for each part."""
+    """Returns the arguments of pytest for each part of the suite."""
     if extent is Extent.SHORT:
         return [SHORT]
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
@@ -138,8 +138,9 @@ def parts(extent: Extent) -> list[Sequence[str]]:
 
 
 def reports(environment: Environment, extent: Extent, options: Sequence[str], at: str) -> list[Path]:
-    """Runs the suite, and returns the JUnit report of each part. Parts that have already run at this commit do not run
-    again.
+    """Runs the suite, and returns the path of the JUnit report of each part.
+
+    Parts that have already run at this commit do not run again.
     """
     folder = environment.folder / "reports" / at / extent.name.lower()
     folder.mkdir(parents=True, exist_ok=True)
@@ -169,7 +170,9 @@ def _packages() -> str:
 def try_suite(
     torch: str, at: str, python: str, environments: Path, extent: Extent, options: Sequence[str], table: Path
 ) -> bool:
-    """Runs the tests with a version of torch, and writes the row of this version. Returns True if no test failed.
+    """Runs the tests with a version of torch, and writes the row of this version into the table.
+
+    Returns True if some tests passed and none failed.
 
     Args:
         at: commit of the tree.
@@ -199,7 +202,7 @@ def try_suite(
 
 
 def notable(report: Path, key: str) -> list[str]:
-    """Returns a line for each failure, and for each skip with a reason other than a missing GPU."""
+    """Returns a line for each failed test, and for each test that is skipped for a reason other than a missing GPU."""
     lines = []
     for case in ElementTree.parse(report).iter("testcase"):
         name = f"`{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}`"
@@ -225,7 +228,7 @@ parameters. Skipped tests are those that need a GPU, and those listed below.
 
 
 def publish(table: Path, row: str, key: str, notes: Sequence[str]) -> None:
-    """Puts a row and its notes into the table. They replace an earlier row for the same torch, Python and tests."""
+    """Writes a row and its notes into the table. They replace an earlier row with the same torch, Python and extent."""
     text = table.read_text(encoding="utf-8") if table.exists() else ""
     identity = _identity(row)
     rows = [line for line in text.splitlines() if re.match(r"\| \d", line) and _identity(line) != identity]
@@ -241,12 +244,12 @@ def publish(table: Path, row: str, key: str, notes: Sequence[str]) -> None:
 
 
 def lines_of_table(text: str) -> list[str]:
-    """Returns the lines of a text that belong to a table."""
+    """Returns the lines of the table in a text."""
     return [line for line in text.splitlines() if line.startswith("|")]
 
 
 def show(text: str) -> None:
-    """Puts the table into the README, between its markers."""
+    """Writes the table into the README, between its markers."""
     before, rest = README.read_text(encoding="utf-8").split(MARKS[0])
     after = rest.split(MARKS[1])[1]
     shown = "\n".join([MARKS[0], *lines_of_table(text), MARKS[1]])
@@ -259,14 +262,14 @@ def _identity(row: str) -> tuple[Version, Version, str]:
     return torch, python, cells[4]
 
 
-# An example: "lif_hard, forward, size 8388608, sm_90: sm_90: 24 registers, 0 bytes spilled, ..."
+# Matches lines such as "lif_hard, forward, size 8388608, sm_90: sm_90: 24 registers, 0 bytes spilled, ..."
 _USE = re.compile(
     r"(?P<kernel>\w+, \w+, size \d+, \w+): \w+: (?P<registers>\d+) registers, (?P<spilled>\d+) bytes spilled"
 )
 
 
 def compare_kernels(versions: Iterable[str], python: str, environments: Path) -> None:
-    """Compiles the same kernels with the Triton of each version, and writes a table of their registers and spills."""
+    """Compiles kernels with the Triton of each version of torch, and writes a table of their registers and spills."""
     uses: dict[str, dict[str, str]] = {}
     for version in versions:
         environment = make(version, python, environments)
@@ -305,7 +308,7 @@ def tour() -> str:
 
 
 def try_installation(python: str) -> None:
-    """Installs the five wheels without pins, as a user would today, and runs the tour with nothing else installed.
+    """Installs the five wheels and the newest versions of their requirements, and runs the tour without other packages.
 
     Raises:
         subprocess.CalledProcessError: pip or the tour failed.

@@ -3,10 +3,10 @@
     hatch run release:build                          builds every sdist, and a wheel from it, into dist/
     hatch run python release/wheels.py test --long   installs each wheel separately, and runs all its tests
 
-Names after the command select distributions: `... build flexsn-graph`. The tests do not use the source tree. Each
-distribution is installed from its wheel into a separate environment, together with only the wheels of the siblings that
-it requires. The tests come from its sdist. Third-party packages come from the running environment, and nothing is
-downloaded.
+Names after the command select distributions, as in `... build flexsn-graph`. The tests do not use the source tree. Each
+distribution is installed from its wheel into a separate environment, together with the wheels of the siblings that it
+requires, and without the other siblings. The tests are taken from the sdist of the distribution. Third-party packages
+are linked from the running environment, so nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -34,30 +34,29 @@ from packaging.specifiers import SpecifierSet
 
 
 def stem(distribution: Distribution) -> str:
-    """Returns the common prefix of the names of its built files, such as `flexsn_graph-0.1.0`."""
+    """Returns the common prefix of the file names of a sdist and its wheel, such as `flexsn_graph-0.1.0`."""
     return f"{distribution.module}-{distribution.version}"
 
 
 def sdist_of(distribution: Distribution, folder: Path) -> Path:
-    """Returns the path of its sdist in `folder`."""
+    """Returns the path of the distribution's sdist in `folder`."""
     return folder / f"{stem(distribution)}.tar.gz"
 
 
 def wheel_of(distribution: Distribution, folder: Path) -> Path:
-    """Returns the path of its wheel in `folder`."""
+    """Returns the path of the distribution's wheel in `folder`."""
     return folder / f"{stem(distribution)}-py3-none-any.whl"
 
 
 def unpacked_sdist(distribution: Distribution, folder: Path, into: Path) -> Path:
-    """Unpacks its sdist from `folder`, and returns the folder inside."""
+    """Unpacks the distribution's sdist from `folder` into `into`, and returns the path of the unpacked folder."""
     with tarfile.open(sdist_of(distribution, folder)) as archive:
         archive.extractall(into, filter="data")
     return into / stem(distribution)
 
 
 def build(distribution: Distribution, folder: Path) -> list[Path]:
-    """Writes the sdist into `folder`, and then a wheel that is built from the contents of the sdist, not from the
-    source tree.
+    """Builds the sdist into `folder`, then builds the wheel from the contents of the sdist, and returns both paths.
 
     Raises:
         subprocess.CalledProcessError: the build backend failed.
@@ -87,7 +86,9 @@ def default_environment() -> dict[str, Any]:
 
 
 def tools_for_tests() -> list[Requirement]:
-    """Returns the tools for the tests of the repository, from `hatch.toml`. Tests whose tools are missing are skipped.
+    """Returns the installed packages that the tests use, according to `hatch.toml`.
+
+    Tests whose packages are missing are skipped.
 
     Any installed version of torch and Triton is accepted, because versions other than the pinned ones are also tested.
     """
@@ -99,14 +100,14 @@ def tools_for_tests() -> list[Requirement]:
 
 
 def peers_for_tests() -> list[Requirement]:
-    """Returns the packages that `hatch run peers` has installed without their dependencies, if it has run."""
+    """Returns the packages of `hatch run peers` that are installed, which this script installs without dependencies."""
     words = default_environment()["scripts"]["peers"].split()
     return list(filter(is_installed, (Requirement(word) for word in words if "==" in word)))
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Outcome of the tests of one distribution."""
+    """Counts of the tests of one distribution, with their duration and output."""
 
     distribution: Distribution
     passed: int
@@ -122,7 +123,7 @@ class Outcome:
 
 
 def counted(report: Path) -> tuple[int, int, int]:
-    """Returns the numbers of passed, skipped and failed tests in a JUnit report."""
+    """Returns the counts of passed, skipped and failed tests in a JUnit report."""
     cases = list(ElementTree.parse(report).iter("testcase"))
     skipped = sum(case.find("skipped") is not None for case in cases)
     failed = sum(case.find("failure") is not None or case.find("error") is not None for case in cases)
@@ -137,13 +138,14 @@ def run_tests(
 
     Args:
         distribution: distribution whose tests run.
-        folder: folder with its files and those of its siblings.
+        folder: folder with the sdist and the wheel of `distribution`, and with the wheels of its siblings.
         files: names of the test files to run; empty for all files.
-        options: more options for pytest.
+        options: additional options for pytest.
 
     Raises:
         FileNotFoundError: `folder` lacks one of the files.
-        RuntimeError: the wheel cannot be installed, or the environment finds a package of this repository elsewhere.
+        RuntimeError: the wheel cannot be installed, a package of this repository is present although it is not
+            required, or a required package is not imported from its wheel.
     """
     members = with_siblings(distribution)
     start = time.monotonic()
@@ -156,7 +158,7 @@ def run_tests(
         elsewhere = [member.name for member in members if is_here(environment, member.module) is not True]
         if strangers or elsewhere:
             raise RuntimeError(f"imported, but not required: {strangers}; not from the wheel: {elsewhere}")
-        # The test tree is the repository without the sources of the packages.
+        # The folder in which the tests run has the layout of the repository, but no sources of the packages.
         tree = Path(scratch) / "tree"
         tree.mkdir()
         for name in ("conftest.py", "pyproject.toml"):
@@ -178,7 +180,7 @@ def run_tests(
 
 
 def table(outcomes: Sequence[Outcome], folder: Path, long: bool) -> str:
-    """Returns the outcomes as a page in Markdown."""
+    """Returns a page in Markdown with the outcomes."""
     command = f"release/wheels.py test{' --long' if long else ''}"
     extent = "All tests of the sdist ran." if long else "The tests of the sdist ran, except those marked `long`."
     lines = [
