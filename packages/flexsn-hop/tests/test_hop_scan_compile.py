@@ -22,7 +22,7 @@ from scan_steps import (
     parameters_of,
     recurrence,
 )
-from test_hop_scan import MISTAKES, Pair, Span, containers
+from test_hop_scan import MISTAKES, Pair, Span, list_containers
 from torch import Tensor
 from torch._dynamo.testing import AotEagerAndRecordGraphs, CompileCounter
 from torch.func import grad, jvp, vmap
@@ -268,7 +268,7 @@ def test_scan_of_no_steps_keeps_dtypes(dtype: torch.dtype) -> None:
 @pytest.mark.long(all_but=["Span"])
 @pytest.mark.parametrize("kind", [Pair, Span])
 def test_containers_of_users_equal_the_loop(kind: Any) -> None:
-    for name, step, init, xs in containers(kind):
+    for name, step, init, xs in list_containers(kind):
         results = torch.compile(functools.partial(scan, step), fullgraph=True, backend="aot_eager")(init, xs)
         expected = looped(step, init, xs)
         assert tree_structure(results) == tree_structure(expected)
