@@ -1,4 +1,4 @@
-"""Evaluates normalised graphs on real tensors as a kernel does: every value has the shape of the step."""
+"""Evaluates normalised graphs on real tensors. As in a kernel, every value has the shape of the step."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from flexsn_graph import LiftedLayout, StepTrace
 def read_lifted(tensor: Tensor, layout: LiftedLayout | None, step_shape: Sequence[int]) -> Tensor:
     """Returns the value of a lifted tensor that each element of the step reads."""
     if layout is None:
-        return torch.full(tuple(step_shape), 0, dtype=tensor.dtype)  # the graph never reads it
+        return torch.full(tuple(step_shape), 0, dtype=tensor.dtype)  # the graph does not read this tensor
     flat = tensor.detach().clone(memory_format=torch.contiguous_format).flatten()
     return flat.as_strided(tuple(step_shape), layout.strides, layout.offset)
 
 
 def sum_lifted(gradient: Tensor, tensor: Tensor, layout: LiftedLayout) -> Tensor:
-    """Returns the gradient of a lifted tensor from the gradients of the elements of the step."""
+    """Sums the gradients of the step's elements to the gradient of a lifted tensor."""
     positions = torch.arange(tensor.numel()).as_strided(gradient.shape, layout.strides, layout.offset)
     summed = torch.zeros(tensor.numel(), dtype=gradient.dtype)
     summed.index_add_(0, positions.flatten(), gradient.flatten())
@@ -29,7 +29,7 @@ def sum_lifted(gradient: Tensor, tensor: Tensor, layout: LiftedLayout) -> Tensor
 
 
 def evaluate(graph: fx.Graph, arguments: Sequence[Tensor], step_shape: Sequence[int]) -> list[Any]:
-    """Runs `graph`. `arguments` broadcast to the step. Entries of the result may be `None`."""
+    """Runs `graph` on `arguments`, which broadcast to the step. Entries of the result may be `None`."""
     shape = tuple(step_shape)
     values: dict[fx.Node, Any] = {}
     inputs = iter(arguments)
@@ -69,7 +69,7 @@ def _call(node: fx.Node, values: Mapping[fx.Node, Any], shape: tuple[int, ...]) 
 
     result = target(*map(argument, node.args), **node.kwargs)
     if target is torch.ops.prims.signbit.default:
-        result = result.to(expected.dtype)  # the result is bool, although its fake has the argument's dtype
+        result = result.to(expected.dtype)  # torch returns bool, but its fake result has the argument's dtype
     if isinstance(result, Tensor):
         assert result.dtype == expected.dtype, node.format_node()
         assert result.shape == shape, node.format_node()
@@ -110,7 +110,7 @@ def run_vjp(
 def _through_prologue(
     captured: Sequence[Tensor], lifted: Sequence[Tensor], gradients: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
-    """Computes the gradients of captured tensors from those of the lifted tensors that are computed from them."""
+    """Computes the gradients of captured tensors from the gradients of the lifted tensors that depend on them."""
     pairs = [(t, g) for t, g in zip(lifted, gradients, strict=True) if g is not None]
     differentiated = [t for t in captured if t.requires_grad]
     if not pairs or not differentiated:
@@ -131,7 +131,7 @@ def eager_vjp(
     captured: Sequence[Tensor],
     cotangents: Sequence[Tensor | None],
 ) -> list[Tensor | None]:
-    """Returns the reference: the gradients from `torch.autograd`."""
+    """Returns the gradients of `torch.autograd` as the reference."""
     leaves = [a.detach().clone() for a in arguments]
     leaves = [a.requires_grad_(a.is_floating_point()) for a in leaves]
     results = core(*leaves)
@@ -146,7 +146,7 @@ def eager_vjp(
 
 
 def assert_same(actual: Tensor, expected: Tensor, rtol: float = 0.0) -> None:
-    """Compares to the last bit (or up to `rtol`), including the sign of 0. Any NaN equals any other NaN."""
+    """Compares tensors bitwise, or up to `rtol`, including the signs of zeros. All NaNs are equal."""
     torch.testing.assert_close(actual, expected, rtol=rtol, atol=0, equal_nan=True)
     numbers = ~actual.isnan()
     assert torch.equal(actual[numbers].signbit(), expected[numbers].signbit()), "the sign of a zero differs"

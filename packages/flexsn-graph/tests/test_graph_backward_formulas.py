@@ -1,4 +1,4 @@
-"""Hand-written backward formulas: the gradient is either correct or rejected."""
+"""Gradients of hand-written backward formulas are either correct or refused."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ REFUSED: dict[str, tuple[Callable[[Tensor, Tensor], Any], type[Exception], str]]
 @pytest.mark.parametrize("name", REFUSED)
 def test_wrong_formulas_are_refused_with_their_line(name: str) -> None:
     core, error, message = REFUSED[name]
-    trace = trace_step(core, 1, 1, 1, draw_arguments())  # the forward can be traced
+    trace = trace_step(core, 1, 1, 1, draw_arguments())  # only the backward is refused
     with pytest.raises(error, match=message) as caught:
         trace.vjp([True, True], [True] * (2 + len(trace.lifted)))
     assert re.search(r"test_graph_backward_formulas\.py:\d+", str(caught.value)), "no source line"

@@ -1,4 +1,4 @@
-"""Captured tensors become lifted arguments: once each, as the user's own objects, with current values, unchanged."""
+"""Captured tensors become lifted arguments. Each is the user's object with its current values, and occurs once."""
 
 from __future__ import annotations
 

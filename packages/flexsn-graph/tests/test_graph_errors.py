@@ -1,4 +1,4 @@
-"""Mistakes in the arguments and results of a core result in clear messages."""
+"""Mistakes in the arguments and results of a core lead to clear messages."""
 
 from __future__ import annotations
 

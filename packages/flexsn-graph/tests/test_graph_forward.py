@@ -1,4 +1,4 @@
-"""The normalised forward graph: equal to the core, to the last bit."""
+"""The normalised forward graph has the same bits as the core."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_special_values_are_exact() -> None:
 
 
 def test_integer_and_bool_states_keep_their_dtypes() -> None:
-    """Uses a refractory counter and a flag as states with their own dtypes."""
+    """Tests a core whose states are a refractory counter and a flag."""
 
     def core(x: Tensor, wait: Tensor, fired: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         s = (x > 0.5) & (wait == 0) & ~fired
@@ -116,7 +116,7 @@ def test_constants_outside_of_their_dtype_wrap_or_become_infinite() -> None:
 
 
 def test_sums_over_dimensions_of_size_one_are_exact() -> None:
-    """Checks sums that move no elements, but promote dtypes as sums do."""
+    """Checks sums of one element each. They move no elements, but promote dtypes like other sums."""
     functions: list[Callable[[Tensor], Tensor]] = [
         lambda x: x.sum(0),
         lambda x: x.sum(0, keepdim=True) + x,

@@ -1,4 +1,4 @@
-"""Graphs of any pointwise function: inference, and forward with backward."""
+"""Graphs of pointwise functions, for inference, and for a forward with its backward."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_results_may_have_different_shapes() -> None:
 
 
 def test_gradient_that_would_be_counted_several_times_is_refused() -> None:
-    """Checks that small results have their gradient once, not once for each element that shares it."""
+    """Checks that the gradient of a small result is not added once for each element that reads the result."""
     x, b, c = torch.zeros(3, 4), torch.zeros(4), torch.zeros(4)
     with pytest.raises(NonPointwiseError, match="reduces a gradient"):
         generate_forward_and_backward_graph(lambda x, b: (x * b, b * 2.0), (x, b))

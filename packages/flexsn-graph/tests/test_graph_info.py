@@ -1,4 +1,4 @@
-"""`extract_info`: the value in each return of a kernel."""
+"""`extract_info` names the value in each result of a kernel."""
 
 from __future__ import annotations
 

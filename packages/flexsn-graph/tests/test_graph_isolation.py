@@ -82,7 +82,7 @@ def test_trace_inside_of_a_backward_cites_the_same_lines(case: Case) -> None:
             return grad
 
     note()
-    for _ in range(2):  # autograd's counter advances in between
+    for _ in range(2):  # autograd's counter of nodes is different in the second iteration
         x = torch.zeros(3, requires_grad=True)
         thread = threading.Thread(target=Inside.apply(x * 2.0).sum().backward)
         thread.start()
@@ -127,7 +127,7 @@ def test_examples_need_no_data() -> None:
         fake, gpu = torch.empty(2, 3), torch.empty(2, 3, device="cuda")
         assert print_trace(trace_step(core, 1, 1, 1, (fake, fake))) == expected
     assert print_trace(trace_step(core, 1, 1, 1, (fake, fake))) == expected
-    # The GPU must not be present. (If it were, a parameter on the CPU would rightly be rejected.)
+    # The machine needs no GPU. PLAIN has no parameter, because a parameter on the CPU would rightly be refused here.
     assert print_trace(trace_step(PLAIN, 1, 1, 1, (gpu, gpu))) == print_trace(trace_step(PLAIN, 1, 1, 1, make_zeros()))
 
 

@@ -26,7 +26,7 @@ def draw_parameter() -> nn.Parameter:
 
 
 class Neuron(nn.Module):
-    """A neuron with a parameter, a buffer, a submodule with a parameter, and a length of 0, which makes it falsy."""
+    """A neuron with a parameter, a buffer, and a submodule with a parameter. Its length is 0, so it is falsy."""
 
     def __init__(self) -> None:
         super().__init__()

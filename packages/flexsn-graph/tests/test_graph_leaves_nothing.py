@@ -1,4 +1,4 @@
-"""A trace leaves every object that a core can write to unchanged. Errors name the objects that store tensors."""
+"""After a trace, all objects to which the core wrote are unchanged. Errors name the objects that store tensors."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ KINDS = [
 
 
 def list_values(storage: Any) -> list[Any]:
-    """Returns all values in a place, in their order."""
+    """Returns the values in `storage`, in their order."""
     if isinstance(storage, Slotted):
         return [storage.trace]
     if isinstance(storage, type):

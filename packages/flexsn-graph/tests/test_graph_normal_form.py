@@ -1,4 +1,4 @@
-"""The closed op set: prims on constants and nodes, no aliases, no duplicates, no unused nodes, with locations."""
+"""The normal form of graphs: prims of constants and nodes, without aliases, duplicates and unused nodes."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_placeholders_are_named_by_their_roles() -> None:
 
 
 def test_growth_is_close_to_linear() -> None:
-    """Counts calls of Python functions, because their number, unlike the time, is the same in every run."""
+    """Counts calls of Python functions, because this count is equal in every run, unlike the time."""
 
     def count_python_calls(repeats: int) -> int:
         def step(x: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ def test_growth_is_close_to_linear() -> None:
 
 
 def test_copy_of_a_broadcast_value_is_contiguous() -> None:
-    """Tests a view of the copy that the value's own strides could not express."""
+    """Tests a view of the copy. The strides of the broadcast value allow no such view."""
 
     def viewed(target: Tensor, value: Tensor) -> Tensor:
         copied: Tensor = torch.ops.aten.copy(target, value)

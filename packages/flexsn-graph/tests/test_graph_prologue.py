@@ -1,4 +1,4 @@
-"""Values that a core computes from captured tensors alone. If no step can compute them, they precede the loop."""
+"""Values that a core computes only from captured tensors. Operations that a step cannot perform run before the loop."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def make_trace(core: Callable[[Tensor, Tensor], Any]) -> StepTrace:
 
 
 Core = Callable[[Tensor, Tensor], Any]
-# Maps a name to (core, numbers of captured and of lifted tensors).
+# Maps a name to a core, the count of its captured tensors, and the count of its lifted tensors.
 RIGHT: dict[str, tuple[Core, int, int]] = {
     "row": (lambda x, v: (x * W[0], v), 1, 1),
     "two_rows": (lambda x, v: (x * W[0], v * W[1]), 1, 2),
@@ -111,7 +111,7 @@ def test_values_and_gradients_equal_eager_mode(name: str) -> None:
 
 
 def test_elementwise_operations_remain_in_the_step() -> None:
-    """Checks simple operations. They cost nothing in the step, but a kernel launch outside of it."""
+    """Checks simple operations, which cost nothing in the step, but would need a kernel launch outside of the step."""
     core: Core = lambda x, v: (x * U.sigmoid() + U.view(4, 1).clamp(0, 1).expand(4, 4).t(), v)  # noqa: E731
     trace = make_trace(core)
     assert trace.captured == (U,)
@@ -149,7 +149,7 @@ def test_prologue_runs_under_the_autocast_of_the_core(around: bool) -> None:
     x = torch.ones(4, 4)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=around):
         trace = trace_step(core, 1, 1, 1, (x, x))
-        product = table @ table  # autocast may cache the converted parameter, but not that of the trace
+        product = table @ table  # autocast may not use a conversion that it cached during the trace
         assert product.dtype == (torch.bfloat16 if around else torch.float32)
         wide, narrow = sorted(trace.lift(trace.captured), key=lambda t: -t.element_size())
     assert (wide.dtype, narrow.dtype) == (torch.float32, torch.bfloat16)
@@ -163,7 +163,7 @@ def test_only_needed_values_are_computed() -> None:
     calls: list[str] = []
 
     def core(x: Tensor, v: Tensor) -> Any:
-        U.flip(0)  # unused
+        U.flip(0)  # the result is not used
         return x * U.sum(), v
 
     trace = make_trace(core)

@@ -1,4 +1,4 @@
-"""Values that a core reads in Python are recorded by name, left unchanged and compared, or the core is rejected."""
+"""The values that a core reads in Python are recorded by name, restored, and compared later, or the core is refused."""
 
 from __future__ import annotations
 
@@ -384,7 +384,7 @@ def test_changes_outside_of_the_function_are_detected(name: str) -> None:
 
 
 class Setting:
-    """A setting of a library. A core reads it, and a test changes it."""
+    """A setting of a library, which a core reads and a test changes."""
 
     def __init__(self, ask: Callable[[], object], values: tuple[Any, Any], put: Callable[[Any], object]) -> None:
         self.ask, self.values, self.put = ask, values, put
@@ -400,7 +400,7 @@ SETTINGS = {
     "os.getenv": Setting(lambda: os.getenv("FLEXSN_TEST_TAU"), ("2.0", "3.0"), _put_environment),
     "math.pi": Setting(lambda: math.pi, (math.pi, 3.0), lambda pi: setattr(math, "pi", pi)),
     "sys.argv": Setting(lambda: "tau" in sys.argv, (sys.argv, ["tau"]), lambda argv: setattr(sys, "argv", argv)),
-    # This does not set the attribute, because torch's own tests forbid this in a process that imports them.
+    # The setter is private, because torch's test utilities forbid assignments to the attribute once they are imported.
     "cudnn": Setting(lambda: torch.backends.cudnn.benchmark, (False, True), torch._C._set_cudnn_benchmark),
     "deterministic": Setting(
         lambda: torch.are_deterministic_algorithms_enabled(), (False, True), torch.use_deterministic_algorithms

@@ -101,7 +101,7 @@ CASES: dict[str, tuple[type[UnsupportedCoreError], str, Function]] = {
     "complex_number": (ComplexDtypeError, "aten.mul", lambda x, v: (x * 1j).imag),
     "cond": (UnsupportedCoreError, "cond", lambda x, v: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))),
 }
-# The message names the ops of which these consist, which are one or two lines earlier.
+# These functions consist of other ops, whose names the message contains.
 OTHER_OP = {"expand_transposed": "aten.diagonal", "cat": "aten.(slice|cat)"}
 
 
@@ -155,7 +155,7 @@ def test_complex_arguments_and_captured_tensors_are_refused() -> None:
 
 
 def test_input_whose_elements_are_moved_is_refused() -> None:
-    """Tests an input `[3]` of a step `[3, 3]`. It lies along the last axis, so a read along the first axis moves it."""
+    """Tests an input `[3]` of a step `[3, 3]`. A read of the input along the first axis moves it."""
     b, x = torch.zeros(3), torch.zeros(3, 3)
     with pytest.raises(NonPointwiseError, match=r"aten.unsqueeze.default moves elements"):
         trace_step(lambda b, x: x * b[:, None], 2, 0, 1, (b, x))

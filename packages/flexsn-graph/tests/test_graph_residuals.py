@@ -1,4 +1,4 @@
-"""A step and its VJP with residuals compute equal results, and move the fewest bytes."""
+"""With residuals, a step and its VJP have equal results, and move the fewest bytes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def measure_residuals(core: Core, num_inputs: int, *shapes: tuple[int, ...]) -> 
 
 def test_fewest_bytes_are_moved() -> None:
     shape = (3, 5)
-    # An input is read once more. A state, or a value computed from both, is written and read.
+    # The backward reads an input again. The forward writes a state, or a value that depends on it.
     assert measure_residuals(lambda x, v: (x * x, v + x), 1, shape, shape) == ((), 4.0)
     assert measure_residuals(lambda x, v: (v * v, v + x), 1, shape, shape) == ((torch.float32,), 8.0)
     assert measure_residuals(lambda x, v: ((v + x) * (v + x), v + x), 1, shape, shape) == ((torch.float32,), 8.0)

@@ -1,4 +1,4 @@
-"""Traces that cores with equal code share: the conditions for a twin, and the differences that exclude one."""
+"""Cores with equal code (twins) share a trace, unless they differ in a way that affects the trace."""
 
 from __future__ import annotations
 
@@ -416,7 +416,7 @@ def test_trace_serves_other_batch_sizes(name: str) -> None:
 
 
 def list_sizes(staged: StagedStep) -> list[object]:
-    """Returns sizes and shapes in a staged step."""
+    """Returns the sizes and shapes of a staged step."""
     actual: list[object] = [dict(staged.values), staged.terms]
     for part in staged.parts:
         writes = part.writes if isinstance(part, Stage) else (part.result, part.factor_shapes)

@@ -100,7 +100,7 @@ def test_gradients_exist_exactly_as_required(cotangents: tuple[bool, ...], requi
 
 
 def test_all_masks_of_cotangents_have_autograds_gradients() -> None:
-    """Also tests the last mask, with which no gradient is present and nothing is computed."""
+    """Also tests the mask without any cotangent, with which nothing is computed."""
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         s, v = lif_core()(x, v)
