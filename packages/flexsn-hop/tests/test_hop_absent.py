@@ -1,4 +1,4 @@
-"""Absent gradients are also absent in a compiled scan's backward, so that no zero meets an infinite derivative."""
+"""A compiled scan's backward omits absent gradients, so that no zero is multiplied by an infinite derivative."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Claims of `docs/why-not-torch-scan.md`, which compares PyTorch's own scan of a recurrence with `scan`.
+"""Claims of `docs/why-not-torch-scan.md`, which compares PyTorch's scan with `scan`.
 
-On every version of torch, `scan` is compared with the loop. On the version that the page covers, torch's scan is
-compared with the page's claims.
+With every version of torch, `scan` is compared with the loop. With the version that the page covers, PyTorch's scan is
+compared with the claims of the page.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def branch(run_scan: Scan) -> Any:
 
 @dataclass(frozen=True)
 class Point:
-    """One row of the page: a program, and its outcome with torch's scan: an error's name, "wrong" or "silent"."""
+    """A program of the page. `torchs` is its outcome with PyTorch's scan: an error's name, "wrong" or "silent"."""
 
     run: Callable[[Scan], Any]
     torchs: str

@@ -1,4 +1,4 @@
-"""The operator under ``torch.compile`` is captured as one node, and equals the eager scan."""
+"""``torch.compile`` captures the operator as one node, whose results equal those of the eager scan."""
 
 from __future__ import annotations
 
@@ -357,7 +357,7 @@ def find_nodes(graph: torch.fx.GraphModule, name: str) -> list[torch.fx.Node]:
 
 
 def measure_graphs(backend: AotEagerAndRecordGraphs) -> list[int]:
-    """Returns the number of nodes of every graph, including all nested graphs."""
+    """Returns the number of nodes of each graph, including its nested graphs."""
     return [
         sum(len(module.graph.nodes) for module in graph.modules() if isinstance(module, torch.fx.GraphModule))
         for graphs in (backend.graphs, backend.fw_graphs, backend.bw_graphs)

@@ -1,4 +1,4 @@
-"""Each error of the eager scan under ``torch.compile`` has the same kind and the same words."""
+"""Under ``torch.compile``, each error has the same class and the same words as in the eager scan."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Module(torch.nn.Module):
 def assert_refused(
     error: type[Exception], words: list[str], run: Run, *arguments: torch.Tensor, eager: bool = True
 ) -> None:
-    """Checks that ``run`` raises ``error`` with ``words`` when compiled and, if ``eager``, when not compiled."""
+    """Checks that compiled ``run`` raises ``error`` with ``words``, and if ``eager``, that ``run`` itself does, too."""
     runs = [torch.compile(run, fullgraph=True, backend="aot_eager")] + ([run] if eager else [])
     for attempt in runs:
         with pytest.raises(error) as caught:

@@ -1,4 +1,4 @@
-"""The compiled loop: steps in Inductor's code, with shared memory."""
+"""Scans as compiled loops, whose steps run Inductor's code in shared memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def compiled_loop(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def layouts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """Records the layouts of compiled steps. Steps run as graphs here, because Inductor needs seconds for each step."""
+    """Records the layouts of steps. Their graphs are not compiled, because Inductor needs seconds for each step."""
     actual: list[Any] = []
 
     def compile_step(module: Any, sequences: Any, rows: Any, *_: Any) -> Callable[[list[Any]], None]:
@@ -95,7 +95,7 @@ def test_recurrences_as_graphs_equal_the_loop(name: str, steps: int) -> None:
 
 
 def delay(carry: Any, x: Tensor) -> Any:
-    """Delays by three states. Only the last of them gets a gradient at the end."""
+    """Delays by three states, of which only the last has a gradient at the end."""
     first, second, third = carry
     return (x, first, second), third.sqrt()
 
@@ -118,7 +118,7 @@ def constant(carry: Tensor, x: Tensor) -> Any:
 @pytest.mark.parametrize("step", [delay, exchange, through, constant], ids=lambda step: step.__name__)
 @pytest.mark.parametrize("through_results", [True, False])
 def test_absent_gradients_equal_those_of_the_loop(step: Step, through_results: bool) -> None:
-    """Tests absent gradients. If they were replaced with zeros, these would meet infinite derivatives here."""
+    """Tests absent gradients. Zeros instead of them would be multiplied by infinite derivatives."""
     number = {"delay": 3, "exchange": 2}.get(step.__name__, 0)
     leaves = [torch.rand(4, dtype=torch.float64, requires_grad=True) for _ in range(max(1, number))]
     with torch.no_grad():
@@ -159,7 +159,7 @@ def test_all_lengths_share_compiled_code(layouts: list[Any]) -> None:
 @pytest.mark.usefixtures("layouts")
 @pytest.mark.parametrize("remat", [None, 1, 3, 7])
 def test_blocks_and_segments_need_not_be_multiples(remat: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests blocks and segments that are not multiples of one another."""
+    """Tests blocks and segments whose lengths are not multiples of each other."""
     monkeypatch.setattr(_compiled_loop, "BLOCK", 4)
     case = recurrence("minimal_gru", 19)
     expected, expected_grads = differentiate(looped, case.step, case.init, case.xs, case.options)
@@ -272,7 +272,7 @@ PARTS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.usefixtures("layouts")
 @pytest.mark.parametrize("name", PARTS)
 def test_gradients_of_parts_equal_the_loop(name: str) -> None:
-    """Inductor creates zeros for the gradient of a part, and writes to a part of them, so they are not zeros then."""
+    """Tests gradients of parts. Inductor allocates zeros for such a gradient, and then writes the part into them."""
     part = PARTS[name]
     assert_equal_to_loop(
         lambda h, x: (torch.tanh(h), part(x) + 0.0), torch.rand(2).double(), torch.rand(4, 3, 3).double()

@@ -1,4 +1,4 @@
-"""Operators that may draw random numbers. Compiled steps may contain them if the call does not draw any."""
+"""Compiled steps may contain operators that can draw random numbers, if the call draws none."""
 
 from __future__ import annotations
 

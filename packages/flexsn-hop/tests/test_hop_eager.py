@@ -17,7 +17,7 @@ cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
 def run_by_hand(core: Core, case: Case, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Computes the definition, independently of the package: index time, call, append to lists."""
+    """Computes a scan by its definition, without the package."""
     inputs = arguments[: case.num_inputs]
     states = list(arguments[case.num_inputs : case.num_inputs + case.num_states])
     lifted = arguments[case.num_inputs + case.num_states :]
@@ -223,5 +223,5 @@ def test_backward_is_linear_in_steps() -> None:
 
     assert CASES[0].counts == (1, 1, 1)
     assert count_written_elements(eager_scan, 256) < 20 * count_written_elements(eager_scan, 16)
-    # In contrast, indexing writes gradients of x[t] that are as large as all of x.
+    # In contrast, the backward of each x[t] writes a gradient that is as large as x.
     assert count_written_elements(by_index, 256) > 100 * count_written_elements(by_index, 16)

@@ -1,4 +1,4 @@
-"""The order of results in memory, compared with PyTorch's own elementwise operations."""
+"""The memory order of results equals the order that PyTorch's elementwise operations choose."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def select_strides(tensor: Tensor) -> list[int | None]:
 
 
 def draw_layout(shape: Sequence[int], draw: random.Random) -> Tensor:
-    """Returns a tensor that broadcasts to `shape`: permuted, sliced, expanded, with sizes of 1, or several of these."""
+    """Returns a tensor that broadcasts to `shape`, and may be permuted, sliced or expanded, or have sizes of 1."""
     dims = range(len(shape))
     sizes = [1 if draw.random() < 0.15 else size for size in shape]
     order = draw.sample(dims, len(shape))

@@ -1,4 +1,4 @@
-"""The loop that Inductor calls repeats all computations of a step, at each step and in each call."""
+"""The loop that Inductor calls runs all operations of a step in every step of every call."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The scan through PyTorch's own operators is either correct or rejected.
+"""The scan through PyTorch's operators is either correct or refused.
 
-Each of these cases was observed on torch 2.11.0 and 2.13.0.
+The cases were observed with torch 2.11.0 and 2.13.0.
 """
 
 from __future__ import annotations

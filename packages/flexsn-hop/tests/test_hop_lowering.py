@@ -1,4 +1,4 @@
-"""Inductor's code for the operator: the loop as one call, or the code of a registered lowering."""
+"""Inductor's code for the operator contains one call of the loop, or the code of a registered lowering."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_constant_inside_the_core_is_allowed_in_training() -> None:
 
 
 class Unrolled:
-    """A lowering that works without a GPU: the loops themselves, traced into Inductor's graph."""
+    """A lowering that works without a GPU. It traces the loops into Inductor's graph."""
 
     version = "1"
 
@@ -181,7 +181,7 @@ def test_registered_lowering_becomes_part_of_the_graph(
 
 
 def from_zero(scan: Run, x: torch.Tensor, w: torch.Tensor, **options: Any) -> Any:
-    """Computes with a state of zeros and another state, as equal views."""
+    """Runs a scan with two states that are equal views. The first state is zeros."""
 
     def core(x: torch.Tensor, u: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
         u = 0.5 * u + x
@@ -255,7 +255,7 @@ def test_only_auto_falls_back_to_the_loop(
 
 
 class Refusing(Unrolled):
-    """A lowering that rejects each core, or each backward, because of a part of it."""
+    """A lowering that rejects each core, or only each backward."""
 
     def __init__(self, name: str, words: str, *, only_backward: bool = False) -> None:
         super().__init__(name=name)
@@ -301,7 +301,7 @@ def test_error_names_the_reason_of_each_lowering() -> None:
 
 
 def test_order_of_lowerings_does_not_depend_on_imports() -> None:
-    """Checks that lowerings precede the kernels only by name, directly or through another, in any import order."""
+    """Checks that a lowering precedes the kernels only if `before` names them, directly or through another lowering."""
     successors = {"mine": None, "front": "flexsn_runtime", "yours": None, "ahead": "front", "lost": "nobody"}
     for name, before in successors.items():
         register_scan_lowering(Unrolled(name=name), before=before)

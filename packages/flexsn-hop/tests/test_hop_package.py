@@ -1,4 +1,4 @@
-"""Modules that the package imports, and its message if torch lacks a hook."""
+"""The imports of the package, and its message if torch lacks a required function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps whose products Inductor has padded are restored by removing the padding."""
+"""`without_padding` removes the padding that Inductor adds to products."""
 
 from __future__ import annotations
 

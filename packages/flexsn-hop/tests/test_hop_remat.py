@@ -1,4 +1,4 @@
-"""`scan(..., remat=K)` keeps every K-th carry, and its gradients are bitwise equal."""
+"""`scan(..., remat=K)` saves every K-th carry, and has bitwise equal gradients."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_compiled_gradients_are_equal_to_the_bit(
 
 
 def count_saved_bytes(run: Callable[[], Tensor]) -> int:
-    """Returns the bytes of the tensors that autograd keeps for a backward. Each memory is counted once."""
+    """Returns the number of bytes that autograd saves for a backward. Shared memory is counted once."""
     storages: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""`scan` without a compiler: it equals a hand-written loop, with all of its derivatives. Its errors are clear."""
+"""`scan` without a compiler equals a hand-written loop, including all derivatives, and has clear errors."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_structures_are_returned_unchanged() -> None:
 
 
 class Pair:
-    """A container that checks its parts, and that was registered without their names."""
+    """A container that checks its elements, and is registered without names of its elements."""
 
     def __init__(self, first: Tensor, second: Tensor) -> None:
         assert first.dtype == second.dtype
@@ -152,7 +152,7 @@ register_pytree_node(Pair, lambda pair: ([pair.first, pair.second], None), lambd
 
 @dataclass
 class Span:
-    """A container like `Pair` whose parts have names."""
+    """A container like `Pair` that is registered with names of its elements."""
 
     first: Tensor
     second: Tensor
@@ -170,7 +170,7 @@ class Unknown:
 
 
 def list_containers(kind: Any) -> Iterator[tuple[str, Step, Any, Any]]:
-    """Yields such a container in each position, as name, step, init, xs."""
+    """Yields (name, step, init, xs), with a container of this class in a different position each time."""
     x, v = draw(4, 3), draw(3)
     yield "xs", lambda c, x: (c + x.first, x.second * c), v, kind(x, x.cos())
     yield "carry", lambda c, x: (kind(c.second + x, c.first), c.first), kind(v, v.cos()), x

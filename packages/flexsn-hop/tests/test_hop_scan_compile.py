@@ -1,4 +1,4 @@
-"""`scan` in graphs: one node each for forward and backward, equal to the loop, with the errors of uncompiled calls."""
+"""In graphs, `scan` is one node for each direction, equals the loop, and has the errors of uncompiled calls."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ class OverTime(torch.nn.Module):
 )
 @pytest.mark.parametrize("strict", [True, False])
 def test_exported_cells_accept_every_batch_size(strict: bool, kind: type[torch.nn.RNNCellBase]) -> None:
-    """A symbolic size stays symbolic, although operators of recurrent cells compare sizes as numbers."""
+    """Checks that a symbolic size remains symbolic, although operators of recurrent cells compare sizes."""
     sizes = {0: torch.export.Dim("time", min=2), 1: torch.export.Dim("batch", min=2)}
     network = OverTime(kind)
     program = torch.export.export(network, (draw(6, 5, 3),), strict=strict, dynamic_shapes=(sizes,))
@@ -192,7 +192,7 @@ def test_exported_cells_accept_every_batch_size(strict: bool, kind: type[torch.n
 
 
 def test_changed_options_are_compiled_again() -> None:
-    """Dynamo makes numbers symbolic that change from call to call, but these numbers determine the graph."""
+    """Tests options that change between calls. Dynamo makes such numbers symbolic, but they determine the graph."""
 
     def run(x: Tensor, dim: int, remat: int) -> Any:
         return scan(lambda h, x: (torch.tanh(h + x), h * x), x.select(dim, 0), x, dim=dim, remat=remat)
@@ -293,7 +293,7 @@ def test_transforms_in_compiled_code_equal_the_loop() -> None:
     torch.testing.assert_close(run(*arguments), everything(looped, *arguments))
 
 
-# Errors that depend on data do not appear while a graph is created, or they cause a graph break.
+# These errors depend on data, so they are not raised while a graph is created, or they cause a graph break.
 ONLY_EAGER = {"y of another shape", "y of another structure", "a nested tensor"}
 
 

@@ -1,4 +1,4 @@
-"""Text arguments of an operator are restored as they were written."""
+"""Layouts can be written as text arguments of an operator, and read again."""
 
 from __future__ import annotations
 

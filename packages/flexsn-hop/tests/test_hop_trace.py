@@ -1,4 +1,4 @@
-"""The operator under make_fx and torch.export: one node for any number of steps."""
+"""make_fx and torch.export record the operator as one node for any number of steps."""
 
 from __future__ import annotations
 

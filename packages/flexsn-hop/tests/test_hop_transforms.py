@@ -148,7 +148,7 @@ def test_autocast_applies_as_in_the_eager_scan(final_state: bool) -> None:
 
     def network(scan: Run, **options: Any) -> Run:
         def core(x: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            h = x @ weight + v  # this is bfloat16 under autocast
+            h = x @ weight + v  # the product is bfloat16 under autocast
             return smooth_spike(h), h
 
         def run(x: torch.Tensor) -> Any:
@@ -174,7 +174,7 @@ def test_autocast_applies_as_in_the_eager_scan(final_state: bool) -> None:
     assert actual[0][0].dtype == torch.bfloat16
     assert expected_states.dtype == torch.bfloat16
     torch.testing.assert_close(actual, expected)
-    # The backward recomputes the step in bfloat16, as in the forward.
+    # The backward recomputes the step in bfloat16, like the forward.
     products = [
         node
         for graph in backend.bw_graphs[0].children()
@@ -187,7 +187,7 @@ def test_autocast_applies_as_in_the_eager_scan(final_state: bool) -> None:
 
 
 def test_no_autocast_applies_without_autocast() -> None:
-    """Checks that the step of the backward has the forward's products in float32, which used to be bfloat16."""
+    """Checks that the backward recomputes the products of the forward in float32, and not in bfloat16."""
     weight = torch.randn(3, 3).requires_grad_()
 
     def run(scan: Run) -> torch.Tensor:
@@ -248,7 +248,7 @@ def test_compiled_code_is_cached_by_version(tmp_path: Path) -> None:
 
 
 def test_second_derivatives_are_computed_or_refused() -> None:
-    """Tests the loop, which supports them, and a graph's operator, which rejects them even among other terms."""
+    """Tests the loop, which has second derivatives, and the operator of a graph, which refuses them."""
 
     def twice(scan: Run, others: float = 0.0) -> Run:
         def call(x: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""Calls of `scan` with unusual tensors give right results, or errors that name the mistake and its location."""
+"""With unusual tensors, `scan` has right results, or errors that name the mistake and its location."""
 
 from __future__ import annotations
 
