@@ -304,10 +304,10 @@ def test_slow_ops_on_captured_tensors_are_a_separate_function() -> None:
     assert set(before.arguments) == {Port(Role.LIFTED, 0), Port(Role.LIFTED, 1)}
     earlier, step = (re.sub("//.*", "", text) for text in (before.source, source.source))
     assert earlier.count("dev::exp(") == earlier.count(" / ") == earlier.count("sqrt(") == 1
-    assert step.count("dev::exp(") == 1, "that of the input"
+    assert step.count("dev::exp(") == 1, "only the exponential of the input remains in the step"
     assert "sqrt(" not in step
     assert " / " not in step
-    assert step.count("lifted_0 * lifted_1") == 1, "what is as quick as a load stays in the step"
+    assert step.count("lifted_0 * lifted_1") == 1, "products that are as fast as a load remain in the step"
     assert emit_core(trace.forward, "step", prune=True, target=CPP).once is None
 
 

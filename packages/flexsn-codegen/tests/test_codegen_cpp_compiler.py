@@ -83,7 +83,7 @@ def test_stored_libraries_are_reused(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert library.stat().st_mode & 0o077 == 0
 
     def refuse(source: str) -> bytes:
-        raise AssertionError("it is there already")
+        raise AssertionError("the library exists already")
 
     monkeypatch.setattr(_compiler, "_compile", refuse)
     monkeypatch.setattr(_compiler, "_libraries", {})
@@ -120,7 +120,7 @@ def test_library_remains_open_while_its_program_is_referenced(tmp_path: Path, co
     assert_runs()
 
 
-@pytest.mark.skipif(not shutil.which("g++"), reason="asks g++ what it did")
+@pytest.mark.skipif(not shutil.which("g++"), reason="reads the report of g++")
 def test_kernels_in_another_source_are_vectorised_despite_its_flags(tmp_path: Path) -> None:
     """Turns GCC's vectoriser off, as Inductor does. Several kernels are in one file, and one of them occurs twice."""
     first, second = (inlined(compile_kernel().text((torch.float32,) * 3, block)) for block in (256, 512))
@@ -163,7 +163,7 @@ def test_missing_openmp_of_clang_is_named(monkeypatch: pytest.MonkeyPatch) -> No
         remedy = str(error)
     else:
         return
-    assert "apt install libomp-dev" in remedy, "its OpenMP is not installed, or something else is wrong"
+    assert "apt install libomp-dev" in remedy, "the error does not name the missing OpenMP of clang"
 
 
 def test_refusal_of_the_compiler_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

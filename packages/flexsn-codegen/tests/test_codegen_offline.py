@@ -53,7 +53,7 @@ def generate_golden(name: str) -> str:
 @pytest.mark.parametrize("name", CORES)
 def test_sources_equal_the_stored_sources(name: str) -> None:
     stored = (GOLDEN / f"{name}.py").read_text(encoding="utf-8")
-    assert generate_golden(name) == stored, f"if you mean it, run `{COMMAND}`"
+    assert generate_golden(name) == stored, f"if the change is intended, run `{COMMAND}`"
 
 
 def test_cores_compile_for_absent_gpus() -> None:
