@@ -52,7 +52,7 @@ spec = importlib.util.spec_from_file_location("alone", sys.argv[1])
 alone = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(alone)
 """
-# If an autograd thread takes the interpreter's lock while Python 3.12 shuts down, the process aborts.
+# Ends the process without the usual shutdown, in which Python 3.12 aborts if an autograd thread takes the GIL.
 END = """
 sys.stdout.flush()
 os._exit(0)
@@ -69,7 +69,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def print_file(folder: Path, *arguments: str) -> Path:
-    """Returns a file in Triton. It is made by a process in which Triton's interpreter is off."""
+    """Returns the path of a file in Triton, which a process without Triton's interpreter prints."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     command = [sys.executable, "-m", "flexsn_codegen", "show", "--standalone", *arguments]
@@ -105,7 +105,7 @@ def test_file_in_cpp_runs_alone(module: Path, capsys: pytest.CaptureFixture[str]
     x, gate = torch.randn(1001, 40), torch.randn(40)
     for limit in (0.5, 0.25):
         result = torch.empty_like(x)
-        # Values that the function computes from its number are arguments of the kernel, in the order of their use.
+        # Values that the function computes from its number are arguments of the kernel, in the order of first use.
         signature = text.split('extern "C" void limited(')[1].split(")")[0]
         numbers = [line.split()[-1].rstrip(",") for line in signature.splitlines() if "host_number" in line]
         values = {0: 1.0, 1: 1.0, 2: limit, 3: limit, 4: limit**0.5}

@@ -185,7 +185,7 @@ def test_temporary_folder_replaces_a_read_only_home(tmp_path: Path, monkeypatch:
     real = Path.mkdir
 
     def mkdir(self: Path, *args: Any, **keywords: Any) -> None:
-        # An administrator can write everywhere, so a read-only mode would not be a valid test.
+        # `mkdir` is replaced, because a read-only mode does not prevent an administrator from writing.
         if home in self.parents:
             raise OSError(30, "Read-only file system")
         real(self, *args, **keywords)
@@ -215,7 +215,7 @@ FORK = multiprocessing.get_context("fork")
 
 
 def forks(test: Any) -> Any:
-    """Ignores the warnings of Python 3.12 about forks in a process that has threads, such as those of torch."""
+    """Ignores the warnings of Python 3.12 about forks in a process with threads, such as the threads of torch."""
     for warning in (".*use of fork", ".*multi-threaded, use of fork"):
         test = pytest.mark.filterwarnings(f"ignore:{warning}:DeprecationWarning")(test)
     return test
@@ -234,7 +234,7 @@ def race(ready: Any, prunes: bool) -> None:
 @forks
 @pytest.mark.parametrize("other", ["writes", "prunes"])
 def test_racing_processes_read_complete_files(folder: Path, other: str) -> None:
-    """Tests two processes that write equal sources at once, and one whose files another process removes."""
+    """Tests two processes that write equal sources at once, and a process whose files another process removes."""
     ready = FORK.Barrier(2)
     children = [FORK.Process(target=race, args=(ready, action == "prunes")) for action in ("writes", other)]
     for child in children:
@@ -272,7 +272,7 @@ def test_forked_processes_can_load_sources(folder: Path) -> None:
 
 @forks
 def test_fork_while_another_thread_loads_does_not_hang(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests a child process with one thread. Without a new lock, it would wait forever for a thread of its parent."""
+    """Tests a fork while a thread holds a lock. Without a new lock, the child would wait forever for this thread."""
     inside, done = threading.Event(), threading.Event()
 
     def wait() -> None:
@@ -396,7 +396,7 @@ def test_full_disk_is_named_and_no_file_remains(
     child.start()
     child.join()
     assert child.exitcode == 0
-    assert len(list(tmp_path.rglob("kernel_*.py"))) == 1  # the file of the second call
+    assert len(list(tmp_path.rglob("kernel_*.py"))) == 1  # the file that the second call wrote
     assert not list(tmp_path.rglob("*.tmp"))
 
 
@@ -425,7 +425,7 @@ def as_somebody_else(temporary: Path) -> None:
     """Runs in a child process."""
     os.environ.pop("FLEXSN_CACHE_DIR", None)
     os.environ |= {"HOME": "/", "TMPDIR": str(temporary)}
-    tempfile.tempdir = None  # the parent has already looked it up
+    tempfile.tempdir = None  # the parent process has already determined it
     os.setuid(12345)
     kernel = compile_triton_code_str("kernel = 1", "kernel")
     (temporary / "said").write_text(f"{kernel} {cache_folder()}")
@@ -434,7 +434,7 @@ def as_somebody_else(temporary: Path) -> None:
 @forks
 @pytest.mark.skipif(os.getuid() != 0, reason="needs an administrator, who can become somebody else")
 def test_user_without_a_home_folder_can_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests a real read-only home: an administrator's folder, for another user."""
+    """Tests a read-only home: another user runs with a folder of the administrator as home."""
     temporary = Path(tempfile.mkdtemp(dir="/tmp"))
     try:
         temporary.chmod(0o1777)

@@ -1,4 +1,4 @@
-"""The command line shows, compiles and lists kernels. `test_codegen_offline` tests mistakes and `prune`."""
+"""The command line shows, compiles and lists kernels. Mistakes and `prune` are tested in `test_codegen_offline`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The translation of a graph to the source of one step."""
+"""The translation of a graph into the source of a core."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _prims = torch.ops.prims
 
 
 def make_graph(*calls: tuple[Any, tuple[Any, ...], torch.dtype], dtype: torch.dtype = torch.float32) -> fx.Graph:
-    """Creates a graph of placeholder `x` and calls. In a call, "x" is the placeholder, and `-i` is an earlier call."""
+    """Creates a graph of calls. In their arguments, "x" is the placeholder, and `-i` is the i-th previous call."""
     graph = fx.Graph()
     x = graph.placeholder("x")
     x.meta["val"] = torch.empty(4, dtype=dtype)

@@ -1,4 +1,4 @@
-"""C++ programs are compiled once, stored, found again, and rejected with a message."""
+"""C++ programs are compiled once, stored and reused. Failed compilations are reported."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from flexsn_codegen.errors import CacheFolderError, CompilationError, CompilerMi
 from flexsn_codegen.targets.cpp import CPP, CppKernel, _compiler, _kernel, inlined, why_no_compiler
 from flexsn_graph import trace_step
 
-STEPS, LANES = 9, 1000  # three blocks of 256 elements and a partial one
+STEPS, LANES = 9, 1000  # three blocks of 256 elements, and a partial block
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +95,7 @@ def test_stored_libraries_are_reused(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 def test_damaged_libraries_are_compiled_again(spoil: Callable[[Path], object], tmp_path: Path, compiler: None) -> None:
     for _ in range(2):
         assert_runs()
-        gc.collect()  # now no object keeps the library open
+        gc.collect()  # closes the library, to which no object refers now
         (library,) = (tmp_path / "cache").glob("*.so")
         spoil(library)
     assert_runs()
@@ -122,7 +122,7 @@ def test_library_remains_open_while_its_program_is_referenced(tmp_path: Path, co
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="reads the report of g++")
 def test_kernels_in_another_source_are_vectorised_despite_its_flags(tmp_path: Path) -> None:
-    """Turns GCC's vectoriser off, as Inductor does. Several kernels are in one file, and one of them occurs twice."""
+    """Turns GCC's vectoriser off, like Inductor. The file contains two kernels, and one of them twice."""
     first, second = (inlined(compile_kernel().text((torch.float32,) * 3, block)) for block in (256, 512))
     source = tmp_path / "both.cpp"
     source.write_text(first.source + second.source + first.source)

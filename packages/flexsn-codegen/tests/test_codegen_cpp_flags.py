@@ -1,4 +1,4 @@
-"""Flags in C++ kernels: flags with known values are not conditions in a loop over lanes."""
+"""In C++ kernels, flags with known values are no conditions in the loop over lanes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_known_flag_is_no_condition() -> None:
     for then in ("true", "other | true"):
         source = written("false", then)
         assert "auto after = true ? float(2)" in source
-        # The loop starts with the value of its previous iteration.
+        # At the start of the loop, the flag has its value from the previous iteration, which is not known.
         assert "auto before = (dev::conditions<condition_t, BLOCK>.all(came)[lane] != 0) ?" in source
         assert "\n            came = true;" in source
     assert "auto after = false ? float(2)" in written("true", "false")

@@ -1,4 +1,4 @@
-"""Approximate functions in C++: their distance from the true values, in units in the last place."""
+"""Approximate functions in C++ are within a few units in the last place of the true values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FUNCTIONS = (
     *("exp", "exp2", "expm1", "log", "log10", "log1p", "log2", "cos", "cosh", "sin", "sinh", "tan", "tanh", "rsqrt"),
     *("acos", "acosh", "asin", "asinh", "atan", "atanh", "erf", "erfc", "erfinv", "lgamma"),
 )
-# Most neurons use these functions. Their float32 code is vectorised.
+# Most neurons use these functions, whose float32 code is vectorised.
 OFTEN = ("exp", "expm1", "tanh", "log", "log1p", "sin", "cos", "atan", "erf")
 _TRUE: dict[str, Callable[[Any], Any]] = {
     "exp2": lambda x: mpmath.power(2, x),
@@ -29,7 +29,7 @@ _TRUE: dict[str, Callable[[Any], Any]] = {
     "rsqrt": lambda x: 1 / mpmath.sqrt(x),
     "lgamma": lambda x: mpmath.log(abs(mpmath.gamma(x))),
 }
-# Torch's own functions. y1 calls another function, whose rounding depends on the code around the call.
+# Torch's implementations of special functions. y1 calls a function whose rounding depends on the code around the call.
 SPECIAL: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
     **{
         name: (getattr(_special, name), 0)
@@ -108,9 +108,9 @@ def assert_near(actual: Tensor, expected: Tensor, ulp: int) -> None:
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_float32_functions_are_near_the_true_values(library: Library, name: str) -> None:
     function = getattr(torch, name)
-    # Also random numbers in the range where functions are neither 0, nor 1, nor infinite.
+    # Random numbers, for which most functions are neither 0, nor 1, nor infinite.
     near = torch.randn(20000, generator=torch.Generator().manual_seed(0)) * 4
-    # The numbers nearest to multiples of pi / 2. Near its zeros, a sine or cosine is inaccurate unless the argument is
+    # The numbers nearest to multiples of pi / 2. There, a sine or cosine near 0 is inaccurate unless its argument is
     # reduced with additional digits of pi.
     quarters = (torch.arange(90000, dtype=torch.float64) * (math.pi / 2)).float()
     x = torch.cat([list_numbers(torch.float32, 65537), near, near / 4, near * 16, quarters])
@@ -139,7 +139,7 @@ def _draw_float64_arguments(name: str) -> Tensor:
     numbers = [0.0, 1.0, 1.0 - 2.0**-53, 1.0 - 2.0**-30, 1.2351594492925155, 1.5434767776844698, math.inf, math.nan]
     edges = torch.tensor([*numbers, *(-n for n in numbers)], dtype=torch.float64)
     x = torch.cat([bits, uniform[0] * 2 - 1, torch.exp2(uniform[1] * 14 - 7), -torch.exp2(uniform[1] * 14 - 7), edges])
-    # mpmath is slow for other numbers.
+    # The numbers are limited, because mpmath is slow for larger numbers.
     return x[(x.abs() < 1e3) | ~x.isfinite()] if name in {"erfc", "lgamma", "exp", "expm1", "sinh", "cosh"} else x
 
 
@@ -192,7 +192,7 @@ def test_special_functions_have_the_bits_of_eager_mode(library: Library, name: s
     x = torch.cat([normal * 4, uniform, uniform * 40, edges, -edges]).to(dtype)
     actual, expected = library(f"{name} {dtype}", x), function(x)
     if MORE_FLAGS or "g++" not in str(COMPILER):
-        # The compiler chooses which products and sums it fuses into one instruction.
+        # The compiler decides which products and sums are fused into one instruction.
         assert torch.equal(actual.isfinite(), expected.isfinite())
     else:
         assert_near(actual, expected, ulp)

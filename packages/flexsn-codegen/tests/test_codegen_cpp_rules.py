@@ -1,4 +1,4 @@
-"""Rules for ops in C++: each rule is compiled and compared with eager mode on the CPU, bit for bit.
+"""Each rule for an op in C++ is compiled, and has the same bits as eager mode on the CPU.
 
 `test_codegen_cpp_functions.py` tests approximations.
 """
@@ -52,7 +52,7 @@ def _shorten(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-# Maps a name to the function, the number of its arguments, which share one dtype, and the possible dtypes.
+# Maps a name to a function, the count of its arguments, and the possible dtypes, one of which all arguments have.
 CASES: _Cases = {
     **_prims_of("sign", 1, ALL),
     **_prims_of("abs neg ceil floor round trunc isfinite", 1, NUMBERS),
@@ -106,7 +106,7 @@ def _make_tuple(value: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def _compute_in_vectors(function: Function) -> Function:
-    """Returns the results that eager mode computes in whole vectors. For this purpose, it pads the input."""
+    """Returns a function that pads its inputs, so that eager mode computes all elements in whole vectors."""
     return lambda x: tuple(t[: x.numel()] for t in _make_tuple(function(torch.cat([x, x.new_zeros(64)]))))
 
 
@@ -116,8 +116,8 @@ def _exact_sqrt(x: Tensor) -> Tensor:
     return root.to(torch.promote_types(x.dtype, torch.float32))
 
 
-# Functions whose bits vary in eager mode on the CPU. Another library's square root is off by 1 ulp for a sixth of the
-# numbers. In half types, `rsqrt` and a sum with a multiple round once in vectors, and twice in the remainder.
+# References for functions whose bits vary in eager mode on the CPU. There, a square root is off by 1 ulp for one sixth
+# of the numbers. In half dtypes, `rsqrt` and a sum with a multiple round once in vectors, and twice in the remainder.
 EXPECTED: dict[str, Function] = {
     "sqrt": lambda x: _exact_sqrt(x).to(x.dtype),
     "pow_0.5": _exact_sqrt,
@@ -199,7 +199,7 @@ def _draw(dtype: torch.dtype, seed: int, count: int = 4099) -> Tensor:
 
 
 def find_traps(name: str, x: Tensor, y: Tensor) -> Tensor:
-    """Returns a mask of the elements at which eager mode raises an error or depends on the processor."""
+    """Returns a mask of the elements for which eager mode traps, or has results that depend on the processor."""
     least = torch.iinfo(x.dtype).min
     edge = (x == least) | (y == least) if name == "gcd" else (x == least) & (y == -1)
     by_zero = torch.zeros_like(edge) if name == "gcd" else y == 0
@@ -309,14 +309,14 @@ def test_rules_have_the_bits_of_eager_mode(library: Library, name: str, dtype: t
     function = EXPECTED.get(name, function)
     # For single elements, eager mode calls the C++ library's fmod, which is exact.
     expected = _compute_one_by_one(function, inputs) if name in _WRONG_IN_EAGER else function(*inputs)
-    # Either of 0 and -0 may be the larger one. In eager mode, too, this depends on their positions in a vector.
+    # The maximum of 0 and -0 may be either. In eager mode, too, the result depends on the position in a vector.
     zeros = name not in {"maximum", "minimum", "fmax", "fmin"}
     for actual, reference in zip(library.call(f"{name} {dtype}", *inputs), _make_tuple(expected), strict=True):
         assert_same(actual, reference, zeros=zeros)
 
 
 def _compute_one_by_one(function: Any, tensors: Iterable[Tensor]) -> Tensor:
-    """Computes elements one by one instead of in vectors, by means of a stride."""
+    """Computes elements one by one and not in vectors, because the inputs are strided."""
     spread = [torch.stack([t, t], dim=1)[:, 0] for t in tensors]
     result: Tensor = function(*spread)
     return result

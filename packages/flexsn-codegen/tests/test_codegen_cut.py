@@ -130,7 +130,7 @@ def test_results_and_gradients_equal_eager(case: tuple[Function, list[tuple[int,
     gradients = (torch.autograd.grad(r, tensors, weights) for r in (actual, expected))
     pairs += [*zip(*gradients, strict=True)]
     if dtype == torch.bfloat16:
-        # If sums of rounded terms cancel, both results have large errors, so neither is a reference for the other.
+        # If sums of rounded terms cancel, both results have large errors. So both are compared with float64.
         exact = compute_exactly(function, tensors, weights)
         for (ours, theirs), true in zip(pairs, exact, strict=True):
             room = 0.016 * true.abs() + 1e-5 + 1.5 * (theirs - true).abs().max()
@@ -225,7 +225,7 @@ def test_size_that_a_function_reads_is_read_again_for_other_sizes() -> None:
 
 
 def test_kernel_processes_the_elements_of_one_piece() -> None:
-    # The step has two operands for one argument, and two stores.
+    # The step has two operands for each argument, and two stores.
     (step,) = trace_cells(rotary, [torch.empty(s) for s in CASES["rotary"][1]], [False] * 3, "rotary").steps
     assert step.sizes == (2, 3, 5, 4)
     assert [part.tensor for part in step.inputs] == [0, 0, 1, 1, 2, 2]
@@ -297,7 +297,7 @@ def test_numbers_are_arguments_of_kernels_on_pieces(monkeypatch: pytest.MonkeyPa
         for a, e in zip(*both, strict=True):
             torch.testing.assert_close(a, e)
     assert sorted(traced) == ["limited", "limited_backward"]
-    # An integer may decide about the cut. The first pieces of 14 columns for n = 7 and for n = 10 are equal.
+    # An integer may determine the cut. With 14 columns, the first pieces for n = 7 and for n = 10 are equal.
     pieces: Any = pointwise(lambda x, n: x.chunk(n, -1)[0] * 2)
     for n in (2, 7, 2):
         assert torch.equal(pieces(x.detach(), n), x.detach().chunk(n, -1)[0] * 2)

@@ -1,4 +1,4 @@
-"""Functions whose decompositions differ from torch's tables, in `pointwise`, compared with eager mode."""
+"""Pointwise functions whose decompositions differ from torch's tables equal eager mode."""
 
 from __future__ import annotations
 

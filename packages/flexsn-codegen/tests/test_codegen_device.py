@@ -1,4 +1,4 @@
-"""The two implementations of the functions in generated sources."""
+"""The two implementations of the functions that generated sources call."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def assert_same(actual: Tensor, expected: Tensor, ulp: float = 0.0) -> None:
     if not expected.is_floating_point():
         assert torch.equal(actual, expected)
         return
-    # The tolerance is `ulp` units relative to the value. For denormals, it is relative to the smallest normal number.
+    # The tolerance is `ulp` units in the last place of the value, or of the smallest normal number for denormals.
     info = torch.finfo(expected.dtype)
     torch.testing.assert_close(actual, expected, rtol=ulp * info.eps, atol=ulp * info.tiny, equal_nan=True)
     zero = expected == 0
@@ -187,7 +187,7 @@ def test_binary_prims_are_exact_on_all_pairs_of_special_values(name: str, dtype:
     x, y = torch.cartesian_prod(list_special_values(dtype), list_special_values(dtype)).unbind(1)
     actual, expected = pointwise(op)(x, y), op(x, y)
     if name in {"maximum", "minimum"}:
-        # The result may be 0 or -0. In eager mode too, this depends on the position in a vector.
+        # The sign of a zero may differ. In eager mode, too, the sign depends on the position in a vector.
         actual, expected = actual + 0.0, expected + 0.0
     assert_same(actual, expected, ulp=1.0 if name == "pow" else 0.0)
 
@@ -331,7 +331,7 @@ def test_conversions_equal_eager(source: torch.dtype) -> None:
     results = pointwise(lambda x: tuple(x.to(d) for d in targets))(x)
     for result, dtype in zip(results, targets, strict=True):
         narrow = not dtype.is_floating_point and dtype != torch.bool and torch.iinfo(dtype).bits == 8
-        # Outside of the range, the result is undefined. This is also the case in eager mode.
+        # Outside of the range, the result is undefined, as in eager mode.
         inside = (x.double().abs() < 100) & (x.double() >= (0 if dtype == torch.uint8 else -100)) | (not narrow)
         assert_same(result[inside], x.to(dtype)[inside])
 
@@ -361,7 +361,7 @@ def test_halves_are_rounded_as_in_eager_mode() -> None:
 def test_number_is_rounded_before_a_comparison_with_halves(
     function: Callable[[Tensor], tuple[Tensor, ...]], dtype: torch.dtype
 ) -> None:
-    # 0.3 is between two half values, and the comparison uses the nearest one.
+    # 0.3 lies between two half values, and the comparison uses the nearer value.
     x = torch.tensor([0.3, -0.3, 0.7, 0.29, 0.31], dtype=dtype)
     for actual, expected in zip(pointwise(function, name="f")(x), function(x), strict=True):
         assert_same(actual, expected)
@@ -379,7 +379,7 @@ def test_frexp_equals_eager_mode(dtype: torch.dtype) -> None:
         assert_same(actual, expected)
 
 
-# Functions of this project, compared with torch in float64. The tolerances are ulp in float64 and in float32.
+# Functions that this project implements, with arguments, and tolerances in ulp for float64 and float32.
 COMPOSED = {
     torch.special.digamma: (torch.linspace(-5.3, 40, 500), 64.0, 64.0),
     torch.special.i0e: (torch.linspace(-200, 200, 801), 8.0, 4.0),
@@ -403,7 +403,7 @@ def test_composed_functions_are_accurate(function: object) -> None:
         x = points.to(dtype)
         expected = function(x.double())
         error = (pointwise(function)(x).double() - expected).abs()
-        # Near a zero of the function, the error is relative to 1 / 4.
+        # Near its zeros, the error of a function is relative to 1 / 4.
         floor = 0.25 if function in _WITH_ZEROS else torch.finfo(dtype).tiny
         unit = torch.finfo(dtype).eps * expected.abs().clamp(min=floor)
         assert (error / unit).max() <= ulp, function

@@ -1,4 +1,4 @@
-"""C++ modules that are compiled at their first use are stored, replaced and locked."""
+"""C++ modules are compiled at their first use and stored. Incomplete files are replaced."""
 
 from __future__ import annotations
 

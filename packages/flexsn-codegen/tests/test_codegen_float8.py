@@ -1,4 +1,4 @@
-"""Float8 in pointwise kernels has the same bits as in eager mode."""
+"""Float8 values in pointwise kernels have the same bits as in eager mode."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def language(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def list_numbers(dtype: torch.dtype) -> Tensor:
-    """Returns each number of a dtype, the midpoints of neighbours, and numbers beyond the range."""
+    """Returns all numbers of a dtype, the midpoints of neighbours, and numbers beyond the range."""
     finite = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(dtype).float()
     beyond = torch.tensor([463.9, 464.0, 464.1, 480.0, 61439.0, 61440.0, 65536.0, 1e30])
     generator = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""Repeated launches of kernels, on the fastest path."""
+"""Repeated launches of kernels take the fastest path."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_launch_switches_to_the_tensors_device_if_there_are_several(
 
 @pytest.mark.gpu
 def test_binary_is_launched_only_for_its_numbers_and_alignments() -> None:
-    """Triton specializes binaries for numbers that are 1 or multiples of 16, and for pointers to multiples of 16."""
+    """Tests arguments for which Triton has special binaries: 1, multiples of 16, and addresses at multiples of 16."""
     calls = []
 
     @pointwise
@@ -96,13 +96,13 @@ def test_binary_is_launched_only_for_its_numbers_and_alignments() -> None:
 
 
 def test_threads_that_compile_at_once_prepare_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checks that a thread begins to compile after the preparation of a process, which one of them does."""
+    """Checks that one thread prepares the process, and that all threads compile after this preparation."""
     private = pytest.importorskip("flexsn_codegen.targets.triton._triton_private")
     begun, ended = list[int](), list[int]()
 
     def prepare() -> None:
         begun.append(threading.get_ident())
-        time.sleep(0.05)  # the others arrive meanwhile
+        time.sleep(0.05)  # the other threads arrive in this time
         ended.append(threading.get_ident())
 
     def compile_one() -> int:

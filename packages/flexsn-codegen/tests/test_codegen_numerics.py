@@ -1,4 +1,4 @@
-"""The effects of `precision` and `fast_math`. Without them, results are unchanged."""
+"""`precision` and `fast_math` change results only if they are set."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def draw_halves(dtype: torch.dtype) -> list[Tensor]:
 def test_float32_precision_rounds_once_and_eager_precision_after_each_op(dtype: torch.dtype) -> None:
     x, y = draw_halves(dtype)
     once = step(x.float(), y.float()).to(dtype)
-    assert not torch.equal(once, step(x, y))  # otherwise, the comparisons below would show nothing
+    assert not torch.equal(once, step(x, y))  # otherwise, the comparisons below would be meaningless
     assert torch.equal(pointwise(step, precision="float32")(x, y), once)
     assert torch.equal(pointwise(step)(x, y), step(x, y))
 

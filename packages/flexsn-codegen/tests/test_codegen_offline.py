@@ -1,4 +1,4 @@
-"""Compilation for GPUs that are not present, the command line, and the stored sources."""
+"""Compilation for absent GPUs, commands of the command line, and stored sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any elementwise function as one kernel, compared with eager mode."""
+"""An elementwise function is one kernel, whose results and gradients equal those of eager mode."""
 
 from __future__ import annotations
 

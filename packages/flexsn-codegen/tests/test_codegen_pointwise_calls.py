@@ -1,4 +1,4 @@
-"""Arguments that a kernel accepts (numbers, keywords, lists, None, captured tensors), and the results of kernels."""
+"""Kernels accept numbers, keywords, lists, None and captured tensors, and return lists and dicts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def count_traces(kernel: Any) -> int:
 
 
 @pytest.mark.long(all_but=["*calls1", "*calls2", "*calls5"])
-# Python computes the values that each function derives from its numbers in float64, as the function itself would.
+# Python computes in float64 the values that each function derives from its numbers.
 @pytest.mark.parametrize(
     ("function", "calls"),
     [

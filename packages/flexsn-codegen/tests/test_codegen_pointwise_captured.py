@@ -1,4 +1,4 @@
-"""Captured tensors along a dimension in the middle, and values that a function reads at each call."""
+"""Captured tensors may broadcast along any dimension, and values that a function reads are read at each call."""
 
 from __future__ import annotations
 

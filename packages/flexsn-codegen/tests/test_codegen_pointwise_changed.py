@@ -1,5 +1,5 @@
-"""Values that a pointwise function reads in addition to its arguments, and that change between calls. Compiled code
-gives the results of eager mode."""
+"""Values that a pointwise function reads, apart from its arguments, may change between calls. The results of compiled
+code then equal those of eager mode."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Gain(nn.Module):
 
 
 class Widened(torch.autograd.Function):
-    """A function that reads a number in its backward only."""
+    """A function that reads a number only in its backward."""
 
     width = 2.0
 
@@ -219,7 +219,7 @@ def test_replaced_tensor_needs_no_other_graph() -> None:
 
 
 class Updates:
-    """An optimizer in kernels. Its steps change its own numbers before and after the kernel reads them."""
+    """An optimizer whose steps change its numbers before or after the kernel reads them."""
 
     def __init__(self) -> None:
         self.rate, self.steps = 0.5, 0
@@ -292,5 +292,5 @@ def test_change_between_a_forward_and_its_backward_is_refused() -> None:
     assert x.grad is not None
     torch.testing.assert_close(x.grad, 6 * x.detach())
     y = fused(x)
-    owner.value = 4.0  # this is too late for the gradient, which uses the kernel of the forward
+    owner.value = 4.0  # has no effect on the gradient, which uses the kernel of the forward
     torch.testing.assert_close(torch.autograd.grad(y.sum(), [x])[0], 6 * x.detach())

@@ -1,4 +1,4 @@
-"""Elementwise functions on CPU tensors as C++ kernels, compared with eager mode."""
+"""C++ kernels of elementwise functions on CPU tensors equal eager mode."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def gated(x: Tensor, gate: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
 def test_results_and_gradients_equal_eager(dtype: torch.dtype) -> None:
     def run(function: object) -> list[Tensor]:
         torch.manual_seed(0)
-        # Several blocks and a partial one. One argument is strided, one broadcasts, and one has no dimensions.
+        # The tensors have several blocks and a partial block. One is strided, one broadcasts, one has no dimensions.
         x = torch.randn(301, 37, dtype=dtype).t().requires_grad_()
         gate, scale = torch.randn(301, dtype=dtype).requires_grad_(), torch.tensor(0.7, dtype=dtype).requires_grad_()
         result, mask = function(x, gate, scale)  # type: ignore[operator]
@@ -71,7 +71,8 @@ def test_chains_of_float16_have_the_bits_of_eager_mode(other: torch.dtype) -> No
     shuffled = numbers[torch.randperm(len(numbers), generator=torch.Generator().manual_seed(0))].to(other)
     kernel = pointwise(rounded_often)
     arguments = [(numbers, shuffled), (numbers[5:], shuffled[:-5])]
-    # The row length is not a multiple of a vector. One operand has one value per row, another one row for all rows.
+    # The row length is not a multiple of a vector. Operands have one value per row, one row for all
+    # rows, or a transposed layout.
     rows = numbers[: 1927 * 34].view(34, 1927)
     arguments += [
         (rows, shuffled[:34, None]),
@@ -85,6 +86,6 @@ def test_chains_of_float16_have_the_bits_of_eager_mode(other: torch.dtype) -> No
 
 
 def test_values_of_a_half_dtype_are_rounded_once() -> None:
-    # Rounded are `mul` by an operation and the sum by its store; `relu` returns its operand's values or 0.
+    # The source rounds the product explicitly, and the store rounds the sum. The result of `relu` needs no rounding.
     source = pointwise(lambda x: torch.relu(x * 3) + 1).source(torch.ones(5, dtype=torch.float16), target=CPP).source
     assert source.count("dev::round_float16(") == 1

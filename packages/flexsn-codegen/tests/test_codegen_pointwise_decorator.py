@@ -1,4 +1,4 @@
-"""`pointwise` as a decorator of functions and methods: names, copies, gradients, and its own error messages."""
+"""`pointwise` can decorate functions and methods, which keep their names, copies and gradients."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def test_into_works_in_compiled_code() -> None:
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_lists_that_share_memory_equal_eager_mode(backend: str) -> None:
-    """Checks that places are called one after the other, as in eager mode."""
+    """Checks that the entries of the lists are computed one after the other, as in eager mode."""
 
     def step(x: Tensor, y: Tensor) -> Tensor:
         written.foreach([x[:3], x[3:], x[:3]], [x[3:], x[:3], y])

@@ -1,4 +1,4 @@
-"""A kernel over lists of tensors: one launch in Triton, here in its interpreter, and several launches in C++."""
+"""`foreach` computes lists of tensors with one launch in Triton, and with several launches in C++."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_one_launch_updates_all_parameters(language: str, monkeypatch: pytest.Mo
         launch(group, words)
 
     monkeypatch.setattr(_together.Group, "launch", count_launch)
-    # Some sizes lead to several programs and a partial one. Others are empty or have no dimensions.
+    # Some tensors need several programs, and a partial program. Others are empty or have no dimensions.
     sizes = [(3, 1001), (7,), (), (0, 4), (2, 3, 5), (64, 20)]
     step = pointwise(lion)
     new_gradients = draw_tensors(sizes, torch.float32, 7) + draw_tensors([(9, 5)], torch.bfloat16, 7)
@@ -117,15 +117,15 @@ def test_step_that_is_prepared_again_uses_the_changed_values() -> None:
     check(p, g, 0.1)
     check(p, g, 0.2)
     old_gradients = g
-    g = draw_tensors(sizes, torch.float32, 2)  # these are in other memory, because the old gradients still exist
+    g = draw_tensors(sizes, torch.float32, 2)  # their memory differs from that of the old gradients, which still exist
     check(p, g, 0.2)
     check(p, old_gradients, 0.3)
-    # Its address no longer allows vector loads.
+    # The address of this gradient allows no vector loads.
     shifted = torch.randn(33, device=DEVICE)[1:17]
     check(p, [g[0], shifted, g[2]], 0.3)
     p[2].data = torch.randn(32, 2, device=DEVICE)
     check(p, g, 0.3)
-    p[0].t_(), g[0].t_()  # their memory is unchanged
+    p[0].t_(), g[0].t_()  # the addresses are unchanged, but the strides differ
     check(p, g, 0.3)
     p[0] = p[0].double()
     g[0] = g[0].double()
@@ -166,7 +166,8 @@ def test_entries_that_share_memory_run_one_after_the_other(language: str) -> Non
         p = shared.clone()
         step.foreach([p, p], [gradient, gradient], 0.5)
         torch.testing.assert_close(p, expected)
-    # Two halves of one memory may run together. A gradient that another place writes may not.
+    # Two halves of one memory may be computed together. A gradient that another entry writes must be read before or
+    # after the write, in the order of the entries.
     memory = torch.ones(64, device=DEVICE)
     step.foreach([memory[:32], memory[32:]], [memory.new_ones(32), memory.new_zeros(32)], 0.5)
     assert memory.unique().tolist() == [0.0, 0.5]
@@ -233,5 +234,5 @@ def test_compiled_code_contains_one_operator(function: Any) -> None:
             runs.append([t for t in torch.utils._pytree.tree_leaves((lists, returned)) if t is not None])
         for a, e in zip(*runs, strict=True):
             torch.testing.assert_close(a, e)
-    assert len(graphs) <= 2  # from its second value on, the number is a symbol
+    assert len(graphs) <= 2  # the second graph treats the number as a symbol
     assert all(sum("pointwise" in node for node in graph) == 1 for graph in graphs)

@@ -1,4 +1,4 @@
-"""Derivatives of pointwise kernels in forward mode, and derivatives of derivatives, compared with eager mode."""
+"""Derivatives of pointwise kernels in forward mode, and higher derivatives, equal those of eager mode."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from flexsn_codegen import pointwise
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning"),  # torch 2.11 issues it
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning"),  # a warning of torch 2.11
 ]
 
 
@@ -69,8 +69,8 @@ def test_adamw_over_a_model_equals_torchs(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     sizes = [(513, 257), (4096,), (64, 3, 3, 3), (7,), ()]
     start = [torch.randn(size, device="cuda").to(dtype) for size in sizes]
-    # This also runs torch's optimizer in float64. A bfloat16 step rounds a dozen times. Torch's step uses a `lerp` and
-    # rounds at other points. Therefore, both steps are compared with the float64 step.
+    # A bfloat16 step rounds a dozen times, and torch's step rounds at other points. So both steps are compared with the
+    # step of torch in float64.
     theirs = {kind: [t.clone().to(kind).requires_grad_() for t in start] for kind in (dtype, torch.float64)}
     optimizers = [torch.optim.AdamW(t, lr=1e-3, weight_decay=0.1, foreach=False, fused=False) for t in theirs.values()]
     m, v = [torch.zeros_like(t) for t in start], [torch.zeros_like(t) for t in start]

@@ -1,4 +1,4 @@
-"""C++ loops of pointwise kernels over operands and results that broadcast, are strided, transposed or short."""
+"""C++ kernels of pointwise functions are exact for operands and results of all layouts."""
 
 from __future__ import annotations
 

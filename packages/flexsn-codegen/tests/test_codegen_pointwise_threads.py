@@ -1,4 +1,4 @@
-"""Simultaneous first calls of one pointwise function from several threads."""
+"""Several threads may call one pointwise function for the first time at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 @pytest.fixture(params=["triton", "cpp"])
 def target(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sets up each language of kernels for CPU tensors, one after the other."""
+    """Sets up kernels for CPU tensors, in each language in turn."""
     if request.param == "cpp":
         from flexsn_codegen.targets.triton import device
 

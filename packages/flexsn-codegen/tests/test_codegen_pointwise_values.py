@@ -1,4 +1,4 @@
-"""Python numbers in compiled code: one graph serves all floats and all ints, instead of one graph per number."""
+"""In compiled code, one graph serves all values of a Python number, instead of one graph per value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels that write to their arguments, and to existing tensors."""
+"""Kernels can write to their arguments, and to existing tensors."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_repeated_calls_of_into_are_not_checked(device: str, monkeypatch: pytest
     out, (x, y) = tensors(0)
     again = kernel.repeated_into(out, x, y)
     assert torch.equal(out[0], x * y)
-    monkeypatch.setattr(PreparedCalls, "call", None)  # repeated calls must not use it
+    monkeypatch.setattr(PreparedCalls, "call", None)  # repeated calls must not use this method
     for seed in range(1, 4):
         out, (x, y) = tensors(seed)
         version = out[0]._version

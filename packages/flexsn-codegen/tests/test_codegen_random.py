@@ -1,4 +1,4 @@
-"""Random numbers and bits in kernels."""
+"""Kernels draw the same random numbers and bits as eager mode."""
 
 from __future__ import annotations
 

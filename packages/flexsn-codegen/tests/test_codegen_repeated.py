@@ -1,4 +1,4 @@
-"""Repeated calls under autograd are analysed once, and each difference between calls is detected."""
+"""Under autograd, equal calls are analysed once, and each difference between calls is detected."""
 
 from __future__ import annotations
 

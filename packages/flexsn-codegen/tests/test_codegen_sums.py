@@ -1,4 +1,4 @@
-"""Gradients that the kernel sums, for arguments that broadcast. Operands and results have various memory orders."""
+"""Kernels sum gradients of arguments that broadcast, for operands and results in any memory order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The four names that users of SpikingJelly's torch2triton know, from a function to custom kernels around it."""
+"""The four names of SpikingJelly's torch2triton generate functions that custom kernels can call."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ BLOCK = 256
 
 
 def charge(x: Tensor, v: Tensor, decay: Tensor) -> tuple[Tensor, Tensor]:
-    """Computes two results whose gradient needs some saved values."""
+    """Computes two results whose gradients need saved values."""
     h = v + (x - v) * torch.sigmoid(decay)
     return torch.tanh(h) * h, torch.where(h > 0, h, 0.1 * h)
 
 
 def make_kernel(graph: fx.Graph, name: str) -> tuple[Any, str]:
-    """Returns the graph's function, and its name. A kernel around it calls it by this name."""
+    """Returns the function of a graph, and the name by which a kernel can call it."""
     code, core_name = generate_triton_code_str(graph, name)
     return compile_triton_code_str(code, core_name), core_name
 
 
 def run_on_tensors(graph: fx.Graph, name: str, tensors: list[Tensor], dtypes: list[torch.dtype]) -> list[Tensor]:
-    """Runs the graph's function in a kernel that is written as text and finds the function by its name."""
+    """Runs the function of a graph in a kernel whose text calls the function by its name."""
     core, core_name = make_kernel(graph, name)
     arguments = [f"a{i}" for i in range(len(tensors))]
     results = [f"r{i}" for i in range(len(dtypes))]
@@ -97,10 +97,10 @@ def test_requires_grad_excludes_gradients() -> None:
     assert [entry is None for entry in output.args[0]] == [False, True, False]
 
 
-# Triton 3.6 reads annotations, but only knows its own names.
+# Triton 3.6 only understands annotations of its own types, so this kernel has no other annotations.
 @triton.jit  # type: ignore[untyped-decorator]
 def around(x_ptr, y_ptr, n, function: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A kernel in a file, with the function as an argument."""
+    """A kernel in a file that receives the function as an argument."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(y_ptr + at, function(tl.load(x_ptr + at, at < n)), at < n)
 

@@ -1,4 +1,4 @@
-"""The sweep's measure of distance, compared with the numbers of each dtype."""
+"""`ulp_distance` counts the numbers of a dtype between two numbers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def make_numbers(*values: float, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def list_in_order(dtype: torch.dtype) -> Tensor:
-    """Returns every number of a half dtype once, from -inf on, with zero as +0."""
+    """Returns the numbers of a half dtype in ascending order, from -inf to inf, with only one zero."""
     bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
     values = bits.view(dtype)
     values = values[~values.isnan() & ~((values == 0) & torch.signbit(values))]
@@ -51,7 +51,7 @@ def test_distance_is_right_across_zero_and_up_to_infinity(dtype: torch.dtype) ->
     assert ulp_distance(smallest, -smallest).tolist() == [2]
     assert ulp_distance(zero, -zero).tolist() == [0]
     assert ulp_distance(make_numbers(info.max, dtype=dtype), make_numbers(math.inf, dtype=dtype)).tolist() == [1]
-    # If denormals count, tiny is the first normal number, which is 2**(mantissa bits) steps from zero.
+    # The smallest normal number is 2**(mantissa bits) steps from zero, because denormals count.
     assert ulp_distance(make_numbers(info.tiny, dtype=dtype), zero).tolist() == [round(1 / info.eps)]
 
 
