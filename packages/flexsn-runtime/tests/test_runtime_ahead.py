@@ -1,4 +1,4 @@
-"""The first backward kernel is compiled with the first forward kernel. `tests/test_scan_on_gpu.py` counts kernels."""
+"""The first backward kernel is compiled together with the first forward kernel, in another thread."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Compiled = tuple[threading.Thread, list[torch.dtype]]
 
 @pytest.fixture
 def compiled() -> Iterator[list[Compiled]]:
-    """Records launches that are compiled ahead, with thread and dtypes. Every kernel is new, and none is compiled."""
+    """Records the thread and the dtypes of each launch that would be compiled ahead. No kernel is compiled."""
     launches: list[Compiled] = []
 
     def compile(self: Launch, tensors: Sequence[Tensor]) -> None:
@@ -44,7 +44,7 @@ def test_step_is_compiled_once_in_another_thread(compiled: list[Compiled]) -> No
     ((thread, dtypes),) = compiled
     assert thread is not threading.current_thread()
     assert not thread.is_alive()
-    assert dtypes == [torch.float64] * 4  # the input, the checkpoint, and the gradients of output and input
+    assert dtypes == [torch.float64] * 4  # input, checkpoint, gradient of the output, gradient of the input
     output.sum().backward()
     run(program, random(13, *STEP, dtype=torch.float64).requires_grad_())
     assert len(compiled) == 1
@@ -77,7 +77,7 @@ def test_refused_gradient_is_reported_in_the_backward(compiled: list[Compiled]) 
 def test_first_training_step_with_a_product_traces_twice_and_differentiates_once(
     interpreted: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counts traces: an attempt without products, the step, and its gradient, which all backwards share."""
+    """Counts the traces: an attempt without products, and the step. All backwards share one gradient."""
     weight = torch.randn(4, 4, requires_grad=True)
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Autocast applies inside of a core, as in a loop. On the CPU, autocast widens losses."""
+"""Autocast applies inside of a core, as in a loop. On the CPU, autocast computes losses in float32."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def autocast() -> torch.autocast:
 
 
 def widened(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    loss = mse_loss(x, v, reduction="none")  # float32 under autocast
+    loss = mse_loss(x, v, reduction="none")  # autocast computes the loss in float32
     return loss, (v * 0.5 + loss).to(v.dtype)
 
 
@@ -87,7 +87,7 @@ def test_operations_before_the_loop_follow_autocast() -> None:
     x, v = draw_halves()
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        product = table @ table  # bfloat16 under autocast
+        product = table @ table  # autocast computes the product in bfloat16
         return x * product[0] + v, v * 0.5 + x * table.softmax(1)[1].to(x.dtype)
 
     with autocast():

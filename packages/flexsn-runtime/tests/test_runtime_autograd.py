@@ -1,4 +1,4 @@
-"""`scan` under autograd: aliases, modified tensors, required gradients, modes and threads."""
+"""`scan` follows the rules of autograd for aliases, modified tensors, required gradients, modes and threads."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def test_one_tensor_may_be_input_and_state() -> None:
 
 
 def test_trace_leaves_no_autograd_graph() -> None:
-    """Checks that no autograd graph is left.
+    """Checks that the graph that a trace records is freed.
 
-    Such a graph would keep the parameter's autograd node, and a CUDA graph could not be captured on another stream
-    than the one of this node.
+    Such a graph would keep the parameter's autograd node alive. A CUDA graph could then only be captured on the stream
+    of this node.
     """
     weight = torch.tensor(0.3, requires_grad=True)
 
@@ -65,7 +65,7 @@ def test_trace_leaves_no_autograd_graph() -> None:
         return [t for t in gc.get_objects() if type(t) is FakeTensor and t.grad_fn is not None]
 
     x, v = draw_leaves()
-    before = {id(t): t for t in of_traces()}  # compilers also keep such tensors
+    before = {id(t): t for t in of_traces()}  # compilers may also keep such tensors
     torch.autograd.grad(compiled(core, 1, [x], [v])[0].sum(), [x, weight])
     assert not [t for t in of_traces() if id(t) not in before]
 
@@ -233,7 +233,7 @@ def test_gradients_of_two_runs_are_bitwise_equal() -> None:
 
 
 def test_threads_share_a_program() -> None:
-    """Runs new shapes on four threads at once: traces do not overlap, and all results are right."""
+    """Runs new shapes in several threads at once, and checks that all results are right."""
     program = ScanProgram(soft_lif, 1, 1, 1)
     problems = [(random(5, 600 + 7 * i, seed=i), random(600 + 7 * i, seed=9)) for i in range(4)]
     expected = [loop(soft_lif, 1, [x], [v]) for x, v in problems]

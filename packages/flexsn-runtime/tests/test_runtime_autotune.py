@@ -1,4 +1,4 @@
-"""Measured launch plans: the candidates, the saved plan, and the programs that use it."""
+"""Launch plans are measured, saved, and used by later programs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def find_plan(program: PointwiseProgram) -> LaunchPlan:
 
 
 class Timer:
-    """Returns a time for each measurement. Measurement number `best` has the shortest time."""
+    """Returns times without measuring them. Call number `best` returns the shortest time."""
 
     def __init__(self, best: int) -> None:
         self.best, self.count = best, 0
@@ -50,7 +50,7 @@ def test_best_plan_is_used_later_and_in_other_processes(folder: Path) -> None:
     timer = Timer(best=2)
     best = tune(program, (X, V), timer=timer)
     assert best.inference == candidates(usual.inference)[1] != usual.inference
-    # The search for each launch starts from the table. The first entry was nearest to the best one.
+    # The search for each launch starts with the entry of the table. For the other launches, this entry was the best.
     assert (best.forward, best.backward) == (usual.forward, usual.backward)
     assert 10 <= timer.count <= 21
     assert find_plan(program) == best

@@ -1,4 +1,4 @@
-"""Bits of outputs, which the kernel writes in addition. They equal the spikes, and no other result changes."""
+"""Kernels can also write outputs as bits. The bits equal the spikes, and no other result changes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def two(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def unpack(bits: Tensor, count: int) -> Tensor:
-    """Returns the numbers of each row. Checks that the bits after them are zeros."""
+    """Returns the bits of each row as numbers, after checking that the unused bits of the row are zeros."""
     numbers = (bits.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=bits.device) & 1).flatten(1)
     assert not numbers[:, count:].any()
     return numbers[:, :count]
@@ -72,7 +72,7 @@ def test_bits_have_the_order_of_memory(target: TargetName) -> None:
     spikes, _, bits = scan(*prepare(program, (images,)), state_seqs=False)
     assert spikes.stride() == images.stride()
     assert torch.equal(unpack(bits, 2 * 5 * 4 * 4).float().flatten(), spikes.permute(0, 1, 3, 4, 2).flatten())
-    # Steps do not follow each other in this memory, so no bits are written.
+    # The steps are not consecutive in this memory, so no bits are written.
     for x in (torch.rand(4, 6, 3).transpose(0, 1), torch.rand(2, 3, 4, 5)[..., :3].permute(1, 3, 0, 2)):
         spikes, _, bits = scan(*prepare(program, (x.to(device),)), state_seqs=False)
         if bits.numel():

@@ -1,4 +1,4 @@
-"""Two different calls of a program: after either call, the other one equals a call of a fresh program."""
+"""After any other kind of call, a call of a program equals a call of a fresh program."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ CALLS: dict[str, Callable[[ScanProgram, Core], Any]] = {
 
 
 def describe(call: Callable[[ScanProgram, Core], Any], program: ScanProgram, core: Core) -> list[Any]:
-    """Returns results with their properties, and the gradients, if any."""
+    """Returns the results of a call with their properties, and the gradient of the core's parameter, if it has one."""
     results = call(program, core)
     properties: list[Any] = []
     for result in results:
@@ -137,7 +137,7 @@ def program_of(core: Core) -> ScanProgram:
 
 @functools.cache
 def call_fresh_program(name: str) -> list[Any]:
-    """Returns results of a call in a fresh program."""
+    """Returns the description of a call of a fresh program."""
     core = Core()
     return describe(CALLS[name], program_of(core), core)
 
@@ -157,7 +157,7 @@ def test_checks_of_a_call_are_not_reused_for_another_kind(first: str, shared: tu
 
 
 def test_calls_of_each_kind_are_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests all kinds of calls except those that are prepared again, because of unreadable memory or a new trace."""
+    """Tests all kinds of calls, except kinds with unreadable memory or a new trace, which are prepared again."""
     prepared_again = {"lazily negated", "another number", "a frozen parameter"}
     core = Core()
     program = program_of(core)

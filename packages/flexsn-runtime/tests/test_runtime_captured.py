@@ -1,4 +1,4 @@
-"""Captured objects are read at each call: they may be updated, moved, re-assigned, replaced or missing."""
+"""Captured objects are read at each call, so they may be updated, moved, assigned again, replaced or deleted."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_change_between_forward_and_backward_is_refused() -> None:
     state.sum().backward()
     _, state = compiled(program, 1, [X], [V])
     core.offset = 8.0
-    state.sum().backward()  # the trace is older, so the gradient is that of the forward
+    state.sum().backward()  # the gradient is traced already, so the backward uses values of its forward
 
 
 def test_changed_dtype_between_forward_and_backward_is_refused() -> None:
@@ -170,7 +170,7 @@ def test_deleted_attribute_raises_in_the_core() -> None:
     del core.decay
     with pytest.raises(AttributeError, match="'Decay' object has no attribute 'decay'"):
         compiled(program, 1, [X], [V])
-    core.decay = nn.Parameter(random(STEP[1], seed=3))  # it was a buffer before
+    core.decay = nn.Parameter(random(STEP[1], seed=3))  # before, the attribute was a buffer
     assert_follows(program, core)
 
 

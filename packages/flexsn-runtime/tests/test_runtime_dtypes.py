@@ -96,7 +96,7 @@ def test_gradient_of_a_half_parameter_is_summed_in_float32(dtype: torch.dtype) -
     def core(x: Tensor) -> Tensor:
         return x * w
 
-    # Beyond 256 (bfloat16) and 2048 (float16), a sum of ones in half precision no longer grows.
+    # In half precision, a sum of ones does not grow beyond 256 (bfloat16) or 2048 (float16).
     x = torch.ones(1000, 3, dtype=dtype, device=DEVICE)
     compiled(core, 1, [x], [])[0].sum().backward()
     assert w.grad is not None
@@ -140,14 +140,14 @@ def test_nan_and_infinities_equal_the_loop() -> None:
     ],
     ids=["coo", "csr", "nested", "jagged", "quantized"],
 )
-@pytest.mark.filterwarnings("ignore")  # torch warns of prototypes and deprecations
+@pytest.mark.filterwarnings("ignore")  # these tensors cause warnings about prototypes and deprecations
 def test_tensors_without_dense_memory_are_named(convert: Callable[[Tensor], Tensor], kind: str) -> None:
     with pytest.raises(LayoutError, match=f"argument 0 is a {kind}"):
         compiled(hard_lif, 1, [convert(random(6, 5))], [random(5)])
 
 
 def test_freed_memory_is_named() -> None:
-    """Tests freed memory. For example, the memory of sharded parameters is freed between calls."""
+    """Tests tensors whose memory is freed, such as sharded parameters between calls."""
     gain = random(5)
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -181,7 +181,7 @@ def test_dtypes_without_kernels_are_named() -> None:
 
 
 def test_float8_values_are_converted() -> None:
-    """Tests states that a step passes on, captured tensors and inputs. Eager mode cannot compute with any of them."""
+    """Tests an unchanged state, a captured tensor and an input in float8, in which eager mode cannot compute."""
     for narrow in (torch.float8_e4m3fn, torch.float8_e5m2):
         gain = (4 * random(5)).to(narrow)
 

@@ -1,4 +1,4 @@
-"""Numbers with few bits, which a kernel reads from each byte."""
+"""A kernel packs numbers with few bits into bytes, and reads them from the bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def unpack_by_hand(packed: torch.Tensor, bits: int, low: int, dtype: torch.dtype
 
 
 def check(dtype: torch.dtype, bits: int, low: int, device: str) -> None:
-    packed = torch.arange(5003, device=device).to(torch.uint8).view(1, 5003)  # all bytes, over several blocks
+    packed = torch.arange(5003, device=device).to(torch.uint8).view(1, 5003)  # all bytes, in several blocks
     numbers = unpack_numbers(packed, bits, low, dtype)
     assert numbers is not None
     assert numbers.dtype == dtype
@@ -29,7 +29,7 @@ def check(dtype: torch.dtype, bits: int, low: int, device: str) -> None:
         assert last is not None
         assert last.shape == (-(-count * bits // 8),)
         assert torch.equal(unpack_by_hand(last, bits, low, dtype)[:count], numbers[:count])
-        assert not torch.any(unpack_by_hand(last, bits, 0, dtype)[count:])  # the remaining bits contain no old memory
+        assert not torch.any(unpack_by_hand(last, bits, 0, dtype)[count:])  # unused bits are zeros
 
 
 @pytest.mark.long(all_but=["torch.float32-1", "torch.bfloat16-2", "torch.float16-4"])

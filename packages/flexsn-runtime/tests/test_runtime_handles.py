@@ -1,4 +1,4 @@
-"""The registry of kernels: a bundle exists while it is owned or used, and its kernels are closed once."""
+"""In the registry, a bundle of kernels exists while it is owned or used, and its kernels are closed once."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_owners_and_users_keep_a_bundle_alive() -> None:
     retain_flexsn_kernel_handle(handle)
     release_flexsn_kernel_handle(handle)
     release_flexsn_kernel_handle(handle)
-    release_flexsn_kernel_handle(handle)  # there is no third owner, so this has no effect on the user
+    release_flexsn_kernel_handle(handle)  # there is no third owner, and the user still keeps the bundle
     assert is_known(handle)
     assert kernel.closed == 0
     release_active_flexsn_kernel_handle(handle)

@@ -1,4 +1,4 @@
-"""Memory of large results, which is reused."""
+"""The memory of large results is reused after the results are deleted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Size classes, launch plans, checkpoints, and devices that can run kernels."""
+"""Tests size classes, launch plans, checkpoints, and the devices that can run kernels."""
 
 from __future__ import annotations
 
@@ -118,13 +118,13 @@ def test_cpu_tensors_without_the_interpreter_are_refused(monkeypatch: pytest.Mon
 
 
 def generate_training_sources(steps: int) -> list[str]:
-    """Returns sources of the kernels of a training step over `steps` time steps: forward and backward."""
+    """Returns the sources of the forward and the backward kernel of a training step over `steps` time steps."""
     x = random(steps, *STEP).requires_grad_()
     v = random(*STEP, seed=1).requires_grad_()
     assert_like_the_loop(soft_lif, 1, [x], [v])
     step, arguments = prepare(PointwiseProgram(soft_lif, 1, 1, 1), (x, v))
     scan(step, arguments, state_seqs=False)[0].sum().backward()
-    used = step.kernel_names  # the other names belong to earlier tests with equal code
+    used = step.kernel_names  # kernels with other names belong to earlier tests with equal code
     kernels = [kernel.function for kernel in step._kernels.values()]
     return [inspect.getsource(function.fn) for function in kernels if function.__name__ in used]
 
@@ -151,7 +151,7 @@ def test_one_chunk_holds_a_short_sequence_unless_its_ops_are_many(steps: int, op
 
 @pytest.mark.parametrize(("ops", "distance"), [(0, 8), (1, 8), (600, 8)])
 def test_no_kernel_unrolls_a_million_steps(ops: int, distance: int) -> None:
-    """Tests an interval that means no checkpoints, also for a step that only passes values on."""
+    """Tests an interval that means that there are no checkpoints, and a step without ops."""
     assert writable(2**20, ops) == distance
     assert writable(16, ops) == (8 if ops == 600 else 16)
 
@@ -168,7 +168,7 @@ def test_no_states_are_saved_for_a_backward_of_one_chunk(steps: int, rows: int) 
 @pytest.mark.long(all_but=["16", "19"])
 @pytest.mark.parametrize("steps", [9, 12, 16, 19])
 def test_kernels_for_one_length_have_no_code_for_other_lengths(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests graphs with a number for T: the interpreter's chunks have 4 steps, and 8 in the forward."""
+    """Tests kernels for a constant T. In the interpreter, chunks have 8 steps in the forward, and 4 in the backward."""
     monkeypatch.setattr(Specialization, "is_recorded", True, raising=False)
     monkeypatch.setattr(Specialization, "is_recorded", True, raising=False)
     monkeypatch.setattr(Specialization, "has_rest", GraphSpecialization.has_rest)

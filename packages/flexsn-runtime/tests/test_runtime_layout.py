@@ -1,4 +1,4 @@
-"""Offsets of elements in kernels, and comparison of strided and broadcast inputs with the loop."""
+"""Kernels compute the right offsets, so strided and broadcast inputs have the results of the loop."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_terms_compute_the_offsets_of_permuted_and_broadcast_tensors(shape: tupl
         ((3, 4), (0, 0), 0),
         ((3, 4), (0, 1), 1),
         ((3, 4), (1, 0), 1),
-        ((3, 4), (8, 2), 1),  # every second element, so the distances are equal
+        ((3, 4), (8, 2), 1),  # every second element is read, so the distances are equal
         ((3, 4), (1, 3), 2),
         ((2, 3, 4), (12, 1, 3), 3),
         ((1,), (5,), DENSE),

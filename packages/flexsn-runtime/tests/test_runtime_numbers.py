@@ -1,4 +1,4 @@
-"""A number that changes between calls is an argument of the kernels, with the bits that it has in the loop."""
+"""A number that changes between calls is an argument of the kernels, and has the same bits as in the loop."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NEEDS_CPP = pytest.mark.skipif(
 
 
 def list_thresholds(count: int) -> list[float]:
-    """Returns different thresholds, like those of an annealing schedule."""
+    """Returns `count` different thresholds, as in an annealing schedule."""
     return [0.25 + 1.5 / (i + 1.37) + 1e-9 * i for i in range(count)]
 
 
@@ -55,7 +55,7 @@ class Spike(torch.autograd.Function):
 
 
 class Neuron(nn.Module):
-    """A neuron with a slope. Its `value` is its threshold, decay, divisor and numerator."""
+    """A neuron with a slope. Its `value` is the threshold, the decay, a divisor and a numerator."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ def draw(dtype: torch.dtype, *lead: int) -> Tensor:
 def differentiate(run: Callable[[Tensor, Tensor], tuple[Tensor, ...]], dtype: torch.dtype) -> tuple[Tensor, ...]:
     x, v = draw(dtype, 3).requires_grad_(), draw(dtype).requires_grad_()
     output, state = run(x, v)
-    # These are only gradients of the outputs, because their kernel is compiled with the forward.
+    # Only the output has a gradient, because the kernel for this case is compiled together with the forward.
     grads = torch.autograd.grad((output * output).sum(), (x, v), allow_unused=True, materialize_grads=True)
     return (output.detach(), state.detach(), *grads)
 
@@ -96,7 +96,7 @@ def assert_alike(core: Core, program: PointwiseProgram, dtype: torch.dtype) -> N
 
 
 def list_kernels(program: PointwiseProgram, direction: str) -> list[str]:
-    """Returns the names of the kernels that exist so far. A name contains the kernel's purpose."""
+    """Returns the names of the existing kernels of one direction. The name of a kernel contains its direction."""
     names = {kernel.function.__name__ for kernel in program._kernels.values()}
     return sorted(name for name in names if f"_{direction}_" in name)
 
@@ -136,7 +136,7 @@ def test_slope_changes_only_the_backward() -> None:
 
 
 def test_numbers_may_begin_to_change_one_after_the_other() -> None:
-    """Checks that the second number becomes an argument together with the first."""
+    """Checks that the second number becomes an argument when the first number changes."""
     core = Neuron().to(DEVICE)
     program = PointwiseProgram(core, 1, 1, 1)
     for value in list_thresholds(3):
@@ -150,7 +150,7 @@ def test_numbers_may_begin_to_change_one_after_the_other() -> None:
 
 
 def test_numbers_may_be_equal_at_first() -> None:
-    """Tests equal terms that are computed once. Other values need another graph, whose first kernels take numbers."""
+    """Tests equal terms, which are computed once. Different values need another graph, with numbers as arguments."""
     a = b = 1.0
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -271,7 +271,7 @@ def test_flags_equal_the_loop() -> None:
 
 @pytest.mark.parametrize("exponents", [[2.5, 2.6, 2.0, 2.7, 0.5, 3.0, 1.25, -1.0]], ids=str)
 def test_exponents_need_few_kernels(exponents: list[float]) -> None:
-    """Tests exponents that eager mode computes as products. They have a limited number of separate kernels."""
+    """Tests exponents that eager mode computes as products. Only a few of them have separate kernels."""
     exponent = 2.25
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -397,7 +397,7 @@ def test_functions_without_autograd_refuse_a_change_before_the_backward() -> Non
     with pytest.raises(CapturedTensorError, match="was replaced between the forward and the backward"):
         flexsn_backward(backward, info, first[0], None, *first[2:])
     core.value += 1.0
-    copies = [t.clone() for t in second[2:]]  # copies do not refer to their step
+    copies = [t.clone() for t in second[2:]]  # copies of the step's arguments do not refer to the step
     with pytest.raises(CapturedTensorError, match="was replaced between the forward and the backward"):
         flexsn_backward(backward, info, second[0], None, *copies)
 
@@ -416,7 +416,7 @@ def test_restored_values_are_not_traced_again() -> None:
 @pytest.mark.gpu
 @DTYPES
 def test_few_kernels_are_compiled_on_a_gpu(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
-    """Tests whole numbers, including those for which Triton compiles special code: 1, and multiples of 16."""
+    """Tests values that include numbers for which Triton compiles special code, such as 1 and multiples of 16."""
     from triton import knobs
 
     compiled_now: list[str] = []

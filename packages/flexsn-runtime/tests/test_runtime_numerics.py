@@ -1,4 +1,4 @@
-"""`precision` and `fast_math`: instructions of kernels, their compilation, and results in half precision."""
+"""`precision` and `fast_math` affect the instructions of kernels, their compilation, and their rounding."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_fast_math_reaches_every_kernel_its_name_and_the_compiler(
 
 
 def test_fast_math_in_cpp_fuses_products_and_sums(compiler: None) -> None:
-    """Tests a product that keeps its low part, which rounding removes."""
+    """Tests the low part of a product, which only a fused instruction keeps."""
 
     def low_part(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return x * x - v, v
@@ -74,7 +74,7 @@ def test_fast_math_in_cpp_fuses_products_and_sums(compiler: None) -> None:
         for fast_math in (False, True)
     )
     assert torch.equal(exact, torch.zeros(3, 5))
-    if "AVX" in torch.backends.cpu.get_cpu_capability():  # with AVX, such an instruction exists
+    if "AVX" in torch.backends.cpu.get_cpu_capability():  # CPUs with AVX have fused instructions
         assert torch.equal(fast, torch.full((3, 5), 2.0**-24))
 
 

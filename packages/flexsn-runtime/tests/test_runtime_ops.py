@@ -1,4 +1,4 @@
-"""The five custom ops: checked by `opcheck`, compared with the loop, and compiled."""
+"""The five custom ops pass `opcheck`, equal the loop, and can be compiled."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_only_tensors_that_require_grad_have_gradients(handle: int) -> None:
 
 
 def test_forgotten_parameters_are_refused(handle: int) -> None:
-    """Checks that an error is raised, because an op returns gradients only for its arguments."""
+    """Checks that an error names missing parameters, because an op has gradients only for its arguments."""
     with pytest.raises(TensorCountError, match=r"1 tensors that require grad.*pass the captured tensors"):
         flexsn_inductor_training(handle, [X, V])
 
@@ -201,7 +201,7 @@ def test_saved_context_keeps_the_handle_alive() -> None:
     handle = register(soft_lif)
     x, v = draw_leaves()
     results = flexsn_inductor_training(handle, [x, v])
-    release_flexsn_kernel_handle(handle)  # as if the module were deleted
+    release_flexsn_kernel_handle(handle)  # as after deleting the module
     assert get_flexsn_kernel_handle(handle).active_refs == 1
     results[0].sum().backward()
     expected = torch.autograd.grad(loop(soft_lif, 1, [y := X.clone().requires_grad_()], [V])[0].sum(), y)[0]
@@ -233,7 +233,7 @@ def test_no_context_is_saved_without_gradients(handle: int) -> None:
 
 # -- opcheck -------------------------------------------------------------------------------------------
 
-# torch's opcheck reads the gradients of copies of the arguments. torch 2.15 warns of this.
+# torch's opcheck reads the gradients of copies of the arguments, about which torch 2.15 warns.
 OPCHECK_WARNS = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 
 
@@ -326,7 +326,7 @@ def test_compiled_training_equals_the_loop(handle: int, dynamic: bool) -> None:
 
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_compiled_double_backward_is_refused(handle: int) -> None:
-    """Checks that torch raises an error, because code that AOTAutograd compiles has no second derivative."""
+    """Checks the error of torch, because code that AOTAutograd compiles has no second derivative."""
     step = torch.compile(lambda x: flexsn_inductor_training(handle, [x, V, W])[0] * 2.0, backend="aot_eager")
     x, _ = draw_leaves()
     loss = step(x).square().sum()
@@ -349,7 +349,7 @@ def test_compiled_inference_for_several_lengths_is_compiled_once(handle: int) ->
 
     w = W.detach()
     for steps in (6, 4, 3):
-        x = X[:steps].clone()  # a view of X would be a second kind of argument
+        x = X[:steps].clone()  # a view of X would be compiled separately
         for a, b in zip(run(x, V, w), compute_reference(x, V, final=False), strict=True):
             assert torch.equal(a, b)
     assert len(compilations) == 1

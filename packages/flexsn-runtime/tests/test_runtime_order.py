@@ -1,4 +1,4 @@
-"""The order of a scan's results in memory, compared with PyTorch's elementwise operations."""
+"""The memory order of a scan's results equals the order that PyTorch's elementwise operations choose."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def select_strides(tensor: Tensor) -> list[int | None]:
 
 
 def draw_layout(shape: Sequence[int], draw: random.Random) -> Tensor:
-    """Returns a tensor that broadcasts to `shape` and may be permuted, sliced or expanded, or have sizes of 1."""
+    """Returns a tensor that broadcasts to `shape`, and may be permuted, sliced or expanded, or have sizes of 1."""
     dims = range(len(shape))
     sizes = [1 if draw.random() < 0.15 else size for size in shape]
     order = draw.sample(dims, len(shape))
@@ -77,7 +77,7 @@ def test_memory_order_of_inputs_is_kept() -> None:
 
 
 def test_states_determine_the_format_if_all_inputs_broadcast() -> None:
-    """Checks that states decide, as in the loop. A step with matrix products does not have to be elementwise."""
+    """Checks that states determine the format, as in the loop, also for steps with matrix products."""
     x, v = torch.empty(7, 3, 8), torch.empty(5, 3).t()
     assert ScanFormat.of((3, 5), [x], [v]).sequence == (15, 1, 3)
     assert sequence_order((3, 5), [x], [v]) == (0, 2, 1)

@@ -1,4 +1,4 @@
-"""Pooling in kernels: values, gradients, ties and formats equal those of torch, also as operators and on a GPU."""
+"""Kernels for pooling have the values, gradients, ties and formats of torch, also as operators and on a GPU."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def pool_by_torch(x: Tensor, window: Window) -> Tensor:
 
 
 def check_maximum(x: Tensor, window: Window) -> None:
-    """Compares values with torch, and gradients with float64 gradients that are rounded once."""
+    """Compares values with torch, and gradients with gradients in float64 that are rounded once."""
     ours, exact = x.clone().requires_grad_(), x.double().requires_grad_()
     y, expected = max_pool(ours, window), pool_by_torch(exact, window)
     theirs = pool_by_torch(x, window)
@@ -48,7 +48,7 @@ def check_maximum(x: Tensor, window: Window) -> None:
     grad = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y)
     (of_ours,), (of_exact,) = torch.autograd.grad(y, ours, grad), torch.autograd.grad(expected, exact, grad.double())
     assert of_ours.stride() == ours.stride()
-    assert torch.equal(of_ours == 0, of_exact == 0)  # the place of a tie's gradient
+    assert torch.equal(of_ours == 0, of_exact == 0)  # for equal maxima, the gradient is at the same position
     torch.testing.assert_close(of_ours, of_exact.to(x.dtype))
 
 

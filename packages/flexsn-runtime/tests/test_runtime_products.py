@@ -1,4 +1,4 @@
-"""Products with spikes in parts: compared with float64, with other numbers, as operators, and on a GPU."""
+"""Products with spikes split weights into parts, and are nearly exact. Other inputs are multiplied in float32."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from flexsn_runtime import spike_linear
 from flexsn_runtime.errors import DeviceError, DtypeError, ShapeError
 from flexsn_runtime.products import _linear
 
-# Rows, features, outputs: whole tiles, partial tiles, a single number, several tiles and shares of a sum.
+# (rows, features, outputs) with whole tiles, partial tiles, a single element, and several tiles whose sums are divided.
 SHAPES = [(64, 64, 32), (70, 45, 33), (1, 1, 1), (300, 20, 40)]
 LARGE = [(8192, 1024, 1024), (4097, 700, 523), (1000, 2048, 20), (64000, 512, 512)]
-# Errors relative to the root mean square, by number of parts. The interpreter has no bfloat16 and truncates.
+# Errors relative to the root mean square, by number of parts. The interpreter has no bfloat16, and truncates values.
 ERRORS = {3: 2e-7, 2: 3e-5, 1: 8e-3}
 
 
@@ -115,9 +115,9 @@ def test_views_equal_torchs_product() -> None:
     s, weight, bias, _ = draw_operands((60, 45, 33))
     base = F.linear(s, weight, bias)
     wide = torch.zeros(60, 90)
-    wide[:, ::2] = s  # holes between its numbers
+    wide[:, ::2] = s  # holes between the elements
     rows = torch.zeros(60, 50)
-    rows[:, 2:47] = s  # and holes between its rows
+    rows[:, 2:47] = s  # holes between the rows
     for view in (wide[:, ::2], rows[:, 2:47], s.t().contiguous().t()):
         torch.testing.assert_close(spike_linear(view, weight, bias)[0], base)
     torch.testing.assert_close(spike_linear(s, weight.t().contiguous().t(), bias)[0], base)

@@ -1,4 +1,4 @@
-"""Calls that are recorded and repeated. The results are right for other tensors, or there is a reason."""
+"""A repeated recording computes the results of other tensors. Calls that cannot be repeated have a reason."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def compute(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
     memory[0].zero_()
     memory[1:3].copy_(x)
     noted(launch, [x, memory[3]], 2.0)
-    torch.full((5,), 1.0)  # this is never read
+    torch.full((5,), 1.0)  # the result is not used
     first, second = memory[1:].unbind(0)[:2]
     torch.mm(first, fixed, out=memory[0])
     copies = [torch.empty_strided((2, 3), (1, 2)) for _ in range(2)]
@@ -87,7 +87,7 @@ def test_recording_advances_the_version_of_tensors_that_a_kernel_writes() -> Non
     assert isinstance(recording, Recording)
     before = total._version
     recording.repeat([torch.ones(3), total])
-    assert total._version > before + 1  # by the stand-in's copy, and then by the recording
+    assert total._version > before + 1  # once by the stand-in's copy, and once by the recording
 
 
 @torch.no_grad()
@@ -106,7 +106,7 @@ def test_recorded_call_computes_results_of_other_tensors() -> None:
         ]
         assert actual[4] is tensors[0]
     assert not are_equal(repeat(draw_tensors(1)), repeat(draw_tensors(2)))
-    assert are_equal(results, compute(first))  # each call has its own memory
+    assert are_equal(results, compute(first))  # each call allocates new memory
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Functions of tensors that the compiled launcher repeats for each layout, and hooks for saved tensors."""
+"""The compiled launcher repeats functions of tensors for each layout, and runs hooks for saved tensors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def draw_numbers(rows: int, seed: int) -> Tensor:
 
 
 def compute(tensors: Sequence[Any]) -> tuple[Tensor, ...]:
-    """Calls operators of all kinds: new tensors, views, lists, named arguments, and one that writes in place."""
+    """Calls operators with new tensors, views, lists and named arguments, and an operator that writes in place."""
     x, total = tensors
     total.add_(x.sum(0), alpha=2)
     first, second = x.view(2, -1, 6).unbind(0)

@@ -1,4 +1,4 @@
-"""Products of a layer in the compiled launcher. They equal those in Python, in any order of calls."""
+"""Products of a layer in the compiled launcher equal torch's, in any order of calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("interpreted", "compiler")
 
 @pytest.fixture(autouse=True)
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Records names of launched kernels. The launcher has addresses of functions that run the interpreter."""
+    """Records names of launched kernels. The launcher calls addresses of functions that run the interpreter."""
     names: list[str] = []
     entries: dict[PreparedKernel, Entry] = {}
     run = PreparedKernel.__call__
@@ -159,7 +159,7 @@ def test_second_derivatives_equal_those_of_torch(launched: list[str]) -> None:
 
 
 def test_gradients_from_several_paths_add_up() -> None:
-    """Tests whole gradients together with parts, only some of the parts, and parts that begin at odd addresses."""
+    """Tests a gradient of the output together with parts, a single part, and parts at odd addresses."""
     products, operands = RepeatedProducts(), draw_leaves()
     generator = torch.Generator().manual_seed(3)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Values that the forward saves for the backward: gradients do not depend on the choice."""
+"""Gradients do not depend on the choice of the values that the forward saves for the backward."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def with_a_count(x: Tensor, n: Tensor, v: Tensor) -> tuple[Tensor, ...]:
     return h * h, n, 0.5 * h
 
 
-# A step function, and its numbers of inputs, states and outputs.
+# A step function, and the counts of its inputs, states and outputs.
 Case = tuple[Callable[..., Any], tuple[int, int, int]]
 CASES: list[Case] = [
     (soft_lif, (1, 1, 1)),
@@ -94,14 +94,14 @@ def run(program: PointwiseProgram, tensors: Sequence[Tensor], *, state_seqs: boo
 def differentiate(
     results: Sequence[Tensor], leaves: Sequence[Tensor], present: Sequence[bool] | None = None
 ) -> tuple[Tensor, ...]:
-    """Returns gradients of the results that are differentiable and `present`, with uneven weights."""
+    """Returns the gradients of a weighted sum of the results that are differentiable and `present`."""
     flowing = [r for r, p in zip(results, present or [True] * len(results), strict=True) if p and r.requires_grad]
     weights = [random(*r.shape, dtype=r.dtype, seed=40 + i) for i, r in enumerate(flowing)]
     return torch.autograd.grad(flowing, leaves, weights, allow_unused=True, materialize_grads=True)
 
 
 def assert_same_gradients(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
-    """Compares bitwise in the interpreter. On a GPU, recomputed divisions may differ by 2 ulp."""
+    """Compares gradients bitwise in the interpreter. On a GPU, recomputed divisions may differ by 2 ulp."""
     for a, b in zip(actual, expected, strict=True):
         if DEVICE.type == "cpu":
             assert torch.equal(a, b)
@@ -175,7 +175,7 @@ def test_any_subset_of_gradients_may_be_requested(number: int) -> None:
     torch.testing.assert_close(actual, reference, rtol=1e-4, atol=1e-4)
 
 
-# The gradients of the other cases are not derivatives: a test above compares them with the loop.
+# Other cases have surrogate gradients, which are no derivatives. A test above compares these with the loop.
 SMOOTH = [case for case in CASES if case[0] not in (hard_lif, rectangular_if)]
 
 
@@ -202,8 +202,8 @@ def test_choice_moves_fewer_bytes() -> None:
 
     assert chosen(soft_lif, 1, 1, 1) is None  # reads x again, instead of writing and reading h
     assert chosen(four_dendrites, 4, 1, 1) == (torch.float32,)  # writes and reads h, instead of four inputs
-    assert chosen(rectangular_if, 1, 1, 1) is None  # single bytes do not move faster than four
-    assert chosen(leaky_integrator, 1, 1, 1) == ()  # its gradient is constant
+    assert chosen(rectangular_if, 1, 1, 1) is None  # a single byte does not move faster than four bytes
+    assert chosen(leaky_integrator, 1, 1, 1) == ()  # the gradient is constant
 
 
 @pytest.mark.parametrize("residuals", ["save", "recompute"])

@@ -1,4 +1,4 @@
-"""Programs that process rows of a step: gradients of captured tensors are sums over rows, and do not change."""
+"""Programs that process several rows of a step also sum gradients over these rows, in a fixed order."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from flexsn_runtime import PointwiseProgram, prepare, scan
 from flexsn_runtime.kernels._rows import rows
 
 STEPS = 5
-BLOCK = 128  # of the interpreter's programs that process rows
+BLOCK = 128  # block size in the interpreter of programs that process rows
 
-# The shapes of the step and of captured tensors, and the number of rows. Some steps have a partial last row or block.
+# (shape of the step, shape of captured tensors, number of rows). Some steps have a partial last row or block.
 CASES: list[tuple[tuple[int, ...], tuple[int, ...], int]] = [
     ((3, 5, 16, 12), (5, 1, 1), 3),
     ((7, 11, 6, 6), (11, 1, 1), 2),
@@ -38,7 +38,7 @@ def test_step_is_divided_into_rows(shape: tuple[int, ...], captured: tuple[int, 
     assert (1 if cut is None else cut.number) == count
     if cut is not None:
         assert math.prod(cut.shape) % 16 == 0, "GPUs load 16 bytes at a time"
-        # With rows, the step reads elements of the tensor in their order.
+        # Each row reads the elements of the tensor in order.
         numbers, length = torch.arange(math.prod(captured)), math.prod(cut.shape)
         step = numbers.view(captured).expand(shape).flatten().split(length)
         read = numbers.as_strided(cut.shape, cut.layout(layout).strides).flatten()
@@ -56,7 +56,7 @@ def test_some_steps_have_no_rows() -> None:
     ("shape", "captured"),
     [
         *(pytest.param(shape, captured, id=f"{shape}-{captured}") for shape, captured, _ in CASES),
-        # These are large enough for rows on a GPU.
+        # These steps are large enough for rows on a GPU.
         *(
             pytest.param(shape, captured, id=f"{shape}-{captured}", marks=pytest.mark.gpu)
             for shape, captured in [((29, 11, 60, 60), (11, 1, 1)), ((17001, 64), (64,)), ((4099, 257), (257,))]
@@ -64,7 +64,7 @@ def test_some_steps_have_no_rows() -> None:
     ],
 )
 def test_gradients_equal_the_loop_and_are_repeatable(shape: tuple[int, ...], captured: tuple[int, ...]) -> None:
-    """Tests captured tensors, one of which is a single number, a strided input, and an initial state."""
+    """Tests a strided input, an initial state, and captured tensors, one of which is a single number."""
     gain, bias = random(*captured, seed=1).requires_grad_(), random(*captured, seed=2).requires_grad_()
     offset = torch.tensor(0.1, device=DEVICE, requires_grad=True)
 
@@ -92,7 +92,7 @@ def test_gradients_equal_the_loop_and_are_repeatable(shape: tuple[int, ...], cap
 
 @pytest.mark.parametrize("is_differentiated", [False, True])
 def test_gradient_of_one_number_for_each_step_prevents_rows(is_differentiated: bool) -> None:
-    """Tests the input's gradient, which is a sum over all programs at each step, so programs cannot process rows."""
+    """Tests an input whose gradient is summed over all programs at each step, so that programs cannot process rows."""
     gain = random(2, seed=1).requires_grad_()
     x, v = random(STEPS, 700, 2, seed=2), random(700, 2, seed=4)
     offset = random(STEPS, 1, 1, seed=3).requires_grad_(is_differentiated)

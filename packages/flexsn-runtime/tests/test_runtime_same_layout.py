@@ -1,4 +1,4 @@
-"""`same_layout`: differences that the fast comparison of a repeated call must detect with any version of torch."""
+"""`same_layout`, the fast comparison of repeated calls, detects all differences with any version of torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHAPE = (4, 8)
 
 
 def make_arguments(x: Tensor) -> list[Tensor | None]:
-    """Returns the arguments of a scan: an input, a state at zero, a captured tensor."""
+    """Returns the arguments of a scan: an input, a state that is zero, and a captured tensor."""
     return [x, None, torch.ones(8)]
 
 
@@ -41,11 +41,11 @@ OTHERS: dict[str, Callable[[], list[Tensor | None]]] = {
 
 
 class Own(Tensor):
-    """A subclass."""
+    """A subclass of tensors."""
 
 
 class Mode(TorchDispatchMode):
-    """A mode that sees operators."""
+    """A dispatch mode."""
 
 
 def freed() -> Tensor:

@@ -1,4 +1,4 @@
-"""`single_step`: equal to the loop, with a prepared call until a change, and then with a new one."""
+"""`single_step` equals the loop. It repeats a prepared call until something changes, and then prepares a new call."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Decay(nn.Module):
 
 @pytest.fixture
 def prepared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Returns a list with an entry for each call that had to be prepared."""
+    """Returns a list with an entry for each prepared call."""
     num_arguments: list[int] = []
 
     def count_call(program: ScanProgram, flat_args: tuple[Tensor, ...]) -> object:
@@ -54,7 +54,7 @@ def test_prepared_step_is_used_until_a_change(prepared: list[int], target: Targe
     for _ in range(4):
         check(program, core, torch.randn(3, 5), v)
     assert len(prepared) == 1
-    core.w.copy_(torch.linspace(0.9, 0.1, 5))  # in place: each step reads it
+    core.w.copy_(torch.linspace(0.9, 0.1, 5))  # an update in place needs no preparation
     check(program, core, x, v)
     assert len(prepared) == 1
     core.threshold = 0.5

@@ -1,4 +1,4 @@
-"""Tensors with one number per step, which kernels read once. Gradients are summed in programs, then over these."""
+"""Tensors with one number per step are read once. Gradients are summed within programs, and then over programs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_input_of_one_number_per_step_equals_the_loop(steps: int, shape: tuple[i
 
 
 def test_gradient_of_a_view_of_one_number_has_the_size_of_the_view() -> None:
-    """Checks that the gradient is as large as the view."""
+    """Tests an expanded view, whose gradient is not summed."""
     x, v = random(5, *STEP), random(*STEP, seed=2)
     c = random(5, 1, 1, seed=1).expand(5, *STEP).requires_grad_()
     assert_like_the_loop(lambda x, c, v: (v + x * c, v * 0.5 + c), 1, [x, c], [v])
@@ -44,7 +44,7 @@ def test_captured_element_of_a_tensor_equals_the_loop(take: Callable[[Tensor], T
 
 
 def test_lanes_beyond_the_step_are_not_summed() -> None:
-    """Tests lanes that compute with zeros, for a step that computes reciprocals."""
+    """Tests a step with reciprocals, which are infinite in the lanes beyond the step."""
     w = torch.tensor(0.5, device=DEVICE, requires_grad=True)
     x = (random(7, *STEP).abs() + 1.0).requires_grad_()
     c = random(7, seed=1).requires_grad_()
@@ -71,8 +71,8 @@ def test_sums_of_half_precision_numbers_are_rounded_only_once(dtype: torch.dtype
 @pytest.mark.parametrize("shape", [(2**13, 128), (4099, 257), (64, 40, 2, 256), (3, 2**20), (2**20, 1)])
 @pytest.mark.parametrize("dims", [[], [0], [0, 1], [1]])
 def test_sums_of_large_matrices_are_exact(shape: tuple[int, ...], dims: list[int]) -> None:
-    """Tests matrices whose rows are first placed side by side if their number allows it."""
-    tensor = torch.randint(-8, 8, shape).float()  # exact in any order
+    """Tests matrices. If the number of rows allows it, several rows are treated as one longer row."""
+    tensor = torch.randint(-8, 8, shape).float()  # the sums are exact in any order
     expected = tensor.double().sum(dims) if dims else tensor.double()
     assert torch.equal(sum_over(shape, dims)(tensor).double().view_as(expected), expected)
 
@@ -91,7 +91,7 @@ def test_sums_of_large_matrices_are_exact(shape: tuple[int, ...], dims: list[int
     ],
 )
 def test_sums_of_planes_sum_rows_first(shape: tuple[int, ...], dims: tuple[int, ...], steps: int) -> None:
-    """Checks that sums over some thousand elements sum rows first."""
+    """Checks that sums over a few thousand elements first sum rows."""
     tensor = torch.randint(-8, 8, shape).float()  # exact in any order
     summation = sum_over(shape, dims)
     assert len(summation.steps) == steps
@@ -131,7 +131,7 @@ def test_gradients_pass_gradcheck() -> None:
 
     tensors = [random(3, 67, dtype=torch.float64), random(3, 1, dtype=torch.float64, seed=1)]
     tensors.append(random(67, dtype=torch.float64, seed=2))
-    # In random directions, because the step has to span several blocks.
+    # The check is made in random directions, because the step has several blocks.
     assert torch.autograd.gradcheck(run, [*(t.requires_grad_() for t in tensors), w], fast_mode=True)
 
 

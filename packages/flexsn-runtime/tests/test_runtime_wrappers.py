@@ -1,4 +1,4 @@
-"""`build_*` and the plain functions of tensors, compared with the loop and its autograd."""
+"""`build_*` and the functions of tensors equal the loop and its gradients."""
 
 from __future__ import annotations
 
