@@ -83,7 +83,7 @@ OTHERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("case", OTHERS)
-def test_padding_by_the_user_remains(case: str) -> None:
+def test_padding_by_the_user_has_equal_results(case: str) -> None:
     args = torch.randn(6, 7), torch.randn(7, 5)
     graph = make_graph(OTHERS[case], *args)
     torch.testing.assert_close(without_padding(graph)(*args), OTHERS[case](*args))

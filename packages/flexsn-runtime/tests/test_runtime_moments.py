@@ -24,7 +24,7 @@ ERROR = 1e-6
 
 @pytest.fixture(autouse=not torch.cuda.is_available())
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sets small tiles, so that small tensors have several tiles, because the interpreter is slow for large tensors."""
+    """Sets small tiles, so that the tensors of these tests have several tiles."""
     monkeypatch.setattr(_launch, "_TILES", _launch.MomentTiles(128, 4, 4))
 
 
