@@ -76,10 +76,10 @@ class Library:
     def add(self, name: str, function: Function, *arguments: torch.dtype) -> None:
         """Adds a function of tensors of the given dtypes."""
         types = [ArgumentType(dtype, False, False) for dtype in arguments]
-        traced = trace_pointwise(function, types, 1, torch.device("cpu"), name)
-        core = emit_core(traced.step, name, prune=True, target=_TARGET)
+        trace = trace_pointwise(function, types, 1, torch.device("cpu"), name)
+        core = emit_core(trace.step, name, prune=True, target=_TARGET)
         used = tuple(port.index for port in core.arguments)
-        self._add(name, core.source, [arguments[i] for i in used], traced.dtypes, used)
+        self._add(name, core.source, [arguments[i] for i in used], trace.dtypes, used)
 
     def add_together(self, functions: Mapping[str, Function], *arguments: torch.dtype) -> None:
         """Adds functions by name, eight per loop, because the number of loops determines the time of tracing."""

@@ -195,20 +195,20 @@ def test_temporary_folder_replaces_a_read_only_home(tmp_path: Path, monkeypatch:
 
 
 def test_racing_threads_share_one_kernel(folder: Path) -> None:
-    actual: list[Any] = []
+    kernels: list[Any] = []
     barrier = threading.Barrier(8)
 
     def work() -> None:
         barrier.wait()
-        actual.append(compile_triton_code_str(make_source(number=8), "kernel"))
+        kernels.append(compile_triton_code_str(make_source(number=8), "kernel"))
 
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(actual) == 8
-    assert len({id(kernel) for kernel in actual}) == 1
+    assert len(kernels) == 8
+    assert len({id(kernel) for kernel in kernels}) == 1
 
 
 FORK = multiprocessing.get_context("fork")

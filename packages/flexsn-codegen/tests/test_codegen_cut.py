@@ -179,13 +179,13 @@ def test_bucketize_equals_eager_mode(right: bool) -> None:
     x = torch.tensor([-2.0, -1.0, 0.0, 0.5, 3.0, float("inf"), float("nan")], device=DEVICE)
     boundaries = torch.tensor([-1.0, 0.5, 0.5, 3.0], device=DEVICE)
 
-    def both(x: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    def search(x: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         return torch.bucketize(x, b, right=right, out_int32=True), torch.searchsorted(b, x, right=right)
 
     def constants(x: Tensor) -> Tensor:
         return torch.bucketize(x, torch.tensor([-1.0, 0.5, 0.5, 3.0], device=x.device), right=right)
 
-    for actual, expected in zip(pointwise(both)(x, boundaries), both(x, boundaries), strict=True):
+    for actual, expected in zip(pointwise(search)(x, boundaries), search(x, boundaries), strict=True):
         assert actual.dtype == expected.dtype
         assert actual.tolist() == expected.tolist()
     assert pointwise(constants)(x).tolist() == constants(x).tolist()
@@ -197,20 +197,20 @@ def test_arguments_may_be_strided_and_are_not_copied() -> None:
 
 
 def test_one_trace_serves_all_sizes_of_uncut_dimensions() -> None:
-    traced = []
+    shapes = []
 
-    def counted(x: Tensor, bias: Tensor) -> Tensor:
-        traced.append(x.shape)
+    def record_shape(x: Tensor, bias: Tensor) -> Tensor:
+        shapes.append(x.shape)
         return swiglu(x + bias)
 
-    fused = pointwise(counted)
+    fused = pointwise(record_shape)
     bias = draw(16)
     fused(draw(5, 16), bias)
-    before = len(traced)
+    num_traces = len(shapes)
     for rows in (1, 2, 300, 0):
         x = draw(rows, 16)
         torch.testing.assert_close(fused(x, bias), swiglu(x + bias))
-    assert len([s for s in traced[before:] if s[0] not in (1,)]) == 0
+    assert len([s for s in shapes[num_traces:] if s[0] not in (1,)]) == 0
     torch.testing.assert_close(fused(draw(5, 18), draw(18)), swiglu(draw(5, 18) + draw(18)))
 
 
@@ -293,8 +293,8 @@ def test_numbers_are_arguments_of_kernels_on_pieces(monkeypatch: pytest.MonkeyPa
     fused = pointwise(limited, autograd=True)
     x = draw(5, 14).requires_grad_()
     for limit in (3.0, 0.5, 0.25, 1.5):
-        both = [differentiate(f(x, limit, beta=limit / 2), [x]) for f in (fused, limited)]
-        for a, e in zip(*both, strict=True):
+        pairs = [differentiate(f(x, limit, beta=limit / 2), [x]) for f in (fused, limited)]
+        for a, e in zip(*pairs, strict=True):
             torch.testing.assert_close(a, e)
     assert sorted(traced) == ["limited", "limited_backward"]
     # An integer may determine the cut. With 14 columns, the first pieces for n = 7 and for n = 10 are equal.

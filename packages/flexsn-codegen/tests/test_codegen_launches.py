@@ -98,16 +98,16 @@ def test_binary_is_launched_only_for_its_numbers_and_alignments() -> None:
 def test_threads_that_compile_at_once_prepare_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Checks that one thread prepares the process, and that all threads compile after this preparation."""
     private = pytest.importorskip("flexsn_codegen.targets.triton._triton_private")
-    begun, ended = list[int](), list[int]()
+    starts, ends = list[int](), list[int]()
 
     def prepare() -> None:
-        begun.append(threading.get_ident())
+        starts.append(threading.get_ident())
         time.sleep(0.05)  # the other threads arrive in this time
-        ended.append(threading.get_ident())
+        ends.append(threading.get_ident())
 
     def compile_one() -> int:
         prepare_compiler()
-        return len(ended)
+        return len(ends)
 
     monkeypatch.setattr(private, "load_driver", lambda: None)
     monkeypatch.setattr(private, "read_compiler", prepare)
@@ -116,4 +116,4 @@ def test_threads_that_compile_at_once_prepare_once(monkeypatch: pytest.MonkeyPat
     with ThreadPoolExecutor(4) as threads:
         futures = [threads.submit(compile_one) for _ in range(4)]
     assert [future.result() for future in futures] == [1] * 4
-    assert len(begun) == 1
+    assert len(starts) == 1

@@ -34,9 +34,9 @@ def draw_halves(dtype: torch.dtype) -> list[Tensor]:
 @pytest.mark.parametrize("dtype", HALVES)
 def test_float32_precision_rounds_once_and_eager_precision_after_each_op(dtype: torch.dtype) -> None:
     x, y = draw_halves(dtype)
-    once = step(x.float(), y.float()).to(dtype)
-    assert not torch.equal(once, step(x, y))  # otherwise, the comparisons below would be meaningless
-    assert torch.equal(pointwise(step, precision="float32")(x, y), once)
+    rounded = step(x.float(), y.float()).to(dtype)
+    assert not torch.equal(rounded, step(x, y))  # otherwise, the comparisons below would be meaningless
+    assert torch.equal(pointwise(step, precision="float32")(x, y), rounded)
     assert torch.equal(pointwise(step)(x, y), step(x, y))
 
 
@@ -113,10 +113,10 @@ FUNCTIONS = ("div", "exp", "exp2", "pow", "sqrt", "tanh")
 
 def test_only_fast_math_calls_fast_functions() -> None:
     graph = graph_of(fast, torch.zeros(4), torch.zeros(4))
-    plain, hasty = (emit_core(graph, "core", prune=True, fast_math=f).source for f in (False, True))
-    assert [f for f in FUNCTIONS if f"dev.{f}(" in plain and f"dev.fast_{f}(" in hasty] == list(FUNCTIONS)
-    assert "dev.fast_" not in plain
-    assert "dev.log(" in hasty  # `log` has no faster form
+    exact, fast_source = (emit_core(graph, "core", prune=True, fast_math=f).source for f in (False, True))
+    assert [f for f in FUNCTIONS if f"dev.{f}(" in exact and f"dev.fast_{f}(" in fast_source] == list(FUNCTIONS)
+    assert "dev.fast_" not in exact
+    assert "dev.log(" in fast_source  # `log` has no faster form
 
 
 def test_fast_math_reaches_functions_that_a_rule_writes_out_and_the_backward() -> None:

@@ -74,10 +74,10 @@ def test_cores_compile_for_absent_gpus() -> None:
 @pytest.mark.long
 def test_scan_fuses_products_and_sums_only_with_fast_math() -> None:
     jobs = [OfflineJob(generate_scan("adaptive", fast_math=f), "sm_90", fast_math=f) for f in (False, True)]
-    strict, hasty = (use.assembly for use in compile_offline(jobs))
-    assert "fma.rn.f32" not in strict
-    assert "mul.rn.f32" in strict
-    assert "fma.rn" in hasty
+    exact, fast = (use.assembly for use in compile_offline(jobs))
+    assert "fma.rn.f32" not in exact
+    assert "mul.rn.f32" in exact
+    assert "fma.rn" in fast
 
 
 @pytest.mark.long

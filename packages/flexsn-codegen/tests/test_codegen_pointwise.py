@@ -95,18 +95,18 @@ def test_several_programs_process_many_elements() -> None:
 def test_one_trace_serves_every_size() -> None:
     calls = 0
 
-    def counted(x: Tensor) -> Tensor:
+    def double_and_count(x: Tensor) -> Tensor:
         nonlocal calls
         calls += 1
         return x * 2
 
-    kernel = pointwise(counted)
-    of_first = None
+    kernel = pointwise(double_and_count)
+    first_count = None
     for size in (1, 5, 64, 1000):
         x = torch.randn(size, device=DEVICE)
         assert torch.equal(kernel(x), x * 2)
-        of_first = of_first or calls
-    assert calls == of_first
+        first_count = first_count or calls
+    assert calls == first_count
 
 
 def test_empty_tensors_need_no_kernel() -> None:

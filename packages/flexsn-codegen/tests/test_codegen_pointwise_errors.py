@@ -128,11 +128,11 @@ def test_lists_that_share_memory_equal_eager_mode(backend: str) -> None:
         return x * 1
 
     torch.compiler.reset()
-    actual = []
+    tensors = []
     for run in (torch.compile(step, backend=backend, fullgraph=True), step):
         x = torch.arange(6.0)
         y = run(x, torch.ones(3))
-        actual += [x, y]
+        tensors += [x, y]
     expected = torch.tensor([4.0, 6.0, 8.0, 6.0, 9.0, 12.0])
-    for tensor in actual:
+    for tensor in tensors:
         torch.testing.assert_close(tensor, expected)

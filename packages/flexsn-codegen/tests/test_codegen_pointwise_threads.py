@@ -50,10 +50,10 @@ def run_in_threads(call: Callable[[int], None]) -> None:
 def test_first_calls_in_several_threads_share_a_trace(target: None) -> None:
     fused = pointwise(lambda x: x * 2 + 1)
     x = torch.arange(5.0)
-    actual: list[Tensor] = []
-    run_in_threads(lambda _: actual.append(fused(x)))
-    assert len(actual) == NUM_THREADS
-    for y in actual:
+    results: list[Tensor] = []
+    run_in_threads(lambda _: results.append(fused(x)))
+    assert len(results) == NUM_THREADS
+    for y in results:
         assert torch.equal(y, x * 2 + 1)
     assert len(fused._kernels.all()) == 1  # the threads share one trace
 

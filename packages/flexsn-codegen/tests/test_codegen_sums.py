@@ -102,15 +102,15 @@ CASES: dict[str, Callable[[], Case]] = {
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Records the number of elements of each launch."""
-    actual: list[int] = []
+    sizes: list[int] = []
     run = PlannedLaunch.run
 
-    def counted(launch: PlannedLaunch, *arguments: Any) -> None:
-        actual.append(launch.numel)
+    def record_size(launch: PlannedLaunch, *arguments: Any) -> None:
+        sizes.append(launch.numel)
         run(launch, *arguments)
 
-    monkeypatch.setattr(PlannedLaunch, "run", counted)
-    return actual
+    monkeypatch.setattr(PlannedLaunch, "run", record_size)
+    return sizes
 
 
 def compare(function: Callable[..., Tensor], arguments: list[Tensor], rtol: float = 1e-7, atol: float = 1e-7) -> None:
@@ -197,19 +197,19 @@ def test_second_and_batched_gradients_are_right() -> None:
 
 def generate_gradient_kernel(function: Callable[..., Tensor], *shapes: tuple[int, ...]) -> KernelSource:
     """Returns the kernel of the gradient in float32, in Triton."""
-    actual: list[KernelSource] = []
+    kernels: list[KernelSource] = []
     run = Plan.run
 
-    def recorded(plan: Plan, *arguments: Any) -> list[Tensor]:
-        actual.extend(launch.built.source for launch in plan.launches)
+    def record_kernels(plan: Plan, *arguments: Any) -> list[Tensor]:
+        kernels.extend(launch.built.source for launch in plan.launches)
         return run(plan, *arguments)
 
     arguments = [draw(*shape, dtype=torch.float32).requires_grad_() for shape in shapes]
     result = pointwise(function)(*arguments)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Plan, "run", recorded)
+        patch.setattr(Plan, "run", record_kernels)
         torch.autograd.grad(result, arguments, torch.ones_like(result))
-    (kernel,) = actual
+    (kernel,) = kernels
     return kernel
 
 

@@ -78,8 +78,8 @@ def test_inference_equals_eager_mode() -> None:
 def test_forward_and_backward_equal_autograd() -> None:
     tensors = [torch.randn(1000, device=DEVICE, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     forward, backward = generate_forward_and_backward_graph(charge, tuple(t.detach() for t in tensors))
-    plain = [t.detach() for t in tensors]
-    first, second, *saved = run_on_tensors(forward, "charge_forward", plain, list_dtypes(forward))
+    detached = [t.detach() for t in tensors]
+    first, second, *saved = run_on_tensors(forward, "charge_forward", detached, list_dtypes(forward))
     expected = charge(*tensors)
     weights = [torch.randn_like(e) for e in expected]
     for actual, reference in zip((first, second), expected, strict=True):

@@ -127,11 +127,11 @@ def test_zero_dimensional_integer_does_not_promote() -> None:
 def test_update_in_place_is_used() -> None:
     core = PLIF(torch.zeros(4, dtype=torch.float64))
     trace = trace_step(core, 1, 1, 1, draw_arguments())
-    before = run_forward(trace, draw_arguments())
+    old_results = run_forward(trace, draw_arguments())
     with torch.no_grad():
         core.w.add_(3.0)
     assert_forward_equal(trace, core, draw_arguments(), rtol=1e-15)
-    assert not torch.equal(before[1], run_forward(trace, draw_arguments())[1])
+    assert not torch.equal(old_results[1], run_forward(trace, draw_arguments())[1])
 
 
 def test_new_dtype_or_shape_is_reported() -> None:

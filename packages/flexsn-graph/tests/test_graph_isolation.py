@@ -63,13 +63,13 @@ def test_graphs_are_equal_in_every_process() -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_trace_inside_of_a_backward_cites_the_same_lines(case: Case) -> None:
     """Traces in the same way as a runtime that compiles the backward at its first use."""
-    actual: list[list[str | None]] = []
+    stack_traces: list[list[str | None]] = []
 
     def note() -> None:
         trace = trace_step(case.core, *case.counts, case.arguments())
         count = len(trace.inputs) + len(trace.states) + len(trace.lifted_values)
         vjp = trace.vjp([True] * len(trace.differentiable), [True] * count)
-        actual.append([node.stack_trace for graph in (trace.forward.graph, vjp.graph) for node in graph.nodes])
+        stack_traces.append([node.stack_trace for graph in (trace.forward.graph, vjp.graph) for node in graph.nodes])
 
     class Inside(torch.autograd.Function):
         @staticmethod
@@ -87,9 +87,9 @@ def test_trace_inside_of_a_backward_cites_the_same_lines(case: Case) -> None:
         thread = threading.Thread(target=Inside.apply(x * 2.0).sum().backward)
         thread.start()
         thread.join()
-    assert len(actual) == 3
-    assert actual[1] == actual[2] == actual[0]
-    assert any("line" in (trace or "") for trace in actual[0])
+    assert len(stack_traces) == 3
+    assert stack_traces[1] == stack_traces[2] == stack_traces[0]
+    assert any("line" in (trace or "") for trace in stack_traces[0])
 
 
 def test_examples_are_neither_changed_nor_kept() -> None:

@@ -182,8 +182,8 @@ def test_only_needed_values_are_computed() -> None:
 def test_detached_values_have_no_gradient() -> None:
     def core(x: Tensor, v: Tensor) -> Any:
         with torch.no_grad():
-            fixed = U.sum()
-        return x * fixed + v * W.data.sum(0), v * W.sum(0)
+            detached_sum = U.sum()
+        return x * detached_sum + v * W.data.sum(0), v * W.sum(0)
 
     trace = check_step(core, draw_arguments(), (1, 1, 1), rtol=1e-15)
     assert trace.vjp([True, True], [True] * (2 + len(trace.lifted_values))).gradients.count(None) >= 1

@@ -42,23 +42,23 @@ def test_values_and_all_subsets_of_gradients_are_equal(case: Case) -> None:
     arguments = case.arguments()
     trace, vjp = make_trace(case, arguments)
     residuals = keep_residuals(trace, vjp)
-    read = lift(trace, residuals)
-    results = evaluate(residuals.forward.graph, [*arguments, *read], trace.step_shape)
-    plain = run_forward(trace, arguments)
-    assert all(torch.equal(a, b) for a, b in zip(results, plain, strict=False))
-    saved = results[len(plain) :]
+    lifted_values = lift(trace, residuals)
+    results = evaluate(residuals.forward.graph, [*arguments, *lifted_values], trace.step_shape)
+    forward_results = run_forward(trace, arguments)
+    assert all(torch.equal(a, b) for a, b in zip(results, forward_results, strict=False))
+    saved = results[len(forward_results) :]
     assert [t.dtype for t in saved] == list(residuals.dtypes)
     assert not any(port.role is Role.STATE for port in residuals.vjp.used)
 
     cotangents = (*ports(Role.GRAD_OUTPUT, case.num_outputs), *ports(Role.GRAD_STATE, case.num_states))
-    for present in itertools.product([False, True], repeat=len(plain)):
+    for present in itertools.product([False, True], repeat=len(forward_results)):
         absent = {port for port, is_present in zip(cotangents, present, strict=True) if not is_present}
         fewer = without_cotangents(residuals.vjp, absent)
         assert not absent & set(fewer.arguments)
-        grads = [torch.full_like(t, 0.5 + i) for i, t in enumerate(plain) if present[i]]
+        grads = [torch.full_like(t, 0.5 + i) for i, t in enumerate(forward_results) if present[i]]
         expected = trace.vjp(present, [True] * len(vjp.gradients))
-        reference = evaluate(expected.graph, [*arguments, *read, *grads], trace.step_shape)
-        actual = evaluate(fewer.graph, [*arguments, *read, *saved, *grads], trace.step_shape)
+        reference = evaluate(expected.graph, [*arguments, *lifted_values, *grads], trace.step_shape)
+        actual = evaluate(fewer.graph, [*arguments, *lifted_values, *saved, *grads], trace.step_shape)
         for a, b in zip(fewer.gradients, expected.gradients, strict=True):
             if a is None or b is None:
                 assert a is None or not actual[a].any()

@@ -23,11 +23,11 @@ def main() -> None:
     # Siblings that are installed as wheels are in the folder site-packages, so their import must be blocked.
     for name in SIBLINGS:
         sys.modules[name] = None  # type: ignore[assignment]
-    actual = []
+    imported = []
     for name in SIBLINGS:
         try:
             importlib.import_module(name)
-            actual.append(name)
+            imported.append(name)
         except ImportError:
             pass
     module = ModuleType("readme")
@@ -35,7 +35,7 @@ def main() -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", Path(readme).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     for block in blocks:
         exec(compile(block, readme, "exec", dont_inherit=True), module.__dict__)
-    print(len(blocks), actual)
+    print(len(blocks), imported)
 
 
 if __name__ == "__main__":

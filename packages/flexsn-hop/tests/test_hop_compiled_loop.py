@@ -35,15 +35,15 @@ def compiled_loop(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def layouts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """Records the layouts of steps. Their graphs are not compiled, because Inductor needs seconds for each step."""
-    actual: list[Any] = []
+    recorded: list[Any] = []
 
     def compile_step(module: Any, sequences: Any, rows: Any, *_: Any) -> Callable[[list[Any]], None]:
         def layout(sequences: Sequence[Tensor], rows: Sequence[Tensor]) -> Any:
             ends = [(sequence.shape[1:], sequence.stride()) for sequence in sequences]
             return [*ends, *((row.shape, row.stride()) for row in rows)]
 
-        actual.append(layout(sequences, rows))
-        expected = actual[-1]
+        recorded.append(layout(sequences, rows))
+        expected = recorded[-1]
 
         def run(args: list[Any]) -> None:
             number, *tensors = args
@@ -55,7 +55,7 @@ def layouts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
     monkeypatch.setattr(_step_graphs, "compile_step", compile_step)
     _opaque._decode.cache_clear()
-    yield actual
+    yield recorded
     _opaque._decode.cache_clear()
 
 

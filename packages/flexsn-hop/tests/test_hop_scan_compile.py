@@ -115,8 +115,8 @@ def test_length_may_be_a_symbolic_size() -> None:
 def test_make_fx_records_one_node_for_each_scan(mode: Any) -> None:
     def run(run_scan: Scan, init: Tensor, x: Tensor, decay: Tensor) -> Any:
         rate = decay.sigmoid()
-        counted, _ = run_scan(lambda c, _: (c + rate, None), init, length=x.shape[0])
-        return run_scan(lambda c, x: (c * rate + x, {"y": c.sum()}), counted, x, reverse=True)
+        init, _ = run_scan(lambda c, _: (c + rate, None), init, length=x.shape[0])
+        return run_scan(lambda c, x: (c * rate + x, {"y": c.sum()}), init, x, reverse=True)
 
     sizes = []
     for steps in (3, 40):
@@ -172,8 +172,8 @@ class OverTime(torch.nn.Module):
             return state, state[0].sum(-1)
 
         zeros = x.new_zeros(x.shape[1], 4)
-        begun: tuple[Tensor, ...] = (zeros, zeros) if isinstance(self.cell, torch.nn.LSTMCell) else (zeros,)
-        (last, *_), ys = scan(step, begun, x)
+        init: tuple[Tensor, ...] = (zeros, zeros) if isinstance(self.cell, torch.nn.LSTMCell) else (zeros,)
+        (last, *_), ys = scan(step, init, x)
         return last, ys
 
 

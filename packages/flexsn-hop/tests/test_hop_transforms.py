@@ -199,8 +199,8 @@ def test_no_autocast_applies_without_autocast() -> None:
     expected = gradient(run(eager_scan))
     compiled = torch.compile(functools.partial(run, flex_sn_scan), fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(gradient(compiled()), expected, rtol=1e-6, atol=1e-6)
-    traced = make_fx(lambda: gradient(run(flex_sn_scan)))()
-    torch.testing.assert_close(traced(), expected, rtol=1e-6, atol=1e-6)
+    graph = make_fx(lambda: gradient(run(flex_sn_scan)))()
+    torch.testing.assert_close(graph(), expected, rtol=1e-6, atol=1e-6)
 
 
 CACHED = """
@@ -239,12 +239,12 @@ def test_compiled_code_is_cached_by_version(tmp_path: Path) -> None:
         hits, missed = result.stdout.split()[-2:]
         return [int(hits), int(missed)]
 
-    first, again, other = run(1), run(1), run(2)
+    first, second, other_version = run(1), run(1), run(2)
     assert first[0] == 0
     assert first[1] > 0
-    assert again[0] > 0
-    assert again[1] == 0
-    assert other[0] == 0
+    assert second[0] > 0
+    assert second[1] == 0
+    assert other_version[0] == 0
 
 
 def test_second_derivatives_are_computed_or_refused() -> None:

@@ -32,16 +32,16 @@ def test_program_runs_with_and_without_autocast() -> None:
     program = ScanProgram(widened, 1, 1, 1)
     x, v = draw_halves()
     for _ in range(2):
-        plain = compiled(program, 1, [x], [v])
-        assert [t.dtype for t in plain] == [HALF, HALF]
+        narrow_results = compiled(program, 1, [x], [v])
+        assert [t.dtype for t in narrow_results] == [HALF, HALF]
         with autocast():
-            wide = compiled(program, 1, [x], [v])
+            wide_results = compiled(program, 1, [x], [v])
             expected = loop(widened, 1, [x], [v])
-        assert [t.dtype for t in wide] == [torch.float32, HALF]
-        for actual, reference in zip(wide, expected, strict=True):
+        assert [t.dtype for t in wide_results] == [torch.float32, HALF]
+        for actual, reference in zip(wide_results, expected, strict=True):
             assert actual.dtype == reference.dtype
             assert torch.equal(actual, reference)
-        assert not torch.equal(plain[0].float(), wide[0])
+        assert not torch.equal(narrow_results[0].float(), wide_results[0])
     assert len(program.specializations) == 2
 
 

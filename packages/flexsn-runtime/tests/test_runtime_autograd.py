@@ -60,14 +60,14 @@ def test_trace_leaves_no_autograd_graph() -> None:
         h = v + x * torch.sigmoid(weight)
         return torch.sigmoid(h), h
 
-    def of_traces() -> list[Tensor]:
+    def find_traced_tensors() -> list[Tensor]:
         gc.collect()
         return [t for t in gc.get_objects() if type(t) is FakeTensor and t.grad_fn is not None]
 
     x, v = draw_leaves()
-    before = {id(t): t for t in of_traces()}  # compilers may also keep such tensors
+    old_tensors = {id(t): t for t in find_traced_tensors()}  # compilers may also keep such tensors
     torch.autograd.grad(compiled(core, 1, [x], [v])[0].sum(), [x, weight])
-    assert not [t for t in of_traces() if id(t) not in before]
+    assert not [t for t in find_traced_tensors() if id(t) not in old_tensors]
 
 
 @pytest.mark.parametrize("which", ["input", "state", "parameter"])
@@ -129,13 +129,13 @@ def test_requires_grad_mask_detaches_inputs() -> None:
 
 def test_no_checkpoints_are_written_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = []
-    real = forward_module.checkpoint_rows
+    checkpoint_rows = forward_module.checkpoint_rows
 
-    def counted(num_steps: int, chunk: int) -> int:
-        rows.append(real(num_steps, chunk))
+    def record_rows(num_steps: int, chunk: int) -> int:
+        rows.append(checkpoint_rows(num_steps, chunk))
         return rows[-1]
 
-    monkeypatch.setattr(forward_module, "checkpoint_rows", counted)
+    monkeypatch.setattr(forward_module, "checkpoint_rows", record_rows)
     x, v = draw_leaves()
     expected = loop(soft_lif, 1, [x], [v])[0]
     for mode in (torch.no_grad, torch.inference_mode):

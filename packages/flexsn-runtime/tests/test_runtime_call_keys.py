@@ -114,9 +114,9 @@ def describe(call: Callable[[ScanProgram, Core], Any], program: ScanProgram, cor
     properties: list[Any] = []
     for result in results:
         properties += [result.detach().clone(), result.requires_grad, result.stride(), result.is_inference()]
-    flowing = [result for result in results if result.requires_grad]
-    if flowing and core.decay.requires_grad:
-        total = torch.stack([result.double().sum() for result in flowing]).sum()
+    differentiable = [result for result in results if result.requires_grad]
+    if differentiable and core.decay.requires_grad:
+        total = torch.stack([result.double().sum() for result in differentiable]).sum()
         (gradient,) = torch.autograd.grad(total, core.decay, allow_unused=True)
         properties.append(None if gradient is None else gradient)
     return properties

@@ -156,14 +156,14 @@ def test_freed_memory_is_named() -> None:
     x, v = random(6, 5), random(5)
     program = program_of(core, [x], [v], 1)
     compiled(program, 1, [x], [v])
-    for freed, message in ((x, "argument 0 is a tensor whose memory was freed"), (gain, "captured tensor 0 is a")):
-        size = freed.untyped_storage().size()
-        values = freed.clone()
-        freed.untyped_storage().resize_(0)
+    for tensor, message in ((x, "argument 0 is a tensor whose memory was freed"), (gain, "captured tensor 0 is a")):
+        size = tensor.untyped_storage().size()
+        values = tensor.clone()
+        tensor.untyped_storage().resize_(0)
         with pytest.raises(LayoutError, match=message):
             compiled(program, 1, [x], [v])
-        freed.untyped_storage().resize_(size)
-        freed.copy_(values)
+        tensor.untyped_storage().resize_(size)
+        tensor.copy_(values)
         assert torch.equal(compiled(program, 1, [x], [v])[0], x * gain)
 
 

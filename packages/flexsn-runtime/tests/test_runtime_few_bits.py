@@ -21,9 +21,9 @@ def check(dtype: torch.dtype, bits: int, low: int, device: str) -> None:
     assert numbers is not None
     assert numbers.dtype == dtype
     assert torch.equal(numbers, unpack_by_hand(packed, bits, low, dtype))
-    again = pack_numbers(numbers, bits, low)
-    assert again is not None
-    assert torch.equal(again, packed.view(-1))
+    repacked = pack_numbers(numbers, bits, low)
+    assert repacked is not None
+    assert torch.equal(repacked, packed.view(-1))
     for count in (1, 8 // bits, 8 // bits * 300 + 1, len(numbers) - 1):
         last = pack_numbers(numbers[:count], bits, low)
         assert last is not None

@@ -109,11 +109,11 @@ def test_results_of_a_scan_are_not_overwritten(compiler: None) -> None:
     (first, *_), (gradient,) = results = run_and_differentiate(program, x)
     copies = [first.clone(), gradient.clone()]
     place = first.data_ptr()
-    again = run_and_differentiate(program, (x.detach() * 0.5).requires_grad_())
-    assert again[0][0].data_ptr() != place
+    new_results = run_and_differentiate(program, (x.detach() * 0.5).requires_grad_())
+    assert new_results[0][0].data_ptr() != place
     for tensor, before in zip((first, gradient), copies, strict=True):
         assert torch.equal(tensor, before)
-    del results, again, first
+    del results, new_results, first
     assert torch.equal(gradient, copies[1])
 
 

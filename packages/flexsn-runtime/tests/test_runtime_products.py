@@ -72,10 +72,12 @@ def test_other_numbers_than_spikes_are_multiplied_in_float32(value: float) -> No
     assert record is not None
     assert record.nonzero().flatten().tolist() == [37 // 16]
     expected = compute_expected(s, weight, bias, grad)
-    near = torch.ones(70, dtype=torch.bool)
-    near[32:48] = False
-    torch.testing.assert_close(actual[0][~near].double(), expected[0][~near], rtol=2e-6, atol=2e-6 * max(1, abs(value)))
-    assert measure_error(actual[0][near], expected[0][near]) < ERRORS[2]  # other rows have the error of two parts
+    is_near = torch.ones(70, dtype=torch.bool)
+    is_near[32:48] = False
+    torch.testing.assert_close(
+        actual[0][~is_near].double(), expected[0][~is_near], rtol=2e-6, atol=2e-6 * max(1, abs(value))
+    )
+    assert measure_error(actual[0][is_near], expected[0][is_near]) < ERRORS[2]  # other rows have the error of two parts
     assert measure_error(actual[2], expected[2]) < 1e-6  # the weight's gradient
 
 

@@ -31,14 +31,14 @@ def compute(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
     x, matrix, _ = tensors
     assert x is not None
     assert matrix is not None
-    fixed = matrix.detach().t()
+    transposed = matrix.detach().t()
     memory, zeros = torch.empty(4, *x.shape), torch.zeros(2, 3)
     memory[0].zero_()
     memory[1:3].copy_(x)
     noted(launch, [x, memory[3]], 2.0)
     torch.full((5,), 1.0)  # the result is not used
     first, second = memory[1:].unbind(0)[:2]
-    torch.mm(first, fixed, out=memory[0])
+    torch.mm(first, transposed, out=memory[0])
     copies = [torch.empty_strided((2, 3), (1, 2)) for _ in range(2)]
     torch._foreach_copy_(copies, [second, memory[3]])
     return [memory[0], None, *copies, x, zeros.add_(x.sum(0)), noted(torch.mul, x, 3.0), memory.view(-1)[1:].clone()]
@@ -63,12 +63,12 @@ def test_repeated_recording_is_freed_without_a_collection() -> None:
         _, recording = recorded(call, [torch.ones(3)])
     assert isinstance(recording, Recording)
     assert torch.equal(recording.repeat([torch.ones(3)])[0], torch.full((3,), 2.0))
-    freed = weakref.ref(constants[0])
+    reference = weakref.ref(constants[0])
     gc.disable()
     try:
         del recording
         constants.clear()
-        assert freed() is None
+        assert reference() is None
     finally:
         gc.enable()
 

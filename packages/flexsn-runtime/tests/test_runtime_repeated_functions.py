@@ -115,11 +115,11 @@ def test_hooks_call_python_only_for_possible_spikes() -> None:
     compiled_launcher(torch.device("cpu"), 1)
     lengths: list[int] = []
 
-    def packed(tensor: Tensor) -> tuple[Tensor] | None:
+    def pack(tensor: Tensor) -> tuple[Tensor] | None:
         lengths.append(len(tensor))
         return (tensor.detach().clone(),) if len(tensor) == 8 else None
 
-    hooks = saving_hooks(packed, lambda saved: saved[0], lambda *_: None, 64, ["Slice"], ["Addmm", "Mm"])
+    hooks = saving_hooks(pack, lambda saved: saved[0], lambda *_: None, 64, ["Slice"], ["Addmm", "Mm"])
     assert hooks is not None
     leaf, weight = torch.randn(8, 4, requires_grad=True), torch.randn(4, 4)
     for rows, source in ((8, leaf * 3), (6, (leaf * 3)[:6]), (2, leaf[:2] * 3), (5, leaf[:5] @ weight), (8, leaf)):

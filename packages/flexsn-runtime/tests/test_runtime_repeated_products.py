@@ -128,18 +128,18 @@ def test_layouts_and_modes_may_alternate(launched: list[str]) -> None:
     """Tests calls that differ in sizes, required gradients, the grad mode and memory formats."""
     products = RepeatedProducts()
     short, long = draw_leaves(), draw_leaves(4)
-    fixed = (short[0].detach(), *short[1:])
+    fixed_operands = (short[0].detach(), *short[1:])
     for _ in range(3):
         for operands in (short, long):
             assert_equals_torch(multiply(products, operands, links=True), operands)
-        linked = multiply(products, (fixed[0], fixed[1], fixed[2]), links=True)
+        linked = multiply(products, (fixed_operands[0], fixed_operands[1], fixed_operands[2]), links=True)
         assert linked.links is not None
-        (grad,) = torch.autograd.grad(linked.y, [fixed[1]], torch.ones_like(linked.y))
-        torch.testing.assert_close(grad, fixed[0].sum((0, 1)).expand_as(grad), rtol=0, atol=1e-4)
+        (grad,) = torch.autograd.grad(linked.y, [fixed_operands[1]], torch.ones_like(linked.y))
+        torch.testing.assert_close(grad, fixed_operands[0].sum((0, 1)).expand_as(grad), rtol=0, atol=1e-4)
         with torch.no_grad():
-            plain = multiply(products, short, links=True)
-        assert plain.links is None
-        assert not plain.y.requires_grad
+            detached = multiply(products, short, links=True)
+        assert detached.links is None
+        assert not detached.y.requires_grad
         crosswise = short[0].detach().transpose(0, 1).contiguous().transpose(0, 1).requires_grad_()
         assert_equals_torch(multiply(products, (crosswise, *short[1:]), links=False), (crosswise, *short[1:]))
     assert launched.count("outputs_kernel") == 2 * 4

@@ -95,9 +95,11 @@ def differentiate(
     results: Sequence[Tensor], leaves: Sequence[Tensor], present: Sequence[bool] | None = None
 ) -> tuple[Tensor, ...]:
     """Returns the gradients of a weighted sum of the results that are differentiable and `present`."""
-    flowing = [r for r, p in zip(results, present or [True] * len(results), strict=True) if p and r.requires_grad]
-    weights = [random(*r.shape, dtype=r.dtype, seed=40 + i) for i, r in enumerate(flowing)]
-    return torch.autograd.grad(flowing, leaves, weights, allow_unused=True, materialize_grads=True)
+    differentiable = [
+        r for r, p in zip(results, present or [True] * len(results), strict=True) if p and r.requires_grad
+    ]
+    weights = [random(*r.shape, dtype=r.dtype, seed=40 + i) for i, r in enumerate(differentiable)]
+    return torch.autograd.grad(differentiable, leaves, weights, allow_unused=True, materialize_grads=True)
 
 
 def assert_same_gradients(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
@@ -144,10 +146,12 @@ def test_all_subsets_of_incoming_gradients_are_right(present: tuple[int, ...]) -
     tensors = draw_arguments(learned, 2, 2)
     masks = [bool(p) for p in present]
     leaves = [*tensors, GAIN]
-    saved = differentiate(run(PointwiseProgram(learned, 2, 2, 2, residuals="save"), tensors), leaves, masks)
-    again = differentiate(run(PointwiseProgram(learned, 2, 2, 2, residuals="recompute"), tensors), leaves, masks)
+    saving_gradients = differentiate(run(PointwiseProgram(learned, 2, 2, 2, residuals="save"), tensors), leaves, masks)
+    recomputing_gradients = differentiate(
+        run(PointwiseProgram(learned, 2, 2, 2, residuals="recompute"), tensors), leaves, masks
+    )
     expected = differentiate(loop(learned, 2, tensors[:2], tensors[2:]), leaves, masks)
-    for a, b, c in zip(saved, again, expected, strict=True):
+    for a, b, c in zip(saving_gradients, recomputing_gradients, expected, strict=True):
         torch.testing.assert_close(a, b)
         torch.testing.assert_close(a, c, rtol=1e-4, atol=1e-4)
 
@@ -196,14 +200,14 @@ def test_gradients_pass_gradcheck(case: Case) -> None:
 
 
 def test_choice_moves_fewer_bytes() -> None:
-    def chosen(core: Callable[..., Any], *counts: int) -> tuple[torch.dtype, ...] | None:
+    def choose(core: Callable[..., Any], *counts: int) -> tuple[torch.dtype, ...] | None:
         inputs, states, outputs = counts
         return find_choice(PointwiseProgram(core, inputs, states, outputs), draw_arguments(core, inputs, states))
 
-    assert chosen(soft_lif, 1, 1, 1) is None  # reads x again, instead of writing and reading h
-    assert chosen(four_dendrites, 4, 1, 1) == (torch.float32,)  # writes and reads h, instead of four inputs
-    assert chosen(rectangular_if, 1, 1, 1) is None  # a single byte does not move faster than four bytes
-    assert chosen(leaky_integrator, 1, 1, 1) == ()  # the gradient is constant
+    assert choose(soft_lif, 1, 1, 1) is None  # reads x again, instead of writing and reading h
+    assert choose(four_dendrites, 4, 1, 1) == (torch.float32,)  # writes and reads h, instead of four inputs
+    assert choose(rectangular_if, 1, 1, 1) is None  # a single byte does not move faster than four bytes
+    assert choose(leaky_integrator, 1, 1, 1) == ()  # the gradient is constant
 
 
 @pytest.mark.parametrize("residuals", ["save", "recompute"])
