@@ -59,7 +59,10 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     "meta": (lambda: double(make_data().to("meta")), "are on meta.*Move them"),
     "into None": (lambda: double.into([None], make_data()), "into is a NoneType: pass a tensor"),  # type: ignore[list-item]
     "into a number": (lambda: double.into([1.0], make_data()), "into is a float: pass a tensor"),  # type: ignore[list-item]
-    "into of what writes": (lambda: written.into(make_data(), make_data(), make_data()), "call it without `into`"),
+    "into of a function that writes": (
+        lambda: written.into(make_data(), make_data(), make_data()),
+        "call it without `into`",
+    ),
     "a list of numbers": (
         lambda: pointwise(lambda x, n: x * n).foreach([make_data(), make_data()], [1.0, 2.0]),
         "argument 1 of <lambda>.foreach is a list.*torch.tensor",

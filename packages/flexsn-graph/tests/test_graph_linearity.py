@@ -35,17 +35,17 @@ LINEAR = {
     "a product": lambda v, g: g * torch.exp(v),
     "a sum of terms": lambda v, g: 2.0 * g + torch.sigmoid(v) * g - g / (1.0 + v * v),
     "a selection": lambda v, g: torch.where(v > 0, g, torch.zeros_like(g)),
-    "of narrow values": lambda v, g: g.to(torch.bfloat16).to(torch.float32),
+    "a conversion to bfloat16": lambda v, g: g.to(torch.bfloat16).to(torch.float32),
 }
 OTHERS = {
     "clipped": lambda v, g: g.clamp(-1.0, 1.0),
-    "its sign": lambda v, g: g.sign(),
+    "a sign": lambda v, g: g.sign(),
     "squared": lambda v, g: g * g,
-    "with a constant": lambda v, g: g + v,
-    "a selection of another": lambda v, g: torch.where(v > 0, g, v),
-    "by a condition on it": lambda v, g: torch.where(g > 0, g, 0.5 * g),
-    "a quotient by it": lambda v, g: v / g,
-    "whole": lambda v, g: g.to(torch.int32).to(g.dtype),
+    "a sum with another value": lambda v, g: g + v,
+    "a selection of another value": lambda v, g: torch.where(v > 0, g, v),
+    "a selection by the gradient": lambda v, g: torch.where(g > 0, g, 0.5 * g),
+    "a quotient by the gradient": lambda v, g: v / g,
+    "a conversion to integers": lambda v, g: g.to(torch.int32).to(g.dtype),
 }
 
 
@@ -73,7 +73,7 @@ AFFINE = {
     "leaky": lambda x, v, w: (0.5 * v + x - 1.0, v * x - w),
     "selected": lambda x, v, w: (torch.where(x > 0.5, 0.25 * v, x), 1.0 - w * x),
     "mixed": lambda x, v, w: (x * v - torch.exp(x) * w, x - (w - v) / 3.0),
-    "of the input alone": lambda x, v, w: (x * x, v + w),
+    "a state that depends on the input alone": lambda x, v, w: (x * x, v + w),
 }
 NOT_AFFINE = {
     "multiplied": lambda x, v, w: (v * w, w),

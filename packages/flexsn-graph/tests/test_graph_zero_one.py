@@ -18,24 +18,24 @@ def above(x: Tensor) -> Tensor:
 YES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "a comparison": lambda x, v: above(x),
     "a flag": lambda x, v: x > v,
-    "one of flags": lambda x, v: ((x > v) | ~(v < 0)).float(),
+    "a combination of flags": lambda x, v: ((x > v) | ~(v < 0)).float(),
     "a product": lambda x, v: above(x) * above(v),
-    "what is left": lambda x, v: 1 - above(x),
+    "a complement": lambda x, v: 1 - above(x),
     "a selection": lambda x, v: torch.where(x * v > 0.3, above(x), 1.0 - above(v)),
-    "of numbers": lambda x, v: torch.where(x > v, 1.0, 0.0),
-    "the larger": lambda x, v: torch.maximum(above(x), torch.minimum(above(v), above(x - v))),
+    "a selection of 1 and 0": lambda x, v: torch.where(x > v, 1.0, 0.0),
+    "a maximum": lambda x, v: torch.maximum(above(x), torch.minimum(above(v), above(x - v))),
     "another dtype": lambda x, v: above(x).double(),
-    "nothing": lambda x, v: torch.zeros_like(x),
+    "zeros": lambda x, v: torch.zeros_like(x),
 }
 NO: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "an argument": lambda x, v: v,
     "a sum": lambda x, v: above(x) + above(v),
-    "scaled": lambda x, v: 2 * above(x),
-    "what is left of 2": lambda x, v: 2 - above(x),
+    "a multiple": lambda x, v: 2 * above(x),
+    "a difference from 2": lambda x, v: 2 - above(x),
     "a sign": lambda x, v: torch.sign(x),
     "a selection": lambda x, v: torch.where(x > v, above(x), v),
-    "of other numbers": lambda x, v: torch.where(x > v, 1.0, 0.5),
-    "the larger": lambda x, v: torch.maximum(above(x), x),
+    "a selection of 1 and 0.5": lambda x, v: torch.where(x > v, 1.0, 0.5),
+    "a maximum": lambda x, v: torch.maximum(above(x), x),
 }
 
 

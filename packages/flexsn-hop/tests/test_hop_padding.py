@@ -69,16 +69,14 @@ def test_padding_of_products_with_a_bias_is_removed(shape: tuple[int, ...]) -> N
 
 OTHERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "no product": lambda a, b: pad(a, [0, 1]) * 2,
-    "with ones": lambda a, b: pad(a, [0, 0, 0, 1], value=1.0) @ b,
-    "at the beginning": lambda a, b: pad(a, [0, 0, 1, 0]) @ b,
-    "and read as a whole": lambda a, b: pad(a, [0, 0, 0, 1]) @ b,
-    "and cut otherwise": lambda a, b: (pad(a, [0, 0, 0, 1]) @ b)[1:],
+    "padded with ones": lambda a, b: pad(a, [0, 0, 0, 1], value=1.0) @ b,
+    "padded at the beginning": lambda a, b: pad(a, [0, 0, 1, 0]) @ b,
+    "read with its padding": lambda a, b: pad(a, [0, 0, 0, 1]) @ b,
+    "cut at the beginning": lambda a, b: (pad(a, [0, 0, 0, 1]) @ b)[1:],
     "two readers": lambda a, b: torch.cat([(r := pad(a, [0, 0, 0, 1]) @ b)[:-1], r]),
-    "something else behind": lambda a, b: torch.cat([a, a]) @ b,
-    "of what is added": lambda a, b: torch.addmm(lengthen(a[0, :1], 0, 4), a, b),
-    "of what is added, and of the product": lambda a, b: torch.addmm(lengthen(a[0, :1], 0, 5), a, pad(b, [0, 1]))[
-        :, :-1
-    ],
+    "a longer tensor": lambda a, b: torch.cat([a, a]) @ b,
+    "a padded bias": lambda a, b: torch.addmm(lengthen(a[0, :1], 0, 4), a, b),
+    "a padded bias and a padded matrix": lambda a, b: torch.addmm(lengthen(a[0, :1], 0, 5), a, pad(b, [0, 1]))[:, :-1],
 }
 
 

@@ -33,9 +33,9 @@ OTHERS: dict[str, Callable[[], list[Tensor | None]]] = {
     "sign": lambda: make_arguments(torch._neg_view(torch.rand(SHAPE))),
     "alignment": lambda: make_arguments(torch.rand(33)[1:].view(SHAPE)),
     "no memory": lambda: make_arguments(freed()),
-    "the captured one": lambda: [torch.rand(SHAPE), None, torch.ones(9)],
+    "the captured tensor": lambda: [torch.rand(SHAPE), None, torch.ones(9)],
     "a state": lambda: [torch.rand(SHAPE), torch.rand(8), torch.ones(8)],
-    "what is none": lambda: [torch.rand(SHAPE), torch.ones(8), None],
+    "the absent tensor": lambda: [torch.rand(SHAPE), torch.ones(8), None],
     "too few": lambda: [torch.rand(SHAPE), None],
 }
 
