@@ -68,7 +68,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def print_file(folder: Path, *arguments: str) -> Path:
+def write_triton_file(folder: Path, *arguments: str) -> Path:
     """Returns the path of a file in Triton, which a process without Triton's interpreter prints."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
@@ -117,7 +117,7 @@ def test_file_in_cpp_runs_alone(module: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_file_in_triton_runs_alone(module: Path) -> None:
-    file = print_file(module, "codegen_alone:limited", *LIMITED)
+    file = write_triton_file(module, "codegen_alone:limited", *LIMITED)
     assert "show --standalone codegen_alone:limited --arguments float32:4x24" in file.read_text()
     actual = run_alone(
         file,
@@ -152,7 +152,7 @@ def test_unknown_target_writes_no_file(module: Path, capsys: pytest.CaptureFixtu
 
 @pytest.mark.gpu
 def test_files_in_triton_compute_and_differentiate(module: Path) -> None:
-    file = print_file(module, "codegen_alone:limited", *LIMITED)
+    file = write_triton_file(module, "codegen_alone:limited", *LIMITED)
     actual = run_alone(
         file,
         """
@@ -169,7 +169,7 @@ print("done")
 """,
     )
     assert actual.strip() == "done"
-    file = print_file(module, "codegen_alone:swiglu", "--arguments", "float32:3x16", "--gradient")
+    file = write_triton_file(module, "codegen_alone:swiglu", "--arguments", "float32:3x16", "--gradient")
     actual = run_alone(
         file,
         """

@@ -459,7 +459,7 @@ def test_old_files_are_pruned_and_used_files_are_kept(folder: Path) -> None:
     assert [path.read_text() for path in folder.glob("*.py")] == [make_source(number=10)]
 
 
-def test_without_triton_the_package_imports_and_names_the_missing_package() -> None:
+def test_import_works_without_triton_and_its_use_names_the_missing_package() -> None:
     program = """
 import sys
 sys.modules["triton"] = None

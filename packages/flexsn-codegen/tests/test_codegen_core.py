@@ -106,7 +106,7 @@ def test_arguments_may_have_the_names_of_the_modules() -> None:
     assert "_tl" in core.source.splitlines()[2]
 
 
-def test_long_names_that_begin_alike_stay_different() -> None:
+def test_long_names_with_equal_beginnings_differ() -> None:
     long = "n" * 200
     graph = graph_of(lambda a, b: a - b, torch.zeros(4), torch.zeros(4), names=(long + "1", long + "2"))
     assert f"({long}1, {long}2):" in emit_core(graph, "core", prune=False).source

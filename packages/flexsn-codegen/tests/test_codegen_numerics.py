@@ -119,7 +119,7 @@ def test_only_fast_math_calls_fast_functions() -> None:
     assert "dev.log(" in fast_source  # `log` has no faster form
 
 
-def test_fast_math_reaches_functions_that_a_rule_writes_out_and_the_backward() -> None:
+def test_fast_math_applies_to_functions_inside_of_rules_and_to_the_backward() -> None:
     def function(x: Tensor) -> Tensor:
         return torch.tanh(x) + x**-2.0
 

@@ -139,14 +139,14 @@ def test_tensor_that_changed_since_the_forward_is_refused() -> None:
         result.sum().backward()
 
 
-def test_repeated_calls_are_not_analyzed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_calls_are_not_analysed(monkeypatch: pytest.MonkeyPatch) -> None:
     fused = pointwise(scaled)
     x, weight = draw(6, 8), draw(8)
     for _ in range(2):
         fused(x, weight).sum().backward()
 
     def refused(*_: Any, **__: Any) -> None:
-        raise AssertionError("the call is analyzed again")
+        raise AssertionError("the call is analysed again")
 
     monkeypatch.setattr(Kernel, "variant", refused)
     monkeypatch.setattr(_autograd, "gradients", refused)

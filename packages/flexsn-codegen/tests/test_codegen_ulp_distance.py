@@ -55,7 +55,7 @@ def test_distance_is_right_across_zero_and_up_to_infinity(dtype: torch.dtype) ->
     assert ulp_distance(make_numbers(info.tiny, dtype=dtype), zero).tolist() == [round(1 / info.eps)]
 
 
-def test_the_largest_distances_do_not_wrap() -> None:
+def test_largest_distances_do_not_wrap() -> None:
     inf = torch.tensor([math.inf], dtype=torch.float64)
     assert ulp_distance(inf, -inf).tolist() == [2**63 - 2]
     assert ulp_distance(inf.float(), -inf.float()).tolist() == [2 * 0x7F800000]

@@ -33,8 +33,8 @@ def test_captured_tensors_are_listed_once_in_order_of_first_use() -> None:
 
 
 def test_layouts_describe_the_element_that_each_position_reads() -> None:
-    scalar, row, column, both = draw_parameter(), draw_parameter(4), draw_parameter(3), draw_parameter(4, 3)
-    core = lambda x, v: (x * scalar + row, v * column[:, None] * both.t())  # noqa: E731
+    scalar, row, column, matrix = draw_parameter(), draw_parameter(4), draw_parameter(3), draw_parameter(4, 3)
+    core = lambda x, v: (x * scalar + row, v * column[:, None] * matrix.t())  # noqa: E731
     trace = check_step(core, draw_arguments(), (1, 1, 1))
     assert trace.forward.layouts == {
         0: LiftedLayout((0, 0), 0),
@@ -83,7 +83,7 @@ def test_tensors_with_equal_memory_are_lifted_once_and_have_a_gradient(name: str
     assert trace.lifted[0] is w
 
 
-def test_data_alone_is_constant_for_autograd() -> None:
+def test_data_of_a_parameter_is_constant_for_autograd() -> None:
     w = draw_parameter(4)
     trace = check_step(lambda x, v: (x * w.data, v), draw_arguments(), (1, 1, 1))
     assert trace.lifted[0].data_ptr() == w.data_ptr()

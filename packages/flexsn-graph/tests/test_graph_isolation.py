@@ -22,15 +22,15 @@ def make_zeros() -> tuple[Tensor, Tensor]:
     return torch.zeros(2, 3), torch.zeros(2, 3)
 
 
-def print_trace(trace: StepTrace) -> str:
+def format_trace(trace: StepTrace) -> str:
     count = len(trace.inputs) + len(trace.states) + len(trace.lifted)
     vjp = trace.vjp([True] * len(trace.differentiable), [True] * count)
     return f"{trace.forward.graph}\n{trace.forward.layouts}\n{vjp.graph}\n{vjp.layouts}\n{vjp.gradients}"
 
 
-def print_graphs() -> str:
+def format_graphs() -> str:
     """Returns the graphs of one core of each kind, as text."""
-    graphs = [print_trace(trace_step(case.core, *case.counts, case.arguments())) for case in CASES[::3]]
+    graphs = [format_trace(trace_step(case.core, *case.counts, case.arguments())) for case in CASES[::3]]
     pair = generate_forward_and_backward_graph(PLIF(torch.zeros(3)), make_zeros())
     return "\n".join([*graphs, *map(str, pair)])
 
@@ -41,12 +41,12 @@ PLAIN = lif_core()
 @pytest.mark.long(all_but=["lif_custom_op", "alif", "if"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_traces_of_one_core_have_equal_graphs(case: Case) -> None:
-    first, second = (print_trace(trace_step(case.core, *case.counts, case.arguments())) for _ in range(2))
+    first, second = (format_trace(trace_step(case.core, *case.counts, case.arguments())) for _ in range(2))
     assert first == second
 
 
 def test_graphs_are_equal_in_every_process() -> None:
-    code = "from test_graph_isolation import print_graphs; print(print_graphs())"
+    code = "from test_graph_isolation import format_graphs; print(format_graphs())"
     source = Path(sys.modules["flexsn_graph"].__file__ or "").parents[1]
     other = subprocess.run(
         [sys.executable, "-c", code],
@@ -55,7 +55,7 @@ def test_graphs_are_equal_in_every_process() -> None:
         text=True,
         check=True,
     ).stdout
-    assert other.strip() == print_graphs().strip()
+    assert other.strip() == format_graphs().strip()
     assert "grad_output_0" in other
 
 
@@ -120,15 +120,17 @@ def test_captured_parameters_are_not_touched() -> None:
 
 def test_examples_need_no_data() -> None:
     core = PLIF(torch.zeros(3))
-    expected = print_trace(trace_step(core, 1, 1, 1, make_zeros()))
+    expected = format_trace(trace_step(core, 1, 1, 1, make_zeros()))
     meta = torch.empty(2, 3, device="meta")
-    assert print_trace(trace_step(core, 1, 1, 1, (meta, meta))) == expected
+    assert format_trace(trace_step(core, 1, 1, 1, (meta, meta))) == expected
     with FakeTensorMode():
         fake, gpu = torch.empty(2, 3), torch.empty(2, 3, device="cuda")
-        assert print_trace(trace_step(core, 1, 1, 1, (fake, fake))) == expected
-    assert print_trace(trace_step(core, 1, 1, 1, (fake, fake))) == expected
+        assert format_trace(trace_step(core, 1, 1, 1, (fake, fake))) == expected
+    assert format_trace(trace_step(core, 1, 1, 1, (fake, fake))) == expected
     # The machine needs no GPU. PLAIN has no parameter, because a parameter on the CPU would rightly be refused here.
-    assert print_trace(trace_step(PLAIN, 1, 1, 1, (gpu, gpu))) == print_trace(trace_step(PLAIN, 1, 1, 1, make_zeros()))
+    assert format_trace(trace_step(PLAIN, 1, 1, 1, (gpu, gpu))) == format_trace(
+        trace_step(PLAIN, 1, 1, 1, make_zeros())
+    )
 
 
 def test_huge_examples_need_no_memory() -> None:
@@ -138,26 +140,26 @@ def test_huge_examples_need_no_memory() -> None:
 
 def test_strided_examples_have_an_equal_graph() -> None:
     x = torch.zeros(3, 2).t()
-    expected = print_trace(trace_step(PLAIN, 1, 1, 1, make_zeros()))
-    assert print_trace(trace_step(PLAIN, 1, 1, 1, (x, torch.zeros(1, 1).expand(2, 3)))) == expected
+    expected = format_trace(trace_step(PLAIN, 1, 1, 1, make_zeros()))
+    assert format_trace(trace_step(PLAIN, 1, 1, 1, (x, torch.zeros(1, 1).expand(2, 3)))) == expected
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
 def test_modes_around_the_trace_have_no_effect() -> None:
     core = PLIF(torch.zeros(3))
-    expected = print_trace(trace_step(core, 1, 1, 1, make_zeros()))
+    expected = format_trace(trace_step(core, 1, 1, 1, make_zeros()))
     examples = make_zeros()
     with torch.no_grad():
-        assert print_trace(trace_step(core, 1, 1, 1, examples)) == expected
+        assert format_trace(trace_step(core, 1, 1, 1, examples)) == expected
         assert not torch.is_grad_enabled()
     with torch.inference_mode():
-        assert print_trace(trace_step(core, 1, 1, 1, examples)) == expected
+        assert format_trace(trace_step(core, 1, 1, 1, examples)) == expected
         assert torch.is_inference_mode_enabled()
     with torch.autograd.set_detect_anomaly(True):
-        assert print_trace(trace_step(core, 1, 1, 1, examples)) == expected
+        assert format_trace(trace_step(core, 1, 1, 1, examples)) == expected
         assert torch.is_anomaly_enabled()
     with torch.device("meta"):
-        assert print_trace(trace_step(core, 1, 1, 1, examples)) == expected
+        assert format_trace(trace_step(core, 1, 1, 1, examples)) == expected
     assert torch.is_grad_enabled()
 
 
@@ -178,7 +180,7 @@ def test_only_autocast_inside_the_core_applies() -> None:
     assert trace_step(inside, 1, 1, 1, (x, v)).outputs[0].dtype == torch.float32
 
 
-def test_the_environment_is_restored_after_an_error() -> None:
+def test_environment_is_restored_after_an_error() -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         raise RuntimeError("mine")
 
@@ -190,11 +192,11 @@ def test_the_environment_is_restored_after_an_error() -> None:
 
 def test_core_is_traced_while_torch_traces_an_op() -> None:
     """Traces a core in the fake implementation of a custom op, while torch traces the op."""
-    expected = print_trace(trace_step(PLAIN, 1, 1, 1, make_zeros()))
+    expected = format_trace(trace_step(PLAIN, 1, 1, 1, make_zeros()))
     inner_graphs: list[str] = []
 
     def outer(x: Tensor) -> Tensor:
-        inner_graphs.append(print_trace(trace_step(PLAIN, 1, 1, 1, (x, x))))
+        inner_graphs.append(format_trace(trace_step(PLAIN, 1, 1, 1, (x, x))))
         return x + 1.0
 
     graph = torch.fx.experimental.proxy_tensor.make_fx(outer, tracing_mode="fake")(torch.zeros(2, 3)).graph
@@ -203,12 +205,12 @@ def test_core_is_traced_while_torch_traces_an_op() -> None:
 
 
 def test_several_threads_can_trace_at_once() -> None:
-    expected = print_trace(trace_step(PLAIN, 1, 1, 1, make_zeros()))
+    expected = format_trace(trace_step(PLAIN, 1, 1, 1, make_zeros()))
     results: list[str] = []
 
     def work() -> None:
         for _ in range(3):
-            results.append(print_trace(trace_step(PLAIN, 1, 1, 1, make_zeros())))
+            results.append(format_trace(trace_step(PLAIN, 1, 1, 1, make_zeros())))
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:

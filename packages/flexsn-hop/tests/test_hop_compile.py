@@ -275,7 +275,7 @@ def test_gradients_of_lifted_tensors_are_summed_to_their_shapes() -> None:
     )
 
 
-def test_captured_values_get_gradients() -> None:
+def test_captured_values_have_gradients() -> None:
     core = plif_core(function_spike)
 
     def run(scan: Run) -> Run:

@@ -137,7 +137,7 @@ def test_final_states_share_no_memory(steps: int) -> None:
     assert len(pointers) == (5 if steps == 0 else 6)
 
 
-def test_closures_and_parameters_get_gradients() -> None:
+def test_closures_and_parameters_have_gradients() -> None:
     class Decay(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()

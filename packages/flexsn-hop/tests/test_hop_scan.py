@@ -107,7 +107,7 @@ def test_vmap_without_inputs_equals_the_loop() -> None:
     torch.testing.assert_close(jacobian, jacfwd(lambda base: powers(looped, base)[1])(bases[0]))
 
 
-def test_captured_tensors_get_gradients() -> None:
+def test_captured_tensors_have_gradients() -> None:
     decay, module = draw(3).requires_grad_(), torch.nn.Linear(3, 3, dtype=torch.float64)
     leaves = [decay, *module.parameters()]
 

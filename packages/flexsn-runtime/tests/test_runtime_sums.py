@@ -117,9 +117,9 @@ def test_gradients_with_equal_layouts_are_summed_together(channels: int, alike: 
     assert isinstance(step, Specialization)
     results = scan(step, arguments, state_seqs=False)
     gradients = torch.autograd.grad(results[0], [a, b, c, other], torch.ones_like(results[0]))
-    assert not any(one._is_view() for one in gradients)
+    assert not any(group._is_view() for group in gradients)
     plans = [backward.plan for backward in step.plans.values() if isinstance(backward, BackwardScan)]
-    assert [len(one.results) for plan in plans for one in plan.together] == alike
+    assert [len(group.results) for plan in plans for group in plan.together] == alike
 
 
 def test_gradients_pass_gradcheck() -> None:
