@@ -83,7 +83,7 @@ def test_sums_of_large_matrices_are_exact(shape: tuple[int, ...], dims: list[int
         ((6, 5, 28, 28), (0, 2, 3), 2),
         ((11, 3, 14, 14), (0, 2, 3), 2),
         ((3, 4, 6, 7, 49), (1, 3, 4), 2),
-        ((2, 3, 1021, 2), (0, 2), 1),  # its last dimension is not summed
+        ((2, 3, 1021, 2), (0, 2), 1),  # the last dimension is not summed
         ((3, 2, 1021), (0, 2), 1),  # a prime number
         ((2, 3, 5000), (0, 2), 1),  # many columns
         ((2, 3, 40), (0, 2), 1),  # few columns
@@ -92,7 +92,7 @@ def test_sums_of_large_matrices_are_exact(shape: tuple[int, ...], dims: list[int
 )
 def test_sums_of_planes_sum_rows_first(shape: tuple[int, ...], dims: tuple[int, ...], steps: int) -> None:
     """Checks that sums over a few thousand elements first sum rows."""
-    tensor = torch.randint(-8, 8, shape).float()  # exact in any order
+    tensor = torch.randint(-8, 8, shape).float()  # the sums are exact in any order
     summation = sum_over(shape, dims)
     assert len(summation.steps) == steps
     expected = tensor.double().sum(dims)
@@ -102,7 +102,7 @@ def test_sums_of_planes_sum_rows_first(shape: tuple[int, ...], dims: tuple[int, 
 @pytest.mark.long
 @pytest.mark.parametrize(("channels", "alike"), [(8, [3]), (7, []), (1, [])])
 def test_gradients_with_equal_layouts_are_summed_together(channels: int, alike: list[int]) -> None:
-    """Tests three vectors of one layout and one of another, with an aligned number of bytes."""
+    """Tests three vectors of one layout and one of another layout. Only 8 channels have an aligned number of bytes."""
     shape = (5, channels, 6)
     a, b, c = (random(channels, seed=seed).requires_grad_() for seed in range(3))
     other = random(6, seed=4).requires_grad_()
@@ -117,7 +117,7 @@ def test_gradients_with_equal_layouts_are_summed_together(channels: int, alike: 
     assert isinstance(step, Specialization)
     results = scan(step, arguments, state_seqs=False)
     gradients = torch.autograd.grad(results[0], [a, b, c, other], torch.ones_like(results[0]))
-    assert not any(group._is_view() for group in gradients)
+    assert not any(gradient._is_view() for gradient in gradients)
     plans = [backward.plan for backward in step.plans.values() if isinstance(backward, BackwardScan)]
     assert [len(group.results) for plan in plans for group in plan.together] == alike
 
