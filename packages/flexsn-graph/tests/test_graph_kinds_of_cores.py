@@ -21,7 +21,7 @@ def draw_arguments() -> tuple[Tensor, Tensor]:
     return x, v
 
 
-def draw_parameter() -> nn.Parameter:
+def make_parameter() -> nn.Parameter:
     return nn.Parameter(torch.linspace(-1, 1, 4, dtype=torch.float64))
 
 
@@ -30,7 +30,7 @@ class Neuron(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.w = draw_parameter()
+        self.w = make_parameter()
         self.register_buffer("b", torch.ones(4, dtype=torch.float64))
         self.activation = nn.PReLU(dtype=torch.float64)
 
@@ -47,7 +47,7 @@ class Neuron(nn.Module):
 
 class Callable2:
     def __init__(self) -> None:
-        self.w = draw_parameter()
+        self.w = make_parameter()
 
     def __call__(self, x: Tensor, v: Tensor) -> list[Tensor]:
         return [x * self.w, v]
@@ -56,7 +56,7 @@ class Callable2:
 class ScriptedNeuron(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.w = draw_parameter()
+        self.w = make_parameter()
 
     def forward(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return torch.sigmoid(x * self.w), v + x
@@ -84,9 +84,9 @@ def compile_core(function: Callable[..., Any]) -> Callable[..., Any]:
 
 CORES: dict[str, tuple[Callable[[], Callable[..., Any]], int]] = {
     "lambda": (lambda: lambda x, v: (x * 2.0, v), 0),
-    "closure": (lambda: (lambda w: lambda x, v: (x * w, v))(draw_parameter()), 1),
-    "partial": (lambda: functools.partial(with_weight, draw_parameter()), 1),
-    "partial_keyword": (lambda: functools.partial(lambda x, v, w: (x * w, v), w=draw_parameter()), 1),
+    "closure": (lambda: (lambda w: lambda x, v: (x * w, v))(make_parameter()), 1),
+    "partial": (lambda: functools.partial(with_weight, make_parameter()), 1),
+    "partial_keyword": (lambda: functools.partial(lambda x, v, w: (x * w, v), w=make_parameter()), 1),
     "bound_method": (lambda: Neuron().step, 3),
     "callable_object": (lambda: Callable2(), 1),
     "module": (lambda: Neuron(), 3),
@@ -95,7 +95,7 @@ CORES: dict[str, tuple[Callable[[], Callable[..., Any]], int]] = {
     "compiled_function": (lambda: compile_core(lif_core()), 0),
     "compiled_module": (lambda: compile_core(Neuron()), 3),
     "calls_a_compiled_function": (lambda: (lambda f: lambda x, v: f(x, v))(compile_core(lif_core())), 0),
-    "partial_of_a_compiled_function": (lambda: functools.partial(compile_core(with_weight), draw_parameter()), 1),
+    "partial_of_a_compiled_function": (lambda: functools.partial(compile_core(with_weight), make_parameter()), 1),
 }
 
 
@@ -158,7 +158,7 @@ def test_surrogate_that_receives_a_captured_parameter_has_its_gradient() -> None
             shared = grads[0] * soft * (1.0 - soft)
             return shared * alpha, (shared * x).sum_to_size(alpha.shape)
 
-    for alpha in (nn.Parameter(torch.tensor(2.0, dtype=torch.float64)), draw_parameter()):
+    for alpha in (nn.Parameter(torch.tensor(2.0, dtype=torch.float64)), make_parameter()):
 
         def core(x: Tensor, v: Tensor, alpha: Tensor = alpha) -> tuple[Tensor, Tensor]:
             h = v + x
@@ -209,7 +209,7 @@ def test_grad_mode_inside_the_core_is_honoured() -> None:
 
 
 def test_elements_that_are_moved_and_moved_back_are_accepted() -> None:
-    w = draw_parameter()
+    w = make_parameter()
     x, v = torch.randn(2, 2, 4, 3, 5, dtype=torch.float64)
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -51,10 +51,10 @@ OTHERS = {
 
 @pytest.mark.parametrize(("formula", "linear"), [*((f, True) for f in LINEAR), *((f, False) for f in OTHERS)])
 def test_linearity_of_backward_formulas_is_detected(formula: str, linear: bool) -> None:
-    passed = with_backward({**LINEAR, **OTHERS}[formula])
+    identity = with_backward({**LINEAR, **OTHERS}[formula])
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        h = 0.5 * passed(v) + x
+        h = 0.5 * identity(v) + x
         return torch.sigmoid(h), h
 
     trace = trace_step(core, 1, 1, 1, (torch.rand(3), torch.rand(3)))
@@ -108,8 +108,8 @@ def test_step_that_is_not_affine_has_no_linear_part(step: str) -> None:
 
 
 def test_linear_part_belongs_to_the_step_and_not_to_its_gradient() -> None:
-    passed = with_backward(lambda v, g: 0.1 * g)
+    identity = with_backward(lambda v, g: 0.1 * g)
     v = torch.rand(3)
-    part = linear_part(trace_step(lambda x, v: (v, 0.5 * passed(v) + x), 1, 1, 1, (v, v)).forward)
+    part = linear_part(trace_step(lambda x, v: (v, 0.5 * identity(v) + x), 1, 1, 1, (v, v)).forward)
     assert part is not None
     torch.testing.assert_close(evaluate(part.graph, (v, v), v.shape)[0], 0.5 * v)
