@@ -1,8 +1,8 @@
-"""Step functions that read a value that can change between two calls, stored in different places.
+"""Step functions that read a value which is not an argument. The value can change between two calls.
 
-`PLACES` has a function for each kind of place. The function takes the first value. It returns the step function, and a
-function that assigns another value. Values are numbers, tensors or functions. Places in `NUMBERS_ONLY` hold only
-numbers.
+`PLACES` contains one function for each place that can hold the value. This function receives the first value, and
+returns two functions: the step function, and a function that assigns another value. Values are numbers, tensors or
+functions. The places in `NUMBERS_ONLY` hold only numbers.
 """
 
 from __future__ import annotations
@@ -1083,7 +1083,7 @@ def learning_rate(first: Any) -> Made:
 
 
 class Charge(nn.Module):
-    """`charge` as a module."""
+    """A module that computes `charge`."""
 
     def __init__(self, value: Any) -> None:
         super().__init__()

@@ -3,8 +3,8 @@ interpreter.
 
     python tests/compiled_launches.py
 
-No GPU is needed: networks are compiled for the CPU, with a lowering that treats it as a GPU. Launches are recorded and
-not executed. The program prints a JSON object.
+No GPU is needed: networks are compiled for the CPU, with a lowering that treats the CPU as a GPU. Launches are
+recorded and not executed. The program prints a JSON object.
 """
 
 from __future__ import annotations
@@ -40,11 +40,15 @@ AMD = GPUTarget("hip", "gfx942", 64)
 
 
 class Driver:
+    """A driver of Triton that needs no GPU."""
+
     def get_current_target(self) -> GPUTarget:
         return TARGET
 
 
 class Here(KernelLowering):
+    """A lowering that launches Triton kernels for tensors on the CPU."""
+
     name = "here"
 
     def why_unavailable(self, flat_args: Sequence[Any]) -> str | None:
@@ -79,10 +83,11 @@ def network(p: Any, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
 
 
 def direct() -> dict[str, Any]:
-    """Compiles a network with other layers around its neurons, with static shapes."""
+    """Compiles a network with layers around its neurons, for static shapes. Counts launches, loops and warnings."""
     p = problem(CASES[8], 20, (4, 6))
     run = torch.compile(partial(network, p), fullgraph=True, dynamic=False)
-    # torch warns if it cannot determine which arguments a kernel writes to, and then assumes all of them.
+    # torch warns if it cannot determine which arguments a kernel writes to. It then assumes that the kernel writes to
+    # all of them.
     analyse = triton_kernel_wrap.generate_ttir
     with (
         mock.patch.object(triton_kernel_wrap.log, "warning") as warning,
@@ -99,7 +104,7 @@ def direct() -> dict[str, Any]:
 
 
 def dynamic() -> list[int]:
-    """Counts the compiled graphs after each of several lengths and batch sizes."""
+    """Runs a compiled scan for several lengths and batch sizes. Counts the compiled graphs after each run."""
     counts = []
     counter = CompileCounterWithBackend("inductor")
     first = problem(CASES[10], 16, (5, 6))
@@ -117,8 +122,8 @@ def dynamic() -> list[int]:
 
 
 def rests(*lengths: int) -> list[bool]:
-    """Compiles scans of these lengths. Returns, for forward and backward, if a kernel handles steps after the last full
-    chunk.
+    """Compiles one network with scans of these lengths. Returns, for the forward and for the backward, True if a kernel
+    handles steps after the last full chunk.
     """
     problems = [problem(CASES[1], steps, (4, 6)) for steps in lengths]
     arguments = [(*p.inputs, *p.states) for p in problems]
@@ -133,12 +138,12 @@ def rests(*lengths: int) -> list[bool]:
 
 
 def has_rests(codes: Sequence[str]) -> list[bool]:
-    """Returns, for the code of the forward and of the backward, if it handles steps after the last full chunk."""
+    """Returns True for each code that handles steps after the last full chunk."""
     return ["left > 0" in code or "chunks * 8, T" in code for code in codes]
 
 
 def rows() -> list[tuple[str, list[Any]]]:
-    """Returns the launches for a step so large that each program processes several rows."""
+    """Returns the launches for a step that is so large that each instance of a kernel processes several rows."""
     p = problem(next(case for case in CASES if case.name == "plif_channel"), 2, (16384, 64))
     begun = len(Launch.made)
     train(torch.compile(partial(network, p), fullgraph=True, dynamic=False), p.leaves, *p.inputs, *p.states)
@@ -146,8 +151,8 @@ def rows() -> list[tuple[str, list[Any]]]:
 
 
 def channels_last() -> dict[str, Any]:
-    """Compiles convolution, norm, LIF, convolution, LIF in sequence. Returns the strides of the scans' values and the
-    copies that only change a layout.
+    """Compiles a network: a convolution, a norm, LIF neurons, another convolution, and other LIF neurons. Returns the
+    launches, which contain the strides of the scans' tensors, and the copies that only change a layout.
     """
     core = CASES[1].make(hard_spike, [])
     layers = nn.ModuleList([nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3, padding=1)])
@@ -168,17 +173,16 @@ def channels_last() -> dict[str, Any]:
     begun = len(Launch.made)
     x = torch.randn(10, 3, 6, 8).contiguous(memory_format=torch.channels_last).unflatten(0, (5, 2))
     codes = train(run, list(layers.parameters()), x)
-    # Names of copies that change a layout, including copies that are fused with other operations. The statistics of the
-    # norm do need copies.
+    # Names of copies that change a layout, including copies that are fused with other operations.
     copies = [re.findall(r"cpp_fused_\w*(?:clone|contiguous)\w*(?= =)", code) for code in codes]
     return {"launches": Launch.made[begun:], "copies": copies}
 
 
 def inexact() -> dict[str, int]:
-    """Counts, for each way to build a kernel, the instructions that fuse a product and a sum, or that flush subnormal
-    numbers to zero.
+    """Builds a kernel with different options. Counts, for each build, the instructions that fuse a product and a sum,
+    or that flush subnormal numbers to zero.
 
-    Instructions of AMD are not counted. For AMD, it is enough that the kernel compiles.
+    The instructions for AMD are not counted. For AMD, the kernel only has to compile.
     """
     p = problem(CASES[9], 5, (3, 4))
     step, _ = PointwiseProgram(p.core, *p.counts).specialize(p.inputs, p.states)

@@ -1,10 +1,15 @@
-"""Random step functions, as source text, that compute with captured tensors in many ways, and calls of these functions.
+"""Random step functions and their calls. Each step function is source text, and computes with captured tensors.
 
-The random choices include in-place operations and views of values made of captured tensors, custom
-`autograd.Function`s, blocks under `no_grad`, parameters that are frozen and unfrozen between calls, captured tensors
-that are computed from other tensors, results that the loss does not use, short and empty sequences, and a value that
-changes between the calls, in a place from `changing_cores.py`. `compare` compares the compiled scan with the loop in
-values, dtypes and gradients.
+The random choices include:
+
+- in-place operations on values that are computed from captured tensors, and views of these values;
+- custom `autograd.Function`s, and blocks under `no_grad`;
+- parameters that are frozen or unfrozen between calls, and captured tensors that are computed from other tensors;
+- results that the loss does not use;
+- short and empty sequences;
+- a value that changes between calls, in a place from `changing_cores.py`.
+
+`compare` compares the values, dtypes and gradients of the compiled scan with those of the loop.
 """
 
 from __future__ import annotations
@@ -34,7 +39,7 @@ SHAPES: dict[str, tuple[int, ...]] = {"one": (), "row": (4,), "column": (3, 1), 
 
 
 class Rounded(torch.autograd.Function):
-    """Rounds, with a straight-through gradient."""
+    """A function that rounds. Its gradient is straight-through."""
 
     @staticmethod
     def forward(ctx: Any, w: Tensor) -> Tensor:
@@ -46,7 +51,7 @@ class Rounded(torch.autograd.Function):
 
 
 class Scaled(torch.autograd.Function):
-    """The identity. An argument scales its gradient."""
+    """The identity function. Its gradient is multiplied by the argument `scale`."""
 
     @staticmethod
     def forward(ctx: Any, w: Tensor, scale: float) -> Tensor:
@@ -59,7 +64,7 @@ class Scaled(torch.autograd.Function):
 
 
 class Passed(torch.autograd.Function):
-    """Returns its own argument."""
+    """A function that returns its argument itself, without a copy. Its gradient is multiplied by -2."""
 
     @staticmethod
     def forward(ctx: Any, w: Tensor) -> Tensor:
@@ -71,7 +76,7 @@ class Passed(torch.autograd.Function):
 
 
 class Quantised(torch.autograd.Function):
-    """Quantises with a scale computed from all elements; written with `setup_context`."""
+    """A function that quantises with a scale that depends on all elements. It is written with `setup_context`."""
 
     @staticmethod
     def forward(w: Tensor, levels: int) -> Tensor:
@@ -202,7 +207,7 @@ class Steady(torch.autograd.Function):
 
 
 class Spike(torch.autograd.Function):
-    """Computes 1 where `h >= threshold`, with a surrogate gradient for both arguments."""
+    """A function that is 1 where `h >= threshold`, and 0 elsewhere. Both arguments have a surrogate gradient."""
 
     @staticmethod
     def forward(ctx: Any, h: Tensor, threshold: Tensor) -> Tensor:
@@ -258,7 +263,7 @@ BINARY = (
     "{0} / (1.0 + {1}.abs())",
     "torch.where({1} > 0.1, {0}, {1})",
 )
-# Operations that no step supports.
+# Operations that mix the elements of a tensor. They are only applied to values computed from captured tensors.
 MIXING = (
     "{0}.softmax(0)",
     "{0}.flip(0)",
@@ -328,7 +333,7 @@ IN_PLACE = (
     "{0}.set_({0}.clone())",
     "{0}.data = {0} * 2.0",
 )
-# In-place operations on a slice of a value that has several slices.
+# In-place operations on a slice of a value, which must have at least one dimension.
 IN_PLACE_PARTS = (
     "{0}[0] = 0.5",
     "{0}[0] += 1.0",
@@ -393,14 +398,14 @@ class Call:
 class Core:
     """A step function as text, the values that it captures, and calls of the step function.
 
-    If `place` is set, the step function first passes its input through the step function `PLACES[place]` of
-    `changing_cores.py`.
+    If `place` is set, the first input passes through the step function `PLACES[place]` of `changing_cores.py` before
+    this step function receives it.
     """
 
     source: str
     counts: tuple[int, int, int]
-    parameters: dict[str, str]  # name of the shape of each parameter, by name of the parameter
-    derived: dict[str, str]  # captured tensors with a history: for each name, an expression of parameters
+    parameters: dict[str, str]  # key of `SHAPES` for each parameter, by name
+    derived: dict[str, str]  # captured tensors that are computed from parameters: expression by name
     calls: list[Call] = field(default_factory=list)
     place: str | None = None
 
@@ -409,9 +414,9 @@ class _Writer:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.lines: list[str] = []
-        self.fixed: dict[str, str] = {}  # values computed from captured tensors: their shapes, by name
+        self.fixed: dict[str, str] = {}  # values computed from captured tensors: key of `SHAPES` by name
         self.captured: list[str] = []
-        self.owned: set[str] = set()  # values that the step may write to
+        self.owned: set[str] = set()  # names of values that the step may write to
         self.varying: list[str] = []
         self.count = 0
 
@@ -423,7 +428,7 @@ class _Writer:
         return self.random.choice(list(choices))
 
     def other(self, shape: str) -> str:
-        """Returns a value computed from captured tensors that broadcasts to `shape`."""
+        """Returns a value computed from captured tensors. It broadcasts to `shape` if there is such a value."""
         fits = [n for n, s in self.fixed.items() if s in (shape, "one") or (shape == FULL and s != "rows")]
         return self.pick(fits) if fits else self.pick([n for n, s in self.fixed.items()])
 
@@ -469,7 +474,7 @@ class _Writer:
 
     def mixable(self) -> str:
         fits = [n for n, s in self.fixed.items() if s != "rows"]
-        # Late values are chosen more often.
+        # The last four values are chosen more often.
         return self.random.choice(fits[-4:] + fits) if fits else "x0"
 
     def varying_line(self) -> None:
@@ -562,7 +567,7 @@ def random_core(seed: int) -> Core:
 
 
 def numbers(shape: Sequence[int], seed: int, dtype: torch.dtype, device: str) -> Tensor:
-    """Draws random numbers. Some are zero, where some derivatives are infinite."""
+    """Draws random values. Some of them are 0, where some functions have an infinite derivative."""
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(tuple(shape), generator=generator, dtype=torch.float64)
     zeros = torch.rand(tuple(shape), generator=generator) < 0.1
@@ -574,8 +579,8 @@ class Built:
     """A core that can be called.
 
     Attributes:
-        namespace: namespace of its text, with its parameters.
-        assign: function that changes the value in its place.
+        namespace: global variables of the core, including its parameters.
+        assign: function that assigns a new value to `Core.place`.
     """
 
     function: Callable[..., Any]
@@ -628,7 +633,7 @@ class Outcome:
         refused: calls that FlexSN refuses with an error that names the line of the core.
         different: calls that differ in values, dtypes or gradients.
         broken: calls that failed with any other error.
-        same: number of calls that equal the loop.
+        same: number of calls whose results and gradients equal those of the loop.
         no_core: number of calls that fail in the loop itself, so that they cannot be compared.
     """
 
@@ -751,8 +756,8 @@ def _differences(actual: Values, expected: Values, dtype: torch.dtype) -> Iterat
                 yield f"the gradient of {name} is {'absent' if gradient is None else 'there'}, not so in the loop"
             continue
         # Kernels multiply by an infinite derivative of a parameter before the sum over elements, and the loop
-        # multiplies after it. So an infinite gradient in the loop may be NaN in kernels. The test compares neither
-        # infinite nor NaN gradients.
+        # multiplies after the sum. So a gradient that is infinite in the loop may be NaN in kernels. Where gradients
+        # are not finite, their values are not compared.
         numbers_there = expected_gradient.isfinite()
         scale = tolerance * max(
             1.0, float(expected_gradient[numbers_there].abs().max()) if numbers_there.any() else 1.0
@@ -766,8 +771,8 @@ def _differences(actual: Values, expected: Values, dtype: torch.dtype) -> Iterat
 
 
 def one_call(lines: str) -> Core:
-    """Makes a core from these lines, with one call. `w0` has the shape of one row, `w1` of two rows, and `w2` of the
-    step.
+    """Makes a core with these lines as its body, and with one call. The parameter `w0` has the shape of one row, `w1`
+    the shape of two rows, and `w2` the shape of the step.
     """
     body = textwrap.indent("\n".join(line.strip() for line in lines.split(";")), "    ")
     call = Call(3, (True,) * 3, (True,) * 2, (True,) * 2, state_seqs=False, mode="grad")

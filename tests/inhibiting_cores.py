@@ -16,7 +16,7 @@ class Alone(Cell):
 
 
 class Lateral(Alone):
-    """Inhibition of every neuron by the mean of its row."""
+    """A core in which the mean of a row inhibits each neuron of this row."""
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         h = v + (x - v) / 2
@@ -24,8 +24,8 @@ class Lateral(Alone):
 
 
 class Winner(Alone):
-    """Spikes of the neurons with the largest value in a row. If several are equal, all of them spike. The maximum has a
-    gradient.
+    """A core in which only the neurons with the largest value of their row can spike. If several neurons have this
+    value, all of them can spike. The maximum has a gradient.
     """
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
@@ -36,7 +36,7 @@ class Winner(Alone):
 
 
 class Least(Alone):
-    """Uses the minimum and the maximum over a row of a sum."""
+    """A core that uses the minimum and the maximum over each row. Both come from one `aminmax` of a sum."""
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         h = v / 2 + x
@@ -45,8 +45,8 @@ class Least(Alone):
 
 
 class First(Alone):
-    """Lets only the first of the largest neurons spike. Its value inhibits the others, and the smallest neuron is
-    pulled up.
+    """A core in which only one neuron of each row can spike: the first neuron with the largest value. This value
+    inhibits all neurons of the row except the smallest one.
     """
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
@@ -60,7 +60,7 @@ class First(Alone):
 
 
 class Soft(Alone):
-    """Uses a softmax over the neurons."""
+    """A core that multiplies its input by a softmax over the neurons of a row."""
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         h = v + (x - v) / 2
@@ -68,7 +68,7 @@ class Soft(Alone):
 
 
 class Normed(Cell):
-    """Uses a layer norm in a cell, with learned weights and a matrix."""
+    """A core with a matrix and a layer norm, whose weight and bias are learned."""
 
     def build(self, size: int, matrix: Matrix) -> None:
         super().build(size, matrix)
@@ -80,7 +80,7 @@ class Normed(Cell):
 
 
 class Divided(Cell):
-    """Reduces without `keepdim`, and computes with one number per row before it expands this number to the row."""
+    """A core that reduces without `keepdim`. It computes with one value per row before it expands this value."""
 
     def build(self, size: int, matrix: Matrix) -> None:
         self.strength = self.extra()
@@ -93,7 +93,7 @@ class Divided(Cell):
 
 
 class ExciteInhibit(Cell):
-    """Excitatory neurons and a smaller number of inhibitory neurons, which inhibit each other by their mean."""
+    """Excitatory neurons and a smaller number of inhibitory neurons, which are inhibited by their own mean."""
 
     def build(self, size: int, matrix: Matrix) -> None:
         less = size // 3
@@ -106,7 +106,7 @@ class ExciteInhibit(Cell):
 
 
 class Deviating(Alone):
-    """Uses a standard deviation, a norm and a `logsumexp`."""
+    """A core that uses a standard deviation, a norm and a `logsumexp` over the neurons of a row."""
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         h = v + (x - v) / 2
@@ -115,7 +115,7 @@ class Deviating(Alone):
 
 
 class Ahead(Alone):
-    """Uses a mean of only the input, a mean that is carried as a state, and a mean that no later step needs."""
+    """A core with a mean of only the input, a sum of only a state, and a mean that no later step needs."""
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         s, _, v = self.lif(x - x.mean(-1, keepdim=True), s, v - v.sum(-1, keepdim=True) / 16)

@@ -37,7 +37,7 @@ DTYPES = (
     torch.bool,
 )
 DIFFERENTIABLE = DTYPES[:4]
-# Elementwise ops that PyTorch does not list as such.
+# Elementwise ops that PyTorch does not list as elementwise.
 OTHERS = {
     "addcdiv",
     "addcmul",
@@ -67,7 +67,7 @@ OTHERS = {
 EXCLUDED = {"cdouble", "cfloat", "chalf", "complex", "imag", "nn.functional.rrelu", "polar"}
 # Losses. Their samples reduce the result, unless the reduction is turned off.
 LOSSES = {name for name in OTHERS if "_loss" in name or "entropy" in name or "kl_div" in name}
-# Ops whose results differ from eager mode's on purpose.
+# Ops whose results differ from those of eager mode on purpose.
 EXCEPTIONS = {
     "special.zeta": "if a term of its sum overflows or z is infinite, eager mode gives NaN; the limit is 0",
     "polygamma": "the gradient is zeta, which differs as well",
@@ -90,16 +90,17 @@ _TOLERANCE = {
 
 @dataclass(slots=True)
 class Outcome:
-    """Numbers of samples by outcome. Each sample has one outcome.
+    """Outcomes of samples. Each sample is counted once in `equal`, `close`, `refused`, `wrong` or `crashed`.
 
     Attributes:
         equal: number of samples whose bits equal those of eager mode.
         close: number of samples within the tolerance, or as close to float64 as eager mode.
         refused: number of samples refused with an `UnsupportedOpError`, which names the op.
-        why: the first such error.
+        why: first line of the first such error.
         wrong: descriptions of wrong samples.
-        crashed: other errors of samples.
-        apart: descriptions of samples in which `pointwise` and `FlexSN` disagree.
+        crashed: descriptions of samples that raised another error.
+        apart: descriptions of samples that only one of `pointwise` and `FlexSN` refuses, or for which their results
+            differ.
     """
 
     equal: int = 0
@@ -128,7 +129,7 @@ def variant_name(info: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One call of a variant: its `arguments` and `keywords`, and the tensors in them, which `call` can replace."""
+    """One call of a variant, with its arguments and keywords. `call` can replace the tensors in both."""
 
     info: Any
     arguments: Sequence[Any]
@@ -159,11 +160,11 @@ class Sample:
 def check(
     info: Any, dtype: torch.dtype, *, samples: int, special: bool, gradient: bool = False, first: int = 0
 ) -> Outcome:
-    """Runs some samples of a variant, and then special values.
+    """Runs some samples of a variant, and then, if `special` is True, special values such as infinities and zeros.
 
     Args:
         samples: number of samples, starting at index `first`. If `first` is too large, only the last sample runs.
-        gradient: True to compare gradients in addition to results. Then variants without gradients are skipped.
+        gradient: True to compare gradients in addition to results. Variants without gradients are then skipped.
     """
     outcome = Outcome()
     if gradient and not is_differentiable(info, dtype):
@@ -185,8 +186,8 @@ def is_differentiable(info: Any, dtype: torch.dtype) -> bool:
 
 
 def _samples(info: Any, dtype: torch.dtype, *, requires_grad: bool) -> Iterator[Sample]:
-    """Yields the samples of `info.sample_inputs`. Unlike that method, it does not search the stack for the current test
-    case, because the search takes as long as a kernel.
+    """Yields the samples of `info.sample_inputs`. Unlike that method, this function does not search the stack for the
+    current test case, because the search takes as long as the run of a kernel.
     """
     samples = iter(info.sample_inputs_func(info, "cpu", dtype, requires_grad))
     while True:
@@ -202,7 +203,7 @@ def _samples(info: Any, dtype: torch.dtype, *, requires_grad: bool) -> Iterator[
 def _special_samples(dtype: torch.dtype, samples: Sequence[Sample]) -> Iterator[Sample]:
     for sample in samples[:1]:
         if "polynomial" in sample.info.name:
-            return  # in eager mode, the number of steps is the largest degree
+            return  # eager mode computes one step for each degree up to the largest value
         tensors = [a for a in sample.arguments if isinstance(a, Tensor)]
         if any(t.dtype != dtype for t in sample.tensors) or not 1 <= len(tensors) == len(sample.tensors) <= 2:
             return
@@ -310,13 +311,13 @@ def _agree(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
 def _problem(
     sample: Sample, compute: Callable[..., list[Tensor]], expected: Sequence[Tensor], actual: Sequence[Tensor]
 ) -> str:
-    """Describes wrong results; returns an empty text if all are right."""
+    """Describes the first wrong result. Returns an empty text if all results are right."""
     if len(expected) != len(actual):
         return f"{len(actual)} results, not {len(expected)}"
     pairs = list(zip(expected, actual, strict=True))
     problems = [_judge(e, a) for e, a in pairs]
     if any(problems):
-        # Eager mode's float32 code has errors as well: in vectors of 16, gelu(inf) is NaN.
+        # Eager mode's float32 results may be wrong themselves: in vectors of 16 elements, gelu(inf) is NaN.
         try:
             exact = compute(sample, sample.call, wide=True)
         except (RuntimeError, ZeroDivisionError):
@@ -348,10 +349,10 @@ def _judge(
     nan_is_free: bool = False,
     scale: float = 0.0,
 ) -> str:
-    """Describes a wrong result; returns an empty text if it is right.
+    """Describes a wrong element. Returns an empty text if all elements are right.
 
-    An element is right if it is close to `expected` or to `exact`, or as close to `exact` as `expected` is. `scale` is
-    the size of the values whose differences are the results. Tolerances are relative to it.
+    An element is right if it is close to `expected` or to `exact`, or as close to `exact` as `expected` is. If results
+    are small differences of large values, `scale` is the size of these values, and tolerances are relative to it.
     """
     if expected.dtype != actual.dtype or expected.shape != actual.shape:
         return f"{actual.dtype} {list(actual.shape)}, not {expected.dtype} {list(expected.shape)}"

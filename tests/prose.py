@@ -1,4 +1,4 @@
-"""Counts phrases in docstrings and comments, and names of values, that the style rules forbid.
+"""Counts the phrases in docstrings and comments, and the names of values, that the style rules forbid.
 
     python tests/prose.py            prints each occurrence
     python tests/prose.py --write    stores the counts, which may only decrease
@@ -42,7 +42,7 @@ WORDS = {
     "anew": re.compile(r"\banew\b"),
     "in the place of": re.compile(r"\bin the place of\b"),
 }
-# Names of variables and parameters that are no nouns.
+# Names of variables and parameters that are not nouns.
 NO_NOUNS = {
     *("asked", "came", "found", "given", "gone", "had", "instead", "kept", "known", "made", "seen", "there", "told"),
     *("want", "wanted", "what"),
@@ -93,7 +93,7 @@ def places(source: str) -> Iterator[Place]:
 
 
 def sources() -> Iterator[tuple[str, Path]]:
-    """Yields Python files, each with the name of the group that its occurrences count for."""
+    """Yields Python files, each with the name of the package or folder under which its occurrences are counted."""
     for package in sorted(path for path in (ROOT / "packages").iterdir() if path.is_dir()):
         yield from ((package.name, path) for path in sorted((package / "src").glob("**/*.py")))
     for path in sorted([*ROOT.glob("packages/*/tests/**/*.py"), *ROOT.glob("tests/**/*.py"), ROOT / "conftest.py"]):

@@ -153,7 +153,7 @@ class Program:
         captured: tensors that the step captures, by name.
         init, xs: the two trees of the call; the leaves of `xs` are sequences.
         options: options of the call.
-        weighed: for each tensor of the results, True if the loss uses it.
+        weighed: for each tensor of the results, True if the loss uses the tensor.
     """
 
     source: str
@@ -222,7 +222,7 @@ class _Writer:
         return True
 
     def value(self, number: int) -> None:
-        """Adds a value: an expression, or a new tensor with up to three writes to it."""
+        """Adds a value: an expression, or a new tensor and up to twelve writes to this tensor."""
         name = f"v{number}"
         for _ in range(200):
             if self.rng.random() < 0.6:
@@ -238,7 +238,7 @@ class _Writer:
             return
 
     def like(self, leaf: str, number: int) -> str:
-        """Makes a small expression with the shape of a leaf of the carry."""
+        """Adds a line that computes the next value of a leaf of the carry, and returns the name of this value."""
         shape = self.values[leaf].shape
         others = [name for name in self.floats() if name.startswith("v")]
         fitting = [name for name in others if self.values[name].shape == shape]
@@ -252,7 +252,7 @@ class _Writer:
 
 
 def random_program(seed: int) -> Program:
-    """Makes the program of a seed. One seed gives the same program on all machines."""
+    """Makes the program of a seed. A seed gives the same program on all machines."""
     rng = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
 
@@ -265,7 +265,7 @@ def random_program(seed: int) -> Program:
     order = range(rng.randrange(1, 5))
     dim = rng.choice((0, 0, 0, 1, -1))
     carried = {f"c{n}": draw(*rng.choice(SHAPES)) for n in range(rng.randrange(1, 4))}
-    # In sequences with other dimensions, any dimension may be the time.
+    # If the time is not the first dimension of sequences, their steps must have dimensions.
     slices = {f"x{n}": draw(*rng.choice(SHAPES if dim == 0 else SHAPES[1:])) for n in range(rng.randrange(3))}
     if rng.random() < 0.6:
         slices["t"] = torch.full((SIZE,), SIZE - 1)  # the largest index
@@ -280,7 +280,7 @@ def random_program(seed: int) -> Program:
     returned = rng.sample(made, min(len(made), rng.randrange(3)))
     if dim != 0:
         returned = [name for name in returned if writer.values[name].dim() > 0]
-    # The values are distinct. Another test covers a step that returns one value twice.
+    # The results are distinct values. Another test covers a step that returns one value twice.
     carry_out = ", ".join(f"'{leaf}': {name}" for leaf, name in zip(carried, new, strict=True))
     y = ", ".join(f"({name} + 0.0, None)" for name in returned)
     unpacked = [f"{leaf} = carry['{leaf}']" for leaf in carried] + [f"{leaf} = x['{leaf}']" for leaf in slices]
@@ -305,7 +305,7 @@ def random_program(seed: int) -> Program:
 
 
 def looped(step: Callable[[Any, Any], Any], init: Any, xs: Any, *, reverse: bool, dim: int, length: int = 0) -> Any:
-    """Computes `scan` as users would write it by hand. Runs at least one step."""
+    """Computes `scan` as users would write it by hand. There must be at least one step."""
     steps = length if xs is None else next(iter(xs.values())).shape[dim]
     order = range(steps)
     carry, ys = init, []
@@ -327,7 +327,7 @@ class Outcome:
         equal: lowerings with correct results.
         different: for each lowering, differences from the loop in results, gradients or changed arguments.
         failed: errors.
-        no_loop: error of the loop itself, if it fails. Then nothing can be compared.
+        no_loop: error of the loop itself, if the loop fails. Then nothing can be compared.
     """
 
     equal: list[str] = field(default_factory=list)
@@ -377,7 +377,7 @@ def _compiled(program: Program, lowering: str) -> Callable[..., Any]:
 
 
 def compare(program: Program, lowerings: Sequence[str] = LOWERINGS) -> Outcome:
-    """Runs a program three times with each of the lowerings, and compares each run with the loop."""
+    """Runs a program `CALLS` times with each lowering, and compares each run with the loop."""
     outcome = Outcome()
     step = program.step()
     try:

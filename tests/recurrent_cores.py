@@ -62,7 +62,7 @@ class Cell(nn.Module):
         self.v = nn.Parameter(matrix(size, size))
 
     def extra(self, *shape: int, value: float = 0.25) -> nn.Parameter:
-        """Makes a parameter of different numbers with few significant bits."""
+        """Makes a parameter. Its elements have few significant bits, and adjacent elements differ."""
         count = torch.Size(shape).numel()
         return nn.Parameter((torch.arange(count) % 4 * 0.125 + value).reshape(shape))
 
@@ -98,8 +98,8 @@ class OfMembrane(Cell):
 
 
 class Late(Cell):
-    """A core whose states equal earlier values of other states: three in a line, and a branch with its own initial
-    values.
+    """A core with states that only store an earlier value of another state: a chain of three such states, and a state
+    that copies the same state as the first of the chain, but has other initial values.
     """
 
     num_states = 6
@@ -140,7 +140,7 @@ class Masked(Cell):
 
 
 class Heads(Cell):
-    """A block-diagonal matrix."""
+    """A core with a block-diagonal matrix."""
 
     def build(self, size: int, matrix: Matrix) -> None:
         self.count = 3
@@ -280,7 +280,7 @@ class Synaptic(Cell):
 
 
 class OfInputToo(Cell):
-    """A whole layer, including the product with its input. This product does not depend on earlier steps."""
+    """A core that contains the linear layer of its input. The product of this layer needs no earlier steps."""
 
     def build(self, size: int, matrix: Matrix) -> None:
         super().build(size, matrix)
@@ -304,7 +304,7 @@ class Readout(Cell):
 
 
 class Hidden(Cell):
-    """Two successive products, with a function between them whose width differs from that of the step."""
+    """A core with two successive products. The values between the products are narrower than the step."""
 
     def build(self, size: int, matrix: Matrix) -> None:
         self.down = nn.Parameter(matrix(size, size)[: size - 2].clone())
@@ -317,7 +317,7 @@ class Hidden(Cell):
 
 
 class Sliced(Cell):
-    """Uses only some columns of a wide product, and adds two of its parts."""
+    """A core that uses two of the three blocks of columns of a wide product."""
 
     def build(self, size: int, matrix: Matrix) -> None:
         self.v = nn.Parameter(torch.cat([matrix(size, size) for _ in range(3)]))
@@ -338,14 +338,14 @@ class Linear(Cell):
 
 
 class Transposed(Cell):
-    """Multiplies with the matrix on the left, and with `addmm`."""
+    """A core with two products: one with `addmm`, and one with the matrix on the left."""
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         return self.lif(torch.addmm(x, s, self.v, beta=0.5, alpha=2.0) + (self.v @ s.t()).t(), s, v)
 
 
 class LearnedDecay(Cell):
-    """A core that captures numbers in addition to the matrix: one for all neurons, and one for each neuron."""
+    """A core that also captures a parameter with one value for all neurons, and one with a value for each neuron."""
 
     def build(self, size: int, matrix: Matrix) -> None:
         super().build(size, matrix)
@@ -441,7 +441,7 @@ CELLS: tuple[type[Cell], ...] = (
 
 @dataclass(frozen=True)
 class Powers:
-    """Matrices with one power of two in each row and column, so that every sum in a product has one term."""
+    """Matrices with at most one power of two in each row and column, so that every sum in a product has one term."""
 
     seed: int = 0
 
@@ -458,7 +458,7 @@ class Dense:
     """Matrices without zeros.
 
     Attributes:
-        bits: number of significant bits of each number; `None` for all bits.
+        bits: number of significant bits of each element; `None` for all bits.
     """
 
     bits: int | None = None

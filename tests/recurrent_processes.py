@@ -1,4 +1,4 @@
-"""The work of one process that shares a GPU with other processes."""
+"""Work of one process that shares a GPU with other processes."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ class Combination:
     """A scan, and the results that a loss reads.
 
     Attributes:
-        choices: `(value, is_detached)` for each result of the step. `value` is the index of one of the values that the
-            step computes.
+        choices: `(value, is_detached)` for each result of the step. `value` is the index of a value that the step
+            computes or receives.
         num_inputs, num_states, num_outputs: numbers of inputs, states and outputs.
         final: True if the scan returns final states instead of sequences.
         used: indices of the results that the loss reads.
@@ -40,7 +40,7 @@ class Combination:
     has_products: bool
 
     def core(self, parameters: nn.ParameterList) -> Callable[..., tuple[Tensor, ...]]:
-        """Makes the step. Several of its results may be the same tensor, views of one tensor, or arguments."""
+        """Makes the step. Some of its results may be the same tensor, views of the same tensor, or arguments."""
         decay, scale, matrix = parameters
 
         def step(*arguments: Tensor) -> tuple[Tensor, ...]:
@@ -73,7 +73,7 @@ def combination(seed: int) -> Combination:
     rng = random.Random(seed)
     num_inputs, num_states, num_outputs = rng.randint(1, 2), rng.randint(1, 3), rng.randint(0, 3)
     count = num_outputs + num_states
-    few = [rng.randrange(8) for _ in range(2)]  # a small range, so that the values repeat often
+    few = [rng.randrange(8) for _ in range(2)]  # indices that are chosen often, so that values repeat
     choices = [(rng.choice(few) if rng.random() < 0.7 else rng.randrange(8), rng.random() < 0.2) for _ in range(count)]
     used = [i for i in range(count) if rng.random() < 0.5] or [rng.randrange(count)]
     return Combination(
@@ -103,8 +103,8 @@ def compare(combinations: Sequence[Combination], *, device: str = "cpu", dynamic
     """Compiles one network of all combinations, and compares its results and gradients with those of the loop.
 
     Raises:
-        AssertionError: results or gradients differ, or the compiled network returns a gradient of zeros where the loop
-            returns none.
+        AssertionError: results or gradients differ, or only one of the compiled network and the loop returns `None` for
+            a gradient.
     """
     generator = torch.Generator().manual_seed(0)
     arguments = [one.arguments(generator, device) for one in combinations]

@@ -89,7 +89,7 @@ class InTheMiddle(Core):
 
 
 class Gates(Core):
-    """Several gates side by side in one input. No state is larger than the others."""
+    """Three gates side by side in one input, and one state, which is smaller than the input."""
 
     def build(self) -> None:
         self.bias = self.numbers(3 * self.neurons)
@@ -128,7 +128,7 @@ class Pairs(Core):
 
 
 class Apart(Core):
-    """Branches that are neither summed nor coupled, with an additional number for each branch."""
+    """Branches that are neither summed nor coupled. Each branch has another factor for its input."""
 
     def shapes(self) -> tuple[Shape, list[Shape]]:
         return (self.neurons, 1), [(self.neurons, 1), (self.neurons, self.branches)]
@@ -188,7 +188,7 @@ class Random(Core):
         return neuron[-1] * many[-1].sum(-1), neuron[-1], many[-1]
 
 
-# Lines of a random step. Each is a function of a value of the soma and a value of the branches.
+# Lines of a random step. Each line is a function of a value of the soma and a value of the branches.
 _LINES: list[Callable[[Random, Tensor, Tensor], Tensor]] = [
     lambda core, a, b: a + b.sum(-1),
     lambda core, a, b: a - b.mean(-1),

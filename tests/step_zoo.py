@@ -1,11 +1,11 @@
 """Step functions of all kinds of neurons, with any surrogate, and their comparison with a loop.
 
-In all of them, `x` is the input, `v` the membrane potential, `h` the charged membrane potential, and `s` the spike.
-`spike` is 1 where its argument is at least 0.
+In all step functions, `x` is the input, `v` the membrane potential, `h` the charged membrane potential, and `s` the
+spike. `spike` is 1 where its argument is at least 0.
 
 Numbers that are added to tensors are multiples of 1/8, which are exact in every dtype. Eager mode on the CPU rounds
-such a number to the dtype of a half-precision tensor before the addition. Eager mode on CUDA does not round it, and
-kernels do the same as CUDA.
+such a number to the dtype of a half-precision tensor before the addition. Eager mode on CUDA and the kernels do not
+round the number.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class Step:
     Attributes:
         make: `(spike, *parameters) -> core(x, *states) -> (output, *states)`.
         num_states: number of states of the core.
-        parameters: for each captured parameter, True if it has one value per channel, False if it is a single number.
+        parameters: for each captured parameter, True if it has one value per channel, or False if it has one element.
         exact_on_cpu: False if the step uses functions for which eager mode on the CPU and the interpreter give
-            different bits. The interpreter composes such a function from others (sigmoid), or computes it for one
-            number at a time.
+            different bits. The interpreter composes such a function from other functions (sigmoid), or computes it for
+            one element at a time.
         functions: True if the step uses functions such as exp and tanh. C++ computes them within 2 ulp of the true
             values, as eager mode does, but not with the same bits.
     """
@@ -296,7 +296,7 @@ def _recurrent(spike: Spike, weight: Tensor) -> Core:
 
 @_step(num_states=2, exact_on_cpu=False)
 def _clif(spike: Spike) -> Core:
-    """Resets more deeply at a spike if the membrane has received more input before."""
+    """Resets to a lower potential after recent spikes."""
 
     def core(x: Tensor, v: Tensor, m: Tensor) -> tuple[Tensor, ...]:
         h = v - v / 2.0 + x
@@ -322,7 +322,7 @@ def _ternary(spike: Spike) -> Core:
 
 @_step(num_states=2)
 def _refractory(spike: Spike) -> Core:
-    """Is silent for two steps after each spike, and then harder to excite."""
+    """Cannot spike in the two steps after each spike."""
 
     def core(x: Tensor, v: Tensor, r: Tensor) -> tuple[Tensor, ...]:
         h = v + (x - v) / 2.0
@@ -366,9 +366,9 @@ class Outcome:
 def compare(
     step: Step, spike: Surrogate, dtype: torch.dtype, device: str = "cpu", on_cpu: TargetName = "triton"
 ) -> Outcome:
-    """Runs the kernel and the eager loop on equal numbers in one dtype, forward and backward.
+    """Runs the kernel and the eager loop on equal tensors of one dtype, forward and backward.
 
-    The loss is a weighted sum of all outputs and states. The weights have both signs. They are so small that gradients
+    The loss is a weighted sum of all outputs and states. The weights have both signs, and are so small that gradients
     rarely overflow in float16.
     """
     generator = torch.Generator().manual_seed(0)
@@ -415,8 +415,8 @@ def _gradient_error(ours: Sequence[Tensor], eagers: Sequence[Tensor]) -> float:
 
 
 def _error(ours: Tensor, eagers: Tensor, size: Tensor) -> float:
-    """Returns the error in units of eps times `size`. The error is infinite if only one value is infinite or NaN, and 0
-    if both overflow.
+    """Returns the largest error of the elements, in units of eps times `size`. The error of an element is infinite if
+    only one of the two values is infinite or NaN, and 0 if both values are the same infinity.
     """
     assert ours.dtype == eagers.dtype
     assert ours.shape == eagers.shape
@@ -426,23 +426,23 @@ def _error(ours: Tensor, eagers: Tensor, size: Tensor) -> float:
 
 
 def _peak(spike: Surrogate) -> float:
-    """Returns the largest derivative near the threshold, or 1 if it is smaller."""
+    """Returns the largest derivative near the threshold, and at least 1."""
     return max(1.0, spike.gradient(torch.linspace(-4.0, 4.0, 801, dtype=torch.float64)).abs().max().item())
 
 
-# Limit in the units of `Outcome`. Gradients are rounded in each operation, and are summed in another order than in the
-# loop.
+# Limit of errors in the units of `Outcome`. The gradients of kernels are rounded in each operation, and are summed in
+# another order than the gradients of the loop.
 MAX_ERROR = 32.0
-# Limit for gradients computed with functions that are not bitwise exact.
+# Limit of errors for step functions with functions that are not bitwise exact.
 MAX_INEXACT = 64.0
 
 
 def check(combination: Combination, outcome: Outcome, device: str) -> str:
-    """Describes a wrong outcome; returns an empty text if it is right.
+    """Describes a wrong outcome. Returns an empty text if the outcome is right.
 
-    An outcome is right if its results are bitwise equal to those of the loop, and the errors of its gradients are
-    within `MAX_ERROR`. On the CPU, errors of both may be up to `MAX_INEXACT` if the attributes of the step function
-    allow it.
+    An outcome is right if its results are bitwise equal to those of the loop, and the errors of its gradients are at
+    most `MAX_ERROR`. On the CPU, the attributes of a step function may allow errors of results and gradients up to
+    `MAX_INEXACT`.
 
     Args:
         device: "cuda", "cpu" for the interpreter, or "cpp".

@@ -32,8 +32,8 @@ QUICKLY = {**ONCE, "aot_inductor.compile_wrapper_opt_level": "O0"}
 class ThreeStates(nn.Module):
     """A network that maps a sequence `[T, B, 1, 4, 4]` and states to outputs `[T, B, 2]` and new states.
 
-    The weights are on a grid, so that sums are exact. One of the two layers keeps them on the grid by a
-    parametrization.
+    The weights are on a grid, so that sums are exact. A parametrization keeps the weights of the linear layer on the
+    grid.
     """
 
     def __init__(self, step_mode: str = "m") -> None:
@@ -114,8 +114,8 @@ assert not [name for name in sys.modules if name.startswith("flexsn")]
 
 @pytest.fixture(scope="module")
 def results(package: Path) -> Path:
-    """Returns a folder with the results of a process without this project. The process ran whole sequences, and single
-    frames.
+    """Returns a folder with the results of a process that ran a whole sequence and single frames without this
+    project.
     """
     folder = package.parent
     torch.save([inputs(11), *initial()], folder / "sequence.pt")
@@ -128,16 +128,16 @@ def results(package: Path) -> Path:
 
 
 def test_torch_loader_runs_the_program(results: Path) -> None:
-    """Runs two successive pieces of a sequence and hands the state on. The lengths of the pieces differ from the length
-    at compilation.
+    """Runs two successive pieces of a sequence, and passes the states from one to the other. The lengths of the pieces
+    differ from the length at compilation.
     """
     for actual, expected in zip(torch.load(results / "of_sequence.pt"), expected_results(11), strict=True):
         assert torch.equal(actual, expected)
 
 
 def test_program_runs_frame_by_frame(results: Path) -> None:
-    """Checks that a single step consists of torch's operators. So the program needs neither kernels nor this
-    project.
+    """Checks that the exported program of a single step consists of torch's operators, and needs neither kernels nor
+    this project.
     """
     for actual, expected in zip(torch.load(results / "of_frames.pt"), expected_results(5), strict=True):
         assert torch.equal(actual, expected)

@@ -1,5 +1,5 @@
-"""Captured steps on a GPU: they are bitwise equal to steps without a graph. Steps that cannot be captured run as
-usual.
+"""Captured steps on a GPU. Their results are bitwise equal to those of steps without a graph. Steps that cannot be
+captured run as usual.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def test_graphs_share_memory() -> None:
         captured(*data(0, 4000))
     torch.cuda.synchronize()
     assert graphs_of(captured) == 2
-    # The second graph shares the memory for activations with the first one. It only allocates inputs and gradients.
+    # The two graphs share the memory for activations. The second graph only allocates inputs and gradients.
     assert torch.cuda.memory_reserved() - before < 40 * 2**20
 
 

@@ -1,5 +1,5 @@
 """Each class name belongs to one class, so that a search for the name finds one concept. Exceptions are listed with
-reasons.
+their reasons.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ SEVERAL_OWNERS: Mapping[str, str] = {
 
 
 def owners(sources: Mapping[str, str]) -> dict[str, list[str]]:
-    """Returns the classes that are defined in several places: for each name, the places."""
+    """Returns the places of each class name that is defined in several places."""
     classes: dict[str, list[str]] = defaultdict(list)
     for path, source in sources.items():
         for node in ast.walk(ast.parse(source)):

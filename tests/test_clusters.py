@@ -1,5 +1,5 @@
-"""Recurrent steps in thread-block clusters: the generated source compiles, and on a GPU, the results equal the plain
-loop.
+"""Recurrent steps in thread-block clusters. The generated source compiles without a GPU. On a GPU, the results equal
+those of the plain loop.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ def test_sources_compile_without_a_gpu(
 
 
 def test_preferred_division(monkeypatch: pytest.MonkeyPatch, interpreted: None) -> None:
-    """Checks the preferred division. It has the fewest passes, then the fewest rows and blocks, and two warps for a
-    sum.
+    """Checks that the preferred division has the fewest passes. Among divisions with equal passes, it has the fewest
+    rows and blocks, and two warps for a sum.
     """
     divisions: dict[tuple[str, int], Cluster | None] = {}
 
@@ -155,7 +155,7 @@ def test_preferred_division(monkeypatch: pytest.MonkeyPatch, interpreted: None) 
 
 @pytest.fixture
 def descriptions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Records descriptions of how loops ran. Loops that fit into one program run in clusters as well."""
+    """Records the direction of each loop that ran in clusters. Loops that fit into one program also run in clusters."""
     texts: list[str] = []
     original = _one_launch.InClusters.run
 
@@ -206,7 +206,9 @@ def test_divisions_equal_the_loop(cluster: Cluster, descriptions: list[str], mon
 def test_divisions_of_several_matrices_equal_the_loop(
     cell: type[Cell], cluster: Cluster, descriptions: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tests several matrices, some of them in shared memory or in global memory, with one slot for one sent value."""
+    """Tests cores with several matrices, some of which are in shared or global memory. If a step has only one exchange
+    and matrices in shared memory, there is one slot for the values that blocks send.
+    """
 
     def division(loop: Loop, *_: Any, **__: Any) -> Any:
         one = cluster.stored is not None and len(loop.exchanges) == 1
@@ -220,8 +222,8 @@ def test_divisions_of_several_matrices_equal_the_loop(
 @gpu
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)
 def test_cells_equal_the_loop(cell: type[Cell], descriptions: list[str]) -> None:
-    """Compares the bits with those of the loop, in sums with only one term. Cells that do not fit into a cluster run in
-    other kernels.
+    """Checks that results have the bits of the loop, for matrices whose sums have only one term. Cells that do not fit
+    into a cluster run in other kernels.
     """
     check_equal(cell, "triton")
 

@@ -1,4 +1,4 @@
-"""Launches of a compiled scan in Triton's interpreter: kernels from the graph of a step equal the operator's loops."""
+"""Compiled scans in Triton's interpreter: kernels from the graph of a step have the results of the operator's loops."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ INTERVAL = 4
 
 
 class Here(KernelLowering):
-    """A lowering to the interpreter, which Inductor does not support, with checkpoints as for kernels."""
+    """A lowering to Triton's interpreter, which Inductor does not support. It has checkpoints, as on a GPU."""
 
     def __init__(self) -> None:
         super().__init__(on_cpu="triton")

@@ -402,7 +402,7 @@ def test_a_graph_outlives_its_neuron(native_runs: list[NativeScan]) -> None:
     neuron.reset()
     y = neuron(x)
     reference = weakref.ref(neuron)
-    del neuron  # until now, its state keeps the graph alive
+    del neuron  # until this line, the state of the neuron keeps the graph alive
     native_runs.clear()
     gc.collect()
     assert reference() is None
@@ -466,7 +466,7 @@ def test_dispatch_modes_record_the_same_operations() -> None:
 
 
 class _Doubled(Tensor):
-    """Tensors whose operations with other tensors have the double result."""
+    """A class of tensors whose method `mul` returns twice the product."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -476,7 +476,7 @@ class _Doubled(Tensor):
 
 @pytest.mark.parametrize("norm", [False, True], ids=["lif", "norm"])
 def test_a_whole_call_is_not_repeated_in_other_surroundings(norm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compares each call with a neuron that has never been called, so that nothing is repeated."""
+    """Compares each call with the same call of a copy, which has no earlier calls to repeat."""
     # Launches of Triton's interpreter have no address.
     monkeypatch.setattr("flexsn_nn._batch_affine.batch_moments", lambda *given: None)
     layer: Any = NormNeuron(nn.BatchNorm1d(7), _lif()) if norm else _lif()
@@ -522,7 +522,7 @@ def test_a_whole_call_is_not_repeated_in_other_surroundings(norm: bool, monkeypa
     neuron.reset()
     assert layer(x).requires_grad
     for buffer in layer.buffers():
-        assert buffer._version > 5  # autograd sees that the launcher writes to it
+        assert buffer._version > 5  # the version shows autograd that the launcher has written to the buffer
 
 
 def test_graphs_and_tensors_are_freed(ready: tuple[LIF, Tensor], native_runs: list[NativeScan]) -> None:

@@ -1,4 +1,4 @@
-"""Calls without gradients in the compiled launcher: they equal the loop, and launch kernels without Python code."""
+"""Calls without gradients in the compiled launcher. They equal the loop, and Python executes no plan."""
 
 from __future__ import annotations
 

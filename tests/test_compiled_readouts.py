@@ -128,7 +128,7 @@ INPUTS: dict[str, Callable[[Tensor], Tensor]] = {
 def run(
     function: Callable[[Tensor], Sequence[Tensor]], x: Tensor, parameters: Sequence[Tensor], *, training: bool
 ) -> list[Any]:
-    """Returns the results of a call and, in training, the gradients of a weighted sum of them."""
+    """Returns the results of a call and, in training, the gradients of a weighted sum of these results."""
     if not training:
         with torch.no_grad():
             return list(function(x))
@@ -184,7 +184,7 @@ def network(neuron: str, device: str) -> tuple[nn.Module, Callable[[Tensor], tup
 
 
 def reading(neuron: str, device: str, reads: Sequence[Read]) -> tuple[nn.Module, Callable[[Tensor], list[Tensor]]]:
-    """Makes a network, and a function that returns all these readouts of it."""
+    """Makes a network, and a function that returns these readouts of the network."""
     module, forward = network(neuron, device)
     return module, lambda x: [read(*forward(x)) for read in reads]
 
@@ -216,7 +216,7 @@ def test_assigned_inputs_in_inference() -> None:
     compare(lambda x: [forward(_delayed(x))[0]], module, training=False)
 
 
-# -- all of them -----------------------------------------------------------------------------------------------------
+# -- all readouts and inputs -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.long

@@ -57,7 +57,7 @@ def forward_again(life: Life) -> dict[str, Any]:
     fresh=yes_or_no,
 )
 def forward_in_mode(life: Life, mode: str, steps: int, seed: int, fresh: bool) -> dict[str, Any]:
-    """Calls the network under one of torch's gradient modes."""
+    """Calls the network under `torch.no_grad` or in inference mode."""
     _begin(life, None, fresh)
     with torch.no_grad() if mode == "no_grad" else torch.inference_mode():
         return _called(life, life.net, life.sequence(steps, seed))
@@ -96,10 +96,10 @@ def forward_wrapped(life: Life, how: str | None, steps: int, seed: int, fresh: b
 def forward_checkpointed(life: Life, how: str | None, inside: bool, steps: int, seed: int) -> dict[str, Any]:
     """Trains the network from its initial states with activation checkpointing. The loop runs without checkpointing.
 
-    If `inside` is True, the checkpointed function resets the states before it calls the network. Otherwise, it does not
-    reset them, and neurons raise an error.
+    If `inside` is True, the checkpointed function resets the states before it calls the network. Otherwise, the states
+    are not reset inside the function, and neurons raise an error.
 
-    The states are not compared, because a reentrant checkpoint runs the function without gradients first.
+    The states are not compared, because a reentrant checkpoint first runs the function without gradients.
     """
 
     def run(x: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ def forward_checkpointed(life: Life, how: str | None, inside: bool, steps: int, 
     x = life.sequence(steps, seed).requires_grad_()
     norms = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in life.net.modules())
     call: Callable[[Tensor], Tensor] = run
-    # a second run of the function changes all of these
+    # The second run of a checkpointed function would change statistics of norms, and the records of monitors and hooks.
     if how is not None and not (norms or life.monitors or _has_hooks(life.net)):
         call = lambda x: checkpoint(run, x, use_reentrant=how == "reentrant")  # noqa: E731
     y = call(x) if life.step_mode == "m" else call(x[0])
@@ -163,7 +163,7 @@ def forward_interrupted(life: Life, steps: int, seed: int, at: int) -> dict[str,
 
 @act(weight=2, which=which, steps=lengths, seed=seed, initial=st.sampled_from(["none", "own", "new", "learned"]))
 def step(life: Life, which: int, steps: int, seed: int, initial: str) -> dict[str, Any]:
-    """Calls `step` of a neuron with its initial states, with its current states, or with other states."""
+    """Calls the method `step` of a neuron with its initial states, with its current states, or with other states."""
     neuron = life.neuron(which)
     if neuron is None:
         return {}
@@ -233,7 +233,9 @@ def _begin(life: Life, batch: int | None, fresh: bool) -> None:
 
 
 def _called(life: Life, call: Callable[[Tensor], Tensor], x: Tensor) -> dict[str, Any]:
-    """Returns the outputs of a call. In step mode `"s"`, calls once for each step, for at most 9 steps."""
+    """Calls the network or a wrapper of it, and returns the outputs and the states. In step mode `"s"`, makes one call
+    for each step of the sequence, and at most 9 calls.
+    """
     before, version = x.detach().clone(), None if x.is_inference() else x._version
     steps = {f"y{t}": x[t] for t in range(min(len(x), 9))}
     results = {name: call(part) for name, part in ({"y": x} if life.step_mode == "m" else steps).items()}
@@ -254,7 +256,7 @@ def _seen_on(neuron: FlexSN, prefix: str) -> dict[str, Tensor]:
 
 
 def _keep(life: Life, graph: Graph) -> None:
-    """Keeps the graph of a call. Only the graphs of the last few calls are kept."""
+    """Keeps the graph of a call, and drops all older graphs except the previous one."""
     if torch.is_grad_enabled():
         life.graphs.append(graph)
         del life.graphs[:-_GRAPHS]

@@ -34,7 +34,7 @@ def forward_and_backward(life: Life, steps: int, seed: int, layout: str, fresh: 
 
 @act(weight=8, when=lambda life: bool(life.graphs), which=st.integers(-2, -1), some=some, seed=seed, keep=yes_or_no)
 def backward(life: Life, which: int, some: int, seed: int, keep: bool) -> dict[str, Any]:
-    """Runs the backward of a loss over some results of a kept graph. If `keep` is True, the graph can be used again."""
+    """Runs the backward of a loss that uses some results of a kept graph. If `keep` is True, the graph stays usable."""
     graph = _graph(life, which)
     loss = None if graph is None else _loss(graph, some, seed)
     if graph is None or loss is None:
@@ -75,7 +75,7 @@ def differentiate_twice(life: Life, which: int, some: int, seed: int) -> dict[st
 
 @act(when=lambda life: bool(life.graphs), which=st.integers(-2, -1), result=which)
 def hook_a_result(life: Life, which: int, result: int) -> dict[str, Any]:
-    """Adds a hook that negates the gradient of a result. Does nothing if the backward of the graph has already run."""
+    """Adds a hook that negates the gradient of a result of a kept graph."""
     graph = _graph(life, which)
     if graph is not None:
         candidates = [value for value in graph.results.values() if value.requires_grad]
@@ -116,7 +116,9 @@ def zero_grad(life: Life, to_none: bool) -> dict[str, Any]:
 
 @act(kind=st.sampled_from(["sgd", "adam"]), weight=3)
 def train(life: Life, kind: str) -> dict[str, Any]:
-    """Makes one step of an optimizer, which the first call creates. Weights are rounded to their grid afterwards."""
+    """Makes one step of an optimizer, and then rounds the weights to their grid. If there is no optimizer for the
+    current parameters, the optimizer is created first.
+    """
     parameters = list(life.net.parameters())
     if not parameters:
         return {}
@@ -139,8 +141,8 @@ def _graph(life: Life, which: int) -> Graph | None:
 
 
 def _loss(graph: Graph, some: int, seed: int) -> Tensor | None:
-    """Makes a weighted sum of some of the results. If none of these has a gradient, makes a weighted sum of all
-    results.
+    """Makes a weighted sum of the results that the bit mask `some` selects, among those that require a gradient. If the
+    mask selects none of them, sums all of them. Returns `None` if no result requires a gradient.
     """
     able = [value for value in graph.results.values() if value.requires_grad]
     chosen = [value for i, value in enumerate(able) if some >> (i % 6) & 1] or able

@@ -60,14 +60,14 @@ class Interrupted(Exception):
 
 
 class Interrupt:
-    """A forward pre-hook that raises."""
+    """A forward pre-hook that raises `Interrupted`."""
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         raise Interrupted
 
 
 def negate(gradient: Tensor | None) -> Tensor | None:
-    """Negates a gradient; a tensor hook. For functions with several results, torch passes `None` as the gradient of an
-    unused result.
+    """Negates a gradient, as a hook of a tensor. For functions with several results, torch passes `None` as the
+    gradient of an unused result.
     """
     return None if gradient is None else torch.neg(gradient)

@@ -19,7 +19,7 @@ class Graph:
 
     Attributes:
         results: by name, all results that may enter a loss.
-        leaves: tensors that may get a gradient, without the parameters.
+        leaves: tensors that may get a gradient, except parameters.
     """
 
     results: dict[str, Tensor]
@@ -62,8 +62,8 @@ class Life:
         return self.plan.backend if self.compiled else "torch"
 
     def set_backends(self, net: nn.Module) -> None:
-        """Sets the backend of all neurons to that of this life. In step mode `"s"`, sets `"auto"`, because neurons
-        refuse `"triton"` there.
+        """Sets the backend of all neurons to the backend of this life. Neurons in step mode `"s"` refuse `"triton"`, so
+        their backend is then set to `"auto"`.
         """
         for module in net.modules():
             if isinstance(module, FlexSN):
@@ -83,12 +83,12 @@ class Life:
         return candidates[which % len(candidates)] if candidates else None
 
     def parameter(self, which: int) -> tuple[nn.Module, str, nn.Parameter] | None:
-        """Returns the module, the name and the value of one of the parameters."""
+        """Returns the module, the name and the value of one of the parameters, or `None` if there are no parameters."""
         candidates = [(m, n, p) for m in self.net.modules() for n, p in m._parameters.items() if p is not None]
         return candidates[which % len(candidates)] if candidates else None
 
     def matrix(self, which: int) -> nn.Module | None:
-        """Returns a module with a matrix `weight`, for pruning and parametrisations."""
+        """Returns a linear layer or a convolution, whose `weight` can be pruned or parametrised, or `None`."""
         candidates = [
             m for m in self.net.modules() if isinstance(m, nn.Linear | nn.Conv2d) and isinstance(m.weight, Tensor)
         ]

@@ -16,9 +16,8 @@ from lives.shrinking import shortest
 from lives.twins import DifferenceError, Twins
 
 Backends = tuple[tuple[str, str], ...]
-# Networks, losses and acts of short lives: each kind of state and of captured tensor, and few enough that a hundred
-# lives share traces and kernels. Each subset of the results in a loss has a backward of its own: these are all results,
-# the first, and all but the first.
+# Networks of short lives. Together, they have each kind of state and of captured tensor. There are only a few networks,
+# so that a hundred lives share traces and kernels.
 FEW_PLANS = (
     ("vector", ("lif learned", "linear", "dropout")),
     ("vector", ("+two outputs", "delays")),
@@ -26,7 +25,10 @@ FEW_PLANS = (
     ("vector", ("linear", "rlif")),
     ("image", ("conv norm", "lif learned")),
 )
+# Bit masks of the results in the losses of short lives: all results, the first, and all except the first. Each subset
+# needs another backward.
 FEW_SUBSETS = {"some": st.sampled_from([63, 1, 62])}
+# Acts that short lives leave out.
 LONG_ACTS = ("dtype", "forward_in_autocast")
 
 
@@ -71,7 +73,7 @@ def machine(
         backends: backends of the compiled twins, each with a value of `FLEXSN_LAUNCHER`.
         layers: names of the layers that networks are made of.
         without: names of acts that are left out.
-        few: True for networks of `FEW_PLANS`, and losses of `FEW_SUBSETS`; `layers` has no effect.
+        few: True to use only networks of `FEW_PLANS` and losses of `FEW_SUBSETS`. Then `layers` has no effect.
     """
     any_plan = few_plans(backends, device) if few else plans(backends, device, layers)
 
@@ -107,7 +109,7 @@ def run(lives: type[RuleBasedStateMachine], runs: int, rules: int, seed: int | N
     """Runs random lives of at most `rules` acts each.
 
     Args:
-        seed: seed of the lives; `None` if lives are equal in each run.
+        seed: seed of the lives; `None` to run the same lives each time.
 
     Raises:
         DifferenceError: the error of the shortest program that was found.

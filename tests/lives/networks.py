@@ -29,7 +29,7 @@ from flexsn_nn.surrogate import ATan, Sigmoid
 CHANNELS = 4
 # Shape of a step without its batch dimension.
 FAMILIES: dict[str, tuple[int, ...]] = {"vector": (CHANNELS,), "image": (CHANNELS, 2, 3)}
-# Weights are multiples of this number. Sums of a few of them are exact in any order and in every dtype used here.
+# Weights are multiples of this number. So sums of a few weights are exact in any order and in every dtype used here.
 GRID = 1 / 8
 
 
@@ -53,7 +53,7 @@ class Plan:
 
 
 class Gained(nn.Module):
-    """A step with a captured parameter for each channel."""
+    """A step with a captured parameter that has one value per channel."""
 
     gain: nn.Parameter
 
@@ -84,7 +84,7 @@ class TwoOutputs(nn.Module):
 
 
 class Sum(nn.Module):
-    """The sum of all outputs of a neuron with several outputs."""
+    """The sum of the two outputs of a neuron."""
 
     def __init__(self, neuron: FlexSN) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class Sum(nn.Module):
 
 
 class Residual(nn.Module):
-    """`x + layer(x)`, as in SEW blocks."""
+    """The sum of a layer's input and output, `x + layer(x)`, as in SEW blocks."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ def _gated(family: str) -> FlexSN:
 # of their gradients by thousands.
 EPS = 0.125
 
-# Functions that make a layer for a family, by name. The input and the output are `[T, B, *FAMILIES[family]]`.
+# Functions that make a layer for a family, by name. The inputs and outputs of layers are `[T, B, *FAMILIES[family]]`.
 LAYERS: dict[str, Callable[[str], nn.Module]] = {
     "lif": lambda family: LIF(),
     "lif soft": lambda family: LIF(v_reset=None, detach_reset=True),

@@ -1,4 +1,4 @@
-"""Everything visible of a life, as plain values, and the comparison of two lives."""
+"""Everything visible in a life, as plain values, and the comparison of two lives."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from lives.life import Life
 Seen = dict[str, Any]
 # Attributes in which the loop and the kernels may differ, such as programs, choices, and their traces.
 _OWN = {"_programs", "_choices", "_refusals", "_repeats", "_bits", "_ready_made", "_backend", "_shapes_for"}
-# Largest errors from the order of a sum, relative to the largest number of a gradient.
+# Largest errors that the order of a sum causes, relative to the largest element of a gradient.
 _NOISE = {torch.float64: 1e-10, torch.float32: 5e-5, torch.bfloat16: 0.1, torch.float16: 0.02}
 # A gradient smaller than this fraction of the largest gradient, such as the gradient of a bias before a norm, may
 # consist of rounding errors only.
 _CANCELLED = 0.1
-# The gradient of a single number is a sum of hundreds of numbers around 1, which may cancel. So its noise is at least
-# the noise of such a sum. In half dtypes, the loop rounds each of these numbers.
+# The gradient of a parameter with one element is a sum of hundreds of terms around 1, which may cancel. So the noise of
+# such a gradient is at least the noise of these terms. In half dtypes, the loop rounds each term.
 _SUMMED, _SUMMED_IN_HALF = 0.1, 1.0
-# Largest difference relative to the largest count. If outputs are not whole numbers, their sum depends on the order.
+# Largest difference of counts, relative to the largest count. A count is a sum of outputs. If the outputs are not whole
+# numbers, the sum depends on the order of its terms.
 _COUNTED = 1e-6
 
 
@@ -34,14 +35,15 @@ class Noise(NamedTuple):
     """Largest allowed difference between gradients of equal lives.
 
     Attributes:
-        scale: largest number in all gradients. The noise of a gradient that cancels to 0 is relative to this scale.
-        rounded: True if autocast rounds values, so that a gradient is a sum of bfloat16 numbers.
+        scale: largest element of all gradients. The noise of a gradient that cancels to 0 is relative to this scale.
+        rounded: True if autocast rounds values, so that a gradient is a sum of bfloat16 values.
     """
 
     scale: float
     rounded: bool
 
     def of(self, gradient: Tensor) -> float:
+        """Returns the largest allowed difference for one gradient."""
         largest = float(gradient.abs().nan_to_num().max())
         dtype = torch.bfloat16 if self.rounded else gradient.dtype
         summed = _SUMMED_IN_HALF if dtype in (torch.bfloat16, torch.float16) else _SUMMED
@@ -108,13 +110,13 @@ def traces_in(value: object, place: str, depth: int = 5) -> Iterator[str]:
 def difference(
     loop: Any, compiled: Any, place: str = "", noise: Noise | None = None, *, rounded: bool = False
 ) -> str | None:
-    """Describes the first difference between two observations; `None` if they are equal.
+    """Describes the first difference between two observations. Returns `None` if the observations are equal.
 
     Tensors are equal if their bits, dtypes, shapes and strides are equal, and if both or neither have a graph.
-    Gradients and counts are recognised by name; they may differ as far as the order of sums explains.
+    Gradients and counts, which are recognised by their names, may differ by as much as the order of a sum can change.
 
     Args:
-        place: description of the place of the values.
+        place: name of the values in the observations.
         noise: noise of all gradients; `None` to compute it from the values.
         rounded: attribute `rounded` of `Noise`.
     """
@@ -138,7 +140,7 @@ def difference(
 
 
 def _gradients_in(values: Any, place: str) -> Iterator[float]:
-    """Yields the largest number of each gradient."""
+    """Yields the largest absolute value of each gradient."""
     if isinstance(values, Mapping):
         for key, value in values.items():
             yield from _gradients_in(value, f"{place} {key}")

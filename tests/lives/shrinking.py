@@ -12,10 +12,10 @@ _MOST_TRIES = 200
 
 
 def shortest(error: DifferenceError) -> DifferenceError:
-    """Leaves out acts and layers, and returns the difference of the shortest program that still has one.
+    """Leaves out acts and layers, and returns the error of the shortest program that still has a difference.
 
-    Any difference of a shorter program counts, because it is a fault as well. The search ends after `_MOST_TRIES`
-    programs.
+    The difference may be another one than in `error`, because any difference is a fault. The search ends after
+    `_MOST_TRIES` programs.
     """
     tries = 0
     improved = True
@@ -34,8 +34,8 @@ def shortest(error: DifferenceError) -> DifferenceError:
 
 
 def _shorter(plan: Plan, program: Program) -> Iterator[tuple[Plan, Program]]:
-    """Yields shorter programs: first programs without some of the acts, beginning with large parts, then programs with
-    fewer or simpler layers.
+    """Yields shorter programs. The first ones lack some of the acts: half of them, then a quarter, and so on. The last
+    ones have fewer or simpler layers.
     """
     size = len(program) // 2
     while size:

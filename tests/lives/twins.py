@@ -33,10 +33,10 @@ from lives.observations import Seen, difference, observe
 Program = list[tuple[str, dict[str, Any]]]
 # Errors of kernels in acts that differentiate. Each error names an operation that only the loop supports.
 REFUSALS = (CapturedTensorError, DoubleBackwardError, TransformError)
-# Part of the error that layers with a state raise under a checkpoint.
+# Part of the message of the error that layers with a state raise under a checkpoint.
 _CHECKPOINT = "activation checkpointing"
-# Parts of autograd's errors about saved tensors. Kernels save all arguments, but the loop saves only what its
-# operations need.
+# Parts of the messages of autograd's errors about saved tensors. Kernels save all arguments, but the loop saves only
+# the tensors that its operations need.
 _OF_AUTOGRAD = (
     "modified by an inplace operation",
     "changed in place since the forward",
@@ -62,7 +62,8 @@ class Twins:
     """A network that runs as a loop, and its compiled twin.
 
     Attributes:
-        counts: numbers of acts that were performed, refused, or raised an error in both twins, over all lives.
+        counts: number of lives, and the numbers of acts that were performed, that were refused, and that raised an
+            error in both twins.
     """
 
     counts: ClassVar[Counter[str]] = Counter()
@@ -88,7 +89,7 @@ class Twins:
         if all(failed):
             self.counts[f"{name}: raised"] += 1
             # A backward that stops midway leaves different gradients and graphs in the twins. A call in a reentrant
-            # checkpoint leaves states without a graph, but the loop runs without a checkpoint.
+            # checkpoint leaves states without a graph in the compiled twin, and the loop runs without a checkpoint.
             in_the_middle = _is_refusal(compiled) or name == "forward_checkpointed"
             if (in_the_middle or isinstance(loop, ExampleError)) and self._are_apart():
                 self._heal()
@@ -142,13 +143,13 @@ class Twins:
 
     @torch.no_grad()
     def _share_gradients(self) -> None:
-        """Copies the gradients of the loop to the compiled twin, because these may differ by the order of sums."""
+        """Copies gradients from the loop to the compiled twin, because gradients may differ by the order of sums."""
         for a, b in zip(self.loop.net.parameters(), self.compiled.net.parameters(), strict=True):
             if a.grad is not None and b.grad is not None and not torch.equal(a.grad, b.grad):
                 b.grad.copy_(a.grad)
 
     def _heal(self) -> None:
-        """Continues after a refusal: replaces both twins by copies of the loop, without graphs and records.
+        """Replaces both twins by copies of the loop without graphs and records, so that they are equal after a refusal.
 
         torch cannot copy some networks: pruned networks after a call, and parametrised networks. Then both twins start
         again from the plan.
@@ -206,8 +207,8 @@ def _said(outcome: object) -> str:
 
 @contextmanager
 def _stated_norms() -> Iterator[None]:
-    """Computes fused norms as `(x - mean) scale + shift`, as `NormNeuron` documents. PyTorch's norms compute this
-    differently.
+    """Computes fused norms as `(x - mean) scale + shift`, as `NormNeuron` documents. PyTorch's norms use another
+    formula, whose results have other rounding errors.
     """
 
     def of(self: Normalisation, x: Tensor) -> Tensor:
