@@ -753,7 +753,7 @@ def _differences(actual: Values, expected: Values, dtype: torch.dtype) -> Iterat
             present = gradient if expected_gradient is None else expected_gradient
             assert present is not None
             if bool((present != 0).any()):
-                yield f"the gradient of {name} is {'absent' if gradient is None else 'there'}, not so in the loop"
+                yield f"the gradient of {name} is None {'in kernels' if gradient is None else 'in the loop'} only"
             continue
         # Kernels multiply by an infinite derivative of a parameter before the sum over elements, and the loop
         # multiplies after the sum. So a gradient that is infinite in the loop may be NaN in kernels. Where gradients

@@ -88,7 +88,7 @@ def expected_results(num_steps: int) -> list[Tensor]:
     network.first.backend = network.second.backend = "torch"
     with torch.no_grad():
         results = network(inputs(num_steps), *initial())
-    assert results[0].unique().numel() > 2, "the outputs say nothing"
+    assert results[0].unique().numel() > 2, "the outputs have too few distinct values"
     return list(results)
 
 
@@ -177,7 +177,7 @@ def test_recurrent_layers_export_with_torch_scan(
         monkeypatch.delenv("FLEXSN_HOP_LOWERING")
         path = str(tmp_path / "recurrent.pt2")
         torch._inductor.aoti_compile_and_package(exported, package_path=path, inductor_configs=QUICKLY)
-    assert 0 < states[0].mean() < 1, "the spikes that come back"
+    assert 0 < states[0].mean() < 1, "all recurrent spikes are equal"
     torch.save([x, start], tmp_path / "sequence.pt")
     alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     subprocess.run([sys.executable, "-c", RECURRENT_ALONE], cwd=tmp_path, env=alone, check=True)
@@ -201,7 +201,7 @@ PROGRAM = """
 
 #include <cstdio>
 
-// Takes network.pt2, a file with the input's bytes, and one to write the results' bytes to, one after the other.
+// Arguments: network.pt2, a file with the bytes of the input, and a file for the bytes of the results, in order.
 int main(int, char** arguments) {
     torch::inductor::AOTIModelPackageLoader network(arguments[1]);
     const int64_t steps = 9, batch = 3;

@@ -84,7 +84,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     kernel.
     """
     if why_no_nvrtc() is not None:
-        pytest.skip("NVRTC is not there: a build of torch without CUDA")
+        pytest.skip("NVRTC is missing, because torch was built without CUDA")
     directions: list[str] = []
     original = Loops.kernel
 
@@ -137,7 +137,7 @@ def test_preferred_division(monkeypatch: pytest.MonkeyPatch, interpreted: None) 
         for rows in (128, 600):
             many = dataclasses.replace(loop, num_rows=rows)
             divisions[over.direction, rows] = next(_clusters.clusters_for(many, 132, from_zero=over.from_zero), None)
-        raise NotOneLaunchError("its divisions are looked at")
+        raise NotOneLaunchError("this test only lists divisions")
 
     monkeypatch.setattr(Loops, "kernel", kernel)
     core = made(RLIF, 256, Powers(), torch.float32)

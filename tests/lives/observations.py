@@ -72,7 +72,7 @@ def observe(life: Life) -> Seen:
             if isinstance(value, Recording):
                 values[f"{name}.hook"] = list(value.log)
         attributes = ((key, value) for key, value in vars(module).items() if key not in _OWN)
-        values[f"{name}: left behind by traces"] = [at for key, value in attributes for at in traces_in(value, key)]
+        values[f"{name}: remains of traces"] = [at for key, value in attributes for at in traces_in(value, key)]
     values["states"] = {name: list(states) for name, states in get_states(life.net).items()}
     values["keys"] = list(life.net.state_dict())
     for i, monitor in enumerate(life.monitors):
@@ -124,19 +124,19 @@ def difference(
         noise = Noise(max(_gradients_in(loop, place), default=0.0), rounded)
     if isinstance(loop, Mapping) and isinstance(compiled, Mapping):
         if list(loop) != list(compiled):
-            return f"{place}: the loop has {list(loop)}, the compiled one {list(compiled)}"
+            return f"{place}: the loop has {list(loop)}, the compiled twin has {list(compiled)}"
         parts = ((key, loop[key], compiled[key]) for key in loop)
         return _first(((a, b, f"{place} {key}".strip()) for key, a, b in parts), noise)
     if isinstance(loop, list | tuple) and isinstance(compiled, list | tuple):
         if len(loop) != len(compiled):
-            return f"{place}: the loop has {len(loop)}, the compiled one {len(compiled)} of them"
+            return f"{place}: the loop has {len(loop)} values, the compiled twin has {len(compiled)}"
         pairs = enumerate(zip(loop, compiled, strict=True))
         return _first(((a, b, f"{place}[{i}]") for i, (a, b) in pairs), noise)
     if isinstance(loop, Tensor) and isinstance(compiled, Tensor):
         return _tensors_differ(loop, compiled, place, noise)
     if loop is compiled or (type(loop) is type(compiled) and loop == compiled):
         return None
-    return f"{place}: the loop has {_short(loop)}, the compiled one {_short(compiled)}"
+    return f"{place}: the loop has {_short(loop)}, the compiled twin has {_short(compiled)}"
 
 
 def _gradients_in(values: Any, place: str) -> Iterator[float]:
@@ -170,7 +170,7 @@ def _tensors_differ(loop: Tensor, compiled: Tensor, place: str, noise: Noise) ->
         ("strides", _strides(loop), _strides(compiled)),
     ):
         if a != b:
-            return f"{place}: {what} is {a} in the loop, {b} in the compiled one"
+            return f"{place}: {what} is {a} in the loop, {b} in the compiled twin"
     one, other = loop.detach(), compiled.detach()
     if torch.equal(one, other):
         return None
@@ -184,7 +184,7 @@ def _tensors_differ(loop: Tensor, compiled: Tensor, place: str, noise: Noise) ->
         apart = _COUNTED * float(one.abs().max())
     if torch.allclose(one, other, rtol=0, atol=apart, equal_nan=True):
         return None
-    return f"{place}: {one.flatten()[:12].tolist()} in the loop, {other.flatten()[:12].tolist()} in the compiled one"
+    return f"{place}: {one.flatten()[:12].tolist()} in the loop, {other.flatten()[:12].tolist()} in the compiled twin"
 
 
 def _strides(tensor: Tensor) -> tuple[int, ...] | None:

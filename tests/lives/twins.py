@@ -72,7 +72,7 @@ class Twins:
         self.plan = plan
         self.program: Program = []
         self.loop, self.compiled = Life(plan, compiled=False), Life(plan, compiled=True)
-        self._compare("at birth", {}, {})
+        self._compare("at the start", {}, {})
 
     def act(self, name: str, **arguments: Any) -> None:
         """Performs an act in both lives.
@@ -100,7 +100,7 @@ class Twins:
             self._heal()
             loop, compiled = {}, {}
         elif any(failed):
-            raise self._difference(f"the loop {_said(loop)}, the compiled one {_said(compiled)}", loop, compiled)
+            raise self._difference(f"the loop {_said(loop)}, the compiled twin {_said(compiled)}", loop, compiled)
         else:
             self.counts[name] += 1
         assert not isinstance(loop, Exception)
