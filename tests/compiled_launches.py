@@ -46,10 +46,10 @@ class Driver:
         return TARGET
 
 
-class Here(KernelLowering):
+class TritonOnCpu(KernelLowering):
     """A lowering that launches Triton kernels for tensors on the CPU."""
 
-    name = "here"
+    name = "triton_on_cpu"
 
     def why_unavailable(self, flat_args: Sequence[Any]) -> str | None:
         return None
@@ -58,14 +58,14 @@ class Here(KernelLowering):
 class Launch:
     """A stand-in for a compiled kernel that records its launch."""
 
-    made: ClassVar[list[tuple[str, list[Any]]]] = []
+    launches: ClassVar[list[tuple[str, list[Any]]]] = []
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def run(self, *arguments: Any, stream: int) -> None:
-        described = [list(a.stride()) if isinstance(a, Tensor) else a for a in arguments]
-        Launch.made.append((self.name.rsplit("_", 1)[0], described))
+        descriptions = [list(a.stride()) if isinstance(a, Tensor) else a for a in arguments]
+        Launch.launches.append((self.name.rsplit("_", 1)[0], descriptions))
 
 
 def train(run: Callable[..., Any], leaves: Sequence[Tensor], *arguments: Tensor) -> list[str]:
@@ -77,15 +77,15 @@ def train(run: Callable[..., Any], leaves: Sequence[Tensor], *arguments: Tensor)
     return run_and_get_code(step)[1]
 
 
-def network(p: Any, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
+def run_network(p: Any, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
     spikes, *last = flex_sn_scan_final_state(p.core, *p.counts, 2.0 * torch.relu(x), *states)
     return (0.5 * spikes, *last)
 
 
-def direct() -> dict[str, Any]:
+def check_direct_launches() -> dict[str, Any]:
     """Compiles a network with layers around its neurons, for static shapes. Counts launches, loops and warnings."""
     p = problem(CASES[8], 20, (4, 6))
-    run = torch.compile(partial(network, p), fullgraph=True, dynamic=False)
+    run = torch.compile(partial(run_network, p), fullgraph=True, dynamic=False)
     # torch warns if it cannot determine which arguments a kernel writes to. It then assumes that the kernel writes to
     # all of them.
     analyse = triton_kernel_wrap.generate_ttir
@@ -95,7 +95,7 @@ def direct() -> dict[str, Any]:
     ):
         codes = train(run, p.leaves, *p.inputs, *p.states)
     return {
-        "rests": has_rests(codes),
+        "rests": find_rests(codes),
         "launches": [len(re.findall(r"scan_\w+\.run\(", code)) for code in codes],
         "loops": sum("run_scan" in code for code in codes),
         "warnings": warning.call_count,
@@ -103,7 +103,7 @@ def direct() -> dict[str, Any]:
     }
 
 
-def dynamic() -> list[int]:
+def count_graphs() -> list[int]:
     """Runs a compiled scan for several lengths and batch sizes. Counts the compiled graphs after each run."""
     counts = []
     counter = CompileCounterWithBackend("inductor")
@@ -121,36 +121,38 @@ def dynamic() -> list[int]:
     return counts
 
 
-def rests(*lengths: int) -> list[bool]:
+def find_rests_of_lengths(*lengths: int) -> list[bool]:
     """Compiles one network with scans of these lengths. Returns, for the forward and for the backward, True if a kernel
     handles steps after the last full chunk.
     """
     problems = [problem(CASES[1], steps, (4, 6)) for steps in lengths]
     arguments = [(*p.inputs, *p.states) for p in problems]
 
-    def together(*flat: Tensor) -> list[Tensor]:
+    def run_all(*flat: Tensor) -> list[Tensor]:
         tensors = iter(flat)
-        parts = (network(p, *(next(tensors) for _ in own)) for p, own in zip(problems, arguments, strict=True))
-        return [result for part in parts for result in part]
+        results_by_scan = (
+            run_network(p, *(next(tensors) for _ in own)) for p, own in zip(problems, arguments, strict=True)
+        )
+        return [result for results in results_by_scan for result in results]
 
-    run = torch.compile(together, fullgraph=True, dynamic=False)
-    return has_rests(train(run, [leaf for p in problems for leaf in p.leaves], *(t for own in arguments for t in own)))
+    run = torch.compile(run_all, fullgraph=True, dynamic=False)
+    return find_rests(train(run, [leaf for p in problems for leaf in p.leaves], *(t for own in arguments for t in own)))
 
 
-def has_rests(codes: Sequence[str]) -> list[bool]:
+def find_rests(codes: Sequence[str]) -> list[bool]:
     """Returns True for each code that handles steps after the last full chunk."""
     return ["left > 0" in code or "chunks * 8, T" in code for code in codes]
 
 
-def rows() -> list[tuple[str, list[Any]]]:
+def list_launches_of_rows() -> list[tuple[str, list[Any]]]:
     """Returns the launches for a step that is so large that each instance of a kernel processes several rows."""
     p = problem(next(case for case in CASES if case.name == "plif_channel"), 2, (16384, 64))
-    begun = len(Launch.made)
-    train(torch.compile(partial(network, p), fullgraph=True, dynamic=False), p.leaves, *p.inputs, *p.states)
-    return Launch.made[begun:]
+    previous_count = len(Launch.launches)
+    train(torch.compile(partial(run_network, p), fullgraph=True, dynamic=False), p.leaves, *p.inputs, *p.states)
+    return Launch.launches[previous_count:]
 
 
-def channels_last() -> dict[str, Any]:
+def check_channels_last() -> dict[str, Any]:
     """Compiles a network: a convolution, a norm, LIF neurons, another convolution, and other LIF neurons. Returns the
     launches, which contain the strides of the scans' tensors, and the copies that only change a layout.
     """
@@ -170,15 +172,15 @@ def channels_last() -> dict[str, Any]:
         return (lif(layers[2](first.flatten(0, 1)), x),)
 
     run = torch.compile(block, fullgraph=True, dynamic=False)
-    begun = len(Launch.made)
+    previous_count = len(Launch.launches)
     x = torch.randn(10, 3, 6, 8).contiguous(memory_format=torch.channels_last).unflatten(0, (5, 2))
     codes = train(run, list(layers.parameters()), x)
     # Names of copies that change a layout, including copies that are fused with other operations.
     copies = [re.findall(r"cpp_fused_\w*(?:clone|contiguous)\w*(?= =)", code) for code in codes]
-    return {"launches": Launch.made[begun:], "copies": copies}
+    return {"launches": Launch.launches[previous_count:], "copies": copies}
 
 
-def inexact() -> dict[str, int]:
+def count_inexact_instructions() -> dict[str, int]:
     """Builds a kernel with different options. Counts, for each build, the instructions that fuse a product and a sum,
     or that flush subnormal numbers to zero.
 
@@ -212,7 +214,7 @@ def inexact() -> dict[str, int]:
 
 def main() -> None:
     triton.runtime.driver.set_active(Driver())
-    register_scan_lowering(Here(on_cpu="triton"), before=KernelLowering.name)
+    register_scan_lowering(TritonOnCpu(on_cpu="triton"), before=KernelLowering.name)
     with (
         mock.patch.object(AsyncCompile, "triton", lambda self, name, source, device_str: Launch(name)),
         mock.patch.object(flexsn_codegen.targets.triton._launcher, "_single_device", return_value=True),
@@ -223,12 +225,12 @@ def main() -> None:
         torch._inductor.config.patch(fx_graph_cache=False, compile_threads=1),
     ):
         report = {
-            "direct": direct(),
-            "dynamic": dynamic(),
-            "rests": rests(4, 16),
-            "rows": rows(),
-            "channels_last": channels_last(),
-            "inexact": inexact(),
+            "direct": check_direct_launches(),
+            "dynamic": count_graphs(),
+            "rests": find_rests_of_lengths(4, 16),
+            "rows": list_launches_of_rows(),
+            "channels_last": check_channels_last(),
+            "inexact": count_inexact_instructions(),
         }
     print(json.dumps(report))
 

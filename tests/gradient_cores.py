@@ -220,13 +220,13 @@ class Spike(torch.autograd.Function):
         h, threshold = ctx.saved_tensors
         slope = 1.0 / (1.0 + (h - threshold).abs()) ** 2
         gradient = grads[0] * slope
-        of_threshold = -gradient
-        while of_threshold.dim() > threshold.dim():
-            of_threshold = of_threshold.sum(0)
+        threshold_gradient = -gradient
+        while threshold_gradient.dim() > threshold.dim():
+            threshold_gradient = threshold_gradient.sum(0)
         for d, size in enumerate(threshold.shape):
             if size == 1:
-                of_threshold = of_threshold.sum(d, keepdim=True)
-        return gradient, of_threshold
+                threshold_gradient = threshold_gradient.sum(d, keepdim=True)
+        return gradient, threshold_gradient
 
 
 FUNCTIONS = {
@@ -420,20 +420,20 @@ class _Writer:
         self.varying: list[str] = []
         self.count = 0
 
-    def new(self) -> str:
+    def make_name(self) -> str:
         self.count += 1
         return f"t{self.count}"
 
     def pick(self, choices: Sequence[str]) -> str:
         return self.random.choice(list(choices))
 
-    def other(self, shape: str) -> str:
+    def pick_other(self, shape: str) -> str:
         """Returns a value computed from captured tensors. It broadcasts to `shape` if there is such a value."""
-        fits = [n for n, s in self.fixed.items() if s in (shape, "one") or (shape == FULL and s != "rows")]
-        return self.pick(fits) if fits else self.pick([n for n, s in self.fixed.items()])
+        fitting = [n for n, s in self.fixed.items() if s in (shape, "one") or (shape == FULL and s != "rows")]
+        return self.pick(fitting) if fitting else self.pick([n for n, s in self.fixed.items()])
 
     def define(self, expression: str, shape: str, *, owned: bool = False) -> str:
-        name = self.new()
+        name = self.make_name()
         if self.random.random() < 0.1:
             self.lines += ["with torch.no_grad():", f"    {name} = {expression}"]
         else:
@@ -443,23 +443,23 @@ class _Writer:
             self.owned.add(name)
         return name
 
-    def fixed_line(self) -> None:
+    def add_fixed_line(self) -> None:
         r = self.random.random()
         a = self.pick(list(self.fixed))
         shape = self.fixed[a]
-        b = self.other(shape)
-        many = shape != "one"
+        b = self.pick_other(shape)
+        has_elements = shape != "one"
         if r < 0.18:
             self.define(self.pick(UNARY).format(a), shape)
         elif r < 0.28:
             self.define(self.pick(BINARY).format(a, b), shape)
-        elif r < 0.36 and many:
+        elif r < 0.36 and has_elements:
             self.define(self.pick(MIXING).format(a), shape)
         elif r < 0.42:
             self.define(self.pick(REDUCING).format(a), "one")
         elif r < 0.54:
-            same = self.pick([n for n, s in self.fixed.items() if s == shape])
-            self.define(self.pick(APPLIED).format(a, same), shape)
+            other = self.pick([n for n, s in self.fixed.items() if s == shape])
+            self.define(self.pick(APPLIED).format(a, other), shape)
         elif r < 0.64:
             self.define(self.pick(COPIES).format(a), shape, owned=True)
         elif r < 0.70 and shape in ("rows", FULL):
@@ -470,36 +470,36 @@ class _Writer:
             a = self.pick(sorted(self.owned))
             shape = self.fixed[a]
             choices = IN_PLACE + (IN_PLACE_PARTS if shape != "one" else ())
-            self.lines.append(self.pick(choices).format(a, self.other(shape)))
+            self.lines.append(self.pick(choices).format(a, self.pick_other(shape)))
 
-    def mixable(self) -> str:
-        fits = [n for n, s in self.fixed.items() if s != "rows"]
+    def pick_mixable(self) -> str:
+        fitting = [n for n, s in self.fixed.items() if s != "rows"]
         # The last four values are chosen more often.
-        return self.random.choice(fits[-4:] + fits) if fits else "x0"
+        return self.random.choice(fitting[-4:] + fitting) if fitting else "x0"
 
-    def varying_line(self) -> None:
+    def add_varying_line(self) -> None:
         r = self.random.random()
         a = self.pick(self.varying)
-        name = self.new()
+        name = self.make_name()
         if r < 0.3:
             self.lines.append(f"{name} = {self.pick(VARYING).format(a)}")
         elif r < 0.6:
-            other = self.pick((self.mixable(), self.pick(self.varying)))
+            other = self.pick((self.pick_mixable(), self.pick(self.varying)))
             self.lines.append(f"{name} = {self.pick(BINARY).format(a, other)}")
         elif r < 0.7:
             self.lines.append(f"{name} = Spike.apply({a}, {self.mixable()})")
         elif r < 0.8:
             self.lines.append(f"{name} = {a}")
-            self.lines.append(self.pick(VARYING_IN_PLACE).format(name, self.mixable()))
+            self.lines.append(self.pick(VARYING_IN_PLACE).format(name, self.pick_mixable()))
         elif r < 0.9:
-            which = self.random.randint(0, 1)
-            self.lines.append(f"{name} = SumAndDifference.apply({a}, {self.pick(self.varying)})[{which}]")
+            index = self.random.randint(0, 1)
+            self.lines.append(f"{name} = SumAndDifference.apply({a}, {self.pick(self.varying)})[{index}]")
         else:
             owned = [n for n in self.owned if self.fixed[n] == FULL]
             if owned:
                 target = self.pick(sorted(owned))
-                written = self.pick(("{0}.add_({1})", "{0}.mul_({1})", "{0}.copy_({1})", "{0} += {1}"))
-                self.lines.append(written.format(target, a))
+                template = self.pick(("{0}.add_({1})", "{0}.mul_({1})", "{0}.copy_({1})", "{0} += {1}"))
+                self.lines.append(template.format(target, a))
                 self.lines.append(f"{name} = {target} * 0.5")
             else:
                 self.lines.append(f"{name} = {a} + {self.mixable()}")
@@ -516,8 +516,8 @@ def random_core(seed: int) -> Core:
     derived: dict[str, str] = {}
     for i, (name, shape) in enumerate(list(parameters.items())):
         if rng.random() < 0.25:
-            made = rng.choice(["{0} * 1.5", "{0}.abs().sqrt()", "{0}.view(-1).view({0}.shape)", "{0}.data"])
-            derived[f"d{i}"] = made.format(name)
+            template = rng.choice(["{0} * 1.5", "{0}.abs().sqrt()", "{0}.view(-1).view({0}.shape)", "{0}.data"])
+            derived[f"d{i}"] = template.format(name)
             w.fixed[f"d{i}"] = shape
     w.fixed |= parameters
     w.captured = list(w.fixed)
@@ -525,16 +525,16 @@ def random_core(seed: int) -> Core:
     states = [f"v{i}" for i in range(num_states)]
     w.varying = [*inputs, *states]
     for _ in range(rng.randint(2, 8)):
-        w.fixed_line()
-    first = f"h = {' + '.join(inputs)} + " + " + ".join(f"0.5 * {s}" for s in states)
-    w.lines.append(first)
+        w.add_fixed_line()
+    charge_line = f"h = {' + '.join(inputs)} + " + " + ".join(f"0.5 * {s}" for s in states)
+    w.lines.append(charge_line)
     w.varying.append("h")
     w.lines.append(f"g = h * {w.mixable()}")
     w.varying.append("g")
     for _ in range(rng.randint(1, 6)):
-        (w.varying_line if rng.random() < 0.7 else w.fixed_line)()
-    late = w.varying[num_inputs:]
-    returned = [rng.choice(late[-3:] + late) for _ in range(num_outputs + num_states)]
+        (w.add_varying_line if rng.random() < 0.7 else w.add_fixed_line)()
+    late_values = w.varying[num_inputs:]
+    returned = [rng.choice(late_values[-3:] + late_values) for _ in range(num_outputs + num_states)]
     bounded = [n if n in states and rng.random() < 0.5 else f"{n} / (1.0 + {n}.abs())" for n in returned]
     if rng.random() < 0.15:
         bounded[-1] = f"({bounded[-1]}).detach()"
@@ -566,7 +566,7 @@ def random_core(seed: int) -> Core:
     return core
 
 
-def numbers(shape: Sequence[int], seed: int, dtype: torch.dtype, device: str) -> Tensor:
+def draw(shape: Sequence[int], seed: int, dtype: torch.dtype, device: str) -> Tensor:
     """Draws random values. Some of them are 0, where some functions have an infinite derivative."""
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(tuple(shape), generator=generator, dtype=torch.float64)
@@ -593,28 +593,28 @@ def build(core: Core, dtype: torch.dtype, device: str) -> Built:
     """Builds the function of a core and its parameters."""
     namespace: dict[str, Any] = {"torch": torch, "k0": 0.75, **FUNCTIONS}
     parameters = {
-        name: numbers(SHAPES[shape], 40 + i, dtype, device).requires_grad_()
+        name: draw(SHAPES[shape], 40 + i, dtype, device).requires_grad_()
         for i, (name, shape) in enumerate(core.parameters.items())
     }
     namespace |= parameters
     file = f"<core {id(core)}>"
     linecache.cache[file] = (len(core.source), None, core.source.splitlines(keepends=True), file)
     exec(compile(core.source, file, "exec"), namespace)
-    written = namespace["core"]
+    core_function = namespace["core"]
     if core.place is None:
-        return Built(written, namespace, parameters, lambda new: None)
-    first, assign = PLACES[core.place](0.25)
+        return Built(core_function, namespace, parameters, lambda new: None)
+    place_core, assign = PLACES[core.place](0.25)
     num_inputs = core.counts[0]
 
     def function(*arguments: Tensor) -> Any:
-        charged, _ = first(arguments[0], arguments[num_inputs])
-        return written(charged / (1.0 + charged.abs()), *arguments[1:])
+        charged, _ = place_core(arguments[0], arguments[num_inputs])
+        return core_function(charged / (1.0 + charged.abs()), *arguments[1:])
 
     return Built(function, namespace, parameters, assign)
 
 
 @contextmanager
-def _restored() -> Iterator[None]:
+def _restoring_globals() -> Iterator[None]:
     """Removes the global variables and hooks of a place when the block ends."""
     hooks = dict(torch.nn.modules.module._global_forward_hooks)
     try:
@@ -653,7 +653,7 @@ def compare(
     on_cpu: TargetName = "triton",
 ) -> Outcome:
     """Makes the calls with the loop and with compiled kernels, and compares the results."""
-    with _restored():
+    with _restoring_globals():
         return _compare(core, dtype, device, residuals, on_cpu)
 
 
@@ -678,14 +678,14 @@ def _compare(core: Core, dtype: torch.dtype, device: str, residuals: str, on_cpu
             outcome.no_core += 1
             continue
         actual = _run(core, call, function, parameters, program, dtype, device)
-        named = isinstance(actual, UnsupportedOpError) and actual.location is not None
+        is_named = isinstance(actual, UnsupportedOpError) and actual.location is not None
         # In a sequence without steps, the loop does not reach the operations that torch refuses in every step.
-        if named or (isinstance(actual, TorchError) and call.steps == 0 and " at <core" in str(actual)):
+        if is_named or (isinstance(actual, TorchError) and call.steps == 0 and " at <core" in str(actual)):
             outcome.refused.append(f"call {number}: {type(actual).__name__}: {actual}")
         elif isinstance(actual, Exception):
             outcome.broken.append(f"call {number}: {type(actual).__name__}: {actual}")
         else:
-            differences = list(_differences(actual, expected, dtype))
+            differences = list(_find_differences(actual, expected, dtype))
             if differences:
                 outcome.different.append(f"call {number} {call}: {'; '.join(differences)}")
             outcome.same += not differences
@@ -708,12 +708,12 @@ def _run(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         shapes = [(call.steps, *STEP)] * num_inputs + [STEP] * num_states
-        raw = [numbers(s, i, dtype, device) for i, s in enumerate(shapes)]
-        for t, requires_grad in zip(raw, call.leaves, strict=True):
+        leaf_arguments = [draw(s, i, dtype, device) for i, s in enumerate(shapes)]
+        for t, requires_grad in zip(leaf_arguments, call.leaves, strict=True):
             t.requires_grad_(requires_grad)
         # The computation before the scan has an infinite derivative at 0.
-        arguments = [t.relu().sqrt() + t.clamp(max=0.0) if i == 0 else t * 1.0 for i, t in enumerate(raw)]
-        leaves = {f"argument {i}": t for i, t in enumerate(raw)} | parameters
+        arguments = [t.relu().sqrt() + t.clamp(max=0.0) if i == 0 else t * 1.0 for i, t in enumerate(leaf_arguments)]
+        leaves = {f"argument {i}": t for i, t in enumerate(leaf_arguments)} | parameters
         modes = {"grad": torch.enable_grad, "no_grad": torch.no_grad, "inference": torch.inference_mode}
         try:
             with modes[call.mode]():
@@ -724,11 +724,11 @@ def _run(
                 else:
                     results = scan(*prepare(program, arguments), state_seqs=call.state_seqs)
             required = {name: t for name, t in leaves.items() if t.requires_grad}
-            in_loss = [i for i, there in enumerate(call.in_loss) if there and results[i].requires_grad]
+            in_loss = [i for i, is_used in enumerate(call.in_loss) if is_used and results[i].requires_grad]
             roots = [results[i] for i in in_loss]
             grads: dict[str, Tensor | None] = dict.fromkeys(required)
             if roots and required:
-                weights = [numbers(results[i].shape, 70 + i, dtype, device) for i in in_loss]
+                weights = [draw(results[i].shape, 70 + i, dtype, device) for i in in_loss]
                 gradients = torch.autograd.grad(
                     roots, list(required.values()), weights, allow_unused=True, retain_graph=True
                 )
@@ -738,7 +738,7 @@ def _run(
             return error
 
 
-def _differences(actual: Values, expected: Values, dtype: torch.dtype) -> Iterator[str]:
+def _find_differences(actual: Values, expected: Values, dtype: torch.dtype) -> Iterator[str]:
     tolerance = {torch.float64: 1e-9, torch.float32: 1e-4}[dtype]
     for i, (a, b) in enumerate(zip(actual[0], expected[0], strict=True)):
         if a.dtype != b.dtype or a.shape != b.shape:
@@ -758,14 +758,12 @@ def _differences(actual: Values, expected: Values, dtype: torch.dtype) -> Iterat
         # Kernels multiply by an infinite derivative of a parameter before the sum over elements, and the loop
         # multiplies after the sum. So a gradient that is infinite in the loop may be NaN in kernels. Where gradients
         # are not finite, their values are not compared.
-        numbers_there = expected_gradient.isfinite()
-        scale = tolerance * max(
-            1.0, float(expected_gradient[numbers_there].abs().max()) if numbers_there.any() else 1.0
+        is_finite = expected_gradient.isfinite()
+        scale = tolerance * max(1.0, float(expected_gradient[is_finite].abs().max()) if is_finite.any() else 1.0)
+        are_equal = torch.equal(gradient.isfinite(), is_finite) and torch.allclose(
+            gradient[is_finite], expected_gradient[is_finite], rtol=tolerance, atol=scale
         )
-        same = torch.equal(gradient.isfinite(), numbers_there) and torch.allclose(
-            gradient[numbers_there], expected_gradient[numbers_there], rtol=tolerance, atol=scale
-        )
-        if gradient.dtype != expected_gradient.dtype or not same:
+        if gradient.dtype != expected_gradient.dtype or not are_equal:
             texts = [t.flatten()[:6].tolist() for t in (gradient, expected_gradient)]
             yield f"the gradient of {name} is {texts[0]}, in the loop {texts[1]}"
 

@@ -8,14 +8,14 @@ from recurrent_cores import Cell, Matrix
 from torch import Tensor
 
 
-class Alone(Cell):
+class WithoutMatrix(Cell):
     """Base of cores without a matrix."""
 
     def build(self, size: int, matrix: Matrix) -> None:
         pass
 
 
-class Lateral(Alone):
+class Lateral(WithoutMatrix):
     """A core in which the mean of a row inhibits each neuron of this row."""
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
@@ -23,19 +23,19 @@ class Lateral(Alone):
         return self.lif(x - s.mean(-1, keepdim=True), s, h - h.mean(-1, keepdim=True) / 2)
 
 
-class Winner(Alone):
+class Winner(WithoutMatrix):
     """A core in which only the neurons with the largest value of their row can spike. If several neurons have this
     value, all of them can spike. The maximum has a gradient.
     """
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         h = v + (x - v) / 2
-        most = h.amax(-1, keepdim=True)
-        s = self.spike(h - 0.5) * (h >= most)
-        return s, s, h * (1 - s) - most / 8
+        largest = h.amax(-1, keepdim=True)
+        s = self.spike(h - 0.5) * (h >= largest)
+        return s, s, h * (1 - s) - largest / 8
 
 
-class Least(Alone):
+class Least(WithoutMatrix):
     """A core that uses the minimum and the maximum over each row. Both come from one `aminmax` of a sum."""
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
@@ -44,22 +44,22 @@ class Least(Alone):
         return self.lif(x - low / 4, s, h - high / 4)
 
 
-class First(Alone):
+class First(WithoutMatrix):
     """A core in which only one neuron of each row can spike: the first neuron with the largest value. This value
     inhibits all neurons of the row except the smallest one.
     """
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         h = v + (x - v) / 2
-        most, winner = h.max(-1, keepdim=True)
-        wins = F.one_hot(winner.squeeze(-1), h.shape[-1]).to(h.dtype)
-        s = self.spike(h - 0.5) * wins
-        low, place = torch.min(h, dim=-1)
+        largest, winner = h.max(-1, keepdim=True)
+        is_winner = F.one_hot(winner.squeeze(-1), h.shape[-1]).to(h.dtype)
+        s = self.spike(h - 0.5) * is_winner
+        low, index = torch.min(h, dim=-1)
         least = torch.arange(h.shape[-1], device=h.device) == h.argmin(-1, keepdim=True)
-        return s, s, torch.where(least, h / 2, h * (1 - s) - most / 8) + (low * (place > 2)).unsqueeze(-1) / 16
+        return s, s, torch.where(least, h / 2, h * (1 - s) - largest / 8) + (low * (index > 2)).unsqueeze(-1) / 16
 
 
-class Soft(Alone):
+class Soft(WithoutMatrix):
     """A core that multiplies its input by a softmax over the neurons of a row."""
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
@@ -96,8 +96,10 @@ class ExciteInhibit(Cell):
     """Excitatory neurons and a smaller number of inhibitory neurons, which are inhibited by their own mean."""
 
     def build(self, size: int, matrix: Matrix) -> None:
-        less = size // 3
-        self.to_inhibitory, self.back = (torch.nn.Parameter(matrix(*s)) for s in ((less, size), (size, less)))
+        num_inhibitory = size // 3
+        self.to_inhibitory, self.back = (
+            torch.nn.Parameter(matrix(*s)) for s in ((num_inhibitory, size), (size, num_inhibitory))
+        )
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         drive = F.linear(s, self.to_inhibitory)
@@ -105,7 +107,7 @@ class ExciteInhibit(Cell):
         return self.lif(x - F.linear(inhibition, self.back), s, v)
 
 
-class Deviating(Alone):
+class Deviating(WithoutMatrix):
     """A core that uses a standard deviation, a norm and a `logsumexp` over the neurons of a row."""
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
@@ -114,7 +116,7 @@ class Deviating(Alone):
         return self.lif(x / (1 + spread), s, h - torch.logsumexp(h, -1, keepdim=True) / 8)
 
 
-class Ahead(Alone):
+class Ahead(WithoutMatrix):
     """A core with a mean of only the input, a sum of only a state, and a mean that no later step needs."""
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:

@@ -24,15 +24,15 @@ class Act:
         arguments: strategies for the arguments, which are plain values.
         weight: frequency relative to other acts.
         when: function that returns True for lives in which the act has an effect.
-        alone: name of the argument that chooses a wrapper that changes no results; `None` without such an argument. The
-            loop runs without the wrapper.
+        wrapper: name of the argument that chooses a wrapper that changes no results; `None` if there is none. The loop
+            runs without the wrapper.
     """
 
     name: str
     perform: Perform
     arguments: dict[str, st.SearchStrategy[Any]]
     weight: int = 1
-    alone: str | None = None
+    wrapper: str | None = None
     when: Callable[[Life], bool] = lambda life: True
 
 
@@ -41,7 +41,7 @@ ACTS: dict[str, Act] = {}
 
 def act(
     weight: int = 1,
-    alone: str | None = None,
+    wrapper: str | None = None,
     when: Callable[[Life], bool] = lambda life: True,
     **arguments: st.SearchStrategy[Any],
 ) -> Callable[[Perform], Perform]:
@@ -49,7 +49,7 @@ def act(
 
     def register(perform: Perform) -> Perform:
         name = perform.__name__
-        ACTS[name] = Act(name, perform, arguments, weight, alone, when)
+        ACTS[name] = Act(name, perform, arguments, weight, wrapper, when)
         return perform
 
     return register
@@ -64,6 +64,6 @@ yes_or_no = st.booleans()
 def perform(name: str, life: Life, arguments: dict[str, Any]) -> dict[str, Any]:
     """Performs an act of the register. The loop runs without the wrapper of the act, which changes no results."""
     entry = ACTS[name]
-    if entry.alone is not None and not life.compiled:
-        arguments = {**arguments, entry.alone: None}
+    if entry.wrapper is not None and not life.compiled:
+        arguments = {**arguments, entry.wrapper: None}
     return entry.perform(life, **arguments)

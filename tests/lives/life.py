@@ -67,8 +67,8 @@ class Life:
         """
         for module in net.modules():
             if isinstance(module, FlexSN):
-                refused = self.backend == "triton" and module.step_mode == "s"
-                module.backend = "auto" if refused else self.backend
+                is_refused = self.backend == "triton" and module.step_mode == "s"
+                module.backend = "auto" if is_refused else self.backend
 
     @property
     def neurons(self) -> list[FlexSN]:
@@ -100,8 +100,8 @@ class Life:
         generator = torch.Generator().manual_seed(seed)
 
         def values(*shape: int) -> Tensor:
-            numbers = torch.randint(-4, 20, shape, generator=generator)
-            return (numbers / 8).to(self.dtype).to(self.plan.device)
+            integers = torch.randint(-4, 20, shape, generator=generator)
+            return (integers / 8).to(self.dtype).to(self.plan.device)
 
         if layout == "batch first":
             x = values(shape[1], shape[0], *shape[2:]).transpose(0, 1)
