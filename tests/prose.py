@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-KEPT = Path(__file__).with_name("prose_counts.json")
+STORED_COUNTS = Path(__file__).with_name("prose_counts.json")
 
 # Forbidden beginnings of docstrings, by the name of the rule.
 BEGINNINGS = {
@@ -108,12 +108,12 @@ def counts() -> dict[str, dict[str, int]]:
     counters: dict[str, Counter[str]] = {}
     for name, path in sources():
         counters.setdefault(name, Counter()).update(rule for rule, *_ in places(path.read_text(encoding="utf-8")))
-    return {name: {rule: every[rule] for rule in RULES} for name, every in counters.items()}
+    return {name: {rule: counter[rule] for rule in RULES} for name, counter in counters.items()}
 
 
 def main() -> None:
     if "--write" in sys.argv:
-        KEPT.write_text(json.dumps(counts(), indent=2) + "\n", encoding="utf-8")
+        STORED_COUNTS.write_text(json.dumps(counts(), indent=2) + "\n", encoding="utf-8")
         return
     for _, path in sources():
         for rule, line, text in places(path.read_text(encoding="utf-8")):

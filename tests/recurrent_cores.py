@@ -92,8 +92,8 @@ class OfMembrane(Cell):
     num_states = 1
 
     def forward(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        before = self.spike(v - 1)
-        h = v * 0.5 * (1 - before) + x + before @ self.v
+        spikes = self.spike(v - 1)
+        h = v * 0.5 * (1 - spikes) + x + spikes @ self.v
         return self.spike(h - 1), h
 
 
@@ -358,7 +358,7 @@ class LearnedDecay(Cell):
         return s, s, h - s * self.threshold
 
 
-_OF_ROWS: list[Callable[[Tensor, Tensor], Tensor]] = [
+_ROW_FUNCTIONS: list[Callable[[Tensor, Tensor], Tensor]] = [
     lambda a, b: a - b.mean(-1, keepdim=True),
     lambda a, b: a * b.softmax(-1),
     lambda a, b: a * 0.5 - b.amax(-1, keepdim=True),
@@ -389,25 +389,25 @@ class RandomCell(Cell):
         draw = random.Random(self._seed)
         size, values = self.size, [x, *states]
         for _ in range(draw.randint(4, 9)):
-            one, other = draw.choice(values), draw.choice(values)
+            first, second = draw.choice(values), draw.choice(values)
             kind = draw.choice(_KINDS)
             if kind == "linear":
-                new = F.linear(one, self.matrices[f"{size}_{size}"])
+                new = F.linear(first, self.matrices[f"{size}_{size}"])
             elif kind == "biased":
-                new = F.linear(one.tanh(), self.matrices[f"{size}_{size}"], self.biases[str(size)])
+                new = F.linear(first.tanh(), self.matrices[f"{size}_{size}"], self.biases[str(size)])
             elif kind == "twice":
-                between = F.linear(one, self.matrices[f"{size}_{size + 2}"])
+                between = F.linear(first, self.matrices[f"{size}_{size + 2}"])
                 scale = draw.choice([1.0, self.biases[str(size + 2)]])
                 new = F.linear(between * scale, self.matrices[f"{size + 2}_{size}"])
             elif kind == "split":
-                a, b = F.linear(one, self.matrices[f"{size}_{2 * size}"], self.biases[str(2 * size)]).chunk(2, -1)
-                new = a.sigmoid() * b + other * 0.25
+                a, b = F.linear(first, self.matrices[f"{size}_{2 * size}"], self.biases[str(2 * size)]).chunk(2, -1)
+                new = a.sigmoid() * b + second * 0.25
             elif kind == "rows":
-                new = draw.choice(_OF_ROWS)(one, other)
+                new = draw.choice(_ROW_FUNCTIONS)(first, second)
             elif kind == "pointwise":
-                new = one * 0.5 - other.sin() * self.biases[str(size)]
+                new = first * 0.5 - second.sin() * self.biases[str(size)]
             else:
-                new = self.spike(one - 0.5) * other
+                new = self.spike(first - 0.5) * second
             values.append(new)
         return tuple(v.tanh() for v in values[-1 - self.num_states :])
 
@@ -447,9 +447,9 @@ class Powers:
 
     def __call__(self, rows: int, columns: int) -> Tensor:
         generator = torch.Generator().manual_seed(self.seed + rows + 31 * columns)
-        places = torch.randperm(max(rows, columns), generator=generator)
+        order = torch.randperm(max(rows, columns), generator=generator)
         scales = 2.0 ** torch.randint(-2, 1, (max(rows, columns),), generator=generator)
-        matrix: Tensor = torch.diag(scales)[places][:rows, :columns].clone()
+        matrix: Tensor = torch.diag(scales)[order][:rows, :columns].clone()
         return matrix
 
 

@@ -64,12 +64,12 @@ STEP_FUNCTIONS: list[Step] = []
 def _step(
     num_states: int = 1, parameters: tuple[bool, ...] = (), exact_on_cpu: bool = True, functions: bool = False
 ) -> Callable[[Make], Make]:
-    def note(make: Make) -> Make:
+    def register(make: Make) -> Make:
         name = make.__name__.removeprefix("_")
         STEP_FUNCTIONS.append(Step(name, make, num_states, parameters, exact_on_cpu, functions))
         return make
 
-    return note
+    return register
 
 
 @_step()
@@ -381,47 +381,47 @@ def compare(
     core = step.make(spike, *parameters)
     arguments = [leaf((STEPS, *SHAPE), -0.5, 2.5), *(leaf(SHAPE, -0.3, 0.9) for _ in range(step.num_states))]
     counts = (1, step.num_states, 1)
-    ours = scan(*prepare(ScanProgram(core, *counts, on_cpu=on_cpu), tuple(arguments)), state_seqs=True)
-    eagers = eager_scan(core, *counts, *arguments)
-    weights = [((torch.rand(t.shape, generator=generator) - 0.4) / 64).to(t) for t in eagers]
+    actual = scan(*prepare(ScanProgram(core, *counts, on_cpu=on_cpu), tuple(arguments)), state_seqs=True)
+    expected = eager_scan(core, *counts, *arguments)
+    weights = [((torch.rand(t.shape, generator=generator) - 0.4) / 64).to(t) for t in expected]
     leaves = [*arguments, *parameters]
-    ours_grads = torch.autograd.grad(ours, leaves, weights)
-    eager_grads = torch.autograd.grad(eagers, leaves, weights)
-    pairs = list(zip(ours, eagers, strict=True))
+    actual_gradients = torch.autograd.grad(actual, leaves, weights)
+    expected_gradients = torch.autograd.grad(expected, leaves, weights)
+    pairs = list(zip(actual, expected, strict=True))
     count = len(arguments)
     return Outcome(
-        values=sum(t.numel() for t in eagers),
+        values=sum(t.numel() for t in expected),
         unequal=sum(int((ulp_distance(a, b).bool() | zero_signs_differ(a, b)).sum()) for a, b in pairs),
-        rate=(eagers[0] != 0).double().mean().item(),
+        rate=(expected[0] != 0).double().mean().item(),
         forward=max(_error(a, b, b.double().abs().max()) for a, b in pairs),
-        gradient=_gradient_error(ours_grads[:count], eager_grads[:count]) / _peak(spike),
+        gradient=_gradient_error(actual_gradients[:count], expected_gradients[:count]) / _peak(spike),
         parameter=max(
             (
                 _error(a, b, b.double().abs().max()) / math.sqrt(arguments[0].numel() / b.numel())
-                for a, b in zip(ours_grads[count:], eager_grads[count:], strict=True)
+                for a, b in zip(actual_gradients[count:], expected_gradients[count:], strict=True)
             ),
             default=0.0,
         ),
     )
 
 
-def _gradient_error(ours: Sequence[Tensor], eagers: Sequence[Tensor]) -> float:
+def _gradient_error(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     """Returns the error of the gradients of the input `[T, *step]` and the states `[*step]`, in units of eps times the
     largest gradient of the neuron.
     """
-    sizes = [g.double().abs() for g in eagers]
+    sizes = [g.double().abs() for g in expected]
     largest = torch.stack([sizes[0].amax(0), *sizes[1:]]).amax(0)
-    return max(_error(a, b, largest) for a, b in zip(ours, eagers, strict=True))
+    return max(_error(a, b, largest) for a, b in zip(actual, expected, strict=True))
 
 
-def _error(ours: Tensor, eagers: Tensor, size: Tensor) -> float:
+def _error(actual: Tensor, expected: Tensor, size: Tensor) -> float:
     """Returns the largest error of the elements, in units of eps times `size`. The error of an element is infinite if
     only one of the two values is infinite or NaN, and 0 if both values are the same infinity.
     """
-    assert ours.dtype == eagers.dtype
-    assert ours.shape == eagers.shape
-    distance = (ours.double() - eagers.double()).abs()
-    errors = torch.where(ours == eagers, 0.0, distance / (torch.finfo(eagers.dtype).eps * size))
+    assert actual.dtype == expected.dtype
+    assert actual.shape == expected.shape
+    distance = (actual.double() - expected.double()).abs()
+    errors = torch.where(actual == expected, 0.0, distance / (torch.finfo(expected.dtype).eps * size))
     return errors.nan_to_num(math.inf).max().item()
 
 
@@ -450,16 +450,16 @@ def check(combination: Combination, outcome: Outcome, device: str) -> str:
     step, _, dtype = combination
     exact = device == "cuda" or (step.exact_on_cpu and not (device == "cpp" and step.functions))
     limit = MAX_ERROR if exact else MAX_INEXACT
-    wrong = []
+    problems = []
     if outcome.unequal and exact:
-        wrong.append(f"{outcome.unequal} of {outcome.values} results have other bits")
+        problems.append(f"{outcome.unequal} of {outcome.values} results have other bits")
     if outcome.rate < 0.1:
-        wrong.append(f"only {outcome.rate:.0%} of the outputs are not 0")
-    for what in ("forward", "gradient", "parameter"):
-        error = getattr(outcome, what)
+        problems.append(f"only {outcome.rate:.0%} of the outputs are not 0")
+    for name in ("forward", "gradient", "parameter"):
+        error = getattr(outcome, name)
         if not error <= limit:
-            wrong.append(f"{what}: off by {error:.1f} times eps ({dtype})")
-    return "; ".join(wrong)
+            problems.append(f"{name}: off by {error:.1f} times eps ({dtype})")
+    return "; ".join(problems)
 
 
 def combinations() -> list[Combination]:

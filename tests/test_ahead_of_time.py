@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated"),
 ]
 
-STEPS, BATCH, MOST = 7, 3, 4
+STEPS, BATCH, LARGEST_INPUT = 7, 3, 4
 # Precompiled headers save time only from the second program on, but each of these tests compiles one program.
 ONCE = {"aot_inductor.precompile_headers": False}
 QUICKLY = {**ONCE, "aot_inductor.compile_wrapper_opt_level": "O0"}
@@ -46,7 +46,7 @@ class ThreeStates(nn.Module):
         with torch.no_grad():
             for parameter in (*self.conv.parameters(), *self.linear.parameters()):
                 parameter.normal_()
-        on_grid(self.conv, largest_input=MOST)
+        on_grid(self.conv, largest_input=LARGEST_INPUT)
         for name in ("weight", "bias"):
             remove_parametrizations(self.conv, name)
         on_grid(self.linear)
@@ -58,15 +58,17 @@ class ThreeStates(nn.Module):
         return self.linear(h.flatten(-3)), v, *rest
 
 
-def initial() -> tuple[Tensor, ...]:
+def make_states() -> tuple[Tensor, ...]:
     return tuple(torch.zeros(BATCH, 3, 4, 4) for _ in range(3))
 
 
-def inputs(num_steps: int) -> Tensor:
-    return torch.randint(-2, MOST + 1, (num_steps, BATCH, 1, 4, 4), generator=torch.Generator().manual_seed(1)).float()
+def make_inputs(num_steps: int) -> Tensor:
+    return torch.randint(
+        -2, LARGEST_INPUT + 1, (num_steps, BATCH, 1, 4, 4), generator=torch.Generator().manual_seed(1)
+    ).float()
 
 
-def compiled(network: nn.Module, arguments: tuple[Tensor, ...], path: Path, dynamic: bool) -> Path:
+def compile_network(network: nn.Module, arguments: tuple[Tensor, ...], path: Path, dynamic: bool) -> Path:
     """Compiles a program for the CPU into a file. If `dynamic` is True, the program accepts any number of steps."""
     shapes = None
     if dynamic:
@@ -80,19 +82,19 @@ def compiled(network: nn.Module, arguments: tuple[Tensor, ...], path: Path, dyna
 @pytest.fixture(scope="module")
 def package(compiler: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ahead")
-    return compiled(ThreeStates(), (inputs(STEPS), *initial()), folder / "network.pt2", dynamic=True)
+    return compile_network(ThreeStates(), (make_inputs(STEPS), *make_states()), folder / "network.pt2", dynamic=True)
 
 
-def expected_results(num_steps: int) -> list[Tensor]:
+def compute_expected_results(num_steps: int) -> list[Tensor]:
     network = ThreeStates()
     network.first.backend = network.second.backend = "torch"
     with torch.no_grad():
-        results = network(inputs(num_steps), *initial())
+        results = network(make_inputs(num_steps), *make_states())
     assert results[0].unique().numel() > 2, "the outputs have too few distinct values"
     return list(results)
 
 
-ALONE = """
+SCRIPT = """
 import torch
 import sys
 torch.set_num_threads(2)
@@ -118,12 +120,12 @@ def results(package: Path) -> Path:
     project.
     """
     folder = package.parent
-    torch.save([inputs(11), *initial()], folder / "sequence.pt")
-    frames = inputs(5)
-    torch.export.save(torch.export.export(ThreeStates("s"), (frames[0], *initial())), folder / "frame.pt2")
-    torch.save([frames, *initial()], folder / "frames.pt")
-    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    subprocess.run([sys.executable, "-c", ALONE], cwd=folder, env=alone, check=True)
+    torch.save([make_inputs(11), *make_states()], folder / "sequence.pt")
+    frames = make_inputs(5)
+    torch.export.save(torch.export.export(ThreeStates("s"), (frames[0], *make_states())), folder / "frame.pt2")
+    torch.save([frames, *make_states()], folder / "frames.pt")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run([sys.executable, "-c", SCRIPT], cwd=folder, env=environment, check=True)
     return folder
 
 
@@ -131,7 +133,7 @@ def test_torch_loader_runs_the_program(results: Path) -> None:
     """Runs two successive pieces of a sequence, and passes the states from one to the other. The lengths of the pieces
     differ from the length at compilation.
     """
-    for actual, expected in zip(torch.load(results / "of_sequence.pt"), expected_results(11), strict=True):
+    for actual, expected in zip(torch.load(results / "of_sequence.pt"), compute_expected_results(11), strict=True):
         assert torch.equal(actual, expected)
 
 
@@ -139,11 +141,11 @@ def test_program_runs_frame_by_frame(results: Path) -> None:
     """Checks that the exported program of a single step consists of torch's operators, and needs neither kernels nor
     this project.
     """
-    for actual, expected in zip(torch.load(results / "of_frames.pt"), expected_results(5), strict=True):
+    for actual, expected in zip(torch.load(results / "of_frames.pt"), compute_expected_results(5), strict=True):
         assert torch.equal(actual, expected)
 
 
-RECURRENT_ALONE = """
+RECURRENT_SCRIPT = """
 import torch
 import sys
 run = torch._inductor.aoti_load_package("recurrent.pt2")
@@ -179,8 +181,8 @@ def test_recurrent_layers_export_with_torch_scan(
         torch._inductor.aoti_compile_and_package(exported, package_path=path, inductor_configs=QUICKLY)
     assert 0 < states[0].mean() < 1, "all recurrent spikes are equal"
     torch.save([x, start], tmp_path / "sequence.pt")
-    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    subprocess.run([sys.executable, "-c", RECURRENT_ALONE], cwd=tmp_path, env=alone, check=True)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run([sys.executable, "-c", RECURRENT_SCRIPT], cwd=tmp_path, env=environment, check=True)
     for actual, expected in zip(torch.load(tmp_path / "of_sequence.pt"), [output, *states], strict=True):
         torch.testing.assert_close(actual, expected)
 
@@ -233,9 +235,9 @@ def test_cpp_program_runs_the_package(package: Path, tmp_path: Path) -> None:
     command += ["-ltorch_cuda", "-lc10_cuda"] if torch.cuda.is_available() else []
     built = subprocess.run(command, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
-    (tmp_path / "input").write_bytes(inputs(9).numpy().tobytes())
+    (tmp_path / "input").write_bytes(make_inputs(9).numpy().tobytes())
     arguments = [str(package), str(tmp_path / "input"), str(tmp_path / "results")]
     ran = subprocess.run([str(program), *arguments], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     results = (tmp_path / "results").read_bytes()
-    assert results == b"".join(expected.numpy().tobytes() for expected in expected_results(9))
+    assert results == b"".join(expected.numpy().tobytes() for expected in compute_expected_results(9))

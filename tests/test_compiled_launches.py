@@ -51,7 +51,9 @@ def test_graph_for_one_length_compiles_only_needed_code(results: Any) -> None:
 def test_large_steps_are_processed_by_rows(results: Any) -> None:
     (forward, _), (backward, arguments) = results["rows"]
     assert (forward, backward) == ("scan_forward", "scan_backward")
-    steps, elements, _, channels, _, rows, row, *grid = (each for each in arguments if not isinstance(each, list))
+    steps, elements, _, channels, _, rows, row, *grid = (
+        argument for argument in arguments if not isinstance(argument, list)
+    )
     assert (steps, elements, channels) == (2, 16384 * 64, 64)
     assert rows > 1
     assert rows * row == elements
