@@ -96,7 +96,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             if cluster.stored is not None and len(loop.exchanges) == 1:
                 cluster = dataclasses.replace(cluster, slots=1)
             try:
-                written = cluster_source("loop", _one_launch._make_spec(over, loop, memory, cores), cluster)
+                written = cluster_source("loop", _one_launch._make_spec(step, over, loop, memory, cores), cluster)
             except NotOneLaunchError as error:
                 directions.append(str(error))
                 continue

@@ -150,7 +150,7 @@ def test_ahead_of_time_program_needs_no_operator(
 ) -> None:
     """Checks that the forward of such a program runs in segments for any warm-up, and that its backward is serial."""
     made: Recent[GraphSpecialization] = Recent()
-    monkeypatch.setattr(_graph_step, "_made", made)
+    monkeypatch.setattr(_graph_step, "_specializations", made)
     monkeypatch.setattr("flexsn_runtime.graphs._scan_lowering.is_ahead_of_time", lambda: True)
     (case,) = [case for case in CASES if case.name == "lif_hard"]
     p = problem(case, STEPS, STEP, dtype=torch.float64)

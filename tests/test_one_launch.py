@@ -332,7 +332,7 @@ def test_next_tiles_are_tried_without_room(monkeypatch: pytest.MonkeyPatch, laun
     class Crowded(CooperativeKernel):
         """A kernel without space for the first tiles."""
 
-        def _room(self, tensors: Sequence[Tensor], numbers: Sequence[int]) -> int:
+        def _count_resident(self, tensors: Sequence[Tensor], numbers: Sequence[int]) -> int:
             return int(tried[-1].chunk == 16)
 
     monkeypatch.setattr(_one_launch, "tiles_for", two)

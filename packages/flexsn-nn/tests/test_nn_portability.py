@@ -265,7 +265,7 @@ def test_no_tensor_of_the_call_is_kept() -> None:
     layer = made(inhibits)
     with pytest.warns(PortabilityWarning):
         layer(X)
-    assert all(isinstance(why, str) for why in layer._refusals._found.values())
+    assert all(isinstance(why, str) for why in layer._refusals._reasons.values())
     assert pickle.loads(pickle.dumps(made(inhibits))).explain()
     twin = copy.deepcopy(layer)
     quietly(twin, X)
@@ -274,7 +274,7 @@ def test_no_tensor_of_the_call_is_kept() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", PortabilityWarning)
             layer(torch.zeros(1, *[1] * dimension))
-    assert len(layer._refusals._found) <= 16
+    assert len(layer._refusals._reasons) <= 16
 
 
 def test_networks_of_neurons() -> None:
