@@ -1050,7 +1050,7 @@ def number_in_bytes(first: Any) -> CoreAndAssign:
     return lambda x, v: step(x, v, values[0] / 8), lambda new: values.__setitem__(0, int(8 * new))
 
 
-# -- others --------------------------------------------------------------------------------------------------
+# -- other places -------------------------------------------------------------------------------------------
 
 
 @place

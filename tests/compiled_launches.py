@@ -82,7 +82,7 @@ def run_network(p: Any, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
     return (0.5 * spikes, *last)
 
 
-def check_direct_launches() -> dict[str, Any]:
+def report_direct_launches() -> dict[str, Any]:
     """Compiles a network with layers around its neurons, for static shapes. Counts launches, loops and warnings."""
     p = problem(CASES[8], 20, (4, 6))
     run = torch.compile(partial(run_network, p), fullgraph=True, dynamic=False)
@@ -131,12 +131,14 @@ def find_rests_of_lengths(*lengths: int) -> list[bool]:
     def run_all(*flat: Tensor) -> list[Tensor]:
         tensors = iter(flat)
         results_by_scan = (
-            run_network(p, *(next(tensors) for _ in own)) for p, own in zip(problems, arguments, strict=True)
+            run_network(p, *(next(tensors) for _ in values)) for p, values in zip(problems, arguments, strict=True)
         )
         return [result for results in results_by_scan for result in results]
 
     run = torch.compile(run_all, fullgraph=True, dynamic=False)
-    return find_rests(train(run, [leaf for p in problems for leaf in p.leaves], *(t for own in arguments for t in own)))
+    return find_rests(
+        train(run, [leaf for p in problems for leaf in p.leaves], *(t for values in arguments for t in values))
+    )
 
 
 def find_rests(codes: Sequence[str]) -> list[bool]:
@@ -152,7 +154,7 @@ def list_launches_of_rows() -> list[tuple[str, list[Any]]]:
     return Launch.launches[previous_count:]
 
 
-def check_channels_last() -> dict[str, Any]:
+def report_channels_last() -> dict[str, Any]:
     """Compiles a network: a convolution, a norm, LIF neurons, another convolution, and other LIF neurons. Returns the
     launches, which contain the strides of the scans' tensors, and the copies that only change a layout.
     """
@@ -199,16 +201,16 @@ def count_inexact_instructions() -> dict[str, int]:
     )
     kernel = step.forward_kernel(spec).function
 
-    def assembly(function: Any, target: GPUTarget, fusion: bool) -> Any:
+    def assemble(function: Any, target: GPUTarget, fusion: bool) -> Any:
         types = {name: "*fp32" if name.endswith("_ptr") else "i32" for name in function.arg_names}
         source = ASTSource(function, {**types, "BLOCK": "constexpr"}, {"BLOCK": 512})
         return triton.compile(source, target=target, options={"num_warps": 4, "enable_fp_fusion": fusion}).asm
 
     def count(function: Any, fusion: bool) -> int:
-        return len(re.findall(r"\bfma\.|\.ftz\b", assembly(function, TARGET, fusion)["ptx"]))
+        return len(re.findall(r"\bfma\.|\.ftz\b", assemble(function, TARGET, fusion)["ptx"]))
 
     with mock.patch.object(Driver, "get_current_target", return_value=AMD):
-        assert "s_endpgm" in assembly(standalone(kernel), AMD, True)["amdgcn"]
+        assert "s_endpgm" in assemble(standalone(kernel), AMD, True)["amdgcn"]
     return {"fused": count(kernel, True), "strict": count(kernel, False), "standalone": count(standalone(kernel), True)}
 
 
@@ -225,11 +227,11 @@ def main() -> None:
         torch._inductor.config.patch(fx_graph_cache=False, compile_threads=1),
     ):
         report = {
-            "direct": check_direct_launches(),
+            "direct": report_direct_launches(),
             "dynamic": count_graphs(),
             "rests": find_rests_of_lengths(4, 16),
             "rows": list_launches_of_rows(),
-            "channels_last": check_channels_last(),
+            "channels_last": report_channels_last(),
             "inexact": count_inexact_instructions(),
         }
     print(json.dumps(report))

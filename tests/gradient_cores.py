@@ -487,7 +487,7 @@ class _Writer:
             other = self.pick((self.pick_mixable(), self.pick(self.varying)))
             self.lines.append(f"{name} = {self.pick(BINARY).format(a, other)}")
         elif r < 0.7:
-            self.lines.append(f"{name} = Spike.apply({a}, {self.mixable()})")
+            self.lines.append(f"{name} = Spike.apply({a}, {self.pick_mixable()})")
         elif r < 0.8:
             self.lines.append(f"{name} = {a}")
             self.lines.append(self.pick(VARYING_IN_PLACE).format(name, self.pick_mixable()))
@@ -502,7 +502,7 @@ class _Writer:
                 self.lines.append(template.format(target, a))
                 self.lines.append(f"{name} = {target} * 0.5")
             else:
-                self.lines.append(f"{name} = {a} + {self.mixable()}")
+                self.lines.append(f"{name} = {a} + {self.pick_mixable()}")
         self.varying.append(name)
 
 
@@ -529,7 +529,7 @@ def random_core(seed: int) -> Core:
     charge_line = f"h = {' + '.join(inputs)} + " + " + ".join(f"0.5 * {s}" for s in states)
     w.lines.append(charge_line)
     w.varying.append("h")
-    w.lines.append(f"g = h * {w.mixable()}")
+    w.lines.append(f"g = h * {w.pick_mixable()}")
     w.varying.append("g")
     for _ in range(rng.randint(1, 6)):
         (w.add_varying_line if rng.random() < 0.7 else w.add_fixed_line)()
@@ -567,7 +567,7 @@ def random_core(seed: int) -> Core:
 
 
 def draw(shape: Sequence[int], seed: int, dtype: torch.dtype, device: str) -> Tensor:
-    """Draws random values. Some of them are 0, where some functions have an infinite derivative."""
+    """Draws random values. About a tenth of them are 0, because some functions have an infinite derivative at 0."""
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(tuple(shape), generator=generator, dtype=torch.float64)
     zeros = torch.rand(tuple(shape), generator=generator) < 0.1

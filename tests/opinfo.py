@@ -96,7 +96,7 @@ class Outcome:
         equal: number of samples whose bits equal those of eager mode.
         close: number of samples within the tolerance, or as close to float64 as eager mode.
         refused: number of samples refused with an `UnsupportedOpError`, which names the op.
-        why: first line of the first such error.
+        reason: first line of the first such error.
         wrong: descriptions of wrong samples.
         crashed: descriptions of samples that raised another error.
         apart: descriptions of samples that only one of `pointwise` and `FlexSN` refuses, or for which their results
@@ -203,7 +203,7 @@ def _draw_samples(info: Any, dtype: torch.dtype, *, requires_grad: bool) -> Iter
 def _make_special_samples(dtype: torch.dtype, samples: Sequence[Sample]) -> Iterator[Sample]:
     for sample in samples[:1]:
         if "polynomial" in sample.info.name:
-            return  # eager mode computes one step for each degree up to the largest value
+            return  # eager mode computes one degree after another, and these values are large degrees
         tensors = [a for a in sample.arguments if isinstance(a, Tensor)]
         if any(t.dtype != dtype for t in sample.tensors) or not 1 <= len(tensors) == len(sample.tensors) <= 2:
             return

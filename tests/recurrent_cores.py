@@ -345,7 +345,7 @@ class Transposed(Cell):
 
 
 class LearnedDecay(Cell):
-    """A core that also captures a parameter with one value for all neurons, and one with a value for each neuron."""
+    """A core with a matrix and two other parameters: one value for all neurons, and one value for each neuron."""
 
     def build(self, size: int, matrix: Matrix) -> None:
         super().build(size, matrix)
@@ -455,7 +455,7 @@ class Powers:
 
 @dataclass(frozen=True)
 class Dense:
-    """Matrices without zeros.
+    """Matrices with random elements.
 
     Attributes:
         bits: number of significant bits of each element; `None` for all bits.

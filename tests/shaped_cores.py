@@ -128,7 +128,7 @@ class Pairs(Core):
 
 
 class Apart(Core):
-    """Branches that are neither summed nor coupled. Each branch has another factor for its input."""
+    """Branches that are neither summed nor coupled. Each branch multiplies the soma by a different factor."""
 
     def shapes(self) -> tuple[Shape, list[Shape]]:
         return (self.neurons, 1), [(self.neurons, 1), (self.neurons, self.branches)]

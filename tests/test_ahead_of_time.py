@@ -164,7 +164,7 @@ assert not [name for name in sys.modules if name.startswith("flexsn")]
 def test_recurrent_layers_export_with_torch_scan(
     compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Checks that the exported program contains torch's scan. Without it, a step with products is a Python operator."""
+    """Checks that the exported program contains torch's scan, and not a Python operator for the step with products."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 6), RALIF(6, beta=0.2)).eval()
     network, x = functional.stateless(net), 3 * torch.rand(8, BATCH, 4)
@@ -211,10 +211,10 @@ int main(int, char** arguments) {
     std::FILE* file = std::fopen(arguments[2], "rb");
     if (std::fread(x.data_ptr(), 4, x.numel(), file) != size_t(x.numel())) return 1;
     std::fclose(file);
-    std::vector<at::Tensor> given{x};
-    for (int i = 0; i < 3; ++i) given.push_back(at::zeros({batch, 3, 4, 4}));
+    std::vector<at::Tensor> values{x};
+    for (int i = 0; i < 3; ++i) values.push_back(at::zeros({batch, 3, 4, 4}));
     file = std::fopen(arguments[3], "wb");
-    for (const at::Tensor& result : network.run(given)) {
+    for (const at::Tensor& result : network.run(values)) {
         at::Tensor dense = result.contiguous();
         std::fwrite(dense.data_ptr(), 4, dense.numel(), file);
     }

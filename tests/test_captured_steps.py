@@ -106,7 +106,7 @@ def test_hundred_steps_equal_steps_without_a_graph(make: Callable[[], nn.Module]
         make().cuda(), lambda n: graphs.capture(n, compute_loss, optimizer(n), states=states, max_norm=1.0)
     )
     assert_equal_training(captured, plain, [make_data(i) for i in range(100)])
-    # With "carry", only the first call starts without states, and it is not captured.
+    # With "carry", only the first call starts without states, and this call is not captured.
     assert count_graphs(captured) == 1
     if states == "carry":
         for (_, a), (_, b) in zip(neurons(captured.step.net), neurons(plain.step.net), strict=True):
@@ -207,7 +207,7 @@ class Synchronizing(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("module", "words"),
+    ("module", "message"),
     [
         (
             Reading,

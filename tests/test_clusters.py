@@ -126,8 +126,8 @@ def test_sources_compile_without_a_gpu(
 
 
 def test_preferred_division_has_the_fewest_passes(monkeypatch: pytest.MonkeyPatch, interpreted: None) -> None:
-    """Checks that the preferred division has the fewest passes. Among divisions with equal passes, it has the fewest
-    rows and blocks, and two warps for a sum.
+    """Checks that the preferred division has the fewest passes. Among divisions with the same number of passes, it
+    has the fewest rows and blocks, and two warps for a sum.
     """
     divisions: dict[tuple[str, int], Cluster | None] = {}
 
@@ -164,18 +164,20 @@ def descriptions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     launch = LaunchedClusters.__call__
     directions: dict[LaunchedClusters, str] = {}
 
-    def record(self: Any, over: OverTime) -> str:
+    def run_and_note(self: Any, over: OverTime) -> str:
         directions[self.kernel.launch(self.tensors(over), self.groups, self.numbers)] = over.direction
         return original(self, over)
 
-    def launched(self: LaunchedClusters, *arguments: Any) -> None:  # repeated calls launch through this method as well
+    def launch_and_record(
+        self: LaunchedClusters, *arguments: Any
+    ) -> None:  # repeated calls launch through this method as well
         launch(self, *arguments)
         texts.append(directions[self])
 
     monkeypatch.setenv("FLEXSN_LAUNCHER", "python")
     monkeypatch.setattr(_one_launch, "held_tiles", lambda *_, **__: None)
-    monkeypatch.setattr(_one_launch.InClusters, "run", record)
-    monkeypatch.setattr(LaunchedClusters, "__call__", launched)
+    monkeypatch.setattr(_one_launch.InClusters, "run", run_and_note)
+    monkeypatch.setattr(LaunchedClusters, "__call__", launch_and_record)
     return texts
 
 

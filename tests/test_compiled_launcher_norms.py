@@ -122,7 +122,7 @@ def test_layer_passes_gradcheck(native_runs: list[NativeScan]) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
-    "of",
+    "select",
     [lambda layer, x: [x], lambda layer, x: [layer.norm.weight], lambda layer, x: [x, layer.norm.bias]],
     ids=["input", "weight", "input and bias"],
 )

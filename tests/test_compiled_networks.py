@@ -1,4 +1,6 @@
-"""Compiled networks on the CPU: one graph with all cores, the first step, and gradients of gradients."""
+"""Compiled networks on the CPU. They equal the loop, their code has the same size for all lengths, and second
+derivatives are refused.
+"""
 
 from __future__ import annotations
 
@@ -55,13 +57,13 @@ def test_all_cores_in_one_network_equal_the_loop(backend: str, dynamic: bool) ->
     operator = partial(network, flex_sn_scan_final_state, flex_sn_scan)
     compiled = torch.compile(operator, fullgraph=True, dynamic=dynamic, backend=backend)
     for steps in (5, 9) if dynamic else (5,):
-        problems_of_length = [problem(case, steps, (4, 6), seed=i) for i, case in enumerate(CASES)]
+        longer_problems = [problem(case, steps, (4, 6), seed=i) for i, case in enumerate(CASES)]
         leaves = [
             leaf
-            for p, q in zip(problems_of_length, problems, strict=True)
+            for p, q in zip(longer_problems, problems, strict=True)
             for leaf in (*p.inputs, *p.states, *q.parameters)
         ]
-        flat = [t for p in problems_of_length for t in (*p.inputs, *p.states)]
+        flat = [t for p in longer_problems for t in (*p.inputs, *p.states)]
         actual = compute_results_and_gradients(compiled, leaves, *flat)
         expected = compute_results_and_gradients(partial(network, eager_scan_final_state, eager_scan), leaves, *flat)
         torch.testing.assert_close(actual, expected)

@@ -132,12 +132,12 @@ def _wrap(net: nn.Module, how: str | None) -> Callable[[Tensor], Tensor]:
         return lambda x: functional_call(net, values, (x,))
     if how in ("packed", "packed afterwards") and any(getattr(m, "spike_range", None) for m in net.modules()):
 
-        def packed(x: Tensor) -> Tensor:
+        def call_packed(x: Tensor) -> Tensor:
             with PackedSpikes(net, by_kernels=how == "packed"):
                 y: Tensor = net(x)
             return y
 
-        return packed
+        return call_packed
     return net
 
 
@@ -234,7 +234,7 @@ def _call(life: Life, call: Callable[[Tensor], Tensor], x: Tensor) -> dict[str, 
     """
     x_before, version = x.detach().clone(), None if x.is_inference() else x._version
     steps = {f"y{t}": x[t] for t in range(min(len(x), 9))}
-    results = {name: call(part) for name, part in ({"y": x} if life.step_mode == "m" else steps).items()}
+    results = {name: call(values) for name, values in ({"y": x} if life.step_mode == "m" else steps).items()}
     assert torch.equal(x.detach(), x_before), "a call has changed its input"
     assert version is None or x._version == version, "a call has written to its input"
     for i, neuron in enumerate(life.neurons):

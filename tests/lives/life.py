@@ -1,4 +1,4 @@
-"""One life of a network: the network, and everything that its user has kept."""
+"""One life of a network: the network, and the results and objects that its user keeps."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Graph:
 
 @dataclass(eq=False)
 class Life:
-    """A network and everything that its user has made with it.
+    """A network, and the results and objects that its user keeps.
 
     Attributes:
         compiled: True for the twin whose neurons run kernels.
         batch: batch size of inputs that fit the states.
         inputs: inputs of the last call, for a repeated call.
-        rounded: True from the first call under autocast on, because graphs of later calls may depend on that call.
+        rounded: True after a call under autocast, because graphs of later calls may depend on that call.
     """
 
     plan: Plan

@@ -94,13 +94,13 @@ def machine(
 
 
 def _make_rule(act: Act, number: int, replacements: Mapping[str, st.SearchStrategy[Any]]) -> Callable[..., Any]:
-    def method(self: Any, **arguments: Any) -> None:
+    def perform(self: Any, **arguments: Any) -> None:
         self.twins.act(act.name, **arguments)
 
-    method.__name__ = f"{act.name}_{number}"
+    perform.__name__ = f"{act.name}_{number}"
     strategies: dict[str, Any] = {name: replacements.get(name, strategy) for name, strategy in act.arguments.items()}
     decorate: Callable[[Any], Any] = rule(**strategies)
-    rule_method = decorate(method)
+    rule_method = decorate(perform)
     add_condition: Callable[[Any], Callable[..., Any]] = precondition(lambda self: act.when(self.twins.loop))
     return add_condition(rule_method)
 
