@@ -153,8 +153,8 @@ class Sample:
         return self.info.op(*positional, **{k: fill(v) for k, v in self.keywords.items()})
 
     def __str__(self) -> str:
-        shown = [f"{a.dtype}{list(a.shape)}" if isinstance(a, Tensor) else repr(a) for a in self.arguments]
-        return f"{', '.join(shown)} {self.keywords}"
+        texts = [f"{a.dtype}{list(a.shape)}" if isinstance(a, Tensor) else repr(a) for a in self.arguments]
+        return f"{', '.join(texts)} {self.keywords}"
 
 
 def check(

@@ -397,10 +397,10 @@ def compare(program: Program, lowerings: Sequence[str] = LOWERINGS) -> Outcome:
             except Exception as error:
                 outcome.failed.append(f"{lowering}: {type(error).__name__}: {error}")
                 continue
-        wrong = [_describe_difference(actual, expected) for actual in runs]
-        wrong.append(_describe_difference(([t.detach() for t in program.tensors()], []), (before, [])))
-        places = [f"call {call}" for call in range(CALLS)] + ["arguments afterwards"]
-        messages = [f"{place}: {text}" for place, text in zip(places, wrong, strict=True) if text]
+        differences = [_describe_difference(actual, expected) for actual in runs]
+        differences.append(_describe_difference(([t.detach() for t in program.tensors()], []), (before, [])))
+        times = [f"call {call}" for call in range(CALLS)] + ["arguments afterwards"]
+        messages = [f"{place}: {text}" for place, text in zip(times, differences, strict=True) if text]
         if messages:
             outcome.different.append(f"{lowering}: {messages[0]}")
         else:

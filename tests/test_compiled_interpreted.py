@@ -180,8 +180,8 @@ def test_inputs_in_another_memory_order_equal_the_operator(
         return spike, h * (1.0 - spike)
 
     shape = (6, 2, 3, 4, 5)
-    stored = torch.randn([shape[d] for d in order])
-    x = stored.permute([order.index(d) for d in range(5)]).requires_grad_()
+    memory = torch.randn([shape[d] for d in order])
+    x = memory.permute([order.index(d) for d in range(5)]).requires_grad_()
     bias, v = torch.randn(6, 3, 1, 1, requires_grad=True), torch.randn(shape[1:], requires_grad=True)
     assert x.shape == shape
     assert not x.is_contiguous()

@@ -74,8 +74,10 @@ def _train(neuron: FlexSN, inputs: Sequence[Tensor]) -> list[Tensor]:
     outputs = [results] if isinstance(results, Tensor) else list(results)
     outputs += neuron.states
     learned = [*inputs, *neuron.parameters()]
-    weighed = [(o * torch.linspace(-1, 1, o.numel(), dtype=o.dtype, device=o.device).view_as(o)).sum() for o in outputs]
-    gradients = torch.autograd.grad(torch.stack([w for w in weighed if w.requires_grad]).sum(), learned)
+    weighted_sums = [
+        (o * torch.linspace(-1, 1, o.numel(), dtype=o.dtype, device=o.device).view_as(o)).sum() for o in outputs
+    ]
+    gradients = torch.autograd.grad(torch.stack([w for w in weighted_sums if w.requires_grad]).sum(), learned)
     return [*(o.detach() for o in outputs), *gradients]
 
 
@@ -326,15 +328,15 @@ def test_graph_can_be_retained_or_is_freed(ready: tuple[LIF, Tensor]) -> None:
 
 def test_saved_tensor_hooks_run(ready: tuple[LIF, Tensor], native_runs: list[NativeScan]) -> None:
     neuron, x = ready
-    packed = []
+    packed_tensors = []
 
     def pack(tensor: Tensor) -> Tensor:
-        packed.append(tensor)
+        packed_tensors.append(tensor)
         return tensor.double()
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor.float()):
         y = neuron(x)
-    assert packed
+    assert packed_tensors
     assert native_runs
     torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], _compute_gradient(x, torch.ones(5, 3, 19)))
 
@@ -548,7 +550,7 @@ def test_threads_share_the_kernels_of_a_neuron() -> None:
         neuron.reset()
         neuron(x).sum().backward()
     expected = _compute_gradient(x, torch.ones(5, 3, 23))
-    wrong: list[object] = []
+    wrong_gradients: list[object] = []
 
     def work() -> None:
         leaf = x.detach().clone().requires_grad_()
@@ -556,14 +558,14 @@ def test_threads_share_the_kernels_of_a_neuron() -> None:
             y, _ = neuron.step(leaf)
             (gradient,) = torch.autograd.grad(y.sum(), leaf)
             if not torch.allclose(gradient, expected):
-                wrong.append(gradient)
+                wrong_gradients.append(gradient)
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert not wrong
+    assert not wrong_gradients
 
 
 def test_copies_start_without_recordings(ready: tuple[LIF, Tensor], native_runs: list[NativeScan]) -> None:

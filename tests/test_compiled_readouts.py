@@ -317,11 +317,11 @@ def test_networks_with_parts_under_no_grad_equal_eager_mode(dynamic: bool) -> No
         y, _ = run_step(first, x)
         with torch.no_grad():
             teacher, _ = run_step(second, y + x)
-            _, fixed = run_step(recurrent, x)
+            _, constant_states = run_step(recurrent, x)
         z, states = run_step(recurrent, y.detach() + teacher)
         h, (last,) = run_step(gated, z + x.detach())
         v, (w,) = run_step(integrator, h * teacher)
-        return [v[-1], last, w.detach(), states[0], *(f * y[-1] for f in fixed)]
+        return [v[-1], last, w.detach(), states[0], *(f * y[-1] for f in constant_states)]
 
     compare(readouts, module, dynamic=dynamic)
 
