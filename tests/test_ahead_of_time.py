@@ -25,8 +25,7 @@ pytestmark = [
 
 STEPS, BATCH, LARGEST_INPUT = 7, 3, 4
 # Precompiled headers save time only from the second program on, but each of these tests compiles one program.
-ONCE = {"aot_inductor.precompile_headers": False}
-QUICKLY = {**ONCE, "aot_inductor.compile_wrapper_opt_level": "O0"}
+QUICKLY = {"aot_inductor.precompile_headers": False, "aot_inductor.compile_wrapper_opt_level": "O0"}
 
 
 class ThreeStates(nn.Module):
@@ -75,7 +74,7 @@ def compile_network(network: nn.Module, arguments: tuple[Tensor, ...], path: Pat
         shapes = {"x": {0: torch.export.Dim("T", min=2)}, "states": (None,) * (len(arguments) - 1)}
     with torch.no_grad():
         exported = torch.export.export(network, arguments, dynamic_shapes=shapes)
-        torch._inductor.aoti_compile_and_package(exported, package_path=str(path), inductor_configs=ONCE)
+        torch._inductor.aoti_compile_and_package(exported, package_path=str(path), inductor_configs=QUICKLY)
     return path
 
 
@@ -161,8 +160,10 @@ assert not [name for name in sys.modules if name.startswith("flexsn")]
     tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13),
     reason="Inductor of torch 2.11 fails on the loop that it makes of scan",
 )
+@pytest.mark.long(all_but=["exported"])
+@pytest.mark.parametrize("is_compiled", [False, True], ids=["exported", "compiled"])
 def test_recurrent_layers_export_with_torch_scan(
-    compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    is_compiled: bool, compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Checks that the exported program contains torch's scan, and not a Python operator for the step with products."""
     torch.manual_seed(0)
@@ -177,9 +178,15 @@ def test_recurrent_layers_export_with_torch_scan(
         monkeypatch.setenv("FLEXSN_HOP_LOWERING", "scan")
         exported = torch.export.export(network, (x[:5], start), dynamic_shapes=shapes)
         monkeypatch.delenv("FLEXSN_HOP_LOWERING")
+        assert "torch.ops.higher_order.scan" in str(exported)
+        assert "flexsn" not in exported.graph_module.code
+        assert 0 < states[0].mean() < 1, "all recurrent spikes are equal"
+        if not is_compiled:
+            exported_output, exported_states = exported.module()(x, start)
+            torch.testing.assert_close([exported_output, *exported_states], [output, *states])
+            return
         path = str(tmp_path / "recurrent.pt2")
         torch._inductor.aoti_compile_and_package(exported, package_path=path, inductor_configs=QUICKLY)
-    assert 0 < states[0].mean() < 1, "all recurrent spikes are equal"
     torch.save([x, start], tmp_path / "sequence.pt")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     subprocess.run([sys.executable, "-c", RECURRENT_SCRIPT], cwd=tmp_path, env=environment, check=True)

@@ -17,7 +17,7 @@ from lives.twins import DifferenceError, Twins
 
 Backends = tuple[tuple[str, str], ...]
 # Networks of short lives. Together, they have each kind of state and of captured tensor. There are only a few networks,
-# so that a hundred lives share traces and kernels.
+# so that the lives share traces and kernels.
 FEW_PLANS = (
     ("vector", ("lif learned", "linear", "dropout")),
     ("vector", ("+two outputs", "delays")),
