@@ -99,7 +99,7 @@ def _count_equal(outcomes: Outcomes) -> str:
 def _find_reason(forward: Outcomes, backward: Outcomes) -> str:
     both = [*forward.items(), *backward.items()]
     wrong = [f"{dtype}: {problem}" for dtype, o in both for problem in (*o.wrong, *o.crashed, *o.apart)]
-    refused = sorted({o.why for _, o in both if o.refused})
+    refused = sorted({o.reason for _, o in both if o.refused})
     text = next(iter([*wrong, *refused]), "" if _judge(forward) else "complex numbers only")
     return text.replace("|", "\\|").replace("\n", " ")
 
