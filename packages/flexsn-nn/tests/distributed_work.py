@@ -1,4 +1,4 @@
-"""Scenarios that two processes run together for `test_nn_distributed.py`. Each one returns tensors to compare."""
+"""Scenarios that `test_nn_distributed.py` runs in two processes. Each scenario returns tensors to compare."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ spike = surrogate.ATan()
 
 
 class Adaptive(nn.Module):
-    """A step with a parameter per channel, a buffer and a learned number."""
+    """A step with one parameter per channel, a buffer, and a learned scalar."""
 
     offset: Tensor
 
@@ -60,7 +60,7 @@ def adaptive(backend: str = "torch") -> FlexSN:
 
 
 def network(backend: str = "auto") -> nn.Sequential:
-    """Makes a network that starts with equal weights on all devices."""
+    """Makes a network that has the same initial weights on all devices."""
     torch.manual_seed(0)
     with torch.device("cpu"):
         net = _network(backend)
@@ -77,7 +77,7 @@ def _network(backend: str) -> nn.Sequential:
 
 
 def random(seed: int, *shape: int) -> Tensor:
-    """Draws random numbers on the default device. They are equal on all devices."""
+    """Draws random values and moves them to the default device. The values are equal on all devices."""
     numbers = torch.randn(shape, generator=torch.Generator().manual_seed(seed), device="cpu")
     return numbers.to(torch.get_default_device())
 
@@ -125,7 +125,7 @@ def ddp(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
 
 
 def noisy_network(first_row: int) -> nn.Sequential:
-    """Makes a network whose random numbers begin at this row."""
+    """Makes a network whose random values begin at the row `first_row` of the batch."""
     net = network()
     net[1] = StochasticLIF(v_threshold=0.3)
     configure(net, seed=3, first_row=first_row)
@@ -157,7 +157,7 @@ def fsdp(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
 
 def fsdp_from_an_old_checkpoint(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
     old = {name: value + 0.25 for name, value in network().state_dict().items()}
-    old["1.w"] = old["1.w"].reshape(())  # as in earlier versions of PLIF
+    old["1.w"] = old["1.w"].reshape(())  # The shape in checkpoints of earlier versions of PLIF.
     net = network()
     net.load_state_dict(old)
     fully_shard(net, mesh=mesh)
@@ -169,7 +169,7 @@ def fsdp_from_an_old_checkpoint(rank: int, mesh: DeviceMesh, folder: Path) -> An
 
 
 def parallel_linears(mesh: DeviceMesh) -> nn.Sequential:
-    """Makes linear layers with a neuron in between, which receives a DTensor that is sharded along its features."""
+    """Makes linear layers with neurons in between. The first neuron receives a DTensor, sharded along its features."""
     net = network()
     plan = {
         "0": ColwiseParallel(use_local_output=False),
@@ -209,7 +209,7 @@ def compiled(net: nn.Module) -> Any:
 
 
 def sharded(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
-    """Shards each dimension or none, or gathers during the call, in two calls each, in the loop and in kernels."""
+    """Runs each placement twice, with the loop and with kernels. The last placement is gathered during the call."""
     results = []
     placements = ((Shard(1), False), (Shard(2), False), (Shard(-1), False), (Replicate(), False), (Shard(1), True))
     for (placement, gathered), backend in itertools.product(placements, ("torch", "triton")):
@@ -223,7 +223,7 @@ def sharded(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
         assert _placements(outputs[0]) == _placements(inputs[0])
         loss = sum((out * (i + 1)).sum() for i, out in enumerate(outputs)) + neuron.states[1].square().sum()
         loss.backward()
-        # torch 2.11 returns whole gradients if the processes have parts of different sizes.
+        # torch 2.11 returns replicated gradients if the shards of the two processes have different sizes.
         whole = [(Replicate(),)] if torch.__version__.startswith("2.11") else []
         assert all(_placements(x.grad) in (_placements(x), *whole) for x in given)
         results.append(
@@ -275,7 +275,7 @@ def time_shards(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
 
 
 class Sum(Stateful):
-    """A layer like those of users, which returns a pair."""
+    """A user's layer with a state, which returns a pair."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         before = self.states[0] if self.states else torch.zeros_like(x[0])
@@ -285,7 +285,7 @@ class Sum(Stateful):
 
 
 class Layers(nn.Module):
-    """All kinds of layers that have a state and are not neurons."""
+    """A network with each type of layer that has a state and is not a neuron."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -301,7 +301,8 @@ class Layers(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y, same = self.sum(self.none(self.delay(x)))
         y = self.lif(self.linear(self.psn(0.1 * y + same)))
-        torch.manual_seed(dist.get_rank() if dist.is_initialized() else 0)  # the first process's mask is passed on
+        # The other process uses the mask of the first process.
+        torch.manual_seed(dist.get_rank() if dist.is_initialized() else 0)
         dropped: Tensor = self.dropout(y + x)
         return dropped
 
@@ -319,7 +320,7 @@ def time_shards_of_layers(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
 
 
 class Forgetful(nn.Module):
-    """A layer whose new state does not depend on the old one, and whose output depends on nothing."""
+    """A layer whose new state has no gradient for the old state, and whose output has no gradient at all."""
 
     def forward(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         return (v + x.detach() > 0).to(x.dtype), (v.detach() + x).clamp(-1, 1)
@@ -334,7 +335,7 @@ def time_shards_without_a_way_back(rank: int, mesh: DeviceMesh, folder: Path) ->
 
 
 def pipeline(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
-    """Runs two stages with four micro-batches, which divide the batch, the second dimension of a sequence."""
+    """Runs two stages with four micro-batches. They split the batch, which is the second dimension of a sequence."""
     net = network("torch")
     stage = FromReset(net[:3] if rank == 0 else net[3:])
     schedule = ScheduleGPipe(
@@ -344,17 +345,17 @@ def pipeline(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
         args_chunk_spec=(TensorChunkSpec(1),),
     )
     if rank == 0:
-        # The batch is the first dimension in memory, because torch 2.11 requires dense parts.
+        # In memory, the batch is the outermost dimension, because torch 2.11 requires dense micro-batches.
         schedule.step(batch().transpose(0, 1).contiguous().transpose(0, 1))
         return gradients(stage)
     losses: list[Tensor] = []
-    target = torch.linspace(-1, 1, 8 * 5 * 3).view(8, 5, 3)  # torch cuts targets along their first dimension
+    target = torch.linspace(-1, 1, 8 * 5 * 3).view(8, 5, 3)  # torch splits targets along their first dimension.
     schedule.step(target=target, losses=losses)
     return gradients(stage), torch.stack(losses).sum().detach()
 
 
 def normalised(kind: type[nn.Module]) -> nn.Sequential:
-    """Makes a network with a norm in a neuron's step, and a norm that was fused in place."""
+    """Makes a network with a norm in a neuron's step, and a norm that `fuse_norms` fuses into the next neuron."""
     torch.manual_seed(0)
     net = nn.Sequential(NormNeuron(kind(6), adaptive("auto")), OverTime(kind(6)), adaptive("auto"))
     assert len(fuse_norms(net).fused) == 1
@@ -362,7 +363,7 @@ def normalised(kind: type[nn.Module]) -> nn.Sequential:
 
 
 def norms(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
-    """Checks that `SyncBatchNorm` treats batches of different sizes as one batch, also in its gradients."""
+    """Returns the results of networks with norms, whose two processes have batches of different sizes."""
     net = normalised(nn.SyncBatchNorm)
     x = random(3, 5, 8, 6, 2)[:, slice(0, 3) if rank == 0 else slice(3, 8)].requires_grad_()
     output = net(x)
@@ -388,7 +389,7 @@ COMPILED = (compiled_ddp, compiled_fsdp, compiled_tensor_parallel)
 
 
 def main(rank: int, folder: Path, kind: str, names: list[str]) -> None:
-    """Runs the scenarios of these names in one of two processes."""
+    """Runs the scenarios with these names in this process, which is one of two."""
     if kind == "cuda":
         torch.cuda.set_device(rank)
         torch.set_default_device(torch.device(kind, rank))

@@ -1,6 +1,6 @@
-"""Each neuron as a separate equation, and a plain loop that runs it, as the reference of the tests.
+"""The equation of each neuron, written separately, and a plain loop over it. The tests use both as their reference.
 
-This file uses nothing from flexsn_nn except the constructors under test.
+This file imports nothing from flexsn_nn except the constructors under test.
 """
 
 from __future__ import annotations
@@ -56,24 +56,24 @@ def with_gradient(hard: Tensor, x: Tensor, slope: Tensor) -> Tensor:
 
 
 def sigmoid_spike(x: Tensor, *, strict: bool = False) -> Tensor:
-    """A step whose derivative is that of `sigmoid(4 x)`, written with cosh: `1 / cosh²(2 x)`."""
+    """A step function whose derivative is that of `sigmoid(4 x)`, written with cosh: `1 / cosh²(2 x)`."""
     hard = torch.where(x > 0 if strict else x >= 0, 1.0, 0.0).to(x.dtype)
     return with_gradient(hard, x, torch.cosh(2 * x).square().reciprocal())
 
 
 def atan_spike(x: Tensor) -> Tensor:
-    """A step at `x > 0` with the derivative of `atan(pi x) / pi`."""
+    """A step function at `x > 0`, with the derivative of `atan(pi x) / pi`."""
     return with_gradient(torch.where(x > 0, 1.0, 0.0).to(x.dtype), x, 1 / (1 + (math.pi * x) ** 2))
 
 
 def rect_spike(x: Tensor) -> Tensor:
-    """A step whose derivative is 1 within a half of the threshold."""
+    """A step function whose derivative is 1 where `|x| < 0.5`, and 0 elsewhere."""
     inside = torch.where((x < 0.5) & (x > -0.5), 1.0, 0.0).to(x.dtype)
     return with_gradient(torch.where(x >= 0, 1.0, 0.0).to(x.dtype), x, inside)
 
 
 def reset(h: Tensor, s: Tensor, v_reset: float | None, v_th: float | Tensor, *, detach: bool = False) -> Tensor:
-    """Computes the membrane after a reset in the same step."""
+    """Returns the membrane potential after a reset in the same step."""
     s = s.detach() if detach else s
     return h - s * v_th if v_reset is None else s * v_reset + (1 - s) * h
 
@@ -83,12 +83,12 @@ class Case:
     """A neuron, its equation, and the initial values of its states.
 
     Attributes:
-        make: function that creates the neuron. It takes `backend` and similar options.
+        make: function that creates the neuron. Its arguments are options of the constructor, such as `backend`.
         step: `(parameters, x, states) -> (output, *new_states)`.
         starts: initial value of each state.
-        scale, shift: factor and offset of the input, so that some neurons fire and others do not.
+        scale, shift: factor and offset of the input. With them, some neurons fire and other neurons do not.
         fires: True if the neuron can fire.
-        smooth: the neuron with a smooth spike function, for gradcheck; `None` if there is none.
+        smooth: options that give the neuron a smooth spike function, for gradcheck. `None`: no such options exist.
     """
 
     name: str
@@ -102,13 +102,13 @@ class Case:
 
 
 def smooth_spike(x: Tensor) -> Tensor:
-    """A function without a threshold."""
+    """A smooth function in place of spikes."""
     return torch.sigmoid(2 * x)
 
 
 def _make(kind: type[Neuron], **fixed: Any) -> Callable[..., Neuron]:
     def make(**options: Any) -> Neuron:
-        torch.manual_seed(5)  # GatedLIF draws its gates
+        torch.manual_seed(5)  # The constructor of GatedLIF draws random gates.
         return kind(**{**fixed, **options}).double()
 
     return make
@@ -288,7 +288,7 @@ def _refractory(absolute: float, relative: float, rise: float, v_reset: float | 
 
 
 def steady_noise(like: Tensor) -> Tensor:
-    """Noise that is equal at every step."""
+    """Returns noise that is equal at every step."""
     return torch.linspace(-1, 1, like.shape[-1], dtype=like.dtype, device=like.device).expand_as(like)
 
 
@@ -301,7 +301,7 @@ def _stochastic(p: Params, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor,
 
 def _make_stochastic(**options: Any) -> Neuron:
     made = StochasticLIF(**{"scale": torch.nn.Parameter(torch.tensor(0.4)), "tau": 2.5, "v_threshold": 0.7, **options})
-    # Each call receives this noise.
+    # Each call receives this noise as its second input.
     made._checked = partial(_with_noise, made._checked)  # type: ignore[method-assign]
     made._completing = _complete  # type: ignore[method-assign]
     return made.double()
@@ -316,7 +316,7 @@ def _complete(inputs: tuple[Tensor, ...]) -> tuple[()]:
 
 
 def _wrapped(kind: type[Neuron], **fixed: Any) -> Callable[..., Neuron]:
-    """Makes a `Recurrent` around a neuron, with a matrix for 35 neurons."""
+    """Returns a function that makes a `Recurrent` around a neuron, with a matrix for 35 neurons."""
 
     def make(**options: Any) -> Neuron:
         torch.manual_seed(5)
@@ -382,7 +382,7 @@ def _lapicque(mechanism: str) -> Step:
 
 
 def _fed_back(p: Params, s: Tensor) -> Tensor:
-    """Computes the feedback from the last step's spikes, as explicit sums."""
+    """Computes the feedback of the previous step's spikes, by an explicit sum."""
     if "recurrent.V" in p:
         return p["recurrent.V"] * s
     fed = (s.unsqueeze(-2) * p["recurrent.weight"]).sum(-1)
@@ -390,7 +390,7 @@ def _fed_back(p: Params, s: Tensor) -> Tensor:
 
 
 def _recurrent(step: Step, name: str = "neuron.") -> Step:
-    """Adds the last output, multiplied by the weights, to the input of a step."""
+    """Returns a step whose input also contains the feedback of the previous output."""
 
     def fed(p: Params, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
         s, *rest = states
@@ -494,7 +494,7 @@ def _cases() -> list[Case]:
             _klif(scale_reset=False, v_reset=0.0),
             [0],
             shift=1.0,
-            smooth=None,  # relu has a corner
+            smooth=None,  # relu is not differentiable at zero
         ),
         Case(
             "klif_scaled",
@@ -543,7 +543,7 @@ def _cases() -> list[Case]:
             _refractory(1, 3, 0.5, None),
             [0, 0],
             shift=1.0,
-            smooth=None,  # the count has a corner
+            smooth=None,  # the remaining refractory time is not differentiable everywhere
         ),
         Case("stochastic", _make_stochastic, _stochastic, [0]),
         Case(
@@ -618,7 +618,7 @@ def _cases() -> list[Case]:
     ]
     for mechanism in ("subtract", "zero", "none"):
         named = {"reset_mechanism": mechanism}
-        # The condition of the reset has no gradient, and a threshold is never smooth.
+        # The condition of a reset has no gradient, and a threshold is not smooth.
         smooth = _DELAYED if mechanism == "none" else None
         learned = {"learn_beta": True, "threshold": 0.9}
         cases += [
@@ -683,11 +683,11 @@ CASES = _cases()
 
 @dataclass(frozen=True)
 class Result:
-    """Results of a run.
+    """The results of a run.
 
     Attributes:
-        outputs, states: outputs `[T, *step]`, and last states.
-        gradients: gradients by name: `x`, `state 0`, ..., and names of parameters.
+        outputs, states: outputs `[T, *step]`, and the final states.
+        gradients: gradients by name. The names are `x`, `state 0`, ..., and those of parameters.
     """
 
     outputs: Tensor
@@ -703,13 +703,13 @@ def draw_input(case: Case, steps: int, shape: Sequence[int], seed: int = 0) -> T
 
 
 def draw_states(case: Case, shape: Sequence[int]) -> list[Tensor]:
-    """Draws states like those in the middle of a run."""
+    """Draws random values for the states, as they could be in the middle of a run."""
     generator = torch.Generator().manual_seed(3)
     return [0.3 * torch.randn(tuple(shape), generator=generator, dtype=torch.float64) for _ in case.starts]
 
 
 def run_oracle(case: Case, neuron: Neuron, x: Tensor, states: Sequence[Tensor] | None = None) -> Result:
-    """Runs the equation in a loop, with copies of the neuron's parameters; `states=None`: from its initial states."""
+    """Runs the equation in a loop, with copies of the neuron's parameters. `states=None`: from the initial states."""
     params = {name: p.detach().clone().requires_grad_() for name, p in neuron.named_parameters()}
     leaf = x.detach().clone().requires_grad_()
     if states is None:
@@ -723,7 +723,7 @@ def run_oracle(case: Case, neuron: Neuron, x: Tensor, states: Sequence[Tensor] |
 
 
 def run_neuron(neuron: Neuron, x: Tensor, states: Sequence[Tensor] | None = None) -> Result:
-    """Runs the neuron under test. With `states=None`, it begins with its own initial states."""
+    """Runs the neuron under test. `states=None`: from the neuron's own initial states."""
     neuron.reset()
     leaf = x.detach().clone().requires_grad_()
     starts: list[Tensor] = []
@@ -750,7 +750,7 @@ def _gradients(
 
 
 def assert_same(result: Result, wanted: Result, *, rtol: float = 1e-9, atol: float = 1e-10) -> None:
-    """Compares outputs, last states, and each gradient that both results have."""
+    """Compares the outputs, the final states, and the gradients of `result` with `expected`."""
     torch.testing.assert_close(result.outputs, wanted.outputs, rtol=rtol, atol=atol)
     for state, other in zip(result.states, wanted.states, strict=True):
         torch.testing.assert_close(state, other, rtol=rtol, atol=atol)

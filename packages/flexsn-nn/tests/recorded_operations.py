@@ -1,6 +1,7 @@
-"""A recorder of graphs without a GPU. A dispatch mode records torch's operations, and replays write to their memory.
+"""A recorder of graphs that needs no GPU.
 
-As with a CUDA graph, the recording computes nothing, Python runs once, and each replay overwrites the results.
+A dispatch mode records torch's operations, and replays write to their memory. As in a CUDA graph, Python runs once,
+the recorded run leaves no results, and each replay overwrites the results.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch.utils._pytree import tree_flatten
 
 
 class Operations(TorchDispatchMode):
-    """Records operations, and the values that are needed to undo them."""
+    """Records operations, and the old values of tensors that they overwrite, so that the recorded run can be undone."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -60,7 +61,7 @@ class OperationsRecorder:
     Attributes:
         recorded: number of recorded graphs.
         replayed: number of replays.
-        run_by_python: number of runs in Python.
+        run_by_python: number of runs in Python without a recording.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Compiled graphs whose steps compute the functions before a neuron: equal results, and fewer stored values."""
+"""Compiled graphs whose steps also compute the functions before a neuron: equal results, and fewer stored values."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def smooth(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Behind(nn.Module):
-    """A function of `x` and `y`, with a neuron after it."""
+    """A neuron whose input is a function of `x` and `y`."""
 
     def __init__(self, before: Before, *others: nn.Module) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Behind(nn.Module):
 
 
 def results(net: nn.Module, x: Tensor, y: Tensor, backend: Any, **options: Any) -> list[Tensor]:
-    """Returns the output, and the gradients of inputs and parameters."""
+    """Returns the output, and the gradients of the inputs and parameters."""
     functional.reset_net(net)
     for module in net.modules():
         if isinstance(module, FlexSN):
@@ -105,7 +105,7 @@ def test_functions_are_absorbed(case: str, dynamic: bool) -> None:
 
 
 def test_messages_name_the_users_lines() -> None:
-    """Tests stacks with torch's own frames below the user's, too."""
+    """Checks stacks in which frames of torch are also below the user's lines."""
     before, count = CASES["per channel"]
     net, (x, y) = Behind(before), of_sequence(B, C, 4)
     backend = AbsorbingBackend(EAGER)
@@ -193,7 +193,7 @@ def test_functions_that_are_not_absorbed(case: str) -> None:
 
 
 class Shared(nn.Module):
-    """A sum that two neurons read, and a sum that another function reads, too."""
+    """Two neurons that read one sum. If `elsewhere`, another function also reads this sum."""
 
     def __init__(self, elsewhere: bool) -> None:
         super().__init__()
@@ -217,7 +217,7 @@ def test_several_layers_that_read_one_result(elsewhere: bool) -> None:
 
 
 def test_a_scale_is_computed_again_for_each_reader() -> None:
-    """Each neuron reads one sequence in both cases, so moving the scale costs nothing."""
+    """Checks a scale that is computed before two readers. Each neuron still reads one sequence."""
     net, (x, y) = Behind(lambda x, y: x), of_sequence(B, 4)
     net.forward = lambda x, y: net.neuron(2 * x) + (2 * x).sum() + y  # type: ignore[method-assign]
     backend = AbsorbingBackend(EAGER)
@@ -226,7 +226,7 @@ def test_a_scale_is_computed_again_for_each_reader() -> None:
 
 
 class Weighted(nn.Module):
-    """A weight that is used before a neuron and in its step."""
+    """A layer that uses one weight before a neuron and in the neuron's step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -297,7 +297,7 @@ def convolutional(norm: nn.Module, **to: Any) -> nn.Sequential:
 
 
 def trained(net: nn.Module, x: Tensor, backend: Any, **options: Any) -> tuple[list[Tensor], list[Tensor], int]:
-    """Returns output and gradients; buffers; and the number of elements stored for the backward."""
+    """Returns the output and the gradients; the buffers; and the number of elements that autograd stores."""
     functional.reset_net(net)
     torch.compiler.reset()
     kept = 0
@@ -334,7 +334,7 @@ def test_norms_are_those_that_are_fused_by_hand(norm: str, dtype: torch.dtype, t
     backend = AbsorbingBackend(EAGER)
     got, buffers, _ = trained(net, x, backend, dynamic=dynamic)
     wanted, others, _ = trained(fused, x, EAGER, dynamic=dynamic)
-    (one,) = set(backend.absorbed)  # with symbolic sizes, the graph is compiled twice
+    (one,) = set(backend.absorbed)  # With symbolic sizes, the graph is compiled twice.
     assert one.producers[0].startswith("batch_norm (")
     assert 0.01 < got[0].float().mean() < 0.95
     for a, b in zip([*got, *buffers], [*wanted, *others], strict=True):
@@ -357,7 +357,7 @@ def test_tensors_that_a_norm_would_keep_are_not_kept() -> None:
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.long(all_but=["True"])
 def test_inputs_of_a_norm(residual: bool) -> None:
-    """Checks that the step also computes a function of the convolution's output, but not a sum."""
+    """Checks that the step also computes a relu between the linear layer and the norm, but not a sum."""
 
     class Block(nn.Module):
         def __init__(self) -> None:
@@ -382,7 +382,7 @@ def test_inputs_of_a_norm(residual: bool) -> None:
 
 
 class TwoReaders(nn.Module):
-    """A norm that a neuron and another function read."""
+    """A norm whose result a neuron and another function read."""
 
     def __init__(self, other: Callable[[Tensor], Tensor]) -> None:
         super().__init__()

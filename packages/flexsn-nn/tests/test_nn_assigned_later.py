@@ -1,4 +1,4 @@
-"""Attributes that are set, called or removed after construction: checks use their current values."""
+"""Attributes that are set, called or removed after construction: checks use the current values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two calls with a change in between: the second one equals the loop, no matter what the first one prepared."""
+"""Two calls with a change in between. The second call equals the loop, no matter what the first call prepared."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T, STEP = 3, (2, 5)
 
 
 class Core(nn.Module):
-    """A step that reads nearly everything that a step can read."""
+    """A step that reads parameters, a buffer, submodules, attributes, and the training mode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -204,14 +204,14 @@ def data(layer: Any, seed: int) -> Tensor:
 
 
 def call(layer: Any, seed: int) -> dict[str, Any]:
-    """Collects everything that a call returns and stores on the module."""
+    """Returns the input, the output, and everything that a call stores on the module."""
     neuron = neuron_of(layer)
     x = data(layer, seed)
     return {"x": x, "output": layer(x), **left(neuron)}
 
 
 def step(layer: Any, seed: int) -> dict[str, Any]:
-    """Collects everything that `step` returns from the current state and stores on the module."""
+    """Returns the input, the results of `step` from the current states, and what the call stores on the module."""
     neuron = neuron_of(layer)
     x = data(layer, seed)
     output, states = layer.step(x, neuron.states or None)
@@ -246,7 +246,7 @@ def in_inference(layer: Any, seed: int) -> None:
 
 
 def trained(layer: Any, seed: int) -> None:
-    """Runs enough calls and backwards that the compiled launcher repeats whole calls."""
+    """Runs enough calls and backwards for the compiled launcher to repeat whole calls."""
     for i in range(5):
         neuron_of(layer).reset()
         call(layer, seed + i)["output"].sum().backward()
@@ -270,7 +270,7 @@ TRAINED: dict[str, tuple[Callable[[Any, int], Any], ...]] = {
 
 
 def life(make: Callable[[], nn.Module], road: str, step_mode: str, change: str) -> list[dict[str, Any]]:
-    """Returns results and gradients of two calls, a step, and a call after a change."""
+    """Returns the results and gradients of two calls, a step and a call, after a change."""
     layer = make()
     neuron = neuron_of(layer)
     neuron.step_mode = step_mode
@@ -364,7 +364,7 @@ def test_the_compiled_launcher(
 @pytest.mark.parametrize("road", ["a step and a call", "counted"])
 @pytest.mark.long(all_but=["a step and a call-store_state_seqs-LIF", "counted-nothing-LIF"])
 def test_triton(kind: str, change: str, road: str, interpreted: None) -> None:
-    """Tests only kernels for sequences, because Triton does not run single steps."""
+    """Runs sequences only, because Triton's kernels do not run single steps."""
     assert_like_the_loop(kind, "triton", road, "m", change)
 
 

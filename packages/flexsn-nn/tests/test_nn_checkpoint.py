@@ -23,7 +23,7 @@ def problem() -> tuple[Tensor, Tensor]:
 
 
 def from_the_start(neuron: LIF) -> Callable[[Tensor], Tensor]:
-    """Makes a function that resets the neuron and then calls it."""
+    """Returns a function that resets the neuron and then calls it."""
 
     def run(x: Tensor) -> Tensor:
         neuron.reset()
@@ -73,7 +73,7 @@ def test_a_second_run_from_another_state_is_refused(backend: str, reentrant: boo
     x, weights = problem()
     neuron(x.detach())
     output: Tensor = checkpoint(neuron, x, use_reentrant=reentrant)
-    if reset:  # too early, because the first run did not begin with a reset
+    if reset:  # This reset is too early, because the first run did not begin with a reset.
         neuron.reset()
     with pytest.raises(StateError, match=r"checkpointing.*Checkpoint neuron\.step, or a function that calls reset"):
         (output * weights).sum().backward()
@@ -84,7 +84,7 @@ def test_a_second_run_from_another_state_is_refused(backend: str, reentrant: boo
 @reentrant
 @pytest.mark.parametrize("first", [False, True])
 def test_a_reset_in_another_second_run_does_not_count(backend: str, reentrant: bool, first: bool) -> None:
-    """Runs two functions, one of which resets. If `first`, this one runs first, and is recomputed last."""
+    """Checkpoints two functions, of which one resets. With `resets_first`, the function that resets runs first."""
     neuron = LIF(backend=backend)
     x, weights = problem()
     before = neuron(x.detach())[-1]

@@ -1,4 +1,4 @@
-"""A neuron inside of `torch.compile`: one graph with the loop or the operator, and correct reports about kernels."""
+"""A neuron in `torch.compile`: one graph with the loop or the operator, and correct reports about kernels."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-# Dynamo reads the gradients of tensors that pass a graph break.
+# Dynamo reads the gradients of tensors that cross a graph break.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize(("backend", "fullgraph"), [("torch", True), ("hop", True), ("triton", False)])
 def test_a_compiled_network_equals_the_plain_one(backend: str, fullgraph: bool, interpreted: None) -> None:
@@ -66,7 +66,7 @@ def test_a_compiled_network_equals_the_plain_one(backend: str, fullgraph: bool, 
 def test_a_compiled_neuron_continues_from_its_state(
     backend: str, lowering: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tests without state sequences, too, and without gradients, as `while_loop` requires."""
+    """Also checks calls without state sequences and without gradients, as `while_loop` requires."""
     monkeypatch.setenv("FLEXSN_HOP_LOWERING", lowering)
     x = 3.0 * torch.randn(5, 2, 4, generator=torch.Generator().manual_seed(0))
     plain, neuron = LIF(backend="torch"), LIF(backend=backend)
@@ -86,7 +86,7 @@ def test_one_graph_with_kernels_is_refused_with_the_reason(interpreted: None) ->
 @pytest.mark.long(all_but=["-0.5", "None"])
 @pytest.mark.parametrize("v_reset", [0.0, -0.5, None])
 def test_sizes_and_numbers_that_are_symbols(v_reset: float | None) -> None:
-    """Tests that with `dynamic=True`, Dynamo also makes symbols of a neuron's numbers."""
+    """Checks that `dynamic=True`, for which Dynamo makes symbols of a neuron's attributes, gives equal outputs."""
     neuron = LIF(v_reset=v_reset, tau=3.0, backend="hop")
     compiled = torch.compile(neuron, backend="aot_eager", fullgraph=True, dynamic=True)
     for steps in (5, 6):
@@ -98,7 +98,7 @@ def test_sizes_and_numbers_that_are_symbols(v_reset: float | None) -> None:
         assert torch.equal(output, neuron(x))
 
 
-# One case of each kind; the numbers of the other cases have equal types.
+# One case of each class. Other cases of a class have attributes of the same types.
 KINDS = list({type(case.make()): case for case in CASES}.values())
 
 

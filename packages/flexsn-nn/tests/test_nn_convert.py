@@ -1,4 +1,4 @@
-"""`convert` without either library installed: it leaves modules unchanged, and never imports the libraries."""
+"""Tests `convert` without snnTorch and SpikingJelly: it leaves modules unchanged, and imports neither library."""
 
 from __future__ import annotations
 

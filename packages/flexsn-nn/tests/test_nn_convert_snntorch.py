@@ -1,4 +1,4 @@
-"""`convert` with snnTorch installed: a loop over time returns equal bits before and after."""
+"""Tests `convert` with snnTorch installed: a loop over time returns equal bits before and after the conversion."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Run = Callable[[nn.Module, Tensor], list[Tensor]]
 
 
 class Loop(nn.Module):
-    """A network whose `forward` loops over time and passes the states of its neurons on."""
+    """A network whose `forward` loops over time and passes the states of its neurons from step to step."""
 
     def __init__(self, *neurons: nn.Module) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Loop(nn.Module):
 
 
 def steps(net: nn.Module, x: Tensor) -> list[Tensor]:
-    """Calls a network that stores its states once for each step."""
+    """Calls, once for each step, a network that stores its states."""
     outputs = [net(step) for step in x]
     if isinstance(outputs[0], tuple):
         return [torch.stack(column) for column in zip(*outputs, strict=True)]
@@ -56,7 +56,7 @@ def whole(net: nn.Module, x: Tensor) -> list[Tensor]:
 
 
 class Amplify(nn.Module):
-    """Amplifies its input, so that neurons fire."""
+    """A layer that amplifies its input, so that the next neuron fires."""
 
     def forward(self, x: Tensor) -> Tensor:
         return 3 * x
@@ -181,11 +181,11 @@ EACH = pytest.mark.parametrize("name", MODELS)
 
 
 def build(name: str) -> tuple[nn.Module, Conversion, Run]:
-    """Returns the original network, and a converted copy."""
+    """Returns the original network, its converted copy, and the function that runs both."""
     torch.manual_seed(3)
     make, run = MODELS[name]
     before = make()
-    conversion = convert(copy.deepcopy(before), backend="torch")  # kernels compute exp differently
+    conversion = convert(copy.deepcopy(before), backend="torch")  # Kernels compute exp differently.
     assert conversion.left == []
     assert len(conversion.converted) == 2
     return before, conversion, run
@@ -208,7 +208,7 @@ def gradients(net: nn.Module, outputs: list[Tensor], x: Tensor) -> dict[str, Ten
     for out in outputs:
         loss = loss + (out * torch.linspace(-1, 1, out.numel()).reshape(out.shape)).sum()
     leaves = {"x": x, **{name: p for name, p in net.named_parameters() if p.requires_grad}}
-    if not loss.requires_grad:  # surrogate_disable=True
+    if not loss.requires_grad:  # The spikes have no gradient with surrogate_disable=True.
         return {}
     found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
     return dict(zip(leaves, found, strict=True))
@@ -269,7 +269,7 @@ def test_outputs_and_gradients(name: str, training: bool) -> None:
 @pytest.mark.filterwarnings("ignore::flexsn_nn.errors.RangeWarning")
 @EACH
 def test_checkpoints(name: str) -> None:
-    """Checkpoints of a network with other weights and constants, saved by snnTorch, load into the converted one."""
+    """Checks a checkpoint of the original network after its weights and constants have changed."""
     before, conversion, run = build(name)
     generator = torch.Generator().manual_seed(7)
     changed = {
@@ -289,10 +289,10 @@ def test_checkpoints(name: str) -> None:
 
 @EACH
 def test_a_whole_sequence_equals_the_loop(name: str) -> None:
-    """Tests step mode "m", without a loop: it returns spikes of all steps at once, and states if requested."""
+    """Checks step mode "m", which returns the spikes of all steps, and also the states if the neuron returns states."""
     before, conversion, run = build(name)
     if run is whole or name == "conv":
-        return  # their forward loops itself, or a convolution would need OverTime
+        return  # A `Loop` loops in `forward`, and a convolution would need OverTime.
     wanted = run(before, draw())
     functional.set_step_mode(conversion.model, "m")
     found = whole(conversion.model, draw())
@@ -314,7 +314,7 @@ def test_copies_and_pickles(name: str) -> None:
 @pytest.mark.long(all_but=["synaptic"])
 @pytest.mark.parametrize("name", ["leaky_graded", "synaptic", "alpha", "lapicque", "leaky_at_once"])
 def test_kernels(name: str, interpreted: None) -> None:
-    """Checks that compiled kernels over the whole sequence equal snnTorch's loop."""
+    """Checks kernels over the whole sequence against snnTorch's loop."""
     before, conversion, _ = build(name)
     assert isinstance(before, Loop)
     assert isinstance(conversion.model, Loop)
@@ -336,7 +336,7 @@ def test_kernels(name: str, interpreted: None) -> None:
 
 
 def test_recurrent_neurons_in_detail() -> None:
-    """Tests a convolution, named states, attributes, and the reset that snnTorch computes and discards."""
+    """Checks a convolution, states as keyword arguments, attributes, and a `reset_delay` that snnTorch ignores."""
     torch.manual_seed(0)
     theirs = snn.RLeaky(0.5, conv2d_channels=2, kernel_size=3)
     ours: Any = convert(copy.deepcopy(theirs), backend="torch").model
@@ -367,7 +367,8 @@ def test_states_by_name_and_no_states() -> None:
         lambda neuron: neuron(x, syn=syn, mem=mem),
         lambda neuron: neuron(x, mem=mem),
         lambda neuron: neuron(x),
-        lambda neuron: neuron(x[:2]),  # another shape, so the states start at zero
+        # The shape differs from that of the stored states, so the states start at zero.
+        lambda neuron: neuron(x[:2]),
         lambda neuron: neuron(x, torch.zeros(0), mem),
     ]
     for call in calls:
@@ -458,7 +459,10 @@ def test_a_custom_spike_function_is_traced_unchanged() -> None:
 
 
 def test_a_learned_number_gets_a_dimension_and_remains_the_same_object() -> None:
-    """`fully_shard` requires a dimension. Existing optimizers keep working, and checkpoints load in both directions."""
+    """Checks that learned scalars have a dimension, as `fully_shard` requires.
+
+    Optimizers continue to work, and checkpoints load in both directions.
+    """
     net = nn.Sequential(nn.Linear(N, N), snn.Leaky(beta=0.9, learn_beta=True, learn_threshold=True, init_hidden=True))
     before = copy.deepcopy(net)
     numbers = {name: number for name, number in net.named_parameters() if number.dim() == 0}
@@ -475,7 +479,7 @@ def test_a_learned_number_gets_a_dimension_and_remains_the_same_object() -> None
         assert conversion.moved[name].shape == (1,)
         assert number.item() != before.get_parameter(name).item()
     conversion.load_state_dict(before.state_dict())
-    conversion.model.load_state_dict(before.state_dict(), strict=False)  # also works without the report
+    conversion.model.load_state_dict(before.state_dict(), strict=False)  # This also works without the report.
     for name, number in numbers.items():
         assert number.item() == before.get_parameter(name).item()
         assert number.shape == (1,)

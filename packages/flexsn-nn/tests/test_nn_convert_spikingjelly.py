@@ -1,4 +1,4 @@
-"""`convert` with SpikingJelly installed: a network returns equal bits before and after."""
+"""Tests `convert` with SpikingJelly installed: a network returns equal bits before and after the conversion."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ T, B, N = 7, 3, 6
 
 
 class Amplify(nn.Module):
-    """Amplifies its input, so that neurons fire."""
+    """A layer that amplifies its input, so that the next neuron fires."""
 
     def forward(self, x: Tensor) -> Tensor:
         return 4 * x + 1
@@ -44,7 +44,7 @@ def mlp(*neurons: Callable[..., nn.Module], step_mode: str = "m") -> nn.Module:
 
 
 class Residual(nn.Module):
-    """A network with nested modules, one neuron in two places, and a branch."""
+    """A network with nested modules, a residual branch, and one neuron that is used twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -200,10 +200,10 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "masked": masked,
     "ilif": lambda: mlp(maker("ILIFNode"), maker("ILIFNode", tau=2.0, v_threshold=0.5)),
 }
-del MODELS["liaf"]  # a separate test covers it in sequences
-# Modules that are not converted on purpose. They run as before.
+del MODELS["liaf"]  # A separate test covers it in sequences.
+# Modules that `convert` leaves unchanged on purpose.
 KEPT = {"residual": {"vote"}, "containers": {"3"}}
-# These are not bitwise equal, because of a difference that the report lists.
+# Models whose results are not bitwise equal, because of a difference that the report lists.
 NEARLY = {"ilif"}
 # In evaluation mode, SpikingJelly's neuron has no surrogate.
 WITHOUT_GRADIENT = {"clif", "clif_by_steps"}
@@ -211,17 +211,17 @@ EACH = pytest.mark.parametrize("name", MODELS)
 
 
 def build(name: str) -> tuple[nn.Module, Conversion]:
-    """Returns the original network, and a converted copy."""
+    """Returns the original network and its converted copy."""
     torch.manual_seed(3)
     before = MODELS[name]()
-    conversion = convert(copy.deepcopy(before), backend="torch")  # because kernels compute exp differently
+    conversion = convert(copy.deepcopy(before), backend="torch")  # Kernels compute exp differently.
     assert {item.name for item in conversion.left} == KEPT.get(name, set())
     assert not any("Node" in type(m).__name__ for m in conversion.model.modules())
     return before, conversion
 
 
 def run(name: str, net: nn.Module, x: Tensor) -> Tensor:
-    torch.manual_seed(11)  # dropout
+    torch.manual_seed(11)  # Dropout draws the same mask in each run.
     output: Tensor = torch.stack([net(step) for step in x]) if name.endswith("_by_steps") else net(x)
     return output
 
@@ -307,7 +307,7 @@ def test_outputs_and_gradients(name: str, training: bool) -> None:
 def test_states_continue_from_call_to_call(name: str) -> None:
     before, conversion = build(name)
     if name in ("readout", "masked", "gated") or "psn" in name or "sliding" in name:
-        return  # these begin again in each call; the report lists neurons that continue
+        return  # These neurons begin again in each call. The report lists neurons that continue.
     before.eval()
     conversion.model.eval()
     with torch.no_grad():
@@ -318,7 +318,7 @@ def test_states_continue_from_call_to_call(name: str) -> None:
 
 @EACH
 def test_checkpoints(name: str) -> None:
-    """Checkpoints of a network with other weights, saved by SpikingJelly, load into the converted one."""
+    """Checks a checkpoint of the original network after its weights have changed."""
     before, conversion = build(name)
     generator = torch.Generator().manual_seed(7)
     changed = {
@@ -362,9 +362,9 @@ def test_copies_and_pickles(name: str) -> None:
 
 
 def test_liaf_keeps_its_activation_in_sequences() -> None:
-    """A difference that the report names: SpikingJelly 2.0 returns spikes here, unless it stores the membranes."""
+    """Checks a difference that the report names. SpikingJelly 2.0 returns spikes here if it stores no membranes."""
     before = neuron.LIAFNode(act=torch.tanh, threshold_related=False, step_mode="m")
-    conversion = convert(copy.deepcopy(before), backend="torch")  # because kernels compute exp differently
+    conversion = convert(copy.deepcopy(before), backend="torch")  # Kernels compute exp differently.
     steps = copy.deepcopy(before)
     steps.step_mode = "s"
     x = draw()
@@ -377,12 +377,12 @@ def test_liaf_keeps_its_activation_in_sequences() -> None:
 
 @pytest.mark.long
 def test_a_published_network() -> None:
-    """Converts Spikformer from SpikingJelly's own collection: outputs and all gradients are bitwise equal."""
+    """Converts Spikformer from SpikingJelly's model collection. Outputs and all gradients are bitwise equal."""
     models: Any = pytest.importorskip("spikingjelly.activation_based.model.spikformer")
     torch.manual_seed(0)
     before = models.spikformer_cifar10(num_classes=10)
     theirs.set_step_mode(before, "m")
-    conversion = convert(copy.deepcopy(before), backend="torch")  # because kernels compute exp differently
+    conversion = convert(copy.deepcopy(before), backend="torch")  # Kernels compute exp differently.
     assert conversion.left == []
     x = 3 * torch.rand(2, 2, 3, 32, 32)
     outputs = []
@@ -438,7 +438,7 @@ def test_one_neuron_is_returned() -> None:
 @pytest.mark.usefixtures("loops")
 def test_functions_of_spikingjelly_reach_converted_neurons() -> None:
     net = mlp(maker("LIFNode"))
-    theirs.reset_net(net)  # it caches the modules that it found
+    theirs.reset_net(net)  # `reset_net` caches the modules of the network.
     convert(net)
     wanted = net(draw())
     theirs.reset_net(net)
@@ -512,9 +512,9 @@ def test_surrogates(name: str) -> None:
 
 
 def test_a_learned_number_gets_a_dimension_and_remains_the_same_object() -> None:
-    """Checks that parameters have the dimension that `fully_shard` requires.
+    """Checks that learned scalars have a dimension, as `fully_shard` requires.
 
-    Existing optimizers keep working, and checkpoints load in both directions.
+    Optimizers continue to work, and checkpoints load in both directions.
     """
     net = mlp(neuron.ParametricLIFNode, neuron.KLIFNode, maker("SlidingPSN", k=2))
     before = copy.deepcopy(net)
@@ -532,7 +532,7 @@ def test_a_learned_number_gets_a_dimension_and_remains_the_same_object() -> None
         assert conversion.moved[name].shape == (1,)
         assert number.item() != before.get_parameter(name).item()
     conversion.load_state_dict(before.state_dict())
-    conversion.model.load_state_dict(before.state_dict(), strict=False)  # also works without the report
+    conversion.model.load_state_dict(before.state_dict(), strict=False)  # This also works without the report.
     for name, number in numbers.items():
         assert number.item() == before.get_parameter(name).item()
         assert number.shape == (1,)
@@ -544,7 +544,7 @@ def test_a_learned_number_gets_a_dimension_and_remains_the_same_object() -> None
 
 
 def few_bits(net: nn.Module) -> nn.Module:
-    """Sets weights to multiples of an eighth, so that every sum is exact in any order."""
+    """Rounds weights to multiples of an eighth, so that every sum is exact in any order."""
     for parameter in net.parameters():
         if parameter.dim() > 0:
             parameter.data = (24 * parameter.data).round() / 8
@@ -607,8 +607,8 @@ def test_a_conversion_that_is_refused_changes_no_shape() -> None:
 
 
 def test_learners_of_spikingjelly_work_with_neurons(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checks STDP of a layer before a neuron: the changes of its weights equal those with SpikingJelly's neuron."""
-    board: Any = ModuleType("torch.utils.tensorboard")  # the learners import it, but do not use it here
+    """Checks STDP of the layer before a neuron. Its weights change by equal amounts with SpikingJelly's neuron."""
+    board: Any = ModuleType("torch.utils.tensorboard")  # The learners import this module, but do not use it here.
     board.SummaryWriter = None
     monkeypatch.setitem(sys.modules, board.__name__, board)
     learning: Any = pytest.importorskip("spikingjelly.activation_based.learning")

@@ -1,4 +1,4 @@
-"""Spike counts from kernels: they equal the sums of the spikes, and so do their gradients."""
+"""Spike counts from kernels: they equal the sums of the spikes, and their gradients equal those of the sums."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def counts(neuron: FlexSN) -> Tensor:
 
 
 def in_kernel(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Records for each count whether it is summed from `[*step]` instead of the output."""
+    """Replaces `per_channel` and returns a list, to which each count appends True if it is summed from `[*step]`."""
     seen = []
 
     def noting(values: Tensor, *, lead: int) -> Tensor:
@@ -55,7 +55,8 @@ def in_kernel(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 def test_counts_are_sums(backend: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     seen = in_kernel(monkeypatch)
     neuron, x = counting(LIF(backend=backend)), data(*shape)
-    for _ in range(2):  # from the initial state, then from another one
+    # The first call starts from the initial state, and the second one from the state of the first.
+    for _ in range(2):
         output = neuron(x)
         step = output.sum(0)
         channel = min(1, step.dim() - 1)
@@ -70,7 +71,7 @@ def test_counts_are_sums(backend: str, shape: tuple[int, ...], monkeypatch: pyte
 @pytest.mark.long(all_but=["triton-dtype1"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_counts_of_other_dtypes(backend: str, dtype: torch.dtype) -> None:
-    """Counts beyond 256, where bfloat16 cannot count."""
+    """Checks counts beyond 256, which bfloat16 cannot represent exactly."""
     neuron = counting(LIF(v_threshold=0.1, backend=backend))
     output = neuron(data(300, 2, 3, dtype=dtype).add(1))
     assert counts(neuron).dtype == torch.promote_types(dtype, torch.float32)

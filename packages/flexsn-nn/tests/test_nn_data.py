@@ -1,4 +1,4 @@
-"""Batches of sequences of different lengths: results equal those of separate sequences."""
+"""Batches of sequences with different lengths: the results equal those of separate sequences."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_data_loader_collates_arrays() -> None:
     loader: DataLoader[Any] = DataLoader(dataset, batch_size=5, collate_fn=data.pad_sequences)
     x, lengths, targets = next(iter(loader))
     assert x.shape == (12, 5, 2, 3)
-    assert x.dtype == torch.float32  # made from whole numbers
+    assert x.dtype == torch.float32  # Integers become float32.
     assert lengths.tolist() == LENGTHS
     assert targets == list("abcde")
     assert (x.sum((0, 2, 3)) == torch.tensor([6.0 * i * n for i, n in enumerate(LENGTHS)])).all()
@@ -171,4 +171,5 @@ def test_on_a_gpu() -> None:
         for where in ("cpu", "cuda"):
             found = data.readout(x.cuda(), lengths.to(where), reduction)
             torch.testing.assert_close(found.cpu(), data.readout(x, lengths, reduction))
-    assert data.readout(x.cuda(), lengths.cuda() + 12, "last").equal(x[-1].cuda())  # does not fail on the device
+    # Lengths that are too large select the last step, and no assertion fails on the device.
+    assert data.readout(x.cuda(), lengths.cuda() + 12, "last").equal(x[-1].cuda())

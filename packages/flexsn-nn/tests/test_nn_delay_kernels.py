@@ -13,7 +13,8 @@ import flexsn_nn._delay
 from flexsn_nn.layer import Delay
 from flexsn_runtime.delays import _delayed
 
-# Numbers of steps that are no multiple of a program's; a delay per neuron, per channel, for all, and per element.
+# Numbers of steps that are no multiple of a program's block, with one delay per neuron, per channel, for all, or per
+# element.
 SHAPES = [((11, 3, 5), (5,)), ((3, 2, 3, 4), (3, 1)), ((11, 3, 5), (1,)), ((9, 2, 3, 4), (2, 1, 4))]
 KINDS: dict[str, dict[str, Any]] = {
     "linear": {},
@@ -28,7 +29,7 @@ def made(kind: str, shape: tuple[int, ...], dtype: torch.dtype) -> Delay:
 
 
 def ran(layer: Delay, x: Tensor) -> list[Tensor]:
-    """Returns the results of two calls, the state after them, and gradients."""
+    """Returns the results of two calls, the state after them, and the gradients."""
     leaf = x.clone().requires_grad_()
     outputs = [layer(leaf), layer(leaf * 2)]
     weights = torch.arange(x.numel(), device=x.device).cos().view(x.shape).to(x.dtype)

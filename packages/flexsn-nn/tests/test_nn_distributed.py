@@ -1,4 +1,4 @@
-"""Two processes that each do a part of the work compute the same results as one process."""
+"""Two processes that share the work of one: their results equal those of one process."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two G
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, two_gpus])])
 def device(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The device of the two processes, and of the process with which they are compared."""
+    """The device of the two processes, and of the reference process."""
     kind: str = request.param
     torch.set_default_device(kind)
     yield kind
-    torch.set_default_device(None)  # "cpu" would be a mode, which compilers trace
+    torch.set_default_device(None)  # With "cpu", a device mode would remain active, and compilers would trace it.
 
 
 def found_by_two(folder: Path, device: str, scenarios: Sequence[Callable[..., Any]]) -> list[dict[str, Any]]:
-    """Returns the results of each process, by scenario."""
+    """Returns the results of each process, with the names of scenarios as keys."""
     names = [scenario.__name__ for scenario in scenarios]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with ExitStack() as stack:
@@ -48,7 +48,7 @@ def found_by_two(folder: Path, device: str, scenarios: Sequence[Callable[..., An
             )
             for rank, file in enumerate(said)
         ]
-        for process in processes:  # an error in one ends both, because they wait for each other
+        for process in processes:  # An error in one process ends both, because each waits for the other.
             stack.callback(process.wait)
             stack.callback(process.kill)
         for process, file in zip(processes, said, strict=True):
@@ -75,7 +75,7 @@ def test_data_parallel(results: list[dict[str, Any]]) -> None:
 
 
 def test_random_numbers_of_rows(results: list[dict[str, Any]]) -> None:
-    """Checks that the losses of two processes, and therefore the parameters, equal those of one process."""
+    """Checks the parameters after training with random neurons against those of one process."""
     wanted = work.train(work.noisy_network(0), work.batch())
     for found in results:
         assert_close(found["noise_of_rows"], wanted)
@@ -120,7 +120,7 @@ def test_between_tensor_parallel_layers(results: list[dict[str, Any]]) -> None:
 
 @pytest.mark.long
 def test_under_torch_compile(tmp_path: Path, device: str) -> None:
-    """Tests data-parallel, fully sharded, and tensor-parallel layers."""
+    """Checks data-parallel, fully sharded, and tensor-parallel networks."""
     trained = work.train(work.network(), work.batch())
     spikes, gradients = work.run_once(work.network())
     assert spikes.sum() > 0
@@ -177,7 +177,7 @@ def test_parts_of_the_time_equal_one_sequence(results: list[dict[str, Any]]) -> 
     assert x.grad is not None
     torch.testing.assert_close(torch.cat([part[1] for part in exact]), x.grad)
     assert_close([a + b for a, b in zip(exact[0][2], exact[1][2], strict=True)], work.gradients(net))
-    # The last part has the whole gradient of its own steps; the first part has no gradient from later steps.
+    # The last part has the full gradient of its own steps. The first part receives no gradient from later steps.
     assert torch.equal(truncated[1][1], exact[1][1])
     assert not torch.equal(truncated[0][1], exact[0][1])
 

@@ -1,4 +1,4 @@
-"""Docstrings: the examples have the printed results, and a neuron's docstring begins with its equation."""
+"""Docstrings: examples print the stated results, and a neuron's docstring begins with its equation."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ NEURONS = sorted(
     (kind for kind in vars(neuron).values() if isinstance(kind, type) and issubclass(kind, neuron.Neuron)),
     key=lambda kind: kind.__name__,
 )
-# Base classes of neurons: a neuron adds its own equation to that of its base.
+# Base classes of neurons. Their subclasses add the equations.
 BASES = {neuron.Neuron, neuron.ImmediateReset, neuron.DelayedReset, neuron.Feedback}
 
 
 @pytest.mark.parametrize("kind", [kind for kind in NEURONS if kind not in BASES], ids=lambda kind: kind.__name__)
 def test_a_neuron_opens_with_its_difference_equation(kind: type) -> None:
     opening = (inspect.getdoc(kind) or "").partition("\n\n")[0]
-    # The equation gives a state after the step, `v'`, or the membrane before the reset, `h`, from earlier values.
+    # The equation computes the state after the step, `v'`, or the membrane before the reset, `h`.
     assert re.match(r"`([a-z]'|h) = [^`]*\bv\b[^`]*`|`([a-z])' = [^`]*\b\2\b[^`]*`", opening), opening
     assert "Args:" in (kind.__doc__ or "")

@@ -39,7 +39,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*quantized tensor creation functions.*"),
 ]
 
-X = (torch.arange(5 * 3 * 8) * 0.37 % 3).reshape(5, 3, 8)  # moves the state far away from the initial one
+# These values move the state far away from the initial state.
+X = (torch.arange(5 * 3 * 8) * 0.37 % 3).reshape(5, 3, 8)
 backends = pytest.mark.parametrize("backend", ["torch", "auto", "hop"])
 
 
@@ -48,7 +49,7 @@ def network(backend: str, **options: Any) -> Any:
     net: Any = nn.Sequential(nn.Linear(8, 6), LIF(backend=backend, **options), nn.Linear(6, 4), LIF(backend=backend))
     with torch.no_grad():
         for weight in (net[0].weight, net[2].weight):
-            weight.abs_().mul_(1.5)  # so that both neurons spike
+            weight.abs_().mul_(1.5)  # Larger weights make both neurons spike.
     return net
 
 
@@ -95,7 +96,7 @@ def test_symbolic_trace_has_a_node_for_each_layer(kind: str, backend: str) -> No
     functional.reset_net(net)
     assert torch.equal(found, net(X))
     functional.reset_net(net)
-    again = torch.fx.symbolic_trace(traced)  # traces a graph
+    again = torch.fx.symbolic_trace(traced)  # This call traces the traced graph.
     assert torch.equal(again(X), found)
 
 
@@ -177,7 +178,7 @@ def test_quantisation_by_graphs(prepare: str, backend: str) -> None:
     assert {"0", "1", "2", "3"} <= set(names)
     output = prepared(X)
     assert output.shape == (5, 3, 4)
-    if prepare == "prepare_fx":  # observers do not change results
+    if prepare == "prepare_fx":  # Observers do not change results.
         assert torch.equal(output, by_the_loop(net))
     else:
         output.sum().backward()
@@ -234,7 +235,7 @@ class OneStep(nn.Module):
 
 @pytest.mark.parametrize("backend", ["torch", "auto"])
 def test_inside_of_the_onnx_exporter(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checks that only operations are recorded, with kernels or without."""
+    """Checks that a program has no operators of this project, with backend "auto" as with "torch"."""
     monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
     v = torch.zeros(3, 8)
     for net, args in ((network(backend).eval(), (X,)), (OneStep(backend), (X[0], v))):
@@ -432,7 +433,7 @@ def test_modes_around_a_first_call(mode: str, backend: str) -> None:
         assert told == []
     assert torch.equal(output, by_the_loop(net))
     if mode == "flops":
-        assert tool.get_total_flops() == 5040  # those of the two linear layers
+        assert tool.get_total_flops() == 5040  # This is the number of operations of the two linear layers.
     if mode == "profiler":
         names = {event.name for event in tool.events()}
         assert {"aten::addmm", "aten::mm"} & names, "after the first neuron, too"
@@ -481,7 +482,7 @@ Function = Callable[[Tensor], Tensor]
 
 
 def penalised(f: Function, x: Tensor) -> Tensor:
-    """Computes the gradient of a penalty on gradients, with respect to the incoming gradient."""
+    """Computes the gradient of the squared gradient of `f` with respect to the incoming gradient."""
     incoming = torch.ones_like(x).requires_grad_()
     (gradient,) = torch.autograd.grad(f(x), x, incoming, create_graph=True)
     return torch.autograd.grad(gradient.square().sum(), incoming, allow_unused=True)[0]
@@ -506,7 +507,7 @@ DERIVATIVES: dict[str, Callable[[Function, Tensor], Any]] = {
     "func.vmap": lambda f, x: torch.func.vmap(f, in_dims=1, out_dims=1)(x),
 }
 TWICE = {"jvp", "hvp", "vhp", "hessian", "penalty"}
-# Transforms that change a norm's statistics, or in which torch does not allow a norm to write its running statistics.
+# Transforms that change a norm's statistics, or under which torch does not allow a norm to write running statistics.
 WITHOUT_NORM = {"func.vmap", "func.grad", "func.vjp", "func.jacrev", "func.grad of grad"}
 
 
@@ -543,7 +544,7 @@ def test_derivatives(kind: str, derivative: str, backend: str) -> None:
 
 @backends
 def test_a_state_does_not_outlive_its_transform(backend: str) -> None:
-    """Checks that the next call continues from the state's value, both inside and outside of other transforms."""
+    """Checks that the next call continues from the value of the state, inside or outside of another transform."""
     net, loop = network(backend), network("torch")
 
     def loss(values: Any) -> Tensor:
@@ -568,7 +569,7 @@ def test_a_state_does_not_outlive_its_transform(backend: str) -> None:
 
 @backends
 def test_a_state_from_before_a_transform(backend: str) -> None:
-    """Checks that such a state is a constant of the transformed function."""
+    """Checks that the transformed function has no gradient for such a state."""
     net, loop = network(backend), network("torch")
     found = []
     for one in (net, loop):

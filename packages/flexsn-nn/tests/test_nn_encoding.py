@@ -1,4 +1,4 @@
-"""Encoders: comparison with counts and with times computed by hand."""
+"""Encoders: spikes equal counts and times that are computed by hand."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def test_rate_uses_the_generator() -> None:
 @pytest.mark.parametrize(
     ("curve", "times"),
     [
-        # 4 (1 - x), with halves rounded to even
+        # The values of 4 (1 - x), with halves rounded to even.
         ("linear", [4, 4, 3, 2, 1, 0, 0]),
-        # 4 - ln((e⁴ - 1) x + 1)
+        # The values of 4 - ln((e⁴ - 1) x + 1), rounded.
         ("log", [4, 4, 1, 1, 0, 0, 0]),
     ],
 )
@@ -66,7 +66,7 @@ def test_latency(curve: str, times: list[int]) -> None:
 
 @pytest.mark.parametrize("curve", ["linear", "log"])
 def test_latency_of_long_and_short_trains(curve: str) -> None:
-    """Tests trains so long that exp(T - 1) overflows, and trains of one step."""
+    """Checks trains so long that exp(T - 1) overflows, and trains of one step."""
     x = torch.tensor([0.0, 1.0])
     assert encoding.latency(x, 1000, curve=curve).argmax(0).tolist() == [999, 0]
     assert encoding.latency(x, 1, curve=curve).tolist() == [[1.0, 1.0]]

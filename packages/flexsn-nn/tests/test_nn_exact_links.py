@@ -1,4 +1,4 @@
-"""Values that neurons and layers with exact products exchange: equal results, and no outdated values."""
+"""Values that neurons and layers with exact products exchange: results are equal, and no outdated value is used."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def assert_near(found: list[Tensor], want: list[Tensor], tolerance: float = 3e-6
 
 @pytest.fixture
 def handed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
-    """Records for each product whether its spikes were in bfloat16, and whether it offered links."""
+    """A list of one pair per product: whether its spikes were in bfloat16, and whether the product offered links."""
     calls = []
     run = RepeatedProducts.run
 
@@ -88,7 +88,8 @@ def test_two_parts_and_one_part(precision: str, handed: list[tuple[bool, bool]])
     products = exact_products(plain, precision, also=["0"], skip=["2"])
     for module in plain.modules():
         vars(module).pop(_exchange.ATTRIBUTE, None)
-    tolerance = 1e-4 if precision == "high" else 3e-2  # the interpreter truncates the parts
+    # Triton's interpreter truncates the parts, instead of rounding them.
+    tolerance = 1e-4 if precision == "high" else 3e-2
     assert_near(step(net, spikes()), step(plain, spikes()), tolerance)
     assert handed == [(False, True), (True, False), (False, True), (False, False)]
     assert len(products.layers) == 3
@@ -108,7 +109,7 @@ def test_without_gradients(handed: list[tuple[bool, bool]]) -> None:
 
 
 def test_the_parts_of_a_gradient_sum_to_the_gradient() -> None:
-    """Checks that the links receive the gradient that the layer's output would receive."""
+    """Checks that the links receive the gradient that the layer's output would receive without links."""
     torch.manual_seed(0)
     s, weight, bias = spikes(), torch.randn(16, 24, requires_grad=True), torch.randn(16, requires_grad=True)
     y, record, links = linked_linear(s, s.bfloat16(), weight, bias, (3, 3), links=True)
@@ -132,7 +133,7 @@ def test_the_parts_of_a_gradient_sum_to_the_gradient() -> None:
 
 
 class Between(nn.Module):
-    """A function between a neuron and a layer, and a function between a layer and a neuron."""
+    """A function between a neuron and a layer, and another function between a layer and a neuron."""
 
     def __init__(self, before: Callable[[Tensor], Tensor], after: Callable[[Tensor], Tensor]) -> None:
         super().__init__()

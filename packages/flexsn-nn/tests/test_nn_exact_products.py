@@ -1,4 +1,4 @@
-"""Networks whose layers multiply spikes exactly: selected layers, unchanged behaviour, and correct products."""
+"""Networks whose layers multiply spikes exactly: the selected layers, and correct products."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("loops")
 
 
 class Block(nn.Module):
-    """A residual sum of spikes."""
+    """A residual connection around a layer and a neuron."""
 
     def __init__(self, features: int) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ def data(features: int = 10, device: str = "cpu") -> Tensor:
 
 
 def step(net: nn.Module, x: Tensor, run: Callable[[Tensor], Tensor] | None = None) -> list[Tensor]:
-    """Returns the output and all gradients."""
+    """Returns the output, and the gradients of the input and of all parameters."""
     functional.reset_net(net)
     x = x.clone().requires_grad_()
     y = (run or net)(x)
@@ -83,13 +83,13 @@ def test_a_call_undoes_the_replacement() -> None:
     before = {name: set(vars(module)) for name, module in net.named_modules()}
     want = step(net, x)
     products = exact_products(net)
-    exact_products(net)  # a second call has no effect
+    exact_products(net)  # A second call has no effect.
     assert sum(len(module._forward_hooks) for module in net.modules()) == 3
     products.undo()
     assert {name: set(vars(module)) for name, module in net.named_modules()} == before
     assert all(not module._forward_hooks for module in net.modules())
     assert all(torch.equal(a, b) for a, b in zip(step(net, x), want, strict=True))
-    plain_products(net)  # has nothing to undo
+    plain_products(net)  # Nothing is left to undo.
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -150,7 +150,7 @@ def test_layers_that_the_user_names() -> None:
     products = exact_products(net, also=["0"], skip=["5"])
     assert_near(step(net, spikes), want)
     assert ran(products) == {"0": True, "2.fc": True, "3": True, "5": False}
-    assert_near(step(net, data()), step(network(), data()))  # the input has no spikes
+    assert_near(step(net, data()), step(network(), data()))  # This input does not consist of spikes.
     assert (
         "0: exact products; weight in 3 parts, gradients in 3 (float32); its input had numbers that are not whole"
         in str(products)
@@ -233,7 +233,7 @@ def test_convolutions_over_points() -> None:
 
 
 class Scaled(LIF):
-    """A neuron whose output does not consist of spikes, although its range claims so."""
+    """A neuron whose output does not consist of spikes, although the neuron's class has a spike range."""
 
     def forward(self, *inputs: Tensor, **options: Any) -> Tensor:
         spikes = super().forward(*inputs, **options)
@@ -284,7 +284,7 @@ def noisy(x: Tensor) -> Tensor:
     return x + torch.linspace(0, 1, x.shape[-1])
 
 
-# The function in between, the neuron, and True if the product is exact.
+# The function between neuron and layer, the neuron, and True if the product is exact.
 CASES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[], FlexSN], bool]] = {
     "a sum of forty spikes": (forty, LIF, True),
     "a sum of more than 256": (lambda x: forty(forty(x)), LIF, False),
@@ -383,14 +383,15 @@ def test_a_network_on_a_gpu(grid: bool) -> None:
     found = step(net, x)
     assert all(ran(products).values()), str(products)
     if grid:
-        assert torch.equal(found[0], want[0])  # all spikes and their sums are equal
-    # Without a grid, spikes may differ if the last bit of a sum differs. The last layer's gradients average over many.
+        assert torch.equal(found[0], want[0])  # With a grid, all spikes and their sums are equal.
+    # Without a grid, a spike may differ if the last bit of a sum differs. The gradients of the last layer are sums over
+    # many spikes.
     for one, other in zip(found, want, strict=True):
         norm = float(other.norm())
         assert float((one - other).norm()) <= (1e-5 if grid else 2e-2) * norm + 1e-6
 
 
-# Dynamo reads the gradients of tensors that are not leaves, and parameters have autograd nodes on another stream.
+# Dynamo reads the gradients of tensors that are not leaves, and autograd nodes of parameters belong to another stream.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream:UserWarning")
 @pytest.mark.gpu
@@ -437,5 +438,5 @@ def test_exchanged_tensors_on_a_gpu_equal_converted_ones(monkeypatch: pytest.Mon
     assert_near(first, want)
     for _ in range(4):
         last = step(net, x)
-    assert all(net[i].forward._products._calls for i in (0, 2, 4))  # run by the compiled launcher
+    assert all(net[i].forward._products._calls for i in (0, 2, 4))  # The compiled launcher has run these products.
     assert all(torch.equal(one, other) for one, other in zip(first, last, strict=True))

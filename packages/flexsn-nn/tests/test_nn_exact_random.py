@@ -39,7 +39,7 @@ def by_data(x: Tensor) -> Tensor:
     return x
 
 
-# Operations between two layers; each keeps the shape.
+# Operations between two layers. Each operation keeps the shape.
 STEPS: dict[str, Callable[[Tensor], Tensor]] = {
     "forty": many,
     "difference": lambda x: x - x.roll(1, 0),
@@ -106,7 +106,7 @@ def test_random_networks_are_exact_or_unchanged(seed: int) -> None:
     x = torch.randn(4, 3, FEATURES, generator=torch.Generator().manual_seed(seed))
     want = trained(net, x)
     products = exact_products(net)
-    largest = max(float(one.abs().max()) for one in want)  # because terms of a sum may cancel
+    largest = max(float(one.abs().max()) for one in want)  # This scale also covers sums whose terms cancel.
     for _ in range(2):
         for one, other in zip(trained(net, x), want, strict=True):
             scale = float(other.abs().max()) + 0.1 * largest

@@ -60,7 +60,7 @@ def test_the_choice_of_auto(compiler: None) -> None:
 
 @pytest.mark.skipif(HAS_GPU, reason="there, kernels need no compiler on the path")
 def test_without_a_compiler_auto_chooses_the_loop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Tests a machine without a compiler: sequences, gradients, single steps, and inside of torch.compile."""
+    """Checks sequences, gradients, single steps, and a compiled graph, on a machine without a compiler."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     ours, loop = LIF(), LIF(backend="torch")
@@ -95,7 +95,7 @@ def test_single_steps_run_in_kernels_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_single_steps_on_a_gpu_by_its_interpreter(monkeypatch: pytest.MonkeyPatch, interpreted: None) -> None:
-    """Checks that the loop runs if kernels refuse a core, as on the CPU."""
+    """Checks that steps run in kernels, and that a core that kernels refuse runs as a loop, as on the CPU."""
     monkeypatch.setattr(_choice, "choose", lambda *args: _backends.Choice("triton", "as on a GPU", {}))
     monkeypatch.setattr(_choice, "written_in", lambda backend: "triton")
     one, loop = LIF(step_mode="s"), LIF(step_mode="s", backend="torch")
@@ -145,7 +145,7 @@ def test_the_choice_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_kernels_built_so_far() -> None:
     layer = neuron("triton", residuals="recompute")
-    x = ones(11, 2, 3)  # more than one chunk, which would have no checkpoints
+    x = ones(11, 2, 3)  # One chunk would need no checkpoints, so the sequence is longer.
     layer(x)
     built = re.compile(r"^kernels for steps of \[2, 3\] float32: (.*)$", re.MULTILINE)
     found = built.search(layer.explain())
@@ -164,11 +164,12 @@ def test_bytes_moved_by_a_call(keep: bool) -> None:
     layer = neuron("triton", residuals="recompute")
     layer.store_state_seqs = keep
     told = layer.explain(ones(50, 20, 10))
-    # 50 * 200 elements of 4 bytes
+    # A sequence has 50 * 200 elements of 4 bytes.
     assert "over 50 steps of 200 elements (once through them, a stream: 40 kB)" in told
     final = "state sequence 0 (40 kB): 120 kB, 3.00 streams" if keep else "final state 0 (800 B): 80.8 kB, 2.02 streams"
     assert f"forward reads input 0 (40 kB); writes output 0 (40 kB), {final}" in told
-    # The backward moves grad_output, the input and grad_input; checkpoints of 800 bytes are written and read.
+    # The backward reads grad_output and the input, and writes grad_input. Checkpoints of 800 bytes are written and
+    # read.
     found = re.search(r"every (\d+) steps \((.*?)\).*: (\d+) kB, (\d\.\d\d) streams more", told)
     assert found is not None
     checkpoints = 800 * (-(-50 // int(found[1])) - 1)
@@ -212,7 +213,7 @@ def test_copies_that_a_layout_causes() -> None:
 
 
 def test_other_kinds_of_neurons() -> None:
-    """Checks that a state with other initial values or a captured tensor is read, and that a step counts as T = 1."""
+    """Checks initial states that are not zero, captured tensors, and single steps, which count as T = 1."""
     x = ones(4, 2, 3)
     assert "reads input 0 (96 B), state 0 (24 B); writes" in LIF(v_reset=-1.0).explain(x)
     assert "state 0 (24 B)" in LIF(precision="float32").explain(x.half())
@@ -241,7 +242,7 @@ def test_values_read_once_are_listed(interpreted: None) -> None:
     assert "read as constants" not in account
 
 
-# -- one record: explain() reports what ran -------------------------------------------------------------------
+# -- explain() reports what ran -----------------------------------------------------------------------------
 
 
 class Tagged(Tensor):
@@ -256,7 +257,7 @@ def draws(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return x + 0 * torch.rand_like(x), v + x
 
 
-X = torch.arange(24.0).reshape(3, 2, 4)  # on the CPU, also on machines with a GPU
+X = torch.arange(24.0).reshape(3, 2, 4)  # These values are on the CPU, also on machines with a GPU.
 OUTSIDE: dict[str, tuple[Any, Any, str]] = {
     "an operation": (mixes, lambda layer: layer(X), "compiled kernels refuse the core: NonPointwiseError"),
     "random numbers": (draws, lambda layer: layer(X), "compiled kernels refuse the core: RandomOpError"),
@@ -273,7 +274,7 @@ def called_in_a_mode(layer: FlexSN) -> Any:
 
 
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Records whether kernels or the core itself run each call."""
+    """Returns a list, to which each call appends the backend that runs it."""
     ran: list[str] = []
     for owner, name in (
         (_running, "run_kernels"),
@@ -308,7 +309,7 @@ def backends_in(account: str) -> list[str]:
 @pytest.mark.parametrize("reason", OUTSIDE)
 @pytest.mark.parametrize("mode", ["m", "s"])
 def test_each_reason_for_the_loop(reason: str, mode: str, compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checks `explain` before a call, after it, after a call that kernels run, and after a change."""
+    """Checks `explain` before and after calls that run as a loop or in kernels, and after changes of core and backend."""
     core, call, words = OUTSIDE[reason]
     if mode == "s" and reason in ("no steps", "a transform"):
         pytest.skip("of sequences")
@@ -351,7 +352,7 @@ def test_each_reason_for_the_loop(reason: str, mode: str, compiler: None, monkey
 
 @pytest.mark.filterwarnings("ignore::flexsn_nn.PortabilityWarning")
 def test_a_refusal_depends_on_inputs(compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests a core whose calls run partly in kernels and partly as a loop: `explain` lists both with reasons."""
+    """Checks a core that runs in kernels for some calls and as a loop for others. `explain` lists both reasons."""
     ran = recorded(monkeypatch)
     layer = FlexSN(lambda x, v: (x.cumsum(0) if x.dim() > 2 else x + v, v + x), 1, 1, 1)
     layer(X)
@@ -364,7 +365,7 @@ def test_a_refusal_depends_on_inputs(compiler: None, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.filterwarnings("ignore::flexsn_nn.PortabilityWarning")
 def test_a_refusal_depends_on_settings_of_modules(compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests a core whose behaviour depends on its mode and on a flag."""
+    """Checks a core whose behaviour depends on `training` and on a flag."""
 
     class Noisy(nn.Module):
         noisy = False

@@ -1,4 +1,4 @@
-"""`torch.export`: a program without a state, or with the state as an argument and a result."""
+"""`torch.export`: programs without a state, or with the state as an argument and as a result."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_calls_in_one_program_continue(neuron: str) -> None:
     net.neuron.reset()  # type: ignore[operator]
     anew = torch.cat([net(part)[:1] for part in x.split(3) if net.neuron.reset() is None])  # type: ignore[operator]
     assert not torch.equal(wanted[-len(anew) :], anew), "the state matters"
-    for _ in range(2):  # an export leaves nothing behind for the next one
+    for _ in range(2):  # An export does not affect the next export.
         net.neuron.reset()  # type: ignore[operator]
         program = torch.export.export(net, (x,), strict=False).module()
         assert net.neuron.states == []

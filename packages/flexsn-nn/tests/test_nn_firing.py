@@ -1,4 +1,4 @@
-"""Warnings for layers that never or always fire in training. `fluctuation_driven_` makes layers fire."""
+"""Warnings about layers that never fire or always fire in training. `fluctuation_driven_` makes layers fire."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("loops")
 
 
 def found(net: nn.Module, x: torch.Tensor, calls: int = 80) -> list[str]:
-    """Returns the messages of the warnings in these calls."""
+    """Calls a network and returns the messages of the warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(calls):
@@ -29,7 +29,7 @@ def found(net: nn.Module, x: torch.Tensor, calls: int = 80) -> list[str]:
 
 
 def dead(features: int) -> RALIF:
-    """A layer whose input is divided by a long time constant."""
+    """Makes a layer that never fires, because a long time constant divides its input."""
     return RALIF(features, tau=10.0, beta=1.8, decay_input=True)
 
 
@@ -95,7 +95,7 @@ def test_checks_change_no_result_and_copies_have_separate_counts() -> None:
     neuron, other = LIF(), LIF(watch_firing=False)
     x = torch.rand(6, 2, 3, requires_grad=True)
     for _ in range(40):
-        assert torch.equal(neuron(x), other(x))  # from equal states
+        assert torch.equal(neuron(x), other(x))  # Both neurons continue from equal states.
         assert torch.equal(neuron.states[0], other.states[0])
         functional.detach_net(neuron)
         functional.detach_net(other)
@@ -117,7 +117,7 @@ def test_a_call_that_raises_ends_no_watch() -> None:
 def test_on_a_gpu_no_call_waits() -> None:
     neuron = LIF().cuda()
     x = torch.zeros(5, 2, 3, device="cuda", requires_grad=True)
-    for _ in range(20):  # builds kernels and allocates pinned memory
+    for _ in range(20):  # These calls build kernels and allocate pinned memory.
         neuron.reset()
         neuron(x)
     torch.cuda.synchronize()
@@ -178,7 +178,7 @@ def test_membranes_fluctuate_up_to_the_threshold(make: Any, mean: float) -> None
     linear = nn.Linear(200, 300, bias=False)
     init.fluctuation_driven_(linear.weight, neuron, rate=0.02, xi=2.0, mean=mean)
     threshold = 1.5 if getattr(neuron, "v_threshold", 0) == 2.0 else 1.0
-    # This membrane never reaches its threshold.
+    # With this threshold, the neuron never fires.
     inner: Any = neuron.neuron if isinstance(neuron, Recurrent) else neuron
     for name in ("v_threshold", "threshold"):
         if hasattr(inner, name):
@@ -188,7 +188,7 @@ def test_membranes_fluctuate_up_to_the_threshold(make: Any, mean: float) -> None
     with torch.no_grad():
         neuron(linear(spikes))
     v = neuron.state_seq("v")[100:] - (0.5 if threshold == 1.5 else 0.0)
-    deviation = float(v.var(0).mean().sqrt())  # over time, for each neuron
+    deviation = float(v.var(0).mean().sqrt())  # The deviation of each neuron over time.
     assert deviation == pytest.approx((threshold - mean) / 2, rel=0.08)
     assert float(v.mean()) == pytest.approx(mean, abs=0.05)
 

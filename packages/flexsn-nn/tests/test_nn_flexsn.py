@@ -1,4 +1,4 @@
-"""`FlexSN`: equal results on all backends, and a state that is kept, reset, detached, copied and moved."""
+"""`FlexSN`: equal results on all backends, and states that are stored, reset, detached, copied and moved."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from flexsn_runtime import _availability
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
 BACKENDS = ("torch", "hop", "triton", "inductor", "cpp", "auto")
-# In these tests, "auto" means "cpp", and "inductor" launches the kernels of "triton".
+# In these tests, "auto" chooses "cpp" on the CPU, and "inductor" launches the kernels of "triton".
 backends = pytest.mark.parametrize(
     "backend", [pytest.param(b, marks=[pytest.mark.long] if b in ("cpp", "inductor") else []) for b in BACKENDS]
 )
-# More than two of the interpreter's blocks of 512 elements.
+# The size of a step exceeds two of the interpreter's blocks of 512 elements.
 STEP = (3, 371)
 
 
@@ -42,7 +42,7 @@ def two_in_two_out(x: Tensor, y: Tensor, i: Tensor, v: Tensor) -> tuple[Tensor, 
 
 
 class Decay(nn.Module):
-    """A core with a parameter and a buffer that computes another function in evaluation."""
+    """A core with a parameter and a buffer. In evaluation, it computes another function than in training."""
 
     bias: Tensor
 
@@ -88,7 +88,7 @@ def test_results_and_gradients(backend: str, store: bool) -> None:
         layer = FlexSN(core, 1, 1, 1, backend=name, store_state_seqs=store)
         x = random(5, *STEP).requires_grad_()
         first = tensor(layer(x))
-        second = tensor(layer(x * 0.5))  # from the state of the first call
+        second = tensor(layer(x * 0.5))  # This call continues from the state of the first call.
         total = first.sum() + second.square().sum() + layer.states[0].sum()
         if store:
             total = total + layer.state_seqs[0][1].sum()
@@ -148,7 +148,7 @@ def test_single_steps_equal_a_sequence(backend: str) -> None:
 @pytest.mark.long(all_but=["torch", "hop", "auto"])
 @backends
 def test_requires_grad_masks(backend: str) -> None:
-    """Checks that a mask blocks the gradient of an input, and of the state from call to call."""
+    """Checks that a False entry blocks the gradient of an input, or of a state from call to call."""
     x = random(3, *STEP).requires_grad_()
     y = random(3, *STEP, seed=1).requires_grad_()
     layer = FlexSN(two_in_two_out, 2, 2, 2, backend=backend, requires_grad=(True, False, False, True))
@@ -270,7 +270,7 @@ def test_another_batch_size_without_reset(backend: str) -> None:
 @pytest.mark.long(all_but=["torch", "hop", "auto"])
 @backends
 def test_truncated_backpropagation_trains(backend: str) -> None:
-    """Trains with two calls and an optimizer step in between. The second backward must not reach the first call."""
+    """Trains with two calls and an optimizer step between them. The second backward must not reach the first call."""
     core = Decay().to(DEVICE)
     layer = FlexSN(core, 1, 1, 1, backend=backend)
     optimizer = torch.optim.SGD(layer.parameters(), lr=1e-4)
@@ -308,7 +308,7 @@ def test_a_module_core_registers_its_parameters() -> None:
 def test_state_dict_round_trip(backend: str) -> None:
     x = random(3, *STEP)
     one, other = (FlexSN(Decay().to(DEVICE), 1, 1, 1, backend=backend) for _ in range(2))
-    other(x)  # the kernels exist already
+    other(x)  # This call builds the kernels before the new values are loaded.
     other.reset()
     with torch.no_grad():
         one.core.decay.mul_(0.5)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Helpers for whole networks: state, step mode and backend."""
+"""Functions for whole networks: state, step mode and backend."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_reset_starts_again() -> None:
 
 
 def test_truncated_backpropagation() -> None:
-    """Checks that `detach_net` keeps the values and cuts the gradient, so that each chunk has its own gradient."""
+    """Checks that `detach_net` keeps the values of states and cuts the gradients between chunks."""
     net = make_net()
     whole = net(X)
     functional.reset_net(net)
@@ -121,7 +121,7 @@ def test_reset_finds_modules_that_are_shared_nested_and_replaced() -> None:
 
 
 def test_a_reset_of_a_network_takes_a_few_calls_of_python() -> None:
-    """Counts calls instead of time: there is one call per module with a state, and none for other modules."""
+    """Counts calls instead of time. Modules without a state cause no calls."""
 
     def calls(blocks: int) -> int:
         net = nn.Sequential(*(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), IF()) for _ in range(blocks)))
@@ -141,4 +141,4 @@ def test_a_reset_of_a_network_takes_a_few_calls_of_python() -> None:
         return count
 
     few, many = calls(10), calls(110)
-    assert many - few <= 100  # for 400 more modules
+    assert many - few <= 100  # The larger network has 100 more modules with a state.

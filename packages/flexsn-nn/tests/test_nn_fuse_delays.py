@@ -1,4 +1,4 @@
-"""`fuse_delays`: kernels of neurons that load earlier steps equal a delay before the neuron."""
+"""`fuse_delays`: neurons whose kernels load earlier steps equal a delay before the neuron."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def learned(*shape: int, most: int = 6) -> Delay:
-    """Makes delays, including whole numbers, the largest delay and the smallest one."""
+    """Makes a layer of learned delays. Its delays include the largest one and a whole number."""
     delay = most * random(*shape, seed=1)
     flat = delay.view(-1)
     flat[0], flat[-1] = most, flat[-1].round()
     return Delay(delay, max_delay=most, learn=True)
 
 
-# Numbers of steps of more than several chunks, and numbers of steps below the delay.
+# Sequences of more than several chunks, and sequences that are shorter than the delay.
 CASES: dict[str, tuple[Callable[[], Delay], Callable[[], FlexSN], tuple[int, ...]]] = {
     "for each neuron": (lambda: learned(5), LIF, (21, 3, 5)),
     "for each channel": (lambda: learned(3, 1), ParametricLIF, (10, 2, 3, 4)),
@@ -44,7 +44,7 @@ CASES: dict[str, tuple[Callable[[], Delay], Callable[[], FlexSN], tuple[int, ...
 
 
 def pair(delay: Delay, neuron: FlexSN) -> tuple[Net, Net]:
-    """Makes a network with its delay in the neuron's kernels, and the network without fusion."""
+    """Makes a network whose neuron computes the delay in its kernels, and an equal network without fusion."""
     apart = Net(delay, neuron).double()
     fused = copy.deepcopy(apart)
     assert fuse_delays(fused).fused == {"0": "1"}
@@ -64,7 +64,7 @@ def ran(net: Net, x: Tensor, **options: Any) -> list[Tensor]:
 
 
 def check(fused: list[Tensor], apart: list[Tensor], num_gradients: int, tolerance: float = 1e-12) -> None:
-    """Checks that results are bitwise equal, and gradients are equal up to the order of sums."""
+    """Checks that outputs and states are bitwise equal, and that gradients are equal up to the order of sums."""
     assert len(fused) == len(apart)
     for i, (ours, theirs) in enumerate(zip(fused, apart, strict=True)):
         if i < len(fused) - num_gradients:
@@ -74,7 +74,7 @@ def check(fused: list[Tensor], apart: list[Tensor], num_gradients: int, toleranc
 
 
 def forbid(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes delays before a neuron fail."""
+    """Makes each delay that runs before a neuron raise an error."""
 
     def refused(self: Delay, x: Tensor) -> Tensor:
         raise AssertionError("the delay ran before the neuron")
@@ -93,7 +93,7 @@ def test_equal_to_a_delay_before(case: str, monkeypatch: pytest.MonkeyPatch) -> 
     wanted = ran(apart, x)
     if shape[0] > 1:
         forbid(monkeypatch)
-    for _ in range(2):  # the second call repeats the first one
+    for _ in range(2):  # The second call repeats the recorded operations of the first call.
         fused[0].reset()  # type: ignore[operator]
         fused[1].reset()  # type: ignore[operator]
         check(ran(fused, x), wanted, 1 + len(list(apart.parameters())))
@@ -127,7 +127,7 @@ def test_gradients_are_differences() -> None:
         state: Tensor = fused[1].states[0]  # type: ignore[index]  # spikes have no differences
         return state
 
-    x = 0.2 * random(9, 1, 4)  # so that no neuron fires
+    x = 0.2 * random(9, 1, 4)  # With these values, no neuron fires.
     delay = 0.1 + 5 * random(4, seed=3)
     fused[1].v_threshold = 1e6  # type: ignore[assignment]
     assert torch.autograd.gradcheck(function, (x.requires_grad_(), delay.requires_grad_()), fast_mode=True)
@@ -167,7 +167,7 @@ def test_the_delay_runs_before_neurons_that_cannot_compute_it(case: str) -> None
 
 @pytest.mark.usefixtures("interpreted")
 def test_calls_of_all_kinds() -> None:
-    """Tests a stream in parts, evaluation, and single steps. Each call continues from the previous one."""
+    """Runs a sequence in two parts, in evaluation. The second call continues from the states of the first call."""
     fused, apart = pair(gaussian(), LIF())
     fused[1].backend, apart[1].backend = "auto", "torch"  # type: ignore[assignment]
     x = random(8, 3, 5)

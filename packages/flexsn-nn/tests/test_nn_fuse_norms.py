@@ -1,4 +1,4 @@
-"""Networks whose neurons compute their norms: results equal those of the unchanged network."""
+"""Networks whose neurons compute norms: results equal those of the unchanged network."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def convolution(before: int, after: int) -> OverTime:
 
 
 class Block(nn.Module):
-    """Layers in the order of their calls, with a shortcut around them."""
+    """Layers with a shortcut around them. The attributes of neurons have another order than the calls."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def run(net: nn.Module, x: Tensor) -> Any:
 
 
 def training_step(net: nn.Module, function: Any = run) -> dict[str, Tensor]:
-    """Returns outputs, gradients and buffers."""
+    """Returns the output, the gradients, and the buffers."""
     torch.manual_seed(1)
     x = torch.randn(3, 2, 2, 6, 6, dtype=torch.float64, requires_grad=True)
     output = function(net, x)
@@ -91,7 +91,7 @@ def test_the_network_is_restored() -> None:
     apart.eval()
     fused.eval()
     torch.testing.assert_close(training_step(fused), training_step(apart))
-    assert fuse_norms(fused) == report  # a second call changes nothing
+    assert fuse_norms(fused) == report  # A second call changes nothing.
     unfuse_norms(fused)
     for mine, theirs in zip(training_step(fused).values(), training_step(apart).values(), strict=True):
         assert torch.equal(mine, theirs)
@@ -112,23 +112,23 @@ def test_copies_checkpoints_and_monitors() -> None:
         with SpikeMonitor(twin) as monitor:
             assert torch.equal(run(twin, x), wanted)
         assert monitor.sequence("2.first_neuron").shape == (3, 2, 4, 6, 6)
-        assert torch.equal(run(net, x), wanted)  # the two are independent
+        assert torch.equal(run(net, x), wanted)  # The original and the copy are independent.
 
 
 def test_parts() -> None:
-    """Checks separate calls: a fused layer returns its norm's input, and a neuron accepts any input."""
+    """Checks that a fused layer returns the input of its norm, and that a neuron accepts inputs from other layers."""
     layer, neuron = convolution(2, 4), LIF()
     net = nn.Sequential(layer, neuron)
     fuse_norms(net)
     x = torch.randn(3, 2, 2, 6, 6)
     assert torch.equal(layer(x), OverTime(layer[0])(x))
     assert "the neuron after it computes" in repr(net)
-    torch.testing.assert_close(layer[:](x), OverTime(*layer)(x))  # a slice of a layer is a separate layer
+    torch.testing.assert_close(layer[:](x), OverTime(*layer)(x))  # A slice of a layer is a separate layer.
     with pytest.raises(HandoverError, match="an input that is not that layer's output"):
         neuron(layer(x) + 1)
     neuron.reset()
     before = LIF()(x)
-    assert torch.equal(neuron(x), before)  # nothing was handed over
+    assert torch.equal(neuron(x), before)  # No layer passed statistics to the neuron.
 
 
 def test_compiled() -> None:
@@ -265,7 +265,7 @@ def test_skip() -> None:
 
 
 class Positions(nn.Module):
-    """Makes tensors from sizes, and from numbers that depend on data."""
+    """A module that makes tensors from sizes, or from values that depend on data."""
 
     def __init__(self, make: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -291,7 +291,7 @@ def test_a_forward_that_makes_tensors_of_sizes_does_not_crash(make: Callable[[Te
 
 
 class SizedByValue(nn.Module):
-    """Uses a tensor's value as a size in a function that also calls `isinstance`."""
+    """A module that uses a tensor's value as a size, in a function that also calls `isinstance`."""
 
     def __init__(self, make: Callable[[Any], Any]) -> None:
         super().__init__()
@@ -308,7 +308,7 @@ class SizedByValue(nn.Module):
 
 @pytest.mark.parametrize("make", [torch.zeros, None, torch.arange, lambda n: torch.ones(4)[:n]])
 def test_a_value_as_a_size_does_not_end_the_process(make: Any) -> None:
-    """If classes were guessed from names in the code, `torch.zeros` would read the memory of a number as a tensor."""
+    """Checks that `torch.zeros` receives no traced value as a size, since it would read memory at a wrong address."""
     net = SizedByValue(make)
     report = fuse_norms(net)
     assert len(report.fused) + len(report.left) == 1

@@ -1,4 +1,4 @@
-"""Captured steps without a GPU: kinds of calls, memory of replays, changes, and runs in Python."""
+"""Captured steps without a GPU: kinds of calls, memory of replays, changes between steps, and runs in Python."""
 
 from __future__ import annotations
 
@@ -91,13 +91,13 @@ def assert_equal(got: list[Tensor], expected: list[Tensor]) -> None:
 
 
 def both(net: nn.Module, make: Callable[[nn.Module], CapturedStep]) -> tuple[Any, Any, Any]:
-    """Returns a captured step, an equal step without a graph, and the network of the latter."""
+    """Returns a captured step, an equal step without a graph, and the network of the step without a graph."""
     twin = copy.deepcopy(net)
     return make(net), make(twin).step.run, twin
 
 
 def compare(captured: CapturedStep, plain: Any, count: int, after: Callable[[int], object] = lambda i: None) -> None:
-    """Trains both, and compares their losses."""
+    """Trains with both steps and compares their losses."""
     for i in range(count):
         x, y = batch(i)
         assert torch.equal(captured(x, y), plain(x, (y,))), i
@@ -138,8 +138,8 @@ def test_a_graph_for_each_shape_and_the_least_recently_used_is_dropped(recorder:
     found = [captured(*batch(i, size)) for i, size in enumerate(sizes)]
     assert recorder.recorded == 2
     assert_equal(found, [plain(x, (y,)) for x, y in (batch(i, size) for i, size in enumerate(sizes))])
-    captured(*batch(0, 5, steps=2))  # another length makes a third kind
-    captured(*batch(0, 5))  # kind 3 was dropped, kind 5 was not
+    captured(*batch(0, 5, steps=2))  # The other number of steps makes a third kind of call.
+    captured(*batch(0, 5))  # The graph of size 3 was dropped, and the graph of size 5 was not.
     assert recorder.recorded == 2
     captured(*batch(0, 3))
     captured(*batch(0, 3))
@@ -189,7 +189,7 @@ def test_states_that_are_kept_are_not_overwritten(recorder: OperationsRecorder) 
         before = [state.clone() for state in kept]
         assert torch.equal(captured(*batch(i)), plain(batch(i)[0], (batch(i)[1],)))
         assert_equal(kept, before)
-        if i == 5:  # begins a new sequence
+        if i == 5:  # A new sequence begins here.
             reset_net(net)
             reset_net(twin)
     assert recorder.recorded
@@ -216,7 +216,7 @@ SCALE = 1.0
 def test_changes_are_detected(recorder: OperationsRecorder, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "SCALE", 1.0)
     net = network(LIF, nn.Dropout(0.2))
-    net[1], net[2] = net[2], net[1]  # linear, neuron, dropout, linear
+    net[1], net[2] = net[2], net[1]  # The order is now linear layer, neuron, dropout, linear layer.
     twin = copy.deepcopy(net)
 
     def loss(output: Tensor, labels: Tensor) -> Tensor:
@@ -242,7 +242,7 @@ def test_changes_are_detected(recorder: OperationsRecorder, what: str, monkeypat
     CHANGES[what](twin, other)
     train(5)
     assert recorder.recorded == before + 1
-    if what != "double precision":  # the arguments are in double precision, too
+    if what != "double precision":  # The arguments also become double precision.
         assert "recorded again" in captured.explain()
 
 
@@ -255,7 +255,7 @@ def parameter_hooked(net: Any) -> None:
 
 
 class Counting(nn.Module):
-    """Assigns an attribute in each call."""
+    """A layer that assigns an attribute in each call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -267,7 +267,7 @@ class Counting(nn.Module):
 
 
 class Logging(nn.Module):
-    """Appends to a list in each call."""
+    """A layer that appends to a list in each call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -279,14 +279,14 @@ class Logging(nn.Module):
 
 
 class Drawing(nn.Module):
-    """Draws from Python's random numbers."""
+    """A layer that draws Python's random numbers."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * random.random()
 
 
 class Reading(nn.Module):
-    """Waits for the device."""
+    """A layer that waits for the device."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * x.max().item()
@@ -506,7 +506,7 @@ def test_the_line_of_an_error() -> None:
 
 
 class Failing(nn.Module):
-    """Fails in a line of its own code."""
+    """A layer that raises an error in its own code."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x / (1 // 0)
@@ -590,7 +590,7 @@ def test_ranges_are_checked_between_replays(recorder: OperationsRecorder) -> Non
     captured = graphs.capture(net, loss_of, torch.optim.SGD(net[0].parameters(), lr=0.1))
     for i in range(4):
         captured(*batch(i))
-    net[1].beta.data.fill_(1.5)  # like a replay, this writes without a new version
+    net[1].beta.data.fill_(1.5)  # As in a replay, this write does not increase the tensor's version.
     with pytest.warns(RangeWarning, match="has left its range"):
         captured_often(captured)
     assert recorder.recorded == 1
@@ -616,7 +616,7 @@ def test_attributes_of_classes_are_watched(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 class Scaled(nn.Module):
-    """Reads a number of its class, and a global variable in another method."""
+    """A module that reads an attribute of its class, and a global variable in another method."""
 
     factor = 1.0
 
@@ -636,7 +636,7 @@ def test_values_reachable_from_functions_are_watched() -> None:
 
     watch = StepWatch({"loss": lambda x: x * inner()}, torch.device("cpu"))
     assert watch.holds()
-    options.scale = 1.0 + 0.0  # an equal number
+    options.scale = 1.0 + 0.0  # This value is equal, but it is another object.
     assert watch.holds()
     options.scale = 2.0
     assert not watch.holds()
@@ -650,7 +650,7 @@ def test_values_reachable_from_functions_are_watched() -> None:
 
 
 def test_records_of_replaced_forwards_are_not_watched() -> None:
-    """Checks that a call of another size or dtype between two steps, as in evaluation, causes no new recording."""
+    """Checks that a call with another size or dtype between two steps, as in evaluation, causes no new recording."""
     net = nn.Sequential(nn.MaxPool1d(2), nn.Linear(6, 6), LIF(backend="torch"), nn.Linear(6, 3))
     exact_products(net)
     spike_pooling(net)
@@ -660,11 +660,11 @@ def test_records_of_replaced_forwards_are_not_watched() -> None:
     reset_net(net)
     with torch.no_grad():
         net(torch.rand(3, 2, 12).requires_grad_())
-        net[0](torch.rand(2, 12))  # an input of two dimensions
+        net[0](torch.rand(2, 12))  # This input has two dimensions.
     exchange._zero, exchange._rejected_core = torch.zeros(()), net[2].core
     assert watch.holds()
     forward: Any = net[1].forward
-    forward.precision = "high"  # this changes results, unlike a cache
+    forward.precision = "high"  # Unlike a cache, the precision changes results.
     assert not watch.holds()
 
 
@@ -687,10 +687,10 @@ def test_compared_properties_of_variables_and_tensors() -> None:
     weight.t_()
     assert watch.changes() == ["weight"]
     weight.t_()
-    weight.add_(1)  # a replay reads the new value
+    weight.add_(1)  # A replay reads the new value.
     assert watch.holds()
     elsewhere = StepWatch({"loss": loss}, torch.device("cuda"))
-    weight.add_(1)  # a graph contains the old values
+    weight.add_(1)  # The tensor is not on the watched device, so a graph would contain the old values.
     assert not elsewhere.holds()
     assert elsewhere.changes() == ["weight"]
 
@@ -706,7 +706,7 @@ def test_long_containers_are_compared_by_their_length() -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 def test_numbers_of_modules_that_dynamo_makes_symbolic() -> None:
-    """Tests numbers like those of modules in FSDP: two neurons differ in their numbers of states and outputs."""
+    """Checks attributes that Dynamo makes symbolic, as in FSDP. The neurons have different numbers of states."""
     torch._dynamo.reset()
     for make in (LIF, ALIF, LIF):
         neuron, loop = make(), make(backend="torch")

@@ -99,7 +99,7 @@ def test_single_steps_and_element_by_element() -> None:
 def test_spectral_norm_runs_as_a_loop_in_training_and_in_kernels_in_evaluation(
     hook: Callable[[nn.Module], None], used: bool
 ) -> None:
-    """Tests a power iteration that writes to buffers at each step in training."""
+    """Checks a power iteration that writes to buffers at each step in training."""
     x = torch.rand(9, 3, 5)
     loop, auto = rlif("torch"), rlif("auto")
     for neuron in (loop, auto):

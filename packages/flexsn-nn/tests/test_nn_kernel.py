@@ -1,4 +1,4 @@
-"""`FlexSNKernel`: a step function as a callable without a state."""
+"""`FlexSNKernel`: a step function as a callable that stores no state."""
 
 from __future__ import annotations
 
@@ -90,7 +90,8 @@ def test_wrong_arguments() -> None:
         FlexSNKernel(core, 2, 1, 1, (torch.zeros(3),) * 3)
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo reads it
+# Dynamo reads this attribute.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_between_the_graphs_of_a_compiler() -> None:
     kernel, args = FlexSNKernel(core, 2, 1, 2), problem()
     torch._dynamo.reset()

@@ -1,4 +1,4 @@
-"""Delays, the shared dropout, tdBN and residual blocks."""
+"""Delays, shared dropout, batch norms that depend on the threshold, and residual blocks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def draw(*shape: int) -> Tensor:
 
 
 def late(x: Tensor, delays: Tensor) -> Tensor:
-    """Computes the definition, element by element."""
+    """Computes the delayed sequence by its definition, element by element."""
     y = torch.zeros_like(x)
     flat, out, each = x.flatten(1), y.view(len(x), -1), delays.expand(x.shape[1:]).flatten()
     for e in range(flat.shape[1]):
@@ -103,7 +103,7 @@ def test_learned_delays_remain_in_their_range() -> None:
 
 @pytest.mark.parametrize("interpolation", ["triangle", "gaussian"])
 def test_wide_delays(interpolation: str) -> None:
-    """Compares wide delays with their formulas; in evaluation, they are whole steps."""
+    """Compares outputs in training with the formulas. In evaluation, delays are rounded to whole steps."""
     delay = torch.tensor([0.3, 1.6, 3.7], dtype=torch.float64)
     layer = Delay(delay, max_delay=4, learn=True, interpolation=interpolation, width=1.5)
     x = draw(9, 2, 3)
@@ -142,7 +142,8 @@ def test_wide_delays(interpolation: str) -> None:
     ],
     ids=["whole", "fraction", "learned", "gaussian"],
 )
-@pytest.mark.filterwarnings("ignore:The tensor attribute:UserWarning")  # the last inputs are stored for the next call
+# The last inputs are stored for the next call.
+@pytest.mark.filterwarnings("ignore:The tensor attribute:UserWarning")
 def test_delays_are_exported_for_any_number_of_steps(make: Callable[[], Delay]) -> None:
     layer, x = make(), draw(12, 2, 3).float()
     program = torch.export.export(layer, (x[:7],), dynamic_shapes=({0: torch.export.Dim("T", min=2)},)).module()
@@ -152,7 +153,7 @@ def test_delays_are_exported_for_any_number_of_steps(make: Callable[[], Delay]) 
 
 
 def test_a_delay_finds_a_target() -> None:
-    """Trains on the results of a delay of 2.4 until the delay reaches it."""
+    """Trains on the outputs of a delay of 2.4 until the learned delay is close to 2.4."""
     x = torch.sin(torch.linspace(0, 12, 60, dtype=torch.float64)).unsqueeze(1)
     wanted = Delay(2.4)(x)
     layer = Delay(torch.tensor(1.0, dtype=torch.float64), max_delay=5, learn=True)

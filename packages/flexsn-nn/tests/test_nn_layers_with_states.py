@@ -1,4 +1,4 @@
-"""Layers with a state that are not neurons: checkpointing, export, copies, and passing states on."""
+"""Layers with a state that are not neurons: checkpointing, export, copies, and passed states."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from flexsn_runtime import FreedGraphError
 
 
 class Sum(Stateful):
-    """A layer like those of users, which reads and assigns `states`."""
+    """A user's layer, which reads and assigns `states`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ def test_a_function_that_sets_the_state_first(name: str, reentrant: bool, begin:
     (wanted,) = torch.autograd.grad((run(x) * weights).sum(), x)
     torch.manual_seed(1)
     y: Tensor = checkpoint(run, x, use_reentrant=reentrant)
-    layer(data())  # calls between the two runs do not matter
+    layer(data())  # Calls between the two runs do not matter.
     (y * weights).sum().backward()
     torch.testing.assert_close(x.grad, wanted)
 
@@ -160,7 +160,7 @@ def test_exports_begin_with_the_initial_state_or_raise(name: str, strict: bool) 
 
 
 class Twice(nn.Module):
-    """Calls one layer twice: the second call continues from the state of the first."""
+    """A module that calls one layer twice. The second call continues from the state of the first."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -277,7 +277,7 @@ def test_a_past_on_another_device_is_refused() -> None:
 
 
 class Filter(Stateful):
-    """A layer that stores values from its own operations."""
+    """A layer that stores the results of its own operations."""
 
     def forward(self, x: Tensor) -> Tensor:
         kept = self.states[0] if self.states else torch.zeros_like(x[0])

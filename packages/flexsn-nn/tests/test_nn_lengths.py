@@ -1,4 +1,4 @@
-"""Sequences of several lengths in one batch: results and gradients equal those of separate sequences."""
+"""Sequences of different lengths in one batch: results and gradients equal those of separate sequences."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from flexsn_nn.memory import PackedSpikes
 from flexsn_nn.neuron import Feedback
 from flexsn_nn.transforms import Lengths
 
-# A step has 35 features, which are more than one block of the smallest kernels, and not a multiple of it.
+# A step has 35 features. They fill more than one block of the smallest kernels, but not a whole number of blocks.
 FEATURES = 35
-# Kernels of more than 8 steps do not depend on the number of steps.
+# The kernels are equal for all numbers of steps above 8.
 LENGTHS = torch.tensor([19, 11, 0, 9, 12])
 T = 19
 
@@ -39,11 +39,11 @@ Ran = tuple[Tensor, list[Tensor], list[Tensor]]
 
 
 def run(neuron: FlexSN, inputs: Sequence[Tensor], states: Sequence[Tensor], **options: Any) -> Ran:
-    """Returns outputs, final states, and the gradients of inputs and initial states."""
+    """Returns the output, the final states, and the gradients of inputs and initial states."""
     leaves = [tensor.clone().requires_grad_() for tensor in (*inputs, *states)]
     output, final = neuron.step(leaves[: len(inputs)], leaves[len(inputs) :], **options)
     assert isinstance(output, Tensor)
-    # The weights depend only on step and sequence, not on the numbers of steps and sequences.
+    # The weights depend on step and feature, but not on the number of steps or sequences.
     steps, rows = torch.arange(len(output)), torch.arange(FEATURES, dtype=output.dtype).cos()
     loss = (output * (1 + steps).view(-1, 1, 1) * rows).sum()
     for i, state in enumerate(final):
@@ -69,7 +69,7 @@ def states_of(neuron: FlexSN) -> list[Tensor]:
 def alone(neuron: FlexSN, inputs: Sequence[Tensor], states: Sequence[Tensor], b: int, end: int) -> Ran:
     """Runs one sequence at its own length.
 
-    Runs all sequences if a batch of one would be computed in another order: in products, and in a loop's exponentials.
+    Runs all sequences if products, or exponentials of the loop, depend on the size of the batch.
     """
     everything = isinstance(neuron, Feedback) or neuron.backend == "torch"
     rows, row = (slice(None), slice(b, b + 1)) if everything else (slice(b, b + 1), slice(None))
@@ -94,7 +94,7 @@ def assert_alone(neuron: FlexSN, inputs: list[Tensor], states: list[Tensor], got
         assert all(torch.equal(a[row], s) for a, s in zip(final, wanted[1], strict=True))
         for i, (found, expected) in enumerate(zip(gradients, wanted[2], strict=True)):
             part = found[:end, row] if i < len(inputs) else found[row]
-            # Sums of more than two gradients have another order in the loop's autograd and in products step by step.
+            # The loop's autograd, and products step by step, add more than two gradients in another order.
             if neuron.backend == "torch" or isinstance(neuron, Feedback):
                 torch.testing.assert_close(part, expected, rtol=1e-12, atol=1e-12)
             else:
@@ -147,7 +147,7 @@ def network(backend: str) -> nn.Sequential:
     )
     with torch.no_grad():
         for parameter in net.parameters():
-            parameter.abs_().mul_(2)  # so that all neurons fire
+            parameter.abs_().mul_(2)  # With these weights, all neurons fire.
     functional.set_backend(net, backend)
     return net
 
@@ -156,7 +156,7 @@ def network(backend: str) -> nn.Sequential:
 @pytest.mark.parametrize("backend", ["torch", "auto", "hop"])
 def test_a_network_returns_the_results_of_separate_sequences(backend: str) -> None:
     net, lengths = network(backend), torch.tensor([12, 9, 0])
-    for seed in range(3):  # a repeated call has other lengths
+    for seed in range(3):  # The second and third calls have other lengths.
         x = data(12, 3, 6, seed=seed).requires_grad_()
         functional.reset_net(net)
         output = functional.run(net, x, lengths=lengths)
@@ -235,7 +235,7 @@ def test_exported_with_any_number_of_steps() -> None:
     assert torch.equal(program.module()(x, lengths, resets), net(x, lengths, resets))
 
 
-# -- together with everything else -------------------------------------------------------------------------------
+# -- together with other options ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("backend", ["torch", "cpp"])
@@ -301,8 +301,9 @@ def test_lengths_that_are_written_to_are_read_again() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("features", [35, 128])  # blocks with several sequences, and blocks with a part of one
-@pytest.mark.parametrize("num_steps", [6, 40])  # one chunk, and several
+# In the first case, a block contains several sequences. In the second one, it contains a part of one sequence.
+@pytest.mark.parametrize("features", [35, 128])
+@pytest.mark.parametrize("num_steps", [6, 40])  # One chunk, and several chunks.
 def test_results_equal_those_of_separate_sequences_on_a_gpu(num_steps: int, features: int) -> None:
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(0, num_steps + 1, (9,), generator=generator)
@@ -321,7 +322,7 @@ def test_results_equal_those_of_separate_sequences_on_a_gpu(num_steps: int, feat
 
 
 def run_on_gpu(neuron: LIF, x: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns output, final state, and gradient of the input."""
+    """Returns the output, the final state, and the gradient of the input."""
     functional.reset_net(neuron)
     leaf = x.clone().requires_grad_()
     output = neuron(leaf) if lengths is None else neuron(leaf, lengths=lengths)
@@ -347,7 +348,7 @@ def test_programs_end_with_their_sequences(num_steps: int, monkeypatch: pytest.M
             return write(*a)
 
         monkeypatch.setattr(_pointwise_step, name, noted)
-    neuron = LIF(backend="triton", tau=1.75)  # no other test compiles these kernels
+    neuron = LIF(backend="triton", tau=1.75)  # No other test compiles kernels of this tau.
     x = torch.randn(num_steps, 3, FEATURES).requires_grad_()
     neuron(x, lengths=torch.tensor([num_steps, 2, 0])).sum().backward()
     assert [spec.ends for spec in specs] == [True, True]

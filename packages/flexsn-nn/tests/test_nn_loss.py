@@ -28,13 +28,13 @@ def test_cross_entropies() -> None:
 
 
 def test_squared_distances() -> None:
-    # The counts are [2, 1, 1] and [0, 1, 2]. The expected count is 2 * 1 for the target, and 0 for the others.
+    # The counts are [2, 1, 1] and [0, 1, 2]. The expected count is 2 * 1 for the target, and 0 for the other classes.
     assert loss.mse_count_loss(SPIKES, TARGETS).item() == pytest.approx((0 + 1 + 1 + 0 + 1 + 0) / 6 / 2)
     # The expected counts are 2 * 0.75 and 2 * 0.25.
     squares = [0.5**2, 0.5**2, 0.5**2, 0.5**2, 0.5**2, 0.5**2]
     some = loss.mse_count_loss(SPIKES, TARGETS, correct_rate=0.75, incorrect_rate=0.25)
     assert some.item() == pytest.approx(sum(squares) / 6 / 2)
-    # v is 0 everywhere. Of three squared differences, one is 2 squared, and two are 1.
+    # v is 0 everywhere. One of three squared differences is 2 squared, and two are 1 squared.
     v = torch.zeros(4, 2, 3, dtype=torch.float64)
     assert loss.mse_membrane_loss(v, TARGETS, 2.0, -1.0).item() == pytest.approx((4 + 1 + 1) / 3)
     assert loss.mse_membrane_loss(v, torch.full_like(v, 3.0)).item() == pytest.approx(9)
@@ -51,7 +51,7 @@ def test_sparsity() -> None:
 )
 def test_gradients(function: object) -> None:
     assert callable(function)
-    # Distinct values, so that the maximum is smooth.
+    # The values are distinct, so the maximum is differentiable.
     x = torch.linspace(-1, 1, 12, dtype=torch.float64).roll(5).reshape(2, 2, 3).requires_grad_()
     assert torch.autograd.gradcheck(lambda x: function(x, TARGETS), (x,))
 

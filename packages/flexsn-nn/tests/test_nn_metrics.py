@@ -1,4 +1,4 @@
-"""Accuracies and spike times: comparison with loops and with snnTorch."""
+"""Accuracies and times of spikes: comparison with loops and with snnTorch."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_results_equal_those_of_snntorch() -> None:
     assert metrics.accuracy(spikes, targets, num_classes=3).item() == pytest.approx(
         theirs.accuracy_rate(spikes, targets, population_code=True, num_classes=3)
     )
-    # snnTorch counts a silent neuron as one that spikes in the last step, so no neuron is silent here.
+    # snnTorch treats a silent neuron like a neuron that spikes in the last step, so no neuron is silent here.
     spikes[-1] = 1
     assert metrics.first_spike_accuracy(spikes, targets).item() == pytest.approx(
         theirs.accuracy_temporal(spikes.clone(), targets)

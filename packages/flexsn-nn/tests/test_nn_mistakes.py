@@ -1,4 +1,4 @@
-"""Mistakes of users: errors name them in the user's terms, and name the remedy."""
+"""Mistakes of users: errors describe the mistake in the user's terms and name the remedy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from flexsn_runtime import ShapeError, TransformError
 
 pytestmark = [
     pytest.mark.usefixtures("interpreted"),
-    pytest.mark.filterwarnings("ignore:.*torch.jit.*"),  # deprecated, but still in use
+    pytest.mark.filterwarnings("ignore:.*torch.jit.*"),  # These functions are deprecated, but still in use.
     pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning"),
 ]
 
@@ -53,7 +53,7 @@ def made(core: Callable[..., Any] = leaky, **options: Any) -> FlexSN:
 
 
 def test_several_gradients_at_once() -> None:
-    """Checks that the loop supports batched gradients, and that kernels report that they do not."""
+    """Checks batched gradients. The error of kernels suggests one gradient at a time."""
 
     def batched(backend: str) -> Tensor:
         x = X.clone().requires_grad_()
@@ -267,7 +267,7 @@ def test_a_state_that_is_assigned_by_name() -> None:
         layer.v = 0.0
 
 
-# -- among SpikingJelly's layers -----------------------------------------------------------------------
+# -- together with SpikingJelly's layers --------------------------------------------------------------
 
 
 def test_supported_backends() -> None:

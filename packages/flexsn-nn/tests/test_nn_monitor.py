@@ -26,7 +26,7 @@ def test_rates_over_several_calls() -> None:
     with monitor.RateMonitor(net) as rates:
         assert rates.rates() == {}
         outputs += [net(X[:4]), net(X[4:])]
-    net(X)  # not recorded
+    net(X)  # This call is not recorded.
     mean = torch.cat(outputs).mean().item()
     assert 0.05 < mean < 0.95
     assert rates.rates()["3"] == pytest.approx(mean)

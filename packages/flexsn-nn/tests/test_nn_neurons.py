@@ -1,4 +1,4 @@
-"""Neurons compared with their equations, in values, states and all gradients, on every backend."""
+"""Neurons compared with their equations: outputs, states and all gradients, on every backend."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flexsn_nn.neuron import Neuron
 # Kernels run on CPU tensors in this file.
 pytestmark = pytest.mark.usefixtures("interpreted")
 
-# A step has 70 elements: two full blocks of the smallest kernels, which have 32 elements, and a part of a third.
+# A step has 70 elements: two full blocks of the smallest kernels, which have 32 elements, and a part of a third block.
 STEP = (2, 35)
 EACH = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 SOME = pytest.mark.parametrize(
@@ -34,7 +34,7 @@ SOME = pytest.mark.parametrize(
 
 
 def test_every_neuron_has_a_case() -> None:
-    # The parallel neurons are not scans, and another file tests them.
+    # The parallel neurons are not scans. Another file tests them.
     parallel = {"PSN", "MaskedPSN", "SlidingPSN"}
     kinds = {name for name in neuron.__all__ if isinstance(getattr(neuron, name), type)} - parallel
     tested = {type(case.make()) for case in CASES}
@@ -62,7 +62,7 @@ def test_operator_equals_the_equation(case: Case) -> None:
     assert_same(run_neuron(made, x, states), run_oracle(case, made, x, states))
 
 
-# If an input has fewer elements than the step, kernels of steps with a product have no gradients, so the loop runs.
+# Kernels of steps with a product have no gradients of an input with fewer elements than the step. The loop runs then.
 @pytest.mark.long(
     all_but=[
         "lif",
@@ -121,7 +121,7 @@ SMOOTH = [case for case in CASES if case.smooth is not None]
 
 @pytest.mark.parametrize("case", SMOOTH, ids=[case.name for case in SMOOTH])
 def test_gradcheck_of_the_smooth_parts(case: Case) -> None:
-    """Checks that autograd's gradient equals the numerical one with a smooth function instead of the step."""
+    """Checks gradients against numerical ones, with a smooth function instead of the spike."""
     assert case.smooth is not None
     made = case.make(backend="torch", **case.smooth)
     names = [name for name, _ in made.named_parameters()]
@@ -204,7 +204,7 @@ def test_half_precision_states_remain_half(case: Case, dtype: torch.dtype) -> No
 
 
 class GpuAutocast(TorchDispatchMode):
-    """Simulates autocast of a GPU in a core. Unlike that of a CPU, it computes these functions in float32."""
+    """A mode that simulates autocast on a GPU. Unlike autocast on a CPU, it computes these functions in float32."""
 
     WIDENED: ClassVar[set[str]] = {"exp", "expm1", "log", "log1p", "pow", "reciprocal", "rsqrt", "softplus", "tan"}
 
@@ -240,7 +240,7 @@ def test_autocast_on_a_gpu_does_not_widen_states_by_parameters_per_channel() -> 
 
 
 def test_a_custom_neuron() -> None:
-    """Tests the example in the docstring of `Neuron`; its parameters are found."""
+    """Checks the example in the docstring of `Neuron`, and that its parameter has a gradient."""
 
     class LeakyIntegrator(Neuron):
         state_names = ("v",)

@@ -1,4 +1,4 @@
-"""Purposes of some neurons' equations: rests after spikes, spikes of two signs, random spikes."""
+"""Behaviour of some neurons: refractory periods, spikes of two signs, and random spikes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flexsn_nn import (
     UnknownNameError,
 )
 
-pytestmark = pytest.mark.usefixtures("loops")  # other tests compare kernels with the equations
+pytestmark = pytest.mark.usefixtures("loops")  # Other tests compare kernels with the equations.
 
 
 def test_refractory_neurons_rest() -> None:
@@ -25,7 +25,7 @@ def test_refractory_neurons_rest() -> None:
     assert silent(x).flatten().tolist() == [1, 0, 0, 0, 1, 0, 0, 0, 1, 0]
     assert RefractoryLIF(absolute=0, tau=1.0)(x).flatten().tolist() == [1] * 10
     assert torch.equal(RefractoryLIF(absolute=0)(x), LIF()(x))
-    # The threshold is 1 + 2 r / 4: 3 at first, then 2.5, 2, 1.5, with an input of 2.2.
+    # The threshold is 1 + 2 r / 4. After a spike it is 3, then 2.5, 2 and 1.5. The input is 2.2.
     raised = RefractoryLIF(absolute=1, relative=4, rise=2.0, tau=1.0)
     assert raised(torch.full((10, 1), 2.2)).flatten().tolist() == [1, 0, 0, 0, 1, 0, 0, 0, 1, 0]
     each = RefractoryLIF(absolute=torch.tensor([0.0, 2.0]), tau=1.0)
@@ -74,7 +74,7 @@ def test_firing_probabilities_are_as_documented(kind: str) -> None:
     rate = neuron(torch.full((50, 4000), 1.0 - distance)).mean().item()
     z = torch.tensor(-distance / scale)
     wanted = torch.sigmoid(z) if kind == "logistic" else torch.special.ndtr(z)
-    # Five standard deviations of 200,000 draws are 0.0056.
+    # Five standard deviations of the mean of 200,000 values are 0.0056.
     assert rate == pytest.approx(wanted.item(), abs=0.0056)
 
 

@@ -1,4 +1,4 @@
-"""Import and export of NIR: equal spikes after a round trip, NIR's own equations, and clear errors."""
+"""Import and export of NIR: equal spikes after a round trip, equality with NIR's equations, and clear errors."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_round_trip_of_a_neuron(make: Callable[[], nn.Module], tmp_path: Path) -
     net = nn.Sequential(nn.Linear(4, 6), make())
     x = 3 * drawn(30, 5, 4)
     graph = to_nir(net, x, dt=DT)
-    # The graph goes through a file, as to another simulator.
+    # The graph is written to a file, as for another simulator.
     nir.write(tmp_path / "net.nir", graph)
     runs_alike(net, from_nir(nir.read(tmp_path / "net.nir"), dt=DT), x)
 
@@ -154,7 +154,7 @@ def arrays(*values: float) -> list[Any]:
 
 
 def test_imported_nodes_follow_the_equations_of_nir() -> None:
-    """Computes NIR's equations by Euler steps in NumPy, in seconds, with gains that this package never writes."""
+    """Compares with Euler steps in NumPy of NIR's equations, with gains that this package never writes."""
     x = 2 * drawn(25, 1, 3).double() + 1
     dt = 5e-3
 
@@ -307,7 +307,7 @@ def test_without_nir(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def quarters(weight: Tensor) -> Tensor:
-    """Rounds to few bits, so that every sum is exact in any order, and with any gain that is a power of two."""
+    """Rounds to multiples of a quarter. Their sums are exact in any order, with any gain that is a power of two."""
     return weight.copy_((8 * weight).round() / 4)
 
 
@@ -344,7 +344,10 @@ def test_round_trip_of_recurrent_weights(make: Callable[[], nn.Module], tmp_path
 
 
 def recurrent_graph(kind: str = "inside", **lif: Any) -> Any:
-    """Makes two neurons, the first of which excites the second, as a graph in a chain, as in snnTorch, or not."""
+    """Makes a graph of two neurons, of which the first excites the second.
+
+    The recurrent part is a subgraph, as snnTorch exports it, or with `kind="flat"` a part of the graph.
+    """
     values = {"tau": 2 * DT, "r": 4.0, "v_leak": 0.0, "v_threshold": 1.0, "v_reset": 0.0, **lif}
     neuron = nir.LIF(**{name: np.full(2, value) for name, value in values.items()})
     w_rec = nir.Linear(weight=np.array([[0.0, 0.0], [0.75, 0.0]]))
@@ -359,7 +362,7 @@ def recurrent_graph(kind: str = "inside", **lif: Any) -> Any:
 
 @pytest.mark.parametrize("kind", ["inside", "flat"])
 def test_a_recurrent_graph_equals_its_equation(kind: str) -> None:
-    """Compares with `tau v' = -v + r (x + w_rec s)`, where the gain differs from the time constant."""
+    """Compares with `tau v' = -v + r (x + w_rec s)`, in which the gain differs from the time constant."""
     net = from_nir(recurrent_graph(kind), dt=DT, backend="torch")
     weight = torch.tensor([[0.0, 0.0], [0.75, 0.0]])
     x = drawn(20, 3, 2) / 2 + 0.3
@@ -422,11 +425,11 @@ def test_delays_of_feedback_are_refused() -> None:
         to_nir(layer, torch.rand(2, 1, 3))
 
 
-# -- layers in between, blocks, and a forward of your own --------------------------------------------------------------
+# -- layers between neurons, blocks, and a user's forward --------------------------------------------------------------
 
 
 class Branches(nn.Module):
-    """A forward with sums, a constant, a flatten and a layer with two calls."""
+    """A user's forward with sums, a constant, a flatten, and a layer that is called twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -445,7 +448,7 @@ def block(**options: Any) -> nn.Module:
     torch.manual_seed(1)
     made = SEWBlock(2, 2, lambda: LIF(strict=True, v_threshold=0.25), **options)
     with torch.no_grad():
-        made(3 * drawn(20, 4, 2, 6, 6))  # computes statistics of the norms
+        made(3 * drawn(20, 4, 2, 6, 6))  # This call computes statistics of the norms.
     functional.reset_net(made)
     return made.eval()
 
@@ -527,12 +530,12 @@ def test_round_trip_of_a_structure(name: str, tmp_path: Path) -> None:
     with torch.no_grad():
         wanted, found = net(x), again(x)
     assert wanted.count_nonzero() > 0.02 * wanted.numel(), "some should fire"
-    # A folded norm rounds at another place, which changes few spikes.
+    # A folded norm rounds differently, which changes few spikes.
     assert float((wanted != found).double().mean()) <= (0.01 if "norm" in name or "block" in name else 0)
 
 
 def first_step(net: nn.Module, x: Tensor) -> Tensor:
-    """Returns the membranes of the first layer after one step."""
+    """Returns the states of the first layer after one step."""
     functional.reset_net(net)
     with torch.no_grad():
         net(x[:1])
@@ -625,7 +628,7 @@ def test_a_convolutional_network_runs_in_snntorch() -> None:
     theirs = import_nir.import_from_nir(graph)
     outputs, state = [], None
     for step in x:
-        output, state = theirs(step[0], state)  # its layers do not support a batch
+        output, state = theirs(step[0], state)  # The layers of snnTorch do not support a batch.
         outputs.append(output)
     functional.reset_net(net)
     with torch.no_grad():
@@ -635,7 +638,7 @@ def test_a_convolutional_network_runs_in_snntorch() -> None:
 
 
 def firing(make: Callable[[], nn.Module]) -> nn.Sequential:
-    """Makes two layers that fire. No membrane falls far below zero, where sinabs would clamp it."""
+    """Makes a network of two layers that fire. No membrane falls far below zero, where sinabs would clamp it."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 16), make(), nn.Linear(16, 4), make())
     with torch.no_grad():
@@ -644,7 +647,7 @@ def firing(make: Callable[[], nn.Module]) -> nn.Sequential:
     return net
 
 
-# norse scripts its own functions, and both libraries read graphs with an old function of nirtorch.
+# norse scripts its own functions, and norse and sinabs read graphs with a deprecated function of nirtorch.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated", "ignore:nirtorch.load is being deprecated")
 def test_a_network_runs_in_norse() -> None:
     import_nir = pytest.importorskip("norse.torch.utils.import_nir")
@@ -664,7 +667,7 @@ def test_a_network_runs_in_norse() -> None:
 
 @pytest.mark.filterwarnings("ignore:nirtorch.load is being deprecated")
 def test_a_network_runs_in_sinabs() -> None:
-    """Tests sinabs, whose integrate-and-fire neurons subtract the threshold."""
+    """Runs the network in sinabs, whose integrate-and-fire neurons subtract the threshold."""
     theirs_nir = pytest.importorskip("sinabs.nir")
     net = firing(lambda: IF(strict=True, v_threshold=2.0, v_reset=None))
     x = (drawn(20, 3, 8) > 0).float()
@@ -672,7 +675,7 @@ def test_a_network_runs_in_sinabs() -> None:
     functional.reset_net(net)
     with torch.no_grad():
         wanted = net(x)
-        found = theirs(x.transpose(0, 1).flatten(0, 1))  # for sinabs, batch and time are one dimension
+        found = theirs(x.transpose(0, 1).flatten(0, 1))  # For sinabs, batch and time are one dimension.
     found = found[0] if isinstance(found, tuple) else found
     assert 0.05 < wanted.mean() < 0.8
     assert torch.equal(found.unflatten(0, (3, 20)).transpose(0, 1), wanted)

@@ -1,4 +1,4 @@
-"""Sequences of zero steps: empty outputs, an unchanged state, and the gradient of the state."""
+"""Sequences without steps: empty outputs, unchanged states, and the gradients of the states."""
 
 from __future__ import annotations
 
@@ -129,13 +129,13 @@ def test_wider_states_determine_the_dtype_for_zero_steps(backend: str, precision
     dtypes = []
     for steps in (0, 3):
         neuron = LIF(backend=backend, precision=precision)
-        neuron(torch.zeros(2, 2, 4))  # makes the state float32
+        neuron(torch.zeros(2, 2, 4))  # This call makes the state float32.
         dtypes.append(neuron(torch.zeros(steps, 2, 4, dtype=torch.bfloat16)).dtype)
     assert dtypes == [torch.bfloat16 if precision == "float32" else torch.float32] * 2
 
 
 class Followed(torch.autograd.Function):
-    """The identity. If its result is part of a graph, its gradient is zeros even if none arrives."""
+    """The identity. If autograd reaches it, its input has a gradient, even one of zeros."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -151,7 +151,7 @@ class Followed(torch.autograd.Function):
 def test_graphs_of_no_steps_exclude_inputs_and_parameters(make: Callable[..., Neuron], backend: str) -> None:
     neuron = make(backend=backend)
     neuron.count_spikes = True
-    for _ in range(2):  # the second call repeats the first
+    for _ in range(2):  # The second call repeats the recorded operations of the first call.
         neuron.reset()
         before = torch.rand(3, 2, 4, requires_grad=True)
         neuron(before)

@@ -55,7 +55,7 @@ NORMS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 def pair(kind: str, neuron: Callable[[], FlexSN], **to: Any) -> tuple[nn.Sequential, NormNeuron, nn.Module]:
-    """Returns the norm before the neuron, both as one layer, and the norm of this layer."""
+    """Returns a network with the norm before the neuron, an equal `NormNeuron`, and the norm of the latter."""
     norm = NORMS[kind][0]().to(**to)
     for tensor in norm.parameters():
         nn.init.uniform_(tensor, 0.2, 1.0)
@@ -103,7 +103,7 @@ def test_the_norm_before_the_neuron(kind: str, backend: str) -> None:
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.long(all_but=["memory_format1-dtype1-*"])
 def test_spikes_are_bitwise_equal(dtype: torch.dtype, memory_format: torch.memory_format, device: str) -> None:
-    """Compares with the documented reference: the neuron with the input `(x - mean) scale + shift`."""
+    """Compares with the documented reference, a neuron whose input is `(x - mean) scale + shift`."""
     x = torch.randn(4 * 3, 5, 9, 17, device=device).to(dtype).contiguous(memory_format=memory_format)
     x = x.unflatten(0, (4, 3))
     channels = (torch.randn(5, 1, 1, device=device), torch.rand(5, 1, 1, device=device) + 0.5)
@@ -137,7 +137,7 @@ def test_gradcheck(training: bool, backend: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_statistics_are_bitwise_equal(device: str) -> None:
-    """Compares with the documented reference if the step computes the scale from a norm's statistics."""
+    """Compares with the documented reference. Here the step computes the scale from the statistics of a norm."""
     norm = nn.BatchNorm2d(5).to(device).eval()
     for tensor in (norm.running_mean, norm.running_var, norm.weight, norm.bias):
         assert tensor is not None
@@ -172,7 +172,7 @@ def test_a_second_gradient_in_a_loop() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_on_a_gpu(memory_format: torch.memory_format, dtype: torch.dtype) -> None:
-    """Compares gradients and running statistics with the unfused network, in both memory formats."""
+    """Compares outputs, gradients and running statistics with the unfused network, in both memory formats."""
     apart, fused, norm = pair("2d", lambda: smooth_neuron("triton"), device="cuda")
     for _ in range(2):
         functional.reset_net(apart)
@@ -195,7 +195,7 @@ def test_on_a_gpu(memory_format: torch.memory_format, dtype: torch.dtype) -> Non
 
 
 class Saved:
-    """Counts bytes that autograd stores. Each piece of memory counts once."""
+    """Counts the bytes that autograd stores. Memory that several tensors share counts once."""
 
     def __init__(self) -> None:
         self.bytes: dict[int, int] = {}
@@ -220,7 +220,7 @@ def saved_by(net: nn.Module, x: Tensor) -> Saved:
 @pytest.mark.long(all_but=["triton"])
 @pytest.mark.parametrize("backend", KERNELS)
 def test_kept_tensors(backend: str) -> None:
-    """Checks that only a convolution's output, spikes, checkpoints and numbers per channel are stored."""
+    """Checks that only the convolution's output, the spikes, checkpoints and values per channel are stored."""
     steps, channels = 16, 8
 
     def net(*middle: nn.Module) -> nn.Sequential:
@@ -234,10 +234,10 @@ def test_kept_tensors(backend: str) -> None:
     kept = saved_by(fused, x).bytes
     sequences = [count for count in kept.values() if count == sequence]
     others = [count for count in kept.values() if count not in (sequence, x.untyped_storage().nbytes())]
-    assert len(sequences) == 2  # the convolution's output, and the spikes
+    assert len(sequences) == 2  # These are the convolution's output and the spikes.
     checkpoints = [count for count in others if count > 64 * channels]
     assert sum(checkpoints) < sequence / 2
-    assert len(others) - len(checkpoints) <= 4  # mean, scale, shift, 1 / std
+    assert len(others) - len(checkpoints) <= 4  # These are mean, scale, shift, and 1 / std.
     apart = net(OverTime(nn.BatchNorm2d(channels)), LIF(backend=backend))
     assert sum(saved_by(apart, x).bytes.values()) >= sum(kept.values()) + sequence
 
@@ -265,7 +265,7 @@ def test_compiled(training: bool, fullgraph_backend: str) -> None:
 
 
 def test_steps_in_a_graph_absorb_the_affine_part() -> None:
-    """Checks that the operator reads the network's input, and that no normalised sequence exists."""
+    """Checks that the operator reads the network's input, so that no normalised sequence exists."""
     layer = NormNeuron(nn.BatchNorm2d(3), smooth_neuron("hop"))
     graphs: list[torch.fx.GraphModule] = []
 
@@ -284,7 +284,7 @@ def test_steps_in_a_graph_absorb_the_affine_part() -> None:
 
 @pytest.mark.parametrize("backend", ["torch", "auto"])
 def test_transforms(backend: str) -> None:
-    """Also tests a call after a usual one: now the loop computes the norm before the step, and not in it."""
+    """Checks gradients in `torch.func` after a plain call. There, the loop computes the norm before the step."""
     layer = NormNeuron(nn.BatchNorm1d(3, track_running_stats=False, dtype=torch.float64), smooth_neuron(backend))
     x = torch.randn(4, 5, 3, dtype=torch.float64)
 
@@ -302,14 +302,14 @@ def test_transforms(backend: str) -> None:
 @pytest.mark.parametrize("learned", ["x", "norm"])
 @pytest.mark.long(all_but=["x-triton", "norm-cpp"])
 def test_gradients_of_only_the_norm_or_only_the_neuron(learned: str, backend: str) -> None:
-    """Checks gradients of the input of a frozen norm, and of a norm whose input requires no gradient."""
+    """Checks the input's gradient with a frozen norm, and the norm's gradients with an input that requires none."""
     apart, fused, _ = pair("2d", lambda: smooth_neuron(backend), dtype=torch.float64)
     for net in (apart, fused):
         for parameter in net.parameters():
             parameter.requires_grad_(learned == "norm")
     x = torch.randn(NORMS["2d"][1], dtype=torch.float64, requires_grad=learned == "x")
     weight = torch.randn(x.shape, dtype=torch.float64)
-    for _ in range(2):  # the second call repeats the first one
+    for _ in range(2):  # The second call repeats the recorded operations of the first call.
         gradients = []
         for net in (apart, fused):
             functional.reset_net(net)
@@ -345,7 +345,8 @@ def test_neurons_with_several_inputs_and_states(make: Callable[[], FlexSN]) -> N
     with RateMonitor(layer) as monitor:
         output = layer(x)
     assert isinstance(output, Tensor)
-    assert (output != neuron(OverTime(nn.BatchNorm1d(5))(x))).float().mean() < 0.02  # the norm's last bits differ
+    # The last bits of the two norms differ.
+    assert (output != neuron(OverTime(nn.BatchNorm1d(5))(x))).float().mean() < 0.02
     assert monitor.rates() == {"neuron": pytest.approx(output.mean().item())}
 
 
@@ -364,7 +365,7 @@ def test_init_states_of_a_user_receives_the_normalised_input() -> None:
 
 
 def test_backward_after_another_forward() -> None:
-    """Checks that values that a call passes to the step stay valid for its backward, also after other calls."""
+    """Checks that values that a call passes to the step remain valid for its backward, even after other calls."""
     apart, fused, _ = pair("1d", lambda: smooth_neuron("auto"), dtype=torch.float64)
     gradients = []
     for net in (apart, fused):
@@ -411,7 +412,7 @@ def test_no_steps() -> None:
     output = layer(x)
     assert isinstance(output, Tensor)
     assert output.shape == (0, 3, 5)
-    assert not output.requires_grad  # as in a loop, since it depends on no input
+    assert not output.requires_grad  # As in a loop, the output depends on no input.
 
 
 def test_mistakes() -> None:
@@ -428,7 +429,8 @@ def test_mistakes() -> None:
         layer(torch.zeros(2, 2, 3, 5))
     with pytest.raises(InputShapeError, match="more than 1 value per channel"):
         layer(torch.zeros(1, 1, 3, 1, 1))
-    with pytest.raises(ParameterError, match="norm is LazyBatchNorm1d"):  # it becomes a BatchNorm1d in its first call
+    # A lazy norm becomes a BatchNorm1d in its first call.
+    with pytest.raises(ParameterError, match="norm is LazyBatchNorm1d"):
         NormNeuron(nn.LazyBatchNorm1d(), LIF())
 
 
@@ -456,7 +458,9 @@ RECURRENT: dict[str, Callable[[], FlexSN]] = {
 @pytest.mark.parametrize("backend", BACKENDS[1:])
 @pytest.mark.parametrize("name", RECURRENT)
 def test_a_neuron_with_recurrent_weights(name: str, backend: str) -> None:
-    """Checks that values that the step computes from the norm's tensors before the loop belong to one call, too."""
+    """Checks that values that are computed once before the loop, from the norm's tensors, do not remain for later
+    calls.
+    """
     apart, fused, _ = pair("1d", RECURRENT[name])
     with torch.no_grad():
         for mine, other in zip(fused.neuron.parameters(), apart[1].parameters(), strict=True):

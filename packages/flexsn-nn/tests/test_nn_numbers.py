@@ -1,4 +1,4 @@
-"""Schedules of numbers of neurons and surrogates: kernels follow them, without a compilation for each number."""
+"""Schedules of attributes of neurons and surrogates: kernels use the current values without new compilations."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_numbers_of_a_neuron(case: Case) -> None:
 @pytest.mark.long(all_but=["ATan"])
 @pytest.mark.parametrize("made", SURROGATES, ids=[type(made).__name__ for made in SURROGATES])
 def test_width_of_a_surrogate(made: Surrogate) -> None:
-    """Assigns another surrogate, with another width."""
+    """Assigns surrogates of one class that have different widths."""
     compiled, loop = LIF(backend="triton"), LIF(backend="torch")
     x = torch.linspace(-1.0, 4.0, 3 * 70).reshape(3, *STEP)
     widths: dict[str, Any] = {f.name: w for f in fields(made) if isinstance(w := getattr(made, f.name), float)}

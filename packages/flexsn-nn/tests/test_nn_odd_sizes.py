@@ -1,4 +1,4 @@
-"""Every neuron on a GPU with all results of its kernels, for steps whose distance is not a multiple of 16 bytes."""
+"""Every neuron on a GPU, with all results of its kernels. The size of a step in bytes is no multiple of 16."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from flexsn_nn.neuron import Neuron
 
 pytestmark = pytest.mark.gpu
 
-# Their products are tested elsewhere.
+# Other tests cover the products of these neurons.
 RECURRENT = ("recurrent", "rlif", "ralif", "rleaky", "rsynaptic")
-# With 315 elements, the starts of steps are alternately 0, 12, 8 and 4 bytes after multiples of 16.
+# With 315 elements of 4 bytes, the starts of steps are 0, 12, 8 and 4 bytes after multiples of 16, in turn.
 STEP = (9, 35)
 
 
@@ -39,7 +39,7 @@ def test_kernels_equal_the_loop(case: Case, dtype: torch.dtype) -> None:
     x = torch.randn(17, *STEP, device="cuda").to(dtype)
     found, wanted = trained(made, x), trained(loop, x)
     assert made.explain().startswith("triton")
-    # A spike with another rounding changes the sequence of one neuron. This is allowed for few neurons.
+    # Another rounding can change a spike, and then the later steps of one neuron. This is allowed for few neurons.
     for mine, theirs in zip(found, wanted, strict=True):
         assert mine.dtype == theirs.dtype
         assert mine.shape == theirs.shape

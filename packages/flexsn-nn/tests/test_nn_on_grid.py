@@ -1,4 +1,4 @@
-"""Weights on a grid: sums are exact in any order, so recurrent layers return equal spikes on every path."""
+"""Weights on a grid: sums are exact in any order, so recurrent layers return equal spikes in all backends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flexsn_nn.exact import is_on_grid, whole_numbers
 
 
 def whole(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """Returns rows as whole numbers, and their exponents; fails unless the sums of each row are exact."""
+    """Returns the rows as integers, with their exponents. Fails if a row is not on a grid or its sums are not exact."""
     rows = weight.detach().flatten(1).double()
     exponents = torch.zeros(len(rows), dtype=torch.float64)
     for i, row in enumerate(rows):
@@ -53,7 +53,8 @@ def test_rows_are_whole_numbers_whose_sums_are_exact(bits: int, scale: float, fe
     assert bool((torch.nn.functional.pad(numbers.abs(), (0, 1)).sum(1) + shifted.abs() < 2**24).all())
     change = (layer.weight.detach() - before).abs()
     assert weight.largest_change == float(change.max())
-    # The tolerance is half a unit of the coarsest necessary grid, which the bits or the sum with the bias determine.
+    # The tolerance is half a unit of the coarsest grid that may be necessary. The bits or the sum with the bias
+    # determine it.
     total = before.double().abs().sum(1) + layer.parametrizations.bias.original.detach().double().abs()
     coarse = torch.maximum(before.double().abs().amax(1) * 2.0 ** (2 - bits), total * 2.0**-22)
     assert bool((change.double() <= coarse[:, None]).all())
@@ -85,7 +86,7 @@ def test_the_gradient_passes_straight_through_and_torch_removes_it() -> None:
     twin = copy.deepcopy(layer)
     with torch.no_grad():
         twin.parametrizations.weight.original.mul_(2)
-    assert torch.equal(twin.weight, layer.weight * 2)  # follows its own weight
+    assert torch.equal(twin.weight, layer.weight * 2)  # The copy has the grid of its own weight.
     assert torch.equal(layer.weight, grid)
     for name in ("weight", "bias"):
         parametrize.remove_parametrizations(layer, name)
@@ -215,7 +216,7 @@ def test_a_convolution_on_a_grid() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_spikes_equal_those_of_other_versions_and_machines(device: str, compiler: None) -> None:
-    """Computes weights and inputs by a formula. The digest was equal with torch 2.11 and 2.15."""
+    """Runs weights and inputs that a formula defines. The digest was equal with torch 2.11 and torch 2.15."""
     torch.set_float32_matmul_precision("highest")
     layer: Any = Recurrent(LIF(), 96, bias=False)
     places = torch.arange(96)

@@ -1,4 +1,4 @@
-"""Layers without state over the steps of a sequence."""
+"""`OverTime`: layers without a state, applied to all steps of a sequence."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def test_no_steps() -> None:
 LAYERS: list[tuple[Callable[[], nn.Module], tuple[int, ...]]] = [
     (lambda: nn.Conv2d(4, 4, 3, padding=1), (3, 4, 4, 4)),
     (lambda: nn.Conv2d(4, 2, 3), (1, 4, 5, 6)),
-    (lambda: nn.GroupNorm(2, 4), (3, 4, 4, 4)),  # because sizes are equal, it would run on folded input, but wrongly
+    # Because of its equal sizes, folded input would be accepted, but normalised wrongly.
+    (lambda: nn.GroupNorm(2, 4), (3, 4, 4, 4)),
     (lambda: nn.GroupNorm(2, 4), (4, 4, 4)),
     (lambda: nn.InstanceNorm2d(4, affine=True), (4, 4, 4, 4)),
     (lambda: nn.BatchNorm2d(4).eval(), (4, 4, 4, 4)),
@@ -77,7 +78,7 @@ def test_set_step_mode_includes_over_time() -> None:
         net.step_mode = "multi"
     with pytest.raises(StepModeError, match="needs step_mode"):
         functional.set_step_mode(nn.Sequential(net, LIF(backend="triton")), "s")
-    assert net.step_mode == "m"  # the failed call changed nothing
+    assert net.step_mode == "m"  # The failed call changed nothing.
 
 
 def test_mistakes() -> None:

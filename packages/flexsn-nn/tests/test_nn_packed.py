@@ -1,4 +1,4 @@
-"""Sequences without padding, as jagged nested tensors, through networks."""
+"""Sequences without padding, as jagged nested tensors, as inputs of networks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spikes as bits for the backward: bitwise equal gradients, and numbers of stored bytes."""
+"""Spikes as bits for the backward: gradients are bitwise equal, and fewer bytes are stored."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from flexsn_runtime.native import compiled_launcher
 )
 def test_numbers_in_bits(low: int, high: int, bits: int, count: int) -> None:
     assert bits_for(low, high) == bits
-    narrow = [torch.float8_e4m3fn] if bits < 8 else []  # float8 has 8 bits, too
+    narrow = [torch.float8_e4m3fn] if bits < 8 else []  # Packing into 8 bits saves nothing for float8.
     for dtype in (torch.float32, torch.bfloat16, torch.float64, *narrow):
         numbers = torch.randint(low, high + 1, (count,), generator=torch.Generator().manual_seed(count)).to(dtype)
         packed = Bits.of(numbers, low, bits)
@@ -54,18 +54,18 @@ def test_numbers_in_bits(low: int, high: int, bits: int, count: int) -> None:
 
 @pytest.fixture(params=["python", "compiled"])
 def launcher(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Saved tensors are replaced by Python, or by the compiled launcher."""
+    """Replaces saved tensors in Python, or in the compiled launcher."""
     monkeypatch.setenv("FLEXSN_LAUNCHER", request.param)
     if request.param == "compiled":
         request.getfixturevalue("compiler")
         compiled_launcher(torch.device("cpu"), 1)
 
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # device of Triton's kernels
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # the device of Triton's kernels
 
 
 class Counted:
-    """Counts bytes that autograd stores, each memory once. A network runs inside, with or without `PackedSpikes`."""
+    """Counts the bytes that autograd stores for a network. Memory that several tensors share counts once."""
 
     def __init__(self, net: nn.Module) -> None:
         self._of_parameters = {p.untyped_storage().data_ptr() for p in net.parameters()}
@@ -86,7 +86,7 @@ class Counted:
                 saved = getattr(node, name)
                 for one in saved if isinstance(saved, tuple | list) else [saved]:
                     kept = one.data if hasattr(one, "data") else None
-                    kept = getattr(kept, "tensor", kept)  # stored with its version
+                    kept = getattr(kept, "tensor", kept)  # Some entries store the tensor together with its version.
                     memory = kept if isinstance(kept, Tensor) else getattr(getattr(kept, "bits", None), "packed", None)
                     if memory is not None:
                         storage = memory.untyped_storage()
@@ -184,7 +184,7 @@ def test_kernels_write_the_bits(backend: str) -> None:
     net = nn.Sequential(*layers, last, nn.Linear(64, 3)).to(device)
     x = torch.rand(5, 3, 6, device=device)
     wanted = gradients(net, x, None)
-    for _ in range(2):  # the second call equals the first one
+    for _ in range(2):  # The second call equals the first call.
         outer, packing = PackedSpikes(net), PackedSpikes(net)
         with outer:
             got = gradients(net, x, packing)
@@ -228,12 +228,12 @@ def test_bits_are_those_of_the_output_that_a_call_returns() -> None:
     weight = torch.randn(64, 4, device=DEVICE, requires_grad=True)
     x = torch.randn(4, 6, 64, device=DEVICE, requires_grad=True)
     for neuron in (Silences(v_threshold=0.3, backend="triton"), Clears(v_threshold=0.3, backend="triton")):
-        assert neuron.spike_range is None  # calls may return any numbers
+        assert neuron.spike_range is None  # Calls may return any values.
         neuron.spike_range = (0, 1)
         for batch in (x, x.transpose(0, 1)):
             neuron.reset()
             with PackedSpikes(neuron) as packing:
-                IF.forward(neuron, batch)  # the bits of a direct `forward` are not used
+                IF.forward(neuron, batch)  # The bits of a direct call of `forward` are not used.
                 neuron.reset()
                 spikes = neuron(batch)
                 (spikes.contiguous() @ weight).sum().backward()
@@ -387,7 +387,7 @@ def test_a_custom_step() -> None:
 
 @pytest.mark.parametrize("shape", [(300,), (300, 1), (300, 1, 1), (300, 2), (41, 1, 9)], ids=str)
 def test_steps_of_few_elements(shape: tuple[int, ...]) -> None:
-    """Checks that the bits of a step fill whole words, even if it has few. The other bits do not matter."""
+    """Checks steps whose bits do not fill a word. The remaining bits of the word do not matter."""
     torch.manual_seed(0)
     neuron = LIF(backend="triton")
     x = (3 * torch.rand(shape, device=DEVICE)).requires_grad_()
@@ -402,7 +402,7 @@ def test_steps_of_few_elements(shape: tuple[int, ...]) -> None:
 
 
 def test_a_change_between_forward_and_backward_is_refused(loops: None) -> None:
-    """Tests hooks for saved tensors, with which torch does not check for changes in place."""
+    """Checks changes that torch cannot detect here, because saved tensors have hooks."""
     net = nn.Sequential(nn.Linear(16, 16), LIF(), nn.Linear(16, 16), LIF())
     x = torch.rand(4, 8, 16)
 
@@ -419,7 +419,7 @@ def test_a_change_between_forward_and_backward_is_refused(loops: None) -> None:
     expected = weight.grad.clone()
     spikes, total = loss()
     with torch.no_grad():
-        spikes.mul_(2)  # its bits do not change
+        spikes.mul_(2)  # This does not change the bits.
     net.zero_grad()
     total.backward()
     assert torch.equal(weight.grad, expected)

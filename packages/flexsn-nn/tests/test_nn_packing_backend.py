@@ -1,4 +1,4 @@
-"""Compiled graphs that store spikes as bits: equal gradients, and the values that the graph stores."""
+"""Compiled graphs that store spikes as bits: gradients are equal, and the graph stores fewer bytes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from flexsn_nn import IF, LIF, FlexSN, OverTime, functional
 from flexsn_nn.memory import PackingBackend
 
-PARTITIONED = "aot_eager_decomp_partition"  # Inductor's partition into forward and backward
+PARTITIONED = "aot_eager_decomp_partition"  # This backend uses Inductor's partition into forward and backward.
 
 
 Kept = list[tuple[int, torch.dtype]]
 
 
 def trained(net: nn.Module, x: Tensor, backend: Any, **options: Any) -> tuple[list[Tensor], Kept]:
-    """Returns the gradients of parameters and input, and the stored values: numbers of elements, and dtypes."""
+    """Returns the gradients of input and parameters, and the size and dtype of each stored value."""
     functional.reset_net(net)
     torch.compiler.reset()
     kept: Kept = []

@@ -1,4 +1,4 @@
-"""Errors of neurons and their messages; parameters that are numbers, tensors or learned."""
+"""Errors of neurons and their messages; parameters that are scalars, tensors or learned."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ LEARNING: list[Callable[[], torch.nn.Module]] = [
 
 @pytest.mark.parametrize("make", LEARNING)
 def test_learned_numbers_have_a_dimension(make: Callable[[], torch.nn.Module]) -> None:
-    """Tests dimensions, which `fully_shard` requires. Checkpoints with numbers without dimensions load, too."""
+    """Checks that learned scalars have a dimension, as `fully_shard` requires, and that older checkpoints load."""
     net = make()
     parameters = dict(net.named_parameters())
     assert parameters
@@ -170,7 +170,7 @@ def test_learned_numbers_have_a_dimension(make: Callable[[], torch.nn.Module]) -
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_a_value_per_channel(backend: str) -> None:
-    """Tests channels of an image: each channel runs like a neuron with the channel's value."""
+    """Compares each channel of an image with a neuron that has the channel's value."""
     tau = torch.tensor([1.5, 2.0, 4.0])
     x = torch.randn(4, 2, 3, 5, 4, generator=torch.Generator().manual_seed(0)) + 1
     whole = LIF(tau=tau.view(3, 1, 1), backend=backend)(x)
@@ -180,7 +180,7 @@ def test_a_value_per_channel(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", ["torch", "hop", "triton"])
 def test_mismatches_with_the_input_are_refused(backend: str) -> None:
-    """Checks that the error describes the neuron and names the remedy, instead of the failed op."""
+    """Checks that the error describes the neuron and names the remedy, instead of the operation that failed."""
     x = torch.ones(5, 2, 3, 4)
     for tau in (torch.full((3,), 2.0), torch.full((2, 2, 3, 4), 2.0)):
         with pytest.raises(ParameterError, match=r"tau has shape .* step of \[2, 3, 4\].*\[C, 1, 1\]"):
@@ -201,7 +201,7 @@ def test_mismatches_with_the_input_are_refused(backend: str) -> None:
 @pytest.mark.filterwarnings("ignore::flexsn_nn.errors.RangeWarning")
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_learned_decays_remain_in_range(backend: str) -> None:
-    """Checks that a learned beta outside of [0, 1] counts as the nearest limit, as in snnTorch."""
+    """Checks that a learned beta outside of [0, 1] acts as the nearest limit, as in snnTorch."""
     neuron = Leaky(0.5, learn_beta=True, backend=backend)
     assert isinstance(neuron.beta, torch.nn.Parameter)
     neuron.beta.data.fill_(1.5)
@@ -210,7 +210,8 @@ def test_learned_decays_remain_in_range(backend: str) -> None:
     assert neuron.states[0].item() == 0.75
 
 
-# A neuron with a learned parameter, a value to which an optimizer may move it, and the value that it then counts as.
+# A neuron, its learned parameter, the start, a value beyond the range, and the value inside the range that acts
+# instead.
 LEARNED: list[tuple[Callable[..., Neuron], str, float, float, float]] = [
     (LIF, "tau", 2.0, -47.0, 1.0),
     (LI, "tau", 2.0, 0.3, 1.0),
@@ -284,11 +285,11 @@ def test_an_optimizer_that_only_decreases_stops_at_the_end_of_the_range(make: Ca
     for _ in range(40):
         neuron.reset()
         optimizer.zero_grad()
-        (neuron(x).sum() * 0.0 + parameter).backward()  # the gradient moves tau towards minus infinity
+        (neuron(x).sum() * 0.0 + parameter).backward()  # The gradient decreases tau in each step.
         neuron.reset()
         optimizer.step()
         assert neuron(x).isfinite().all()
-    assert parameter.item() < -8  # moved by its own gradient, without the neuron
+    assert parameter.item() < -8  # The optimizer moved tau far beyond its range.
     assert "tau has left" not in neuron.explain()
     assert "tau is -8.5; it must be" in neuron.explain()
 

@@ -1,4 +1,4 @@
-"""Plots show the passed numbers. Without matplotlib, the error names the way to install it."""
+"""Plots show the values of tensors. Without matplotlib, the error names the command that installs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports of `backend="auto"` without a GPU. Each refusal on a GPU is reported once, with operation and line."""
+"""Reports of `backend="auto"` without a GPU: each refusal on a GPU is reported once, with operation and line."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from flexsn_nn import (
 from flexsn_nn.neuron import ImmediateReset
 
 HAS_GPU = torch.cuda.is_available()
-X = torch.linspace(-1.0, 1.0, 24).reshape(3, 2, 4)  # on the CPU, also on machines with a GPU
+X = torch.linspace(-1.0, 1.0, 24).reshape(3, 2, 4)  # These values are on the CPU, also on machines with a GPU.
 
 Pair = tuple[Tensor, Tensor]
 
@@ -171,7 +171,7 @@ def test_the_reaction_ignore_is_silent(core: Callable[..., Any], words: str, com
 
 
 def test_the_results_are_those_of_the_loop() -> None:
-    """Checks random numbers, too, so that no other code draws any."""
+    """Compares results with random values, which shows that the check draws none."""
     results = []
     for options in ({}, {"backend": "torch"}):
         torch.manual_seed(0)
@@ -295,7 +295,7 @@ def test_names() -> None:
 
 
 def started_with(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sets the reaction as at the start of a process with this environment variable."""
+    """Sets the environment variable and reloads the module, as at the start of a process."""
     with monkeypatch.context() as environment:
         environment.setenv("FLEXSN_PORTABILITY", setting)
         importlib.reload(_portability)

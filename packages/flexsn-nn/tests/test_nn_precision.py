@@ -1,4 +1,4 @@
-"""`precision="float32"`: equal to the plain loop with a float32 membrane, on every backend."""
+"""`precision="float32"`: results equal those of a plain loop with a float32 membrane, on every backend."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_results_equal_a_loop_with_a_float32_membrane(backend: str, dtype: torch
 
 @backends
 def test_results_differ_from_a_half_precision_membrane(backend: str) -> None:
-    """An addition of 0.25 is lost in a float16 membrane at 1000, but counts in a float32 membrane."""
+    """Checks that a float32 membrane of 1000 adds 0.25, which a float16 membrane does not."""
     x = torch.full((101, 1), 0.25, dtype=torch.float16, device=DEVICE)
     x[0] = 1000.0
     for precision, final in (("eager", 1000.0), ("float32", 1025.0)):
@@ -92,7 +92,7 @@ def test_chunks_empty_sequences_single_steps_and_moves(backend: str) -> None:
     neuron.backend = "torch"
     neuron.step_mode = "s"
     assert torch.equal(torch.stack([neuron(step) for step in x]), whole)
-    # After the module is converted to half precision, its state is widened again.
+    # The module is now in half precision, but its state becomes float32 again.
     neuron.half()
     assert neuron(x[0]).dtype == torch.float16
     assert neuron.states[0].dtype == torch.float32
@@ -106,7 +106,7 @@ def test_copies_keep_the_precision() -> None:
         assert isinstance(twin.core, Decay)
         with torch.no_grad():
             twin.core.decay.zero_()
-        assert torch.equal(twin(x)[0], x.float().square().half())  # it has its own parameter
+        assert torch.equal(twin(x)[0], x.float().square().half())  # The copy has a separate parameter.
         assert list(twin.state_dict()) == ["core.decay"]
 
 

@@ -1,4 +1,4 @@
-"""Neurons whose step multiplies spikes by a matrix, as modules."""
+"""Modules whose step multiplies spikes by a matrix."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_results_equal_the_loop_and_explain_reports_the_product() -> None:
         module = neuron(backend, store_state_seqs=True)
         assert "nothing has run yet" in module.explain()
         spikes = module(x)
-        spikes = spikes + 2 * module(x)  # from its current state
+        spikes = spikes + 2 * module(x)  # This call continues from the current state.
         (spikes.sum() + module.states[1].sum()).backward()
         assert x.grad is not None
         found.append((spikes, module.states[1], module.state_seqs[1], x.grad, weight(module).grad))

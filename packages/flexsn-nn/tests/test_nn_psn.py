@@ -1,4 +1,4 @@
-"""Parallel neurons compared with explicit sums, and the steps that they read according to their documentation."""
+"""Parallel neurons: comparison with explicit sums over the steps that each neuron reads."""
 
 from __future__ import annotations
 

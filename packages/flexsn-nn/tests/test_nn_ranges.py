@@ -1,4 +1,4 @@
-"""Learned numbers at and beyond the limits of their ranges: gradients lead them back, with a warning."""
+"""Learned values at the limits of their ranges and beyond: a warning is issued, and gradients move them back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from flexsn_nn.functional import within
 from flexsn_nn.layer import Delay
 from flexsn_nn.neuron import Neuron
 
-# Other arguments that constructors need.
+# Arguments that constructors require.
 NEEDED: dict[str, dict[str, Any]] = {
     "Alpha": {"alpha": 0.9, "beta": 0.8},
     "Lapicque": {"beta": 0.9, "R": 0.5},
@@ -35,7 +35,7 @@ NEEDED: dict[str, dict[str, Any]] = {
 
 
 def neurons() -> Iterator[tuple[type[Neuron], str, float, float]]:
-    """Yields `(class, name, limit, beyond)` for each number with a closed limit, of neurons with one input."""
+    """Yields `(class, name, limit, beyond)` for each closed limit of a parameter, for neurons with one input."""
     for name in sorted(flexsn_nn.__all__):
         cls = getattr(flexsn_nn, name)
         if not (isinstance(cls, type) and issubclass(cls, Neuron)) or cls is Recurrent or cls.__name__ != name:
@@ -84,7 +84,7 @@ def test_there_are_many() -> None:
 @pytest.mark.filterwarnings("ignore::flexsn_nn.errors.RangeWarning")
 @pytest.mark.parametrize(("cls", "name", "limit", "beyond"), CASES, ids=IDS)
 def test_the_gradient_is_that_of_the_nearest_number(cls: type[Neuron], name: str, limit: float, beyond: float) -> None:
-    """Tests numbers at, beyond and just inside the limit. `clamp` of torch 2.15 has the gradient 0 for two of them."""
+    """Compares gradients at the limit, beyond it, and inside. `clamp` of torch 2.15 has gradient 0 at two of them."""
     if "finite" in make(cls, name, 0.5, "torch")._limits[name]:
         beyond, limit = -0.25, 0.0
     inside = limit + (1e-6 if beyond < limit else -1e-6)
@@ -149,7 +149,7 @@ def test_an_optimizer_leads_a_number_back(cls: type[Neuron], name: str, beyond: 
     neuron = make(cls, name, beyond, "cpp")
     target = make(cls, name, 0.5 if cls is not LIF else 2.5, "torch")
     optimizer = torch.optim.Adam(neuron.parameters(), lr=0.1)
-    x = torch.rand(8, 16, 4) * 0.1  # too small for spikes, so states are monotonic in the number
+    x = torch.rand(8, 16, 4) * 0.1  # The inputs cause no spikes, so the states are monotonic in the parameter.
     for _ in range(60):
         optimizer.zero_grad()
         (_, ours), (_, theirs) = neuron.step(x), target.step(x)
@@ -214,7 +214,8 @@ def test_all_kinds_of_modules_and_calls_warn(module: Callable[[], nn.Module], ca
         call(layer, x)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated:FutureWarning")  # torch's own use
+# torch itself uses this function.
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated:FutureWarning")
 def test_the_function_itself() -> None:
     value = torch.tensor([-0.5, 0.0, 0.25, 1.0, 1.5], dtype=torch.float64, requires_grad=True)
     limited = partial(within, at_least=0, at_most=1)

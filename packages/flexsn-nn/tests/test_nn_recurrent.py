@@ -1,4 +1,4 @@
-"""Recurrent neurons compared with values by hand and with the neuron itself, and torch's cells as step functions."""
+"""Recurrent neurons: comparison with values by hand and with the inner neuron; torch's cells as step functions."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ def made(name: str, **options: Any) -> Neuron:
 
 
 def few_bits(weight: Tensor) -> Tensor:
-    """Rounds to quarters: sums of few of them are exact in any order."""
+    """Rounds to multiples of a quarter. Sums of few of them are exact in any order."""
     return weight.copy_((8 * weight).round() / 4)
 
 
 def test_the_feedback_is_the_product_of_the_last_spikes() -> None:
-    """Compares with values by hand: the second neuron fires one step after the first one, without any other input."""
+    """Compares with values computed by hand: the second neuron only fires because the first one fired before."""
     layer = RLIF(2, tau=1.0, init=lambda w: w.copy_(torch.tensor([[0.0, 0.0], [1.5, 0.0]])), backend="torch")
     x = torch.zeros(4, 1, 2)
     x[0, 0, 0] = 1.0
@@ -178,7 +178,7 @@ def test_one_graph_under_compile(name: str) -> None:
 
 
 def test_a_refusal_by_kernels_is_reported_and_the_loop_runs() -> None:
-    """Tests a convolution that kernels refuse; users of the layer cannot change it."""
+    """Checks a convolution, which kernels refuse. Users of the layer cannot replace it."""
     layer = RLeaky(0.5, conv2d_channels=2, kernel_size=3)
     x = torch.rand(3, 1, 2, 4, 5)
     assert layer(x).shape == x.shape
@@ -203,7 +203,7 @@ def test_a_recurrent_layer_counts_as_one_neuron() -> None:
 
 
 def test_recurrent_around_neurons_with_several_inputs() -> None:
-    """Checks that a stochastic neuron draws its noise once per call, as without recurrence."""
+    """Checks that a stochastic neuron draws its noise once per call, as it does without recurrence."""
     layer = Recurrent(StochasticLIF(scale=0.3, backend="torch"), H, init=nn.init.zeros_)
     torch.manual_seed(3)
     spikes = layer(X)
@@ -214,7 +214,7 @@ def test_recurrent_around_neurons_with_several_inputs() -> None:
 
 
 def of_each(value: float, *shape: int) -> nn.Parameter:
-    """Makes a learned parameter that differs between neurons."""
+    """Makes a learned parameter whose values differ between neurons."""
     return nn.Parameter(value + torch.arange(torch.Size(shape).numel()).reshape(shape) / 16)
 
 
@@ -260,7 +260,7 @@ def test_kernels_train_a_matrix_around_any_neuron(name: str) -> None:
     for backend in ("auto", "torch"):
         layer.backend = backend
         layer.reset()
-        torch.manual_seed(1)  # seeds the noise
+        torch.manual_seed(1)  # Each backend draws equal noise.
         x = ((8 * X[:5]).round() / 4).requires_grad_()
         output = layer(x)
         wanted = [x, *(p for p in layer.parameters() if p.requires_grad)]
@@ -275,7 +275,7 @@ def test_kernels_train_a_matrix_around_any_neuron(name: str) -> None:
 
 @pytest.mark.parametrize("name", [pytest.param("RLIF", marks=pytest.mark.long), "RLeaky"])
 def test_auto_runs_the_loop_or_equals_the_loop(name: str) -> None:
-    """Compares kernels, or the loop if they refuse the step."""
+    """Compares the results of kernels, or of the loop if kernels refuse the step, with those of the loop."""
     torch.manual_seed(0)
     layer = RLIF(H) if name == "RLIF" else RLeaky(0.5, linear_features=H)
     with torch.no_grad():
@@ -309,7 +309,7 @@ def test_around_a_custom_neuron() -> None:
 
 
 class Masked(nn.Module):
-    """Weights without connections of neurons to themselves."""
+    """Weights in which no neuron is connected to itself."""
 
     mask: Tensor
 
@@ -421,7 +421,7 @@ def test_spectral_radius() -> None:
 
 
 class GRUCell(nn.Module):
-    """cuDNN's form, in which the reset gate acts on the product."""
+    """A GRU in the form of cuDNN, in which the reset gate acts on the product."""
 
     def __init__(self, V: Tensor, b: Tensor) -> None:
         super().__init__()
@@ -469,7 +469,7 @@ def test_a_gru_and_an_lstm_equal_those_of_torch(backend: str) -> None:
 
 
 def test_an_integrator_with_feedback_equals_an_rnn() -> None:
-    """Compares a layer without spikes with values by hand: `h = h + (x + V y - h) / tau`."""
+    """Compares a layer without spikes with a loop: `h = h + (x + V y - h) / tau`."""
     layer = Recurrent(NonSpikingLIF(tau=4.0, backend="torch"), H)
     h, wanted = torch.zeros(3, H), []
     for x in X:
@@ -479,7 +479,7 @@ def test_an_integrator_with_feedback_equals_an_rnn() -> None:
 
 
 def test_an_immediate_reset_subtracts_the_threshold_before_the_leak() -> None:
-    """Compares `reset_delay` of snnTorch's neurons with values by hand."""
+    """Compares the neurons of snnTorch, with and without `reset_delay`, with values computed by hand."""
     x = torch.full((6, 1), 0.75)
     late, now = (Leaky(0.5, reset_delay=delay, backend="torch") for delay in (True, False))
     assert late(x).flatten().tolist() == [0, 1, 0, 0, 1, 0]  # 0.75, 1.125, 0.3125, 0.90625, 1.203125

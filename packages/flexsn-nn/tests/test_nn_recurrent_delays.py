@@ -1,4 +1,4 @@
-"""Delays in recurrent layers, compared with one product per delay; gradients, and other features of the layer."""
+"""Delays in recurrent layers: comparison with one product per delay, gradients, and other features of the layer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flexsn_nn import ALIF, LI, LIF, ParameterError, Recurrent, UnknownNameError
 from flexsn_nn.errors import RangeWarning
 from flexsn_nn.layer import Delay
 
-# A step has 15 elements, which are not a multiple of a block of the smallest kernels.
+# A step has 15 elements, which is not a multiple of a block of the smallest kernels.
 T, B, N = 12, 3, 5
 X = torch.randn(T, B, N, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.5
 MIXED = torch.tensor([0.0, 1.0, 2.75, 3.0, 1.5], dtype=torch.float64)
@@ -38,7 +38,7 @@ def made(name: str, neuron: Any = None, **options: Any) -> Recurrent:
 
 
 def taps(delay: Delay) -> Tensor:
-    """Returns the weights of the outputs from `1 + l` steps ago, `[N, L]`."""
+    """Returns the weights `[N, L]` of the outputs from `1 + l` steps ago."""
     d = torch.as_tensor(delay.delay, dtype=torch.float64).expand(N).unsqueeze(1)
     steps = torch.arange(delay.max_delay + 1, dtype=torch.float64)
     if delay.interpolation == "gaussian":
@@ -49,7 +49,7 @@ def taps(delay: Delay) -> Tensor:
 
 
 def buffered(layer: Recurrent, x: Tensor) -> Tensor:
-    """Computes the published form: each step adds one product per delay to the currents of later steps."""
+    """Computes the published form, in which each step adds one product per delay to the currents of later steps."""
     assert layer.delay is not None
     weights = taps(layer.delay)
     later = [torch.zeros(B, N, dtype=x.dtype)] * weights.shape[1]
@@ -125,11 +125,11 @@ def test_a_narrower_width_counts_in_the_next_call(backend: str) -> None:
     layer = made("gaussian", LI(tau=3.0), backend=backend)
     assert layer.delay is not None
     wide = layer(X)
-    layer.delay.width = 0.01  # type: ignore[assignment]  # a number is written into the buffer
+    layer.delay.width = 0.01  # type: ignore[assignment]  # the buffer receives the value
     layer.reset()
     narrow = layer(X)
     assert not torch.equal(wide, narrow)
-    off = LEARNED.frac() != 0.5  # halfway between two steps, either one may count
+    off = LEARNED.frac() != 0.5  # Exactly between two steps, the rounding decides which of them has the weight.
     torch.testing.assert_close(taps(layer.delay)[off].sum(1), torch.ones(int(off.sum()), dtype=torch.float64))
     assert narrow.isfinite().all()
 
@@ -186,7 +186,7 @@ def test_checkpoints_have_delays_and_width() -> None:
     layer = made("gaussian", backend="torch")
     assert set(layer.state_dict()) == {"recurrent.weight", "delay.delay", "delay.width"}
     assert layer.delay is not None
-    layer.delay.width = 0.25  # type: ignore[assignment]  # a number is written into the buffer
+    layer.delay.width = 0.25  # type: ignore[assignment]  # the buffer receives the value
     twin = made("gaussian", backend="torch")
     twin.load_state_dict(layer.state_dict())
     assert torch.equal(layer(X), twin(X))
@@ -213,18 +213,18 @@ def test_wrong_arguments() -> None:
         Delay(1, interpolation="gaussian", width=0)
     layer = Delay(1)
     with pytest.raises(ParameterError, match="'linear', which has no width"):
-        layer.width = 2.0  # type: ignore[assignment]  # what is refused
+        layer.width = 2.0  # type: ignore[assignment]  # the line under test
 
 
 MANY = [0.1, 14.2, 2.75, 18.1, 9.5]
 
 
 def many_delays(kind: str, device: str = "cpu") -> tuple[Recurrent, Recurrent, Tensor]:
-    """Makes layers with 20 past steps, one in Triton and one as a loop, and their input."""
+    """Returns two equal layers with 20 past steps, one in Triton and one as a loop, and an input."""
     options: dict[str, Any] = {} if kind == "linear" else {"interpolation": kind, "width": 2.5}
     torch.manual_seed(0)
     layer = Recurrent(LIF(), N, delay=Delay(torch.tensor(MANY), max_delay=19, learn=True, **options), backend="triton")
-    with torch.no_grad():  # quarters: sums of few of them are exact in any order
+    with torch.no_grad():  # Sums of few multiples of a quarter are exact in any order.
         layer.recurrent.weight.copy_((8 * layer.V).round() / 4)  # type: ignore[operator]
     loop = copy.deepcopy(layer)
     loop.backend = "torch"
@@ -262,7 +262,7 @@ def test_on_a_gpu(name: str) -> None:
     loop = copy.deepcopy(layer)
     loop.backend = "torch"
     x = X.float().cuda()
-    with torch.no_grad():  # quarters: sums of few of them are exact in any order
+    with torch.no_grad():  # Sums of few multiples of a quarter are exact in any order.
         for one in (layer, loop):
             one.recurrent.weight.copy_((8 * made(name).V).round() / 4)  # type: ignore[operator]
     found, wanted = layer(x), loop(x)

@@ -73,11 +73,11 @@ def check(name: str, device: str, shape: tuple[int, int, int], keep: bool, monke
     assert found
     assert None not in found
     told = steps[0].loops.descriptions
-    if not keep:  # gradients of state sequences are added step by step
+    if not keep:  # Gradients of state sequences are added step by step.
         assert [line[:10] for line in told.values()] == ["one launch"] * 2, told
     monkeypatch.setattr(_one_launch, "_find_counts", lambda step, over: None)
     runs_on = ran(layers[1], x, lengths)
-    rtol = 1e-5 if name == SUMS else 0.0  # the compiler chooses the order of a sum in each kernel
+    rtol = 1e-5 if name == SUMS else 0.0  # The compiler chooses the order of a sum in each kernel.
     for ours, theirs in zip(ends, runs_on, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=rtol, atol=rtol)
     layers[1].backend = "torch"
@@ -107,7 +107,7 @@ def test_on_a_gpu(
 @pytest.mark.gpu
 @pytest.mark.parametrize("with_lengths", [False, True])
 def test_many_rows_are_captured(with_lengths: bool) -> None:
-    """Tests more rows than programs at a time. Their results need memory that the allocator does not have yet."""
+    """Captures a layer with more rows than simultaneous programs. Its results need memory that is not reserved yet."""
     shape = (250, 4096, 64)
     torch.manual_seed(0)
     layer = Recurrent(LIF(), shape[-1]).to("cuda")

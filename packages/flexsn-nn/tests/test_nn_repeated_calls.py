@@ -1,4 +1,4 @@
-"""Calls that repeat an earlier call: changes in between are detected, and results equal the loop."""
+"""Calls that repeat an earlier call: changes between the calls are detected, and results equal the loop."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def data(seed: int = 0) -> Tensor:
 
 
 def training(neuron: FlexSN, x: Tensor) -> list[Tensor]:
-    """Returns output, final state and gradients of a call with the initial state, and of the next call."""
+    """Returns the outputs of two calls, of which the first begins with the initial state, and the gradients."""
     neuron.reset()
     leaf = x.clone().requires_grad_()
     first, second = neuron(leaf), neuron(leaf)
@@ -99,7 +99,7 @@ def test_a_change_of_a_core_is_detected(backend: str) -> None:
     core.decay = nn.Parameter(torch.full((1,), 0.8))
     assert_like_the_loop(neuron, data())
     core = Decay(0.2)
-    neuron.add_module("core", core)  # without an assignment
+    neuron.add_module("core", core)  # This replaces the core without an assignment.
     assert_like_the_loop(neuron, data())
     core.decay.requires_grad_(False)
     leaf = data().requires_grad_()
@@ -108,7 +108,7 @@ def test_a_change_of_a_core_is_detected(backend: str) -> None:
 
 
 def test_repeated_calls_skip_the_path_of_first_calls(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checks that repeated calls take another path than first calls."""
+    """Checks that repeated calls do not enter `_run`, the path of first calls."""
     neuron = ParametricLIF(backend=backend)
     assert_like_the_loop(neuron, data())
     monkeypatch.setattr(FlexSN, "_run", None)
@@ -151,7 +151,8 @@ def test_calls_that_count_are_repeated(keep: bool, monkeypatch: pytest.MonkeyPat
         for found, wanted in zip(*results, strict=True):
             torch.testing.assert_close(found, wanted)
     assert longer.count("torch") == 10
-    assert longer.count("cpp") == 2  # with gradients from no state, without gradients from a state
+    # One run is with gradients, without a state. The other run is without gradients, from a state.
+    assert longer.count("cpp") == 2
 
 
 @pytest.mark.long(all_but=["s"])
@@ -159,7 +160,7 @@ def test_calls_that_count_are_repeated(keep: bool, monkeypatch: pytest.MonkeyPat
 def test_a_call_like_the_last_one_is_compared_at_once(
     step_mode: str, monkeypatch: pytest.MonkeyPatch, compiler: None
 ) -> None:
-    """Checks that no key is looked up, and that changes in between take effect."""
+    """Checks that no key is computed, and that changes between the calls take effect."""
     core = Decay(0.5)
     neuron = FlexSN(core, 1, 1, 1, backend="cpp", step_mode=step_mode)
     loop = FlexSN(core, 1, 1, 1, backend="torch", step_mode=step_mode)
@@ -230,7 +231,7 @@ def test_another_initial_state_is_detected(backend: str, monkeypatch: pytest.Mon
 
 
 def test_memory_that_is_exchanged_before_the_backward_is_read_unchanged(backend: str) -> None:
-    """Assigns `tensor.data = ...`, like `module.to(...)` and sharding. This does not change the version counter."""
+    """Assigns `tensor.data`, like `module.to(...)` and sharding do. This does not change the version counter."""
     neuron, weight = LIF(backend=backend), torch.linspace(-1, 1, T * 10).view(T, *STEP)
     x = data().requires_grad_()
     for _ in range(2):
@@ -247,11 +248,11 @@ def test_gradients_that_arrive_in_other_forms(backend: str) -> None:
     neuron, x = LIF(backend=backend), data().requires_grad_()
     loop = LIF(backend="torch")
     takes: list[Callable[[FlexSN], Tensor]] = [
-        lambda n: n(x).sum(),  # an expanded gradient
+        lambda n: n(x).sum(),  # This loss has an expanded gradient.
         lambda n: (n(x), n.states[0].square().sum())[1],
         lambda n: (n(x) * data(1)).sum() + n.states[0].sum(),
         lambda n: n(x).transpose(0, 2).contiguous().mul(data(2).transpose(0, 2).contiguous()).sum(),
-        lambda n: torch.imag(torch.complex(n(x), n(x)).conj()).sum(),  # a lazily negated gradient
+        lambda n: torch.imag(torch.complex(n(x), n(x)).conj()).sum(),  # This loss has a lazily negated gradient.
     ]
     for take in takes:
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""Reports about networks: rows and numbers. The network does not change."""
+"""Reports about networks: their rows and values are correct, and the network does not change."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_network_is_unchanged(report: object) -> None:
 
 
 def test_neurons_that_ran_before_are_rows(compiler: None) -> None:
-    """Tests a call that repeats an earlier one, and therefore does not record a choice."""
+    """Checks a call that repeats an earlier call, and therefore records no choice of a backend."""
     net = nn.Sequential(LIF(), LI())
     for _ in range(2):
         net(X)
@@ -76,7 +76,7 @@ def test_rows_of_an_explanation(compiler: None) -> None:
     assert {name for name, row in rows.items() if row.backend == "cpp"} == {"1", "6", "7"}
     assert rows["1"].kernels == ("dynamics_forward", "dynamics_backward")
     assert rows["1"].reason == "the tensors are on 'cpu', where compiled kernels run"
-    # The neuron and the linear layer store their inputs; the convolution stores the whole input.
+    # The neuron and the linear layer store their inputs. The convolution stores the whole input.
     assert rows["0.0"].bytes_kept == X.numel() * 4
     assert rows["1"].bytes_kept >= 4 * 2 * 8 * 36 * 4
     assert rows["5"].bytes_kept == 4 * 2 * 72 * 4

@@ -1,4 +1,4 @@
-"""Conventions of resets and thresholds, compared with traces computed by hand."""
+"""Conventions of resets and thresholds: comparison with values computed by hand."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BACKENDS = pytest.mark.parametrize("backend", ["torch", "hop", "triton"])
 
 
 def run(neuron: Neuron, *values: float) -> tuple[list[float], list[float]]:
-    """Returns the output and `v` of one neuron after each step."""
+    """Returns the output and `v` of a single neuron after each step."""
     neuron.store_state_seqs = True
     output = neuron(torch.tensor(values, dtype=torch.float64).reshape(-1, 1))
     v = neuron.state_seq("v")
@@ -69,14 +69,15 @@ def test_gradient_through_the_reset(backend: str, detach: bool) -> None:
         x = torch.tensor([[1.25], [0.5]], dtype=torch.float64, requires_grad=True)
         neuron = IF(v_reset=v_reset, surrogate_function=chosen, detach_reset=detach, backend=backend)
         (gradient,) = torch.autograd.grad(neuron(x)[1].sum(), x)
-        # d v1 / d x1 is 1 - s1 - h1 g' (hard) or 1 - g' v_threshold (soft); detached, the terms with g' are missing.
+        # d v1 / d x1 is 1 - s1 - h1 g' for the hard reset, and 1 - g' v_threshold for the soft one. A detached reset
+        # has no terms with g'.
         wanted = slope if not detach else (0.0 if v_reset == 0.0 else 1.0)
         assert gradient.flatten().tolist() == [wanted, 1.0]
 
 
 @BACKENDS
 def test_at_the_threshold(backend: str) -> None:
-    """Checks `>=` by default and `>` with `strict=True`; snnTorch's neurons use `>` by default."""
+    """Checks that neurons compare by `>=`, or by `>` with `strict=True`. snnTorch's neurons use `>` by default."""
     exactly = (1.0, 0.0)
     assert run(IF(backend=backend), *exactly)[0] == [1, 0]
     assert run(IF(strict=True, backend=backend), *exactly)[0] == [0, 0]
@@ -155,7 +156,7 @@ def test_klif_scales_its_reset() -> None:
 
 
 def test_the_membrane_begins_at_the_reset_value() -> None:
-    """Checks that the membrane starts at `v_reset`, even as a second state and in single steps, and others at 0."""
+    """Checks that `v` starts at `v_reset`, in any order of states and in single steps. Other states start at 0."""
     for neuron in (QIF(), EIF(), Izhikevich(v_reset=-0.1), CUBALIF(v_reset=-0.1)):
         v = neuron.state_names.index("v")
         for mode, x in (("m", torch.zeros(3, 2)), ("s", torch.zeros(2))):
@@ -166,7 +167,7 @@ def test_the_membrane_begins_at_the_reset_value() -> None:
 
 
 def test_no_zeros_are_allocated_for_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checks that a neuron that starts at zero passes only its input to the kernels; others also pass states."""
+    """Checks that states that start at zero are not passed to the kernels, while other initial states are passed."""
     counts = []
 
     def record(program: Any, tensors: Any, *options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""One instance at two places of a network shares its state; a warning reports it once."""
+"""One instance at two places of a network shares its state, which causes one warning."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ X = torch.rand(4, 2, 5, generator=torch.Generator().manual_seed(0))
 
 
 class Called(nn.Module):
-    """A network as a function of its parts."""
+    """A network whose `forward` is a function of its layers."""
 
     def __init__(self, forward: Callable[..., Tensor], neuron: nn.Module) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ def once(net: Called, x: Tensor) -> Tensor:
 
 
 def fed_back(net: Called, x: Tensor) -> Tensor:
-    """Runs one step at a time, with a recurrent connection."""
+    """Runs single steps, with a recurrent connection from the output to the input."""
     out = torch.zeros_like(x[0])
     for step in x:
         out = net.neuron(net.first(step) + net.second(out))
@@ -56,7 +56,7 @@ def test_a_call_whose_input_depends_on_its_earlier_output(make: Callable[[], nn.
     with pytest.warns(SharedStateWarning, match="is in two places of a network.*its own instance"):
         net(X)
     reset_net(net)
-    net(X)  # no second warning
+    net(X)  # This call causes no second warning.
 
 
 @pytest.mark.parametrize("forward", [in_chunks, once, fed_back])

@@ -1,4 +1,4 @@
-"""Neurons with snnTorch's names, compared with snnTorch in spikes, states and all gradients."""
+"""Neurons with snnTorch's names: comparison with snnTorch in spikes, states and all gradients."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ pytestmark = pytest.mark.usefixtures("interpreted")
 snntorch = pytest.importorskip("snntorch")
 
 MECHANISMS = ("subtract", "zero", "none")
-# Arguments that are exact in float32, in which snnTorch stores them; and the parameters that are learned, which have
-# equal names in snnTorch. (Alpha and Lapicque of snnTorch 1.0 fail with learned parameters.)
+# Each entry has arguments whose values are exact in float32, since snnTorch stores them in float32, and the names of
+# learned parameters, which are equal in snnTorch. (Alpha and Lapicque of snnTorch 1.0 fail with learned parameters.)
 NEURONS: dict[str, tuple[type[Neuron], dict[str, Any], list[str]]] = {
     "Leaky": (Leaky, {"beta": 0.75, "learn_beta": True, "learn_threshold": True}, ["beta", "threshold"]),
     "Synaptic": (
@@ -48,7 +48,7 @@ def compare(results: list[tuple[Tensor, tuple[Tensor, ...]]], leaves: list[list[
         loss = (spikes * weights).sum() + sum(state.square().sum() for state in states)
         gradients.append(torch.autograd.grad(loss, wanted))
     assert torch.equal(results[0][0], results[1][0])
-    # snnTorch's spikes are float32, and so are the gradients that flow through them.
+    # snnTorch's spikes are float32, so the gradients of the spikes are float32, too.
     for ours, theirs in zip((*results[0][1], *gradients[0]), (*results[1][1], *gradients[1]), strict=True):
         torch.testing.assert_close(ours, theirs.reshape(ours.shape), rtol=1e-5, atol=1e-6)
 

@@ -1,4 +1,4 @@
-"""Surrogates with snnTorch's names, compared with snnTorch in calls, values and gradients."""
+"""Surrogates with snnTorch's names: comparison with snnTorch in arguments, values and gradients."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_equal_calls_return_equal_surrogates(name: str, positional: tuple[float,
 
 
 def test_all_neurons_of_snntorch_are_tested() -> None:
-    """Compares all names except SSO, which draws random numbers in the backward, and two that other tests cover."""
+    """Checks all names except SSO, which draws random values in the backward, and two that other tests cover."""
     factories = {n for n, f in vars(theirs).items() if callable(f) and not isinstance(f, type) and n[0] != "_"}
     assert factories - {name for name, *_ in CALLS} == {"SSO", "LSO", "custom_surrogate"}
     assert not hasattr(surrogate, "SSO")
@@ -105,7 +105,7 @@ def test_custom_surrogate() -> None:
 
 
 def test_wide_surrogates_do_not_overflow_as_snntorchs_sigmoid_does() -> None:
-    """Checks a documented difference: `exp(88)²` is infinite in float32, and inf / inf is NaN."""
+    """Checks a documented difference: snnTorch's sigmoid computes `exp(88)²`, which is infinite, and then NaN."""
     x = torch.tensor([-4.0], requires_grad=True)
     assert torch.autograd.grad(theirs.sigmoid()(x).sum(), x)[0].isnan().all()
     assert torch.autograd.grad(surrogate.sigmoid()(x).sum(), x)[0].item() == pytest.approx(0.0)

@@ -1,4 +1,4 @@
-"""Resets within a sequence: a new run begins with the initial state, and gradients do not cross the reset."""
+"""Resets within a sequence: the states return to their initial values, and gradients do not cross the reset."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flexsn_runtime.plans import _buckets
 from flexsn_runtime.step import _pointwise_step
 
 FEATURES, T, B = 35, 23, 3
-# Steps that are marked as resets, by sequence. The first step is marked in one sequence. Sequence 0 has no marks.
+# The steps at which each sequence is reset. Sequence 0 has no resets, and sequence 1 has one at the first step.
 MARKED = {1: [0, 10], 2: [9, 18]}
 
 
@@ -30,7 +30,7 @@ def marks() -> Tensor:
 
 
 def run(neuron: FlexSN, inputs: list[Tensor], **options: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Returns output, gradient of the first input, and final states."""
+    """Returns the output, the gradient of the first input, and the final states."""
     neuron.reset()
     x = inputs[0].clone().requires_grad_()
     output = neuron(x, *inputs[1:], **options)
@@ -100,7 +100,7 @@ def test_each_neuron_in_triton(case: Case) -> None:
 @pytest.mark.parametrize("lengths", [None, torch.tensor([T, 12, 9])])
 @pytest.mark.long(all_but=["None"])
 def test_masks_of_chunks_in_flight(lengths: Tensor | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loads chunks ahead of their use, as on a GPU. Masks are then loaded one chunk ahead."""
+    """Uses launch settings that load chunks before their use, as on a GPU. Masks are then loaded one chunk ahead."""
     plan = _buckets._INTERPRETED
     ahead = replace(plan, forward=replace(plan.forward, stages=3), backward=replace(plan.backward, stages=2))
     monkeypatch.setattr(_buckets, "_INTERPRETED", ahead)
@@ -117,7 +117,7 @@ def test_masks_of_chunks_in_flight(lengths: Tensor | None, monkeypatch: pytest.M
     options = {"resets": marks()} | ({} if lengths is None else {"lengths": lengths})
     x = torch.randn(T, B, FEATURES, generator=torch.Generator().manual_seed(2)) + 0.5
     try:
-        found = run(LIF(backend="triton", tau=1.25), [x], **options)  # no other test compiles these kernels
+        found = run(LIF(backend="triton", tau=1.25), [x], **options)  # No other test compiles kernels of this tau.
     finally:
         _buckets._plan.cache_clear()
     wanted = run(LIF(backend="torch", tau=1.25), [x], **options)

@@ -1,4 +1,4 @@
-"""States with other shapes than the step, such as dendrites with a soma. `init_states` defines the shapes."""
+"""States whose shapes differ from the step, such as dendrites with a soma. `init_states` defines the shapes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Shape = tuple[int, ...]
 
 
 class Branched(FlexSN):
-    """A neuron whose initial states are zeros with other shapes than the step, for any batch size."""
+    """A neuron whose initial states are zeros of any shapes, for any batch size."""
 
     def __init__(self, core: Callable[..., Any], shapes: Callable[[int], Sequence[Shape]], **options: Any) -> None:
         super().__init__(core, 1, len(shapes(1)), 1, **options)
@@ -30,27 +30,27 @@ class Branched(FlexSN):
 
 
 def sums(x: Tensor, v: Tensor, d: Tensor) -> tuple[Tensor, ...]:
-    """A soma `[B, N]` that sums its dendrites `[B, N, K]`."""
+    """Computes a soma `[B, N]` that sums its dendrites `[B, N, K]`."""
     d = 0.5 * d + x.unsqueeze(-1) * torch.arange(1.0, K + 1)
     v = 0.9 * v + d.sum(-1)
     return torch.tanh(v), v, d
 
 
 def feeds(x: Tensor, v: Tensor, d: Tensor) -> tuple[Tensor, ...]:
-    """Branches `[B, N, K]` that one value `[B, N, 1]` drives."""
+    """Computes branches `[B, N, K]` that one value `[B, N, 1]` drives."""
     v = 0.9 * v + x
     d = 0.5 * d + v * torch.arange(1.0, K + 1)
     return torch.tanh(d), v, d
 
 
 def alone(x: Tensor, d: Tensor) -> tuple[Tensor, ...]:
-    """Branches without a soma. The input has one value for all branches."""
+    """Computes branches without a soma. The input has one value for all branches of a neuron."""
     d = 0.5 * d + x * torch.arange(1.0, K + 1)
     return torch.tanh(d), d
 
 
 def clock(x: Tensor, t: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-    """A number for the whole step that counts the steps."""
+    """Computes with a state without dimensions, which counts the steps."""
     v = v + x / (1.0 + t)
     return v, t + 1.0, v
 
@@ -82,7 +82,7 @@ def test_calls_continue_from_one_another(core: Any, step: Shape, shapes: Any, ba
     parts = torch.cat([layer(part) for part in x.split(2)])
     assert torch.equal(parts, whole)
     assert all(torch.equal(a, b) for a, b in zip(layer.states, states, strict=True))
-    assert layer.made == made + 1  # the shapes are stored
+    assert layer.made == made + 1  # The shapes are stored after the first call with initial states.
     other = Branched(core, shapes, backend=backend)
     output, new_states = other.step(x[:4])
     rest, _ = other.step(x[4:], new_states)

@@ -1,4 +1,4 @@
-"""`functional.stateless`, a module that takes and returns states; `functional.parameter_groups`; printed monitors."""
+"""`functional.stateless`, whose modules receive and return states; `functional.parameter_groups`; printed monitors."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_stream_of_steps_equals_the_sequence(name: str) -> None:
     x = torch.rand(9, 3, 4) * 3
     wanted = net(x)
     functional.reset_net(net)
-    net(x[:2])  # the network's own states do not change
+    net(x[:2])  # `stateless` must not change these states of the network.
     left = functional.get_states(net)
     module = functional.stateless(net)
     states = module.initial_states(x)

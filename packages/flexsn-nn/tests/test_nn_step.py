@@ -1,4 +1,4 @@
-"""`neuron.step(inputs, states)`: results equal a call of the module, but the caller keeps the state."""
+"""`neuron.step(inputs, states)`: results equal a call of the module, but the module stores no state."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_step_equals_forward_and_stores_no_state(backend: str) -> None:
             assert torch.equal(got, wanted)
     assert pure.states == []
     assert pure.state_seqs == []
-    # The module's own state is neither read nor written.
+    # A step neither reads nor writes the states that the module stores.
     pure.states = [draw(*STEP, seed=2), draw(*STEP, seed=3)]
     before = [state.clone() for state in pure.states]
     again, _ = pure.step((x, y))
@@ -58,7 +58,7 @@ def test_step_does_not_write_to_passed_states(backend: str) -> None:
 
 @backends
 def test_gradients_flow_through_the_states(backend: str) -> None:
-    """Checks that the gradient of the second call's output reaches the input and the state of the first call."""
+    """Checks that the gradient of the second call's output reaches the input and the states of the first call."""
     neuron = FlexSN(exchange, 2, 2, 2, backend=backend)
     x, y = draw(6, *STEP).requires_grad_(), draw(6, *STEP, seed=1).requires_grad_()
     start = [draw(*STEP, seed=2).requires_grad_(), draw(*STEP, seed=3).requires_grad_()]

@@ -1,4 +1,4 @@
-"""Parameters of surrogates are numbers; forward mode uses the derivative of the backward."""
+"""Parameters of surrogates must be numbers, and forward mode uses the derivative of the backward."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FACTORIES = ["LSO", "SFS"]
 
 
 def numbers() -> Iterator[tuple[str, str]]:
-    """Yields `(name, parameter)` for all numeric parameters of classes, functions and factories."""
+    """Yields `(name, parameter)` for each numeric parameter of classes, functions and factories."""
     for name in surrogate.__all__:
         made = getattr(surrogate, name)
         if isinstance(made, type) and made is not Surrogate:
@@ -86,7 +86,8 @@ CLASSES = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated:FutureWarning")  # torch's own use
+# torch itself uses this function.
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated:FutureWarning")
 @pytest.mark.parametrize("cls", CLASSES)
 def test_forward_mode_is_the_transpose_of_backward(cls: type[Surrogate]) -> None:
     spikes = cls()
@@ -101,7 +102,8 @@ def test_forward_mode_is_the_transpose_of_backward(cls: type[Surrogate]) -> None
     torch.testing.assert_close(jacobian, torch.func.jacrev(spikes)(x))
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated:FutureWarning")  # torch's own use
+# torch itself uses this function.
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated:FutureWarning")
 @pytest.mark.parametrize("make", [LIF, ILIF])
 @pytest.mark.parametrize("backend", ["torch", "auto"])
 def test_forward_mode_through_a_neuron(make: Callable[..., FlexSN], backend: str) -> None:

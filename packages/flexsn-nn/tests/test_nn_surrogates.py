@@ -1,4 +1,4 @@
-"""Surrogates: an exact step in the forward, and the formula of the table in the backward, on every path."""
+"""Surrogates: an exact step function in the forward, and the formula of the table in the backward, on every backend."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def _waves(n: int, t: float) -> Formula:
     return lambda x: 4 / t * sum(math.cos((2 * i - 1) * 2 * math.pi * x / t) for i in range(1, n + 1))
 
 
-# Name of the function (if there is one), surrogate, formula in plain Python; with defaults, then other parameters.
+# Each row has the name of the function or "", the surrogate, and its formula in plain Python. Rows with default
+# parameters are followed by rows with other parameters.
 TABLE: list[tuple[str, Surrogate, Formula]] = [
     ("sigmoid", surrogate.Sigmoid(), _sigmoid(4.0)),
     ("sigmoid", surrogate.Sigmoid(1.5), _sigmoid(1.5)),
@@ -99,11 +100,11 @@ TABLE: list[tuple[str, Surrogate, Formula]] = [
 EACH = pytest.mark.parametrize(("name", "chosen", "formula"), TABLE, ids=[repr(row[1]) for row in TABLE])
 DEFAULTS = [row for row in TABLE if row[1] == type(row[1])()]
 
-# Corners of the windows, both sides of the corners, and points far away.
+# Corners of the formulas, points on both sides of them, and distant points.
 POINTS = [-40.0, -3.0, -1.0, -0.5, -0.25, -0.1, -0.0, 0.0, 1e-9, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 3.0, 40.0]
 
 
-# Functions that return surrogates and take no input. Other tests compare them with those of snnTorch.
+# These functions return surrogates and have no input. Other tests compare them with snnTorch.
 FACTORIES = {"LSO", "SFS", "custom_surrogate", "heaviside", "straight_through_estimator"}
 
 
@@ -165,7 +166,7 @@ def _core(chosen: Surrogate) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]
 
 
 def _backpropagate(formula: Formula, x: list[float], weights: list[float]) -> tuple[list[float], list[float]]:
-    """Computes spikes of `_core` for one element, and the gradient of their weighted sum, in plain Python."""
+    """Computes the spikes of `_core` for one element, and the gradient of their weighted sum, in plain Python."""
     v, distances, spikes = 0.0, [], []
     for value in x:
         h = 0.5 * v + value
@@ -190,7 +191,7 @@ def test_a_custom_surrogate_is_traced_and_compiled(name: str, chosen: Surrogate,
 
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(4, 40, generator=generator, dtype=torch.float64)
-    # The first step includes the corners, too: h - 0.25 is one of the points.
+    # In the first step, h - 0.25 is one of the points, so it includes the corners.
     x[0, : len(POINTS)] = torch.tensor(POINTS, dtype=torch.float64) + 0.25
     weights = torch.randn(4, 40, generator=generator, dtype=torch.float64)
 

@@ -1,4 +1,4 @@
-"""Synaptic operations, compared with counts in loops, and with SpikingJelly's counter on an equal network."""
+"""Synaptic operations: comparison with counts in loops, and with SpikingJelly's counter on an equal network."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def spikes(*shape: int) -> Tensor:
 
 
 def counted_one_by_one(layer: Any, x: Tensor) -> int:
-    """Counts the outputs that change with each single spike, times the channels in which the spike has weights."""
+    """Sums, over all spikes, the outputs that a single spike changes if all weights are 1."""
     positive = [p.data.clone() for p in layer.parameters()]
     for parameter in layer.parameters():
         parameter.data = torch.ones_like(parameter)
@@ -59,7 +59,7 @@ def test_synapse_counts_equal_an_explicit_count(name: str) -> None:
     assert monitor.total() == SynapticOperations(wanted, 0, dense)
     assert 0 < wanted < dense
     with SynapseMonitor(layer) as monitor:
-        layer(x / 2)  # no spikes, so one multiplication for each weight
+        layer(x / 2)  # These values are not spikes, so each weight causes one multiplication.
     assert monitor.total() == SynapticOperations(0, dense, dense)
 
 
@@ -85,7 +85,7 @@ def test_a_network() -> None:
         once = monitor.operations()
         functional.reset_net(net)
         net(x)
-    net(x)  # no longer counted
+    net(x)  # The monitor no longer counts this call.
     assert list(once) == ["0.0", "2.0", "5"]
     assert once["0.0"].accumulates == 0
     assert once["0.0"].multiplies == once["0.0"].dense == T * B * 4 * (3 * 3 * 8 * 8 - 4 * 8 * 3 + 4)
@@ -127,7 +127,7 @@ def test_counting_changes_nothing_and_is_exact_under_autocast() -> None:
     dense = torch.ones(1, 600, 3, 3)
     with SynapseMonitor(layer) as monitor, torch.autocast("cpu", dtype=torch.bfloat16):
         layer(dense)
-    # 5400 weights meet in the middle, while bfloat16 counts only to 256.
+    # 5400 weights meet at the middle, but bfloat16 can count only to 256.
     assert monitor.total().accumulates == 600 * 2 * (9 + 4 * 6 + 4 * 4)
 
 

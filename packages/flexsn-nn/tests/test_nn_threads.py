@@ -1,4 +1,4 @@
-"""First calls of one neuron from several threads at once."""
+"""First calls of one neuron from several threads at the same time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def pruned(backend: str) -> RLIF:
 
 
 def together(works: list[Callable[[], None]]) -> list[BaseException]:
-    """Runs all functions at once, and returns their errors."""
+    """Runs all functions in threads at the same time, and returns their errors."""
     errors: list[BaseException] = []
     barrier = threading.Barrier(len(works))
 

@@ -1,4 +1,4 @@
-"""Transforms that are defined outside of the packages: they add values, and kernels follow their attributes."""
+"""Transforms that users define: they add values to a step, and kernels use the current values of their attributes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flexsn_nn.transforms import Call, Changed, Core, Lengths, Own, Transform
 
 
 class Ends(Transform):
-    """Implements lengths with a counter: an additional state, and a tensor that the step captures."""
+    """A transform that implements lengths by a counter, with a further state and a tensor that the step captures."""
 
     num_states = 1
 
@@ -45,7 +45,7 @@ class Ends(Transform):
 
 
 class Scaled(Transform):
-    """Multiplies the input by a learned tensor, adds a number and a sequence, and returns the result as an output."""
+    """A transform that multiplies the input by a learned tensor, and adds an offset and a sequence."""
 
     num_inputs = num_outputs = 1
 
@@ -106,7 +106,7 @@ def test_lengths_by_a_counter(backend: str, request: pytest.FixtureRequest) -> N
 
 @pytest.mark.parametrize("backend", ["torch", "cpp"])
 def test_inputs_outputs_tensors_and_numbers(backend: str) -> None:
-    """Checks that another tensor needs no new kernel, and that another number in the key takes effect."""
+    """Checks that another tensor needs no new kernel, and that another offset in the key takes effect."""
     neuron, x, noise = ALIF(backend=backend), data(9, 3, 4), data(9, 1, 4, seed=1)
     for seed, offset in ((0, 0.0), (1, 0.0), (2, 0.5), (3, 0.0)):
         gain = data(4, seed=seed).requires_grad_()
@@ -128,7 +128,7 @@ def test_inputs_outputs_tensors_and_numbers(backend: str) -> None:
 @pytest.mark.long(all_but=["torch"])
 @pytest.mark.parametrize("backend", ["torch", "cpp"])
 def test_transforms_compose_in_order_and_with_a_norm(backend: str) -> None:
-    """The last transform is the outermost: it changes the input first. The norm is the innermost."""
+    """Checks that the last transform changes the input first, and the norm changes it last."""
     x, noise, offset = data(9, 3, 4), torch.zeros(9, 1, 4), torch.tensor([1.0])
     first, second = Scaled(torch.tensor([2.0]), 0.0, noise), Scaled(offset, 1.0, noise)
     LIF(backend=backend)(x, transforms=[first, second])

@@ -1,4 +1,4 @@
-"""Captured parameters that no module registers are reported; registered ones are not."""
+"""Captured parameters that no module registers are reported, while registered parameters are not."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_registered_parameters_raise_no_warning(make: Callable[[nn.Parameter], C
     neurons = [parent.neuron, FlexSN(make(in_optimizer), 1, 1, 1), FlexSN(make(on_neuron), 1, 1, 1)]
     neurons[-1].register_parameter("w", on_neuron)
     for neuron in neurons:
-        neuron(torch.ones(2, 3))  # warnings are errors
+        neuron(torch.ones(2, 3))  # Warnings are errors in these tests.
         assert "captured" not in neuron.explain()
     assert optimizer.param_groups[0]["params"] == [in_optimizer]
 

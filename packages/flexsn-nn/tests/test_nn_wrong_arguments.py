@@ -37,12 +37,12 @@ class First(nn.Module):
 
 
 def wrong(value: object) -> Any:
-    """Passes a value of a type that the function does not accept."""
+    """Returns a value of a type that the function does not accept."""
     return value
 
 
 def of_nets(function: Callable[..., Any]) -> list[tuple[Callable[[], Any], type[Exception], str]]:
-    """Calls a function of networks with other objects."""
+    """Returns calls of a function of networks with other objects."""
     return [
         (lambda: function([LIF()]), TypeError, r"net is a list; give an nn\.Module: nn\.ModuleList"),
         (lambda: function(LIF), TypeError, r"net is the class LIF; give an instance: LIF\(\.\.\.\)"),
@@ -51,7 +51,7 @@ def of_nets(function: Callable[..., Any]) -> list[tuple[Callable[[], Any], type[
 
 
 def of_tensors(function: Callable[[Any], Any]) -> list[tuple[Callable[[], Any], type[Exception], str]]:
-    """Calls a function of tensors with other objects."""
+    """Returns calls of a function of tensors with other objects."""
     return [
         (lambda: function([X]), TypeError, r"is a list; give a tensor: torch\.stack"),
         (lambda: function(None), TypeError, r"is a NoneType; give a tensor"),
@@ -238,7 +238,7 @@ def test_a_forgotten_reset(make: Callable[..., nn.Module], backend: str) -> None
 
 @pytest.mark.parametrize("backend", ["torch", "cpp"])
 def test_two_calls_equal_one_sequence(backend: str) -> None:
-    """Checks that a backward may run again through graphs that are kept, or that hold nothing to free."""
+    """Checks second backwards through retained graphs, and through graphs that store nothing."""
     neuron = ParametricLIF(backend=backend)
     x = X.clone().requires_grad_()
     neuron(x).sum().backward(retain_graph=True)

@@ -31,23 +31,23 @@ def integrate(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 def nested(layout: torch.layout) -> Tensor:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # nested tensors are prototypes
+        warnings.simplefilter("ignore")  # Nested tensors are prototypes.
         return torch.nested.nested_tensor([torch.rand(5, 8), torch.rand(3, 8)], layout=layout)
 
 
 def quantised() -> Tensor:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # quantised tensors are deprecated
+        warnings.simplefilter("ignore")  # Quantised tensors are deprecated.
         return torch.quantize_per_tensor(X, 0.1, 0, torch.quint8)
 
 
 def sparse_rows() -> Tensor:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # sparse tensors are a beta feature
+        warnings.simplefilter("ignore")  # Sparse tensors are a beta feature.
         return X[0].to_sparse_csr()
 
 
-# Inputs that every core refuses, and inputs that a membrane refuses.
+# Inputs that every core refuses, and inputs that only neurons with a membrane refuse.
 OF_ALL: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "an array": (lambda: X.numpy(), TypeError, r"input 0 is a ndarray; .*torch\.as_tensor"),
     "numbers": (lambda: X.tolist(), TypeError, r"input 0 is a list; .*torch\.as_tensor"),
