@@ -18,13 +18,13 @@ MODULES = sorted(info.name for info in pkgutil.walk_packages(flexsn_nn.__path__,
 
 @pytest.mark.usefixtures("loops")
 @pytest.mark.parametrize("name", MODULES)
-def test_examples(name: str) -> None:
+def test_examples_print_their_results(name: str) -> None:
     module = importlib.import_module(name)
     results = doctest.testmod(module, extraglobs={"torch": importlib.import_module("torch")})
     assert results.failed == 0
 
 
-def test_docstrings_are_found() -> None:
+def test_several_modules_have_examples() -> None:
     finder = doctest.DocTestFinder()
     with_examples = [
         name for name in MODULES if any(test.examples for test in finder.find(importlib.import_module(name)))
@@ -41,7 +41,7 @@ BASES = {neuron.Neuron, neuron.ImmediateReset, neuron.DelayedReset, neuron.Feedb
 
 
 @pytest.mark.parametrize("kind", [kind for kind in NEURONS if kind not in BASES], ids=lambda kind: kind.__name__)
-def test_a_neuron_opens_with_its_difference_equation(kind: type) -> None:
+def test_a_neurons_docstring_begins_with_its_equation(kind: type) -> None:
     opening = (inspect.getdoc(kind) or "").partition("\n\n")[0]
     # The equation computes the state after the step, `v'`, or the membrane before the reset, `h`.
     assert re.match(r"`([a-z]'|h) = [^`]*\bv\b[^`]*`|`([a-z])' = [^`]*\b\2\b[^`]*`", opening), opening
