@@ -121,7 +121,7 @@ def test_inputs_are_broadcast(backend: str) -> None:
     expected = FlexSN(two_in_two_out, 2, 2, 2, backend="torch")(x, y)
     for a, b in zip(outputs, expected, strict=True):
         torch.testing.assert_close(a, b)
-    grads = [torch.autograd.grad(outputs[1].sum(), y)[0] for outputs in (outputs, expected)]
+    grads = [torch.autograd.grad(results[1].sum(), y)[0] for results in (outputs, expected)]
     torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-4)
 
 
