@@ -53,10 +53,10 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def test_registered_lowering_replaces_kernels(elsewhere: pytest.MonkeyPatch) -> None:
     mine = KernelLowering(on_cpu="triton")
     undo = register_scan_lowering(mine)
-    assert lowering._in_order() == [mine]
+    assert lowering._sort_lowerings() == [mine]
     undo()
     assert list(scan_lowerings()) == ["flexsn_runtime"]
-    assert lowering._in_order() != [mine]
+    assert lowering._sort_lowerings() != [mine]
 
 
 def test_broken_installation_is_named(elsewhere: pytest.MonkeyPatch) -> None:

@@ -25,8 +25,13 @@ def make_empty_inputs(case: Case, neuron: FlexSN) -> list[Tensor]:
     return [step.new_zeros(0, *STEP).requires_grad_() for _ in range(neuron.num_inputs)]
 
 
+# Neurons with one and several states, learned parameters, random values, and recurrent weights.
+IN_CPP = ("lif", "plif", "synaptic_zero", "stochastic", "recurrent_gated_lif", "rleaky_none")
+
+
+@pytest.mark.long(all_but=["torch-*", *(f"cpp-{name}" for name in IN_CPP)])
 @EACH
-@pytest.mark.parametrize("backend", ["torch", pytest.param("hop", marks=pytest.mark.long), "cpp"])
+@pytest.mark.parametrize("backend", ["torch", "hop", "cpp"])
 def test_every_neuron_keeps_its_states_without_steps(case: Case, backend: str) -> None:
     neuron: Any = case.make(backend=backend).double()
     if getattr(neuron, "T", None) is not None:

@@ -20,6 +20,7 @@ from flexsn_nn import (
     PortabilityWarning,
     UnknownNameError,
     _portability,
+    _refusals,
     functional,
     neuron,
     set_portability,
@@ -130,6 +131,7 @@ def call_without_warnings(layer: nn.Module, x: Tensor) -> Any:
 
 
 @refused
+@pytest.mark.long(all_but=["shifts", "Recurrent"])
 def test_the_first_call_warns_once(core: Callable[..., Any], words: str) -> None:
     layer = make_neuron(core)
     with torch.no_grad():
@@ -144,6 +146,7 @@ def test_the_first_call_warns_once(core: Callable[..., Any], words: str) -> None
 
 
 @refused
+@pytest.mark.long(all_but=["shifts", "sorts", "has_no_rule"])
 def test_every_call_raises_after_set_portability_error(core: Callable[..., Any], words: str) -> None:
     set_portability("error")
     layer = make_neuron(core)
@@ -266,20 +269,21 @@ def test_calls_without_steps_are_not_checked() -> None:
     call_without_warnings(layer, X[:0])
 
 
-def test_the_record_of_refusals_is_small_and_without_tensors() -> None:
+def test_the_record_of_refusals_is_small_and_without_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_refusals, "_MOST", 3)
     layer = make_neuron(inhibits)
     with pytest.warns(PortabilityWarning):
         layer(X)
-    assert all(isinstance(reason, str) for reason in layer._refusals._found.values())
+    assert all(isinstance(reason, str) for reason in layer._refusals._reasons.values())
     assert pickle.loads(pickle.dumps(make_neuron(inhibits))).explain()
     twin = copy.deepcopy(layer)
     call_without_warnings(twin, X)
-    for dimension in range(1, 20):
+    for dimension in range(1, 7):
         layer.reset()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", PortabilityWarning)
             layer(torch.zeros(1, *[1] * dimension))
-    assert len(layer._refusals._found) <= 16
+    assert len(layer._refusals._reasons) <= 3
 
 
 def test_each_neuron_of_a_network_is_checked() -> None:

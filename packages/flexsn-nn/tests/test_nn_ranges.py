@@ -100,9 +100,7 @@ def test_the_gradient_beyond_a_limit_is_that_at_the_limit(
 
 
 @pytest.mark.filterwarnings("ignore::flexsn_nn.errors.RangeWarning")
-@pytest.mark.long(
-    all_but=["cpp-LIF.tau-1", "cpp-Leaky.beta-1", "cpp-CUBALIF.c_decay-1", "cpp-ALIF.beta-0", "triton-LIF.tau-1"]
-)
+@pytest.mark.long(all_but=["cpp-ALIF.beta-0", "cpp-LIF.tau-1", "triton-LIF.tau-1"])
 @pytest.mark.parametrize(("cls", "name", "limit", "beyond"), CASES, ids=IDS)
 @pytest.mark.parametrize("backend", ["cpp", "triton"])
 def test_kernels_have_the_gradients_of_the_loop(

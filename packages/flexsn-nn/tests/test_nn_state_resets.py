@@ -104,7 +104,7 @@ def test_masks_are_loaded_one_chunk_ahead(lengths: Tensor | None, monkeypatch: p
     plan = _buckets._INTERPRETED
     ahead = replace(plan, forward=replace(plan.forward, stages=3), backward=replace(plan.backward, stages=2))
     monkeypatch.setattr(_buckets, "_INTERPRETED", ahead)
-    _buckets._plan.cache_clear()
+    _buckets._choose_plan.cache_clear()
     specs: list[ForwardSpec | BackwardSpec] = []
     for name in ("forward_source", "backward_source"):
         write = getattr(_pointwise_step, name)
@@ -119,7 +119,7 @@ def test_masks_are_loaded_one_chunk_ahead(lengths: Tensor | None, monkeypatch: p
     try:
         results = run(LIF(backend="triton", tau=1.25), [x], **options)  # No other test compiles kernels of this tau.
     finally:
-        _buckets._plan.cache_clear()
+        _buckets._choose_plan.cache_clear()
     expected = run(LIF(backend="torch", tau=1.25), [x], **options)
     assert [any(layout.early for layout in spec.inputs) for spec in specs] == [True, True]
     assert torch.equal(results[0], expected[0])

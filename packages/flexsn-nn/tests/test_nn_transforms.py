@@ -122,7 +122,9 @@ def test_a_transform_adds_inputs_outputs_and_tensors(backend: str) -> None:
         expected = torch.autograd.grad(plain.step(driven)[0].sum() + driven.sum(), gain)
         torch.testing.assert_close(gradients, expected)
     if backend == "cpp":
-        assert len(neuron._programs._made) == 3, "expected one program for the step itself and one for each offset"
+        assert len(neuron._programs._program_by_key) == 3, (
+            "expected one program for the step itself and one for each offset"
+        )
 
 
 @pytest.mark.long(all_but=["torch"])

@@ -89,7 +89,7 @@ def test_only_the_first_call_names_the_parameter(name: str, make: Callable[[nn.P
         neuron(torch.ones(2, 3))
 
 
-@pytest.mark.long(all_but=["capture_by_partial", "Decay"])
+@pytest.mark.long(all_but=["capture_by_partial"])
 @pytest.mark.parametrize("make", [capture_by_closure, capture_by_helper, capture_by_partial, capture_by_default, Decay])
 def test_registered_parameters_cause_no_warning(make: Callable[[nn.Parameter], Core]) -> None:
     class Parent(nn.Module):
