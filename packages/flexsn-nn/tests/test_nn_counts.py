@@ -137,7 +137,7 @@ def test_counts_have_the_gradients_of_inputs_and_norms(backend: str) -> None:
     torch.testing.assert_close(grads[0], grads[1], atol=1e-4, rtol=1e-4)
 
 
-def test_counts_of_steps_and_loops_and_after_switches(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_are_equal_for_steps_and_loops_and_after_switches(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from_step = watch_counts(monkeypatch)
     neuron, x = LIF(backend="torch"), draw_input(4, 2, 3)
     neuron(x)
@@ -172,7 +172,7 @@ def test_counts_of_steps_and_loops_and_after_switches(backend: str, monkeypatch:
     assert read_counts(neuron).tolist() == [0, 0, 0]
 
 
-def test_counts_in_a_compiled_graph() -> None:
+def test_counts_in_a_compiled_graph_equal_sums() -> None:
     neuron, x = enable_counts(LIF()), draw_input(4, 2, 3)
     compiled = torch.compile(neuron, fullgraph=True, backend="aot_eager")
     output = compiled(x)

@@ -161,7 +161,7 @@ def test_an_unknown_reduction_is_refused() -> None:
         data.readout(torch.ones(3, 2), torch.tensor([3, 1]), "means")
 
 
-def test_readouts_under_torch_compile() -> None:
+def test_compiled_readouts_equal_eager_readouts() -> None:
     x, lengths = torch.randn(12, 5, 3), torch.tensor(LENGTHS)
     compiled = torch.compile(data.readout, fullgraph=True, backend="aot_eager")
     for reduction in REDUCTIONS:
@@ -169,7 +169,7 @@ def test_readouts_under_torch_compile() -> None:
 
 
 @pytest.mark.gpu
-def test_readouts_on_a_gpu() -> None:
+def test_readouts_on_a_gpu_equal_those_on_the_cpu() -> None:
     x, lengths = torch.randn(12, 5, 3), torch.tensor(LENGTHS)
     for reduction in REDUCTIONS:
         for device in ("cpu", "cuda"):

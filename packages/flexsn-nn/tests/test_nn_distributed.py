@@ -119,7 +119,7 @@ def test_a_neuron_between_tensor_parallel_layers_equals_one_process(results: lis
 
 
 @pytest.mark.long
-def test_distributed_training_under_torch_compile(tmp_path: Path, device: str) -> None:
+def test_compiled_distributed_training_equals_one_process(tmp_path: Path, device: str) -> None:
     """Checks data-parallel, fully sharded, and tensor-parallel networks."""
     trained = work.train(work.network(), work.make_batch())
     spikes, gradients = work.run_once(work.network())

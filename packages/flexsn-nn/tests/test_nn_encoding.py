@@ -65,7 +65,7 @@ def test_latency_equals_times_computed_by_hand(curve: str, times: list[int]) -> 
 
 
 @pytest.mark.parametrize("curve", ["linear", "log"])
-def test_latency_of_very_long_and_very_short_trains(curve: str) -> None:
+def test_latency_accepts_very_long_and_very_short_trains(curve: str) -> None:
     """Checks trains so long that exp(T - 1) overflows, and trains of one step."""
     x = torch.tensor([0.0, 1.0])
     assert encoding.latency(x, 1000, curve=curve).argmax(0).tolist() == [999, 0]

@@ -175,7 +175,7 @@ def test_autocast_changes_nothing() -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_exact_products_inside_a_compiled_graph() -> None:
+def test_compiled_graphs_contain_exact_products() -> None:
     net, x = make_network(), draw_input()
     products = exact_products(net)
     eager = train_step(net, x)
@@ -195,7 +195,7 @@ def test_exact_products_inside_a_compiled_graph() -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_exact_products_with_packed_spikes_norms_and_checkpoints() -> None:
+def test_exact_products_work_with_packed_spikes_norms_and_checkpoints() -> None:
     x = draw_input()
 
     def make() -> Any:
@@ -379,7 +379,7 @@ def draw_large_spikes() -> Tensor:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("grid", [False, True], ids=["float32", "grid"])
-def test_exact_products_of_a_network_on_a_gpu(grid: bool) -> None:
+def test_exact_products_on_a_gpu_equal_plain_products(grid: bool) -> None:
     net, x = make_large(), draw_large_spikes()
     if grid:
         for layer in (net[0], net[2], net[4]):

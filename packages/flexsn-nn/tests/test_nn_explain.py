@@ -30,7 +30,7 @@ def ones(*shape: int) -> Tensor:
     return torch.ones(shape, device=DEVICE)
 
 
-def test_an_explanation_before_the_first_call() -> None:
+def test_an_explanation_before_the_first_call_reports_no_run() -> None:
     assert make_neuron().explain() == "backend='auto': nothing has run yet."
 
 
@@ -214,7 +214,7 @@ def test_an_explanation_lists_copies_that_a_layout_causes() -> None:
     assert "reads input 0 (800 B)" in make_neuron().explain(expanded)
 
 
-def test_an_explanation_of_other_neurons() -> None:
+def test_an_explanation_lists_initial_states_and_captured_tensors() -> None:
     """Checks initial states that are not zero, captured tensors, and single steps, which count as T = 1."""
     x = ones(4, 2, 3)
     assert "reads input 0 (96 B), state 0 (24 B); writes" in LIF(v_reset=-1.0).explain(x)

@@ -67,7 +67,7 @@ def test_a_spike_restarts_the_count() -> None:
 
 
 @pytest.mark.parametrize("how", ["evaluation", "no gradients", "argument", "attribute", "environment", "step"])
-def test_no_warning_without_training_or_if_turned_off(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_reported_without_training_or_if_turned_off(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if how == "environment":
         monkeypatch.setenv("FLEXSN_WATCH_FIRING", "0")
     neuron = LIF(watch_firing=False) if how == "argument" else LIF()

@@ -221,7 +221,9 @@ def test_unfused_delays_have_a_reason() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("case", CASES)
-def test_fused_delays_on_a_gpu(case: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_delays_on_a_gpu_equal_delays_before_the_neuron(
+    case: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make, neuron, (num_steps, *step) = CASES[case]
     fused, apart = (net.to("cuda", dtype) for net in make_pair(make(), neuron()))
     x = (2 * draw(num_steps, 2 if case == "for each element" else 37, *step[1:])).to("cuda", dtype)
@@ -238,7 +240,9 @@ def test_fused_delays_on_a_gpu(case: str, dtype: torch.dtype, monkeypatch: pytes
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", [(40, 64, 512), (100, 7, 130), (12, 16, 8, 20, 20)])
 @pytest.mark.parametrize("option", ["nothing", "lengths", "channels last"])
-def test_large_steps_on_a_gpu(shape: tuple[int, ...], option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_delays_of_large_steps_on_a_gpu_are_equal(
+    shape: tuple[int, ...], option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     delay = make_learned(*shape[2:3], *[1] * (len(shape) - 3), max_delay=20)
     fused, apart = (net.to("cuda", torch.float32) for net in make_pair(delay, LIF()))
     x = (2 * draw(*shape)).float().cuda()

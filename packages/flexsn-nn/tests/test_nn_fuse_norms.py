@@ -98,7 +98,7 @@ def test_fused_norms_equal_the_unchanged_network_and_are_restored() -> None:
 
 
 @pytest.mark.long
-def test_copies_checkpoints_and_monitors_of_fused_networks() -> None:
+def test_copies_of_fused_networks_return_equal_outputs() -> None:
     net = make_network()
     fuse_norms(net)
     x = torch.randn(3, 2, 2, 6, 6)
@@ -115,7 +115,7 @@ def test_copies_checkpoints_and_monitors_of_fused_networks() -> None:
         assert torch.equal(run(net, x), expected)  # The original and the copy are independent.
 
 
-def test_fused_layers_and_neurons_are_called_separately() -> None:
+def test_fused_layers_and_neurons_may_be_called_separately() -> None:
     """Checks that a fused layer returns the input of its norm, and that a neuron accepts inputs from other layers."""
     layer, neuron = make_convolution(2, 4), LIF()
     net = nn.Sequential(layer, neuron)

@@ -241,7 +241,7 @@ def test_lengths_are_exported_with_any_number_of_steps() -> None:
 
 
 @pytest.mark.parametrize("backend", ["torch", "cpp"])
-def test_lengths_with_counts_state_sequences_bits_and_norms(backend: str) -> None:
+def test_lengths_apply_to_counts_state_sequences_bits_and_norms(backend: str) -> None:
     norm = nn.BatchNorm1d(4)
     layer, lengths = NormNeuron(norm, ParametricLIF(backend=backend)), torch.tensor([3, 9])
     plain = nn.Sequential(OverTime(deepcopy(norm)), deepcopy(layer.neuron))

@@ -305,7 +305,7 @@ def test_torch_func_differentiates_the_layer(backend: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS[-2:])
 @pytest.mark.parametrize("learned", ["x", "norm"])
 @pytest.mark.long(all_but=["x-triton", "norm-cpp"])
-def test_gradients_of_only_the_norm_or_only_the_neuron(learned: str, backend: str) -> None:
+def test_gradients_of_only_the_norm_or_only_the_input_are_equal(learned: str, backend: str) -> None:
     """Checks the input's gradient with a frozen norm, and the norm's gradients with an input that requires none."""
     apart, fused, _ = make_pair("2d", lambda: make_smooth_neuron(backend), dtype=torch.float64)
     for net in (apart, fused):
@@ -341,7 +341,7 @@ def test_single_steps_equal_a_sequence() -> None:
 
 @pytest.mark.long(all_but=["<lambda>1"])
 @pytest.mark.parametrize("make", [lambda: GatedLIF(T=4), lambda: StochasticLIF(scale=0.0), lambda: LIF(v_reset=0.2)])
-def test_neurons_with_several_inputs_and_states(make: Callable[[], FlexSN]) -> None:
+def test_neurons_with_several_inputs_and_states_accept_a_norm(make: Callable[[], FlexSN]) -> None:
     neuron = make()
     norm = nn.BatchNorm1d(5)
     layer = NormNeuron(norm, copy.deepcopy(neuron))

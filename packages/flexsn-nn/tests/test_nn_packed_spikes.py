@@ -362,7 +362,7 @@ RANGES: list[tuple[nn.Module, tuple[int, int] | None]] = [
 
 @pytest.mark.usefixtures("loops")
 @pytest.mark.parametrize(("neuron", "spike_range"), RANGES)
-def test_ranges_of_neurons_outputs(neuron: nn.Module, spike_range: tuple[int, int] | None) -> None:
+def test_outputs_of_neurons_are_in_their_spike_range(neuron: nn.Module, spike_range: tuple[int, int] | None) -> None:
     assert neuron.spike_range == spike_range
     if spike_range is not None:
         output = neuron(3 * torch.randn(4, 50, 20))

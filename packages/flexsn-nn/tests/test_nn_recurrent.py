@@ -353,7 +353,7 @@ def test_gradients_of_weights_pass_gradcheck() -> None:
         assert torch.autograd.gradcheck(run, (x, *layer.parameters()))
 
 
-def test_learned_and_fixed_weights_and_their_initial_values() -> None:
+def test_weights_are_learned_or_fixed_and_have_the_given_initial_values() -> None:
     layer = RLIF(H, learn_recurrent=False, bias=True, init=nn.init.orthogonal_)
     assert [p.requires_grad for p in layer.parameters()] == [False, False]
     torch.testing.assert_close(layer.V @ layer.V.T, torch.eye(H))

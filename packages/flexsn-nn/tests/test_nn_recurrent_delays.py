@@ -176,7 +176,7 @@ def test_lengths_and_resets_apply_to_delayed_outputs(backend: str) -> None:
     assert torch.equal(output_with_resets, torch.cat([first, net(X[5:])]))
 
 
-def test_delays_with_other_neurons_and_custom_weights() -> None:
+def test_delays_apply_to_other_neurons_and_custom_weights() -> None:
     layer = Recurrent(ALIF(tau_a=4.0), N, all_to_all=False, V=-0.5, delay=3, backend="torch").double()
     assert layer.state_names == ("s", "s_1", "s_2", "s_3", "v", "a")
     torch.testing.assert_close(layer(X)[:4], ALIF(tau_a=4.0, backend="torch")(X)[:4])

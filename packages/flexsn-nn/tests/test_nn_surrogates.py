@@ -136,7 +136,9 @@ def test_the_forward_is_the_step_and_the_backward_the_formula(name: str, functio
 
 
 @pytest.mark.parametrize(("name", "function", "formula"), DEFAULTS, ids=[type(row[1]).__name__ for row in DEFAULTS])
-def test_strict_comparison_dtypes_and_equality_of_surrogates(name: str, function: Surrogate, formula: Formula) -> None:
+def test_surrogates_compare_strictly_keep_dtypes_and_are_equal_by_parameters(
+    name: str, function: Surrogate, formula: Formula
+) -> None:
     strict = type(function)(strict=True)
     x = torch.tensor(POINTS, requires_grad=True)
     assert strict(x).tolist() == [1.0 if point > 0 else 0.0 for point in POINTS]
