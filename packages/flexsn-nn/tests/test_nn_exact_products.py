@@ -348,7 +348,7 @@ REPAIRED = {"a change that autograd does not record", "a neuron with a wrong spi
 def test_layers_that_are_never_replaced_are_reported() -> None:
     net = nn.Sequential(LIF(), Overriding(10, 10), nn.Conv1d(3, 3, 1, padding=1))
     products = exact_products(net)
-    assert "1: Own overrides forward" in str(products)
+    assert "1: Overriding overrides forward" in str(products)
     assert "2: not a convolution of size 1" in str(products)
     assert "forward" not in vars(net[1])
 
