@@ -25,8 +25,8 @@ from matplotlib import pyplot as plt
 COLUMNS = 3
 STEPS = 60
 ON, OFF = 5, 45
-# For each neuron, parameters and an input that show its characteristic behaviour within these steps. Other neurons use
-# `DEFAULT`.
+# Parameters and an input for each neuron, which show its characteristic behaviour within `STEPS` steps. Neurons without
+# an entry use `DEFAULT`.
 SHOWN: dict[str, tuple[dict[str, Any], float]] = {
     "IF": ({}, 0.15),
     "LIF": ({"tau": 8.0}, 1.3),
@@ -62,7 +62,7 @@ DEFAULT: tuple[dict[str, Any], float] = ({}, 1.3)
 def neurons() -> list[type[Neuron]]:
     """Returns the ready-made classes, in the order of `neuron.__all__`, without aliases."""
     exported = [getattr(neuron, name) for name in neuron.__all__]
-    bases = {Neuron, ImmediateReset, DelayedReset, Feedback, Recurrent}  # the last one wraps another neuron
+    bases = {Neuron, ImmediateReset, DelayedReset, Feedback, Recurrent}  # `Recurrent` wraps another neuron
     classes = [c for c in exported if inspect.isclass(c) and issubclass(c, Neuron) and c not in bases]
     return list(dict.fromkeys(classes))
 
@@ -93,7 +93,7 @@ def response(kind: type[Neuron]) -> tuple[Tensor, Tensor, Tensor]:
 def draw(path: Path) -> list[str]:
     """Writes the figure, and returns the titles in it."""
     drawn = neurons()
-    # Text is stored as text, and nothing depends on time or machine, so equal figures are equal files.
+    # Text is stored as text, and the file does not depend on the time or the machine, so equal figures are equal files.
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "flexsn", "font.size": 8}):
         rows = math.ceil(len(drawn) / COLUMNS)
         figure, grid = plt.subplots(rows, COLUMNS, figsize=(10, 1.9 * rows), sharex=True, layout="constrained")

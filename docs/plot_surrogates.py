@@ -44,7 +44,7 @@ def draw(path: Path) -> list[str]:
     drawn = surrogates()
     # The points avoid 0, where a gradient may be infinite or jump.
     x = torch.linspace(-4.0, 4.0, 400)
-    # Text is stored as text, and nothing depends on time or machine, so equal figures are equal files.
+    # Text is stored as text, and the file does not depend on the time or the machine, so equal figures are equal files.
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "flexsn", "font.size": 8}):
         rows = math.ceil(len(drawn) / COLUMNS)
         figure, grid = plt.subplots(rows, COLUMNS, figsize=(10, 1.9 * rows), sharex=True, layout="constrained")

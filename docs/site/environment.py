@@ -1,5 +1,6 @@
-"""Makes the default environment, whose torch the site uses, if the clone does not have one. This is the first step of
-`site:build`.
+"""Makes the default environment if the clone lacks it, because the site uses the torch of this environment.
+
+This is the first step of `site:build`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def ensure(root: Path) -> bool:
-    """Returns True if it made an environment. An existing environment with torch is not changed.
+    """Makes the environment if `root` has none with torch. Returns True if it made one.
 
     Raises:
         RuntimeError: hatch is not on the path.

@@ -26,8 +26,8 @@ MODULES = [module for package in PACKAGES for module in public_modules(package)]
 def home(value: object, name: str, module: ModuleType) -> str:
     """Returns the module on whose page an export of `module` is described.
 
-    If a submodule of `module` also exports the object, it is that submodule. For an error of another package, it is
-    that package.
+    If a submodule of `module` also exports the object, the page of that submodule describes it. The page of another
+    package describes the errors of that package.
     """
     below = [importlib.import_module(other) for other in MODULES if other.startswith(f"{module.__name__}.")]
     homes = [other.__name__ for other in below if name in other.__all__ and getattr(other, name) is value]
@@ -38,12 +38,12 @@ def home(value: object, name: str, module: ModuleType) -> str:
 
 
 def heading(text: str, line: str) -> list[str]:
-    """Returns a heading, underlined with a line."""
+    """Returns the lines of a heading, which is underlined with the character `line`."""
     return [text, line * len(text), ""]
 
 
 def is_class(value: object) -> bool:
-    """Returns True for a class of this project, but not for another name of a type, as in `StepLayout = int`."""
+    """Returns True for a class of this project, but not for an alias of a built-in type such as `StepLayout = int`."""
     return inspect.isclass(value) and value.__module__ != "builtins"
 
 

@@ -28,7 +28,7 @@ class Cell:
     Attributes:
         source: Markdown, or Python.
         is_markdown: True if the source is Markdown.
-        line: line of the script at which the source begins.
+        line: number of the line at which the source begins in the script.
     """
 
     source: str

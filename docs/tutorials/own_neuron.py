@@ -43,7 +43,7 @@ class Resonator(nn.Module):
 
 
 # %% [markdown]
-# `FlexSN` turns the step into a layer, which maps sequences `[T, batch, channels]` to spikes. Kernels are compiled at
+# `FlexSN` turns the step into a layer, which maps sequences `[T, batch, channels]` to spikes. Kernels are compiled in
 # the first call.
 
 # %%
