@@ -83,10 +83,10 @@ def response(kind: type[Neuron]) -> tuple[Tensor, Tensor, Tensor]:
     x = torch.zeros(STEPS, 1)
     x[ON:OFF] = high
     torch.manual_seed(0)  # because one of the neurons draws noise
-    made = kind(**parameters, store_state_seqs=True, backend="torch")
+    module = kind(**parameters, store_state_seqs=True, backend="torch")
     with torch.no_grad():
-        output = made(x)
-    membrane = made.state_seqs[made.state_names.index("v")]
+        output = module(x)
+    membrane = module.state_seqs[module.state_names.index("v")]
     return x[:, 0], membrane.flatten(), output.flatten()
 
 

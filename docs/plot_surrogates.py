@@ -29,8 +29,8 @@ def surrogates() -> list[Surrogate]:
     aliases.
     """
     classes = [getattr(surrogate, name) for name in surrogate.__all__]
-    found = [c for c in classes if inspect.isclass(c) and issubclass(c, Surrogate) and not inspect.isabstract(c)]
-    return [kind() for kind in dict.fromkeys(found)]
+    concrete = [c for c in classes if inspect.isclass(c) and issubclass(c, Surrogate) and not inspect.isabstract(c)]
+    return [kind() for kind in dict.fromkeys(concrete)]
 
 
 def title(g: Surrogate) -> str:

@@ -96,8 +96,8 @@ if repository != "UNDECIDED":  # shows the link "edit this page"; without a repo
 copybutton_prompt_text = r">>> |\.\.\. "
 copybutton_prompt_is_regexp = True
 
-# Joins names that share a description while docstrings are parsed. Otherwise, "x, y" would be read as a type and a
-# name.
+# The character that joins names with one description while docstrings are parsed. Otherwise, "x, y" would be read as a
+# type and a name.
 JOINED = "\N{ZERO WIDTH SPACE}"
 FIELDS = re.compile(r"(\s*)(?:Args|Attributes):")
 NAMES = re.compile(r"\s*\w+(?:, \w+)+(?=: )")
@@ -109,27 +109,27 @@ def toctree(entries: list[str], *options: str) -> str:
     return "\n".join(["", "```{toctree}", ":hidden:", *options, "", *entries, "```", ""])
 
 
-def guides() -> dict[str, list[str]]:
+def list_guides() -> dict[str, list[str]]:
     """Returns the pages by the headings of the index, in the order of the index. The page of a tutorial has the name of
     its script.
     """
     index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
     _, *parts = re.split(r"^## (.*)$", index, flags=re.MULTILINE)
-    found = {
+    pages_by_heading = {
         heading: [f"/docs/{name}" for name in re.findall(r"\]\(((?:tutorials/)?[\w-]+)\.(?:md|py)\)", text)]
         for heading, text in zip(parts[::2], parts[1::2], strict=True)
     }
-    return {heading: list(dict.fromkeys(pages)) for heading, pages in found.items() if pages}
+    return {heading: list(dict.fromkeys(pages)) for heading, pages in pages_by_heading.items() if pages}
 
 
-def what_follows(page: str) -> str:
+def list_lower_pages(page: str) -> str:
     """Returns the pages below `page` in the sidebar."""
     if page == "README":
         packages = [f"/packages/{path.parent.name}/README" for path in sorted(ROOT.glob("packages/*/README.md"))]
         others = [f"/{path.stem}" for path in sorted(ROOT.glob("*.md")) if path.stem != "README"]
         return (
             toctree(["Overview </docs/README>"])
-            + "".join(toctree(pages, f":caption: {heading}") for heading, pages in guides().items())
+            + "".join(toctree(pages, f":caption: {heading}") for heading, pages in list_guides().items())
             + toctree([f"/docs/site/reference/{module}" for module in MODULES], ":caption: Reference")
             + toctree(packages, ":caption: Packages")
             + toctree(others, ":caption: Project")
@@ -163,33 +163,31 @@ def prepare_page(app: Sphinx, page: str, source: list[str]) -> None:
         # the index sets the order, so this page must be read again when the index changes
         app.env.note_dependency(ROOT / "docs" / "README.md")
     if not page.startswith("docs/site/"):
-        source[0] = LINK.sub(lambda match: link_to_a_page(page, *match.groups()), source[0]) + what_follows(page)
+        source[0] = LINK.sub(lambda match: link_to_a_page(page, *match.groups()), source[0]) + list_lower_pages(page)
 
 
-def plurals(app: Sphinx, what: str, name: str, value: object, options: object, lines: list[str]) -> None:
+def separate_plurals(app: Sphinx, what: str, name: str, value: object, options: object, lines: list[str]) -> None:
     """Separates plural endings from code: "`nn.Parameter`s" works in Markdown, but reStructuredText needs a mark after
     the code.
     """
     lines[:] = [re.sub(r"(?<=\w`)(?=s\b)", r"\\ ", line) for line in lines]
 
 
-def names_of_one_description(
-    app: Sphinx, what: str, name: str, value: object, options: object, lines: list[str]
-) -> None:
+def join_names(app: Sphinx, what: str, name: str, value: object, options: object, lines: list[str]) -> None:
     """Joins names that share a description. For example, "`mean, scale, shift: of one shape`" describes three
     arguments.
     """
-    within: int | None = None  # the indentation of a heading such as "Args:"
+    indent: int | None = None  # the indentation of the current heading, such as "Args:"; None outside of sections
     for number, line in enumerate(lines):
-        if within is not None and line.strip() and len(line) - len(line.lstrip()) <= within:
-            within = None
-        if found := FIELDS.fullmatch(line):
-            within = len(found[1])
-        elif within is not None:
+        if indent is not None and line.strip() and len(line) - len(line.lstrip()) <= indent:
+            indent = None
+        if section := FIELDS.fullmatch(line):
+            indent = len(section[1])
+        elif indent is not None:
             lines[number] = NAMES.sub(lambda match: match[0].replace(", ", JOINED), line)
 
 
-def words_of_fields(app: Sphinx, doctree: nodes.document) -> None:
+def write_field_words(app: Sphinx, doctree: nodes.document) -> None:
     """Writes a comma and a space between joined names, and calls the attributes of a class attributes instead of
     variables.
     """
@@ -200,7 +198,7 @@ def words_of_fields(app: Sphinx, doctree: nodes.document) -> None:
             text.parent.replace(text, nodes.Text("Attributes"))
 
 
-def readable_signature(
+def simplify_signature(
     app: Sphinx, what: str, name: str, value: object, options: object, signature: str | None, returns: str | None
 ) -> tuple[str, str | None] | None:
     """Removes `<factory>` of dataclasses, `<class 'a.B'>` and `~typing.~P`, which make signatures hard to read."""
@@ -217,7 +215,7 @@ def skip_fields(app: Sphinx, what: str, name: str, value: object, skip: bool, op
     return True if (getattr(value, "__doc__", None) or "").startswith("Alias for field number") else None
 
 
-def name_errors_in_full(app: Sphinx, doctree: nodes.document) -> None:
+def qualify_errors(app: Sphinx, doctree: nodes.document) -> None:
     """Links the names of errors to the package of the docstring, because two packages have errors with the same
     name.
     """
@@ -228,7 +226,7 @@ def name_errors_in_full(app: Sphinx, doctree: nodes.document) -> None:
             reference["reftarget"] = f"{place}.{reference['reftarget']}"
 
 
-def front_page(app: Sphinx, exception: Exception | None) -> None:
+def write_front_page(app: Sphinx, exception: Exception | None) -> None:
     """Writes `index.html`, which a server returns for the folder."""
     if exception is None and app.builder.format == "html":
         shutil.copyfile(Path(app.outdir) / "README.html", Path(app.outdir) / "index.html")
@@ -247,19 +245,19 @@ def drop_dead_links_back(app: Sphinx, exception: Exception | None) -> None:
     places: dict[Path, set[str]] = {}
     for page in Path(app.outdir).glob("_modules/**/*.html"):
 
-        def kept(match: re.Match[str], folder: Path = page.parent) -> str:
+        def keep_live_link(match: re.Match[str], folder: Path = page.parent) -> str:
             target = (folder / match[1]).resolve()
             if target not in places:
                 text = target.read_text(encoding="utf-8") if target.is_file() else ""
                 places[target] = set(re.findall(r'\bid="([^"]+)"', text))
             return match[0] if match[2] in places[target] else ""
 
-        def listed(match: re.Match[str], folder: Path = page.parent) -> str:
+        def keep_existing_module(match: re.Match[str], folder: Path = page.parent) -> str:
             return match[0] if (folder / match[1]).is_file() else ""
 
-        text = BACK.sub(kept, page.read_text(encoding="utf-8"))
+        text = BACK.sub(keep_live_link, page.read_text(encoding="utf-8"))
         if page.parent.name == "_modules" and page.name == "index.html":
-            text = LISTED.sub(listed, text)
+            text = LISTED.sub(keep_existing_module, text)
         page.write_text(text, encoding="utf-8")
 
 
@@ -269,12 +267,12 @@ def setup(app: Sphinx) -> None:
     write_reference(Path(app.confdir) / "reference")
     write_tutorials(ROOT / "docs" / "tutorials")
     app.connect("source-read", prepare_page)
-    app.connect("autodoc-process-docstring", plurals)
+    app.connect("autodoc-process-docstring", separate_plurals)
     # must run before napoleon, which has priority 500
-    app.connect("autodoc-process-docstring", names_of_one_description, priority=400)
+    app.connect("autodoc-process-docstring", join_names, priority=400)
     app.connect("autodoc-skip-member", skip_fields)
-    app.connect("autodoc-process-signature", readable_signature)
-    app.connect("doctree-read", words_of_fields)
-    app.connect("doctree-read", name_errors_in_full)
-    app.connect("build-finished", front_page)
+    app.connect("autodoc-process-signature", simplify_signature)
+    app.connect("doctree-read", write_field_words)
+    app.connect("doctree-read", qualify_errors)
+    app.connect("build-finished", write_front_page)
     app.connect("build-finished", drop_dead_links_back)

@@ -27,8 +27,8 @@ def ensure(root: Path) -> bool:
     if hatch is None:
         raise RuntimeError("the site uses the torch of the default environment: run `hatch env create` first")
     # Variables of the running environment would make hatch use that environment.
-    own = {name: value for name, value in os.environ.items() if name not in ("HATCH_ENV", "HATCH_ENV_ACTIVE")}
-    subprocess.run([hatch, "env", "create"], cwd=root, env=own, check=True)
+    variables = {name: value for name, value in os.environ.items() if name not in ("HATCH_ENV", "HATCH_ENV_ACTIVE")}
+    subprocess.run([hatch, "env", "create"], cwd=root, env=variables, check=True)
     return True
 
 

@@ -104,21 +104,23 @@ def page(name: str) -> str:
         for export in module.__all__
         if export != "__version__" and not inspect.ismodule(getattr(module, export))
     }
-    raised = errors_of(module)
-    elsewhere = {export: home(value, export, module) for export, value in exports.items() if export not in raised}
+    errors = errors_of(module)
+    homes = {export: home(value, export, module) for export, value in exports.items() if export not in errors}
     lines = [*heading(name, "="), f".. automodule:: {name}", "   :no-members:", ""]
-    own = {export: value for export, value in exports.items() if elsewhere.get(export) == name}
+    local_exports = {export: value for export, value in exports.items() if homes.get(export) == name}
     if first := FIRST.get(name):
-        lines += described(name, first, own.pop(first))
+        lines += described(name, first, local_exports.pop(first))
         lines += neurons()
-    if moved := [export for export, where in elsewhere.items() if where != name]:
-        links = ", ".join(f":py:obj:`{export} <{elsewhere[export]}.{export}>`" for export in moved)
+    if moved := [export for export, where in homes.items() if where != name]:
+        links = ", ".join(f":py:obj:`{export} <{homes[export]}.{export}>`" for export in moved)
         lines += [f"Also imported from here, and described on other pages: {links}.", ""]
     for title, chosen in {
-        "Classes": {export: value for export, value in own.items() if is_class(value)},
-        "Functions": {export: value for export, value in own.items() if is_function(value)},
-        "Values and types": {e: value for e, value in own.items() if not is_class(value) and not is_function(value)},
-        "Errors": raised,
+        "Classes": {export: value for export, value in local_exports.items() if is_class(value)},
+        "Functions": {export: value for export, value in local_exports.items() if is_function(value)},
+        "Values and types": {
+            e: value for e, value in local_exports.items() if not is_class(value) and not is_function(value)
+        },
+        "Errors": errors,
     }.items():
         if chosen:
             lines += heading(title, "-")

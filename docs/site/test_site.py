@@ -61,9 +61,9 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def pages() -> dict[Path, Page]:
-    found = {path.resolve(): Page(path) for path in SITE.rglob("*.html")}
-    assert found, "there is no site: `hatch run site:build` makes it"
-    return found
+    pages_by_path = {path.resolve(): Page(path) for path in SITE.rglob("*.html")}
+    assert pages_by_path, "there is no site: `hatch run site:build` makes it"
+    return pages_by_path
 
 
 def broken_links(page: Page, pages: dict[Path, Page]) -> list[str]:
@@ -78,9 +78,11 @@ def broken_links(page: Page, pages: dict[Path, Page]) -> list[str]:
     return broken
 
 
-def test_every_link_leads_somewhere(pages: dict[Path, Page]) -> None:
-    found = {str(page.path.relative_to(SITE)): links for page in pages.values() if (links := broken_links(page, pages))}
-    assert found == {}
+def test_every_link_has_an_existing_target(pages: dict[Path, Page]) -> None:
+    broken_by_page = {
+        str(page.path.relative_to(SITE)): links for page in pages.values() if (links := broken_links(page, pages))
+    }
+    assert broken_by_page == {}
 
 
 def test_a_broken_link_is_found(tmp_path: Path) -> None:
@@ -92,17 +94,17 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
     assert broken_links(page, {path.resolve(): page}) == ["#there", "none.png"]
 
 
-def described() -> set[str]:
+def list_described_names() -> set[str]:
     """Returns the names that the reference describes, from the inventory that Sphinx writes."""
     content = (SITE / "objects.inv").read_bytes().split(b"\n", 4)[4]
     lines = zlib.decompress(content).decode().splitlines()
     return {line.split(" ", 1)[0] for line in lines if " py:" in line}
 
 
-def public(module: str, names: dict[str, Any]) -> Iterator[str]:
-    for name, what in names.items():
-        if what["kind"] == "module":
-            yield from public(f"{module}.{name}", what["names"])
+def list_public_names(module: str, names: dict[str, Any]) -> Iterator[str]:
+    for name, description in names.items():
+        if description["kind"] == "module":
+            yield from list_public_names(f"{module}.{name}", description["names"])
         elif name != "__version__":
             yield f"{module}.{name}"
 
@@ -112,15 +114,15 @@ def test_every_public_name_is_described(snapshot: Path) -> None:
     """Looks for a name in the module that exports it, and in the module that defines it, such as `flexsn_nn.neuron` for
     `LIF`.
     """
-    found = described()
-    names = list(public(snapshot.stem, json.loads(snapshot.read_text(encoding="utf-8"))))
+    described = list_described_names()
+    names = list(list_public_names(snapshot.stem, json.loads(snapshot.read_text(encoding="utf-8"))))
     assert names
-    short = {name.rpartition(".")[2] for name in found}
-    missing = [n for n in names if n not in found and n.rpartition(".")[2] not in short]
+    short = {name.rpartition(".")[2] for name in described}
+    missing = [n for n in names if n not in described and n.rpartition(".")[2] not in short]
     assert missing == []
 
 
-def test_the_reference_shows_what_docstrings_and_signatures_mean() -> None:
+def test_the_reference_reads_docstrings_and_signatures_correctly() -> None:
     """Checks, for example, that "`Args: x, y: what they are`" describes two arguments, and not a `y` of the type
     `x,`.
     """
@@ -177,7 +179,7 @@ def test_a_browser_shows_the_page(page: str, width: int, server: str, tmp_path: 
 
 @pytest.mark.skipif(BROWSER is None, reason=NO_BROWSER)
 @pytest.mark.parametrize("page", MAIN_PAGES)
-def test_its_scripts_leave_the_page_complete(page: str, server: str, tmp_path: Path) -> None:
+def test_scripts_of_the_page_leave_it_complete(page: str, server: str, tmp_path: Path) -> None:
     dom, errors = browse(f"{server}/{page}", tmp_path / "profile", "--dump-dom")
     assert errors == []
     heading = re.search(r"<h1>(.*?)<a class=\"headerlink\"", dom, re.DOTALL)

@@ -59,8 +59,8 @@ def cells_of(text: str) -> list[Cell]:
     if text[: marks[0].start() if marks else len(text)].strip():
         raise ValueError("a tutorial begins with a line '# %%' or '# %% [markdown]'")
     cells = []
-    for mark, after in zip(marks, [*marks[1:], None], strict=True):
-        source = text[mark.end() : len(text) if after is None else after.start()]
+    for mark, next_mark in zip(marks, [*marks[1:], None], strict=True):
+        source = text[mark.end() : len(text) if next_mark is None else next_mark.start()]
         line = text.count("\n", 0, mark.end()) + 2
         if mark["markdown"]:
             source = re.sub(r"^# ?", "", source, flags=re.MULTILINE)
@@ -111,22 +111,24 @@ def as_page(path: Path, cells: Sequence[Cell], results: Sequence[Results]) -> st
 
 def pictures(path: Path, results: Sequence[Results]) -> dict[str, bytes]:
     """Returns the figures by the names of their files."""
-    every = [picture for result in results for picture in result.figures]
-    return {f"{path.stem}_{number}.png": picture for number, picture in enumerate(every)}
+    figures = [picture for result in results for picture in result.figures]
+    return {f"{path.stem}_{number}.png": picture for number, picture in enumerate(figures)}
 
 
 def as_notebook(cells: Sequence[Cell], results: Sequence[Results]) -> str:
     """Returns a Jupyter notebook with outputs."""
-    made = []
+    notebook_cells = []
     for number, (cell, result) in enumerate(zip(cells, results, strict=True)):
-        made.append(_notebook_cell(number, cell, result))
+        notebook_cells.append(_make_notebook_cell(number, cell, result))
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    return json.dumps({"cells": made, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}, indent=1)
+    return json.dumps(
+        {"cells": notebook_cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}, indent=1
+    )
 
 
-def _notebook_cell(number: int, cell: Cell, result: Results) -> dict[str, Any]:
+def _make_notebook_cell(number: int, cell: Cell, result: Results) -> dict[str, Any]:
     kind = "markdown" if cell.is_markdown else "code"
-    made: dict[str, Any] = {"cell_type": kind, "id": f"cell-{number}", "metadata": {}, "source": cell.source}
+    entry: dict[str, Any] = {"cell_type": kind, "id": f"cell-{number}", "metadata": {}, "source": cell.source}
     if not cell.is_markdown:
         outputs: list[dict[str, Any]] = []
         if result.printed:
@@ -134,8 +136,8 @@ def _notebook_cell(number: int, cell: Cell, result: Results) -> dict[str, Any]:
         for picture in result.figures:
             data = {"image/png": base64.b64encode(picture).decode()}
             outputs.append({"output_type": "display_data", "data": data, "metadata": {}})
-        made |= {"execution_count": None, "outputs": outputs}
-    return made
+        entry |= {"execution_count": None, "outputs": outputs}
+    return entry
 
 
 def write_tutorials(folder: Path) -> None:
