@@ -5,8 +5,8 @@
 To use several machines, start the script on each of them, with torchrun's options --nnodes and --rdzv-endpoint. Without
 a GPU, the processes communicate through gloo. The data are scikit-learn's handwritten digits. Each process trains on
 its part of every batch. With `--checkpoint DIR`, the network and the optimizer are written to DIR/epoch_N after each
-epoch, and a run resumes from the last complete checkpoint. The number of processes may differ from that of the earlier
-run. All machines need access to DIR.
+epoch, and a run resumes from the last complete checkpoint. The resumed run may have another number of processes.
+All machines need access to DIR.
 """
 
 from __future__ import annotations

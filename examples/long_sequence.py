@@ -61,7 +61,7 @@ def pixels(samples: int, seed: int) -> Data:
     """Returns digits as sequences of 784 pixels.
 
     The training data are from the first 4/5 of all digits, and the test data from the rest, in random order. Each of
-    these parts has at most `samples` digits.
+    the two sets has at most `samples` digits.
     """
     images, labels = load_digits(return_X_y=True)
     small = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16.0

@@ -5,7 +5,7 @@
 With `--data DIR`, torchvision reads MNIST from DIR, or downloads it to DIR. Without `--data`, the script uses
 scikit-learn's bundled digits, which are also handwritten. These are 1797 images of 8 x 8 pixels. The script enlarges
 them, writes them to files in the format of MNIST, and reads these files. A fifth of the images is held out. The
-accuracy is then that on these digits, and not that on MNIST.
+accuracy is then measured on these digits, and not on MNIST.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Decisions:
         self._choices[situation] = choice
 
     def ran(self, situation: Situation, why_loop: str | None, kinds: Hashable) -> None:
-        """Records that a call ran on the chosen backend or as the loop.
+        """Records that a call ran on the chosen backend, or as the loop.
 
         Args:
             why_loop: reason for the loop; `None` if the chosen backend ran.

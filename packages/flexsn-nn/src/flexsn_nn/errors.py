@@ -60,7 +60,7 @@ class ExportError(RuntimeError):
 
 
 class UnknownParameterError(TypeError):
-    """A neuron was called with an argument that it does not have."""
+    """The constructor of a neuron was called with an argument that it does not have."""
 
 
 class UnknownAttributeError(AttributeError):

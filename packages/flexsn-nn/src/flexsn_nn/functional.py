@@ -62,7 +62,8 @@ def with_state(net: nn.Module) -> Iterator[tuple[str, FlexSN | Stateful]]:
 def _outside_of_steps(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yields all modules with their names, except the submodules of neurons."""
     check_module("net", net)
-    inside: str | None = None  # prefix of the names of a neuron's submodules, which directly follow the neuron
+    # Prefix of the names of a neuron's submodules. `named_modules` yields these submodules directly after the neuron.
+    inside: str | None = None
     for name, module in net.named_modules():
         if inside is not None and name.startswith(inside):
             continue
@@ -163,7 +164,7 @@ def reset_net(net: nn.Module) -> None:
         >>> net[1].states
         []
     """
-    if torch.compiler.is_compiling():  # of the functions that visit all modules, Dynamo can trace only named_modules
+    if torch.compiler.is_compiling():  # Dynamo can trace `named_modules`, but not `_all_with_state`
         for _, module in with_state(net):
             module.reset()
     else:
@@ -177,8 +178,8 @@ def reset_net(net: nn.Module) -> None:
 
 
 def _all_with_state(net: nn.Module) -> list[Any]:
-    """Returns the modules of `with_state(net)` and the neurons inside of neurons. Computing no names saves time."""
-    modules: list[Any] = []  # `Any`, because a cast would be a call
+    """Returns the modules of `with_state(net)`, and the neurons inside of neurons, without the time for their names."""
+    modules: list[Any] = []  # `Any`, because `cast` would be another call for each module
     kinds: dict[type, bool] = {}
     visited, pending, has_shared = {net}, [net], False
     while pending:

@@ -147,7 +147,7 @@ def l1_rate_sparsity(spikes: Tensor, Lambda: float = 1e-5) -> Tensor:
 
 
 def _levels(like: Tensor, targets: Tensor, on: float, off: float) -> Tensor:
-    """Returns a tensor `[B, C]` whose values are `on` for the correct class and `off` for other classes."""
+    """Creates targets `[B, C]`: `on` for the correct class, and `off` for the other classes."""
     return off + (on - off) * one_hot(targets, like.shape[-1]).to(like.dtype)
 
 

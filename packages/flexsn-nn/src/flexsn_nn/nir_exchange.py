@@ -124,7 +124,7 @@ class _Builder:
         self.nir = nir
         self.nodes: dict[str, Any] = {}
         self.edges: list[tuple[str, str]] = []
-        self._outputs: dict[str, str] = {}  # for each call, the node with its output
+        self._outputs: dict[str, str] = {}  # maps the name of a call to the name of the node with the call's output
         self._counts: dict[str, int] = {}
 
     def add(self, node: Any, sources: Sequence[str]) -> str:
@@ -158,7 +158,7 @@ def _to_graph(nir: Any, net: nn.Module, sample: Tensor, options: _ExportOptions)
     consumers = Counter(source for call in calls for source in call.sources) + Counter(last)
     builder = _Builder(nir)
     builder.called(INPUT, builder.add(nir.Input({"input": _to_sizes(sample.shape[2:])}), []))
-    node_of_call: dict[str, str] = {}  # for each call, the node that was made for it
+    node_of_call: dict[str, str] = {}  # maps the name of a call to the name of the node that was created for the call
     for call in calls:
         sources = builder.outputs(call.sources)
         if isinstance(call.layer, nn.modules.batchnorm._BatchNorm):
@@ -714,7 +714,7 @@ def _to_tensor(array: Any, factor: float = 1.0) -> Tensor:
 
 
 def _compact(tensor: Tensor) -> float | Tensor:
-    """Returns a number instead of a tensor if all elements are equal, because kernels load no memory for a number."""
+    """Returns a number instead of a tensor if all elements are equal, since kernels load no numbers from memory."""
     first = tensor.flatten()[0]
     return float(first) if bool((tensor == first).all()) else tensor
 

@@ -24,7 +24,7 @@ class ShapeError(ValueError):
 
 
 class DtypeError(TypeError):
-    """Kernels do not support a dtype, or it differs from the dtype in which the step reads a captured tensor."""
+    """Kernels do not support a dtype, or a tensor was passed for a captured tensor of another dtype."""
 
 
 class LayoutError(TypeError):

@@ -29,7 +29,7 @@ class Edges:
         writers: names of neurons whose output reaches layers unchanged, and is never read by an operation that could
             change the output in place.
         readers: names of layers that read such an output.
-        links: names of neurons, by name of the layer whose output is read by this neuron and nothing else.
+        links: names of neurons, by name of the layer whose output only this neuron reads.
     """
 
     def __init__(self, net: nn.Module, layers: tuple[type[nn.Module], ...]) -> None:

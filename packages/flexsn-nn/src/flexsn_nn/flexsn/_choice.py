@@ -85,7 +85,7 @@ class Chooses(KeepsStates):
     def _kernels_take(
         self, inputs: tuple[Tensor, ...], states: list[Tensor], transforms: tuple[Transform, ...]
     ) -> bool:
-        """True if kernels can run this call, according to the checks before the run. Otherwise, records the reason."""
+        """True if the checks before a run accept this call for kernels. Otherwise, records the reason."""
         reason = self._why_loop(inputs, states) or self._why_unchanged(inputs, states, transforms)
         if not torch.compiler.is_compiling():
             self._decisions.ran((inputs[0].device.type, False), reason, kinds_of(self.modules()))

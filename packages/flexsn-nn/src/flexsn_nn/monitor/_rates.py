@@ -1,4 +1,4 @@
-"""Firing rates."""
+"""Monitor of firing rates."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class SynapseMonitor(Watcher):
         if not synaptic_layers:
             raise ParameterError(f"{type(net).__name__} has no linear layer and no convolution.")
         super().__init__(synaptic_layers, layers)
-        self._counts: dict[str, Tensor] = {}  # for each layer, accumulates, multiplies and dense
+        self._counts: dict[str, Tensor] = {}  # for each layer, the numbers `accumulates`, `multiplies` and `dense`
 
     def operations(self) -> dict[str, SynapticOperations]:
         """Returns the operations of each layer that has run."""

@@ -120,6 +120,6 @@ class GatedLIF(Neuron):
 
 
 def _invert_sigmoid(name: str, value: float, shape: tuple[int, ...]) -> Tensor:
-    """Returns a tensor whose sigmoid is `start`."""
+    """Returns a tensor whose sigmoid is `value`."""
     check_number(name, value, above=0, below=1, hint="It is the sigmoid of the learned parameter.")
     return torch.full(shape, -math.log(1 / value - 1))

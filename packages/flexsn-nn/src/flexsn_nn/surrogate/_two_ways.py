@@ -28,7 +28,7 @@ def sigmoid(
     slope: float | None = None,
     strict: bool | None = None,
 ) -> Tensor | Sigmoid:
-    """Returns spikes of `Sigmoid(alpha)` for `sigmoid(x, alpha)`; a strict `Sigmoid(slope)` for `sigmoid(slope=25)`."""
+    """Returns the spikes of `Sigmoid(alpha)` if `x` is a tensor; otherwise a strict `Sigmoid(slope)`."""
     if isinstance(x, Tensor):
         _absent("slope", slope, "without x, which makes a surrogate as snnTorch does")
         return Sigmoid(_or(alpha, 4.0), strict=bool(strict))(x)
@@ -41,7 +41,7 @@ def atan(x: Tensor, alpha: float = 2.0, *, strict: bool = False) -> Tensor: ...
 @overload
 def atan(x: float | None = None, /, *, alpha: float = 2.0, strict: bool = True) -> ATan: ...
 def atan(x: Tensor | float | None = None, alpha: float | None = None, *, strict: bool | None = None) -> Tensor | ATan:
-    """Returns spikes of `ATan(alpha)` for `atan(x, alpha)`; a strict `ATan(alpha)` for `atan(alpha=2)`."""
+    """Returns the spikes of `ATan(alpha)` if `x` is a tensor; otherwise a strict `ATan(alpha)`."""
     if isinstance(x, Tensor):
         return ATan(_or(alpha, 2.0), strict=bool(strict))(x)
     return ATan(_either("alpha", x, alpha, 2.0), strict=strict is not False)
@@ -54,7 +54,7 @@ def fast_sigmoid(x: float | None = None, /, *, slope: float = 25.0, strict: bool
 def fast_sigmoid(
     x: Tensor | float | None = None, slope: float | None = None, *, strict: bool | None = None
 ) -> Tensor | FastSigmoid:
-    """Returns spikes of `FastSigmoid(slope)` if `x` is a tensor; otherwise a strict `FastSigmoid`."""
+    """Returns the spikes of `FastSigmoid(slope)` if `x` is a tensor; otherwise a strict `FastSigmoid`."""
     if isinstance(x, Tensor):
         return FastSigmoid(_or(slope, 25.0), strict=bool(strict))(x)
     return FastSigmoid(_either("slope", x, slope, 25.0), strict=strict is not False)
@@ -73,7 +73,7 @@ def spike_rate_escape(
     *,
     strict: bool | None = None,
 ) -> Tensor | SpikeRateEscape:
-    """Returns spikes of `SpikeRateEscape` if `x` is a tensor; otherwise a strict `SpikeRateEscape`."""
+    """Returns the spikes of `SpikeRateEscape` if `x` is a tensor; otherwise a strict `SpikeRateEscape`."""
     if isinstance(x, Tensor):
         return SpikeRateEscape(_or(beta, 1.0), _or(slope, 25.0), strict=bool(strict))(x)
     if x is not None and beta is not None:  # two positional numbers are beta and slope
@@ -92,7 +92,7 @@ def triangular(
     threshold: float | None = None,
     strict: bool | None = None,
 ) -> Tensor | Surrogate:
-    """Returns spikes of `Triangular(alpha)` for `triangular(x, alpha)`; a strict `Tent` for `triangular(threshold=1)`.
+    """Returns the spikes of `Triangular(alpha)` if `x` is a tensor; otherwise a strict `Tent(threshold)`.
 
     The gradients of the two surrogates differ: snnTorch's gradient changes its sign at the threshold.
     """

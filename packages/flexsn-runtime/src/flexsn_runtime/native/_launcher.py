@@ -162,7 +162,7 @@ def may_launch(device: torch.device) -> bool:
 
 
 def _find_unmet_requirement(device: torch.device) -> str | None:
-    """Returns what the module is for, if it can never run on this machine or with this Python; otherwise `None`."""
+    """Returns a requirement of the module that this machine or this Python can never meet; otherwise `None`."""
     if sys.platform != "linux":
         return "for Linux"
     if device.type == "cuda" and torch.version.hip is not None:

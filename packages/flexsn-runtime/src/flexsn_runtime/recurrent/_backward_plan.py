@@ -36,8 +36,8 @@ class BackwardPlan(NamedTuple):
         results: results of all segments.
         of_inputs: the gradients of inputs among the results, with their shape and dtype for one step.
         sequences: values that need memory for each step in at least one segment.
-        absent: gradients of states whose memory is not filled with zeros at allocation, because a scan begins with
-            zeros for these gradients.
+        absent: gradients of states whose memory is not filled with zeros at allocation, because the scan over
+            the last steps fills it when the scan begins.
     """
 
     segments: tuple[Segment, ...]
