@@ -138,7 +138,7 @@ def train(network: Network, data: Data, epochs: int, seed: int) -> Result:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(description="Learns from raw audio or from digits pixel by pixel.")
+    parser = argparse.ArgumentParser(description="Learns from raw audio, or from digits pixel by pixel.")
     parser.add_argument("--task", choices=["waves", "pixels"], default="waves")
     parser.add_argument("--backend", choices=["auto", "triton", "inductor", "cpp", "hop", "torch"], default="auto")
     parser.add_argument("--device", default="cpu")
@@ -158,7 +158,7 @@ def main(arguments: list[str]) -> int:
     print(network.hidden.explain())
     print(
         f"{chosen.task}, {data.train_x.shape[1]} steps: loss {result.losses[0]:.2f} to {result.losses[-1]:.2f}, "
-        f"accuracy {result.accuracy:.1%} on {len(data.test_x)} new ones, {result.seconds:.1f} s for an epoch of "
+        f"accuracy {result.accuracy:.1%} on {len(data.test_x)} new sequences, {result.seconds:.1f} s for an epoch of "
         f"{len(data.train_x)}"
     )
     return 0

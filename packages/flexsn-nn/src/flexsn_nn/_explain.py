@@ -167,7 +167,7 @@ def traffic(
         reads, moved = "them", int(num_steps * size * residuals.traffic)
     return [
         f"compiled kernels over {num_steps} steps of {size} elements "
-        f"(once through them, a stream: {_format_bytes(stream)}):",
+        f"(a stream, which is one sequence: {_format_bytes(stream)}):",
         f"  forward reads {_format_sizes(read)}; writes {_format_sizes(written)}: "
         f"{_format_streams(_add_sizes(read, written), stream)}",
         f"  training writes {writes}, and backward reads {reads} and the outputs' gradients, and writes the inputs' "

@@ -170,7 +170,7 @@ def _to_graph(nir: Any, net: nn.Module, sample: Tensor, options: _ExportOptions)
             node = _norm_to_nodes(builder, call, before, sources)
         elif _has_no_effect(call):
             if len(sources) > 1:
-                raise NirError(f"{call.name} ({type(call.layer).__name__}) receives a sum: leave it out.")
+                raise NirError(f"{call.name} ({type(call.layer).__name__}) receives a sum: remove this layer.")
             (node,) = sources
         else:
             node = builder.add(_to_node(nir, call.name, call.layer, call.shape, options), sources)
@@ -201,7 +201,9 @@ def _norm_to_nodes(builder: _Builder, call: Call, before: str | None, sources: S
     norm, nir = call.layer, builder.nir
     assert isinstance(norm, nn.modules.batchnorm._BatchNorm)
     if norm.training or norm.running_mean is None or norm.running_var is None:
-        raise NirError(f"{call.name} normalises by statistics of the batch; NIR has constants: call net.eval() first.")
+        raise NirError(
+            f"{call.name} normalises by statistics of the batch; NIR's weights are constants: call net.eval() first."
+        )
     if not call.folded:
         raise NirError(f"{call.name} is a batch norm on [T, B, ...]: put it into OverTime, so that C is dimension 1.")
     scale = (norm.running_var.double() + norm.eps).rsqrt()
@@ -343,7 +345,7 @@ def _pool_to_node(nir: Any, name: str, layer: nn.AvgPool2d) -> Any:
     if layer.ceil_mode or (pads and not layer.count_include_pad and layer.divisor_override is None):
         raise NirError(f"{name} has ceil_mode=True or count_include_pad=False, which NIR's pooling does not have.")
     if layer.divisor_override not in (None, 1):
-        raise NirError(f"{name} has divisor_override={layer.divisor_override}; NIR has averages, and sums (1).")
+        raise NirError(f"{name} has divisor_override={layer.divisor_override}; NIR has averages (None) and sums (1).")
     sizes = {
         key: _to_sizes(_pair(value))
         for key, value in (("kernel_size", layer.kernel_size), ("stride", layer.stride), ("padding", layer.padding))
@@ -438,7 +440,7 @@ def _check_strict(name: str, function: object, ignore_equality: bool) -> None:
     if not ignore_equality and not (isinstance(function, Surrogate) and function.strict):
         raise NirError(
             f"{name} fires at v >= v_threshold, NIR at v > v_threshold: they differ where the membrane is "
-            "exactly at the threshold. Make it with strict=True, or pass ignore_equality=True."
+            "exactly at the threshold. Create the neuron with strict=True, or pass ignore_equality=True."
         )
 
 
@@ -651,7 +653,7 @@ def _spiking_from_node(name: str, node: Any, dt: float, backend: str) -> nn.Modu
     if type(node).__name__ == "IF":
         return _scale_input(_compact(_to_tensor(node.r, dt)), IF(**common))
     if type(node).__name__ == "LIF":
-        _check_value(name, "v_leak", node.v_leak, v_reset, "Here a membrane leaks to its v_reset.")
+        _check_value(name, "v_leak", node.v_leak, v_reset, "In flexsn_nn, a membrane leaks to v_reset.")
         tau, gain = _convert_charge(name, node.tau, node.r, dt)
         if gain is None:
             return LIF(tau, decay_input=False, **common)
@@ -722,7 +724,7 @@ def _compact(tensor: Tensor) -> float | Tensor:
 def _to_number(name: str, parameter: str, array: Any) -> float:
     value = _compact(_to_tensor(array))
     if isinstance(value, Tensor):
-        raise NirError(f"{name} has several values of {parameter}; here a layer has one.")
+        raise NirError(f"{name} has several values of {parameter}; a layer of flexsn_nn has one value.")
     return value
 
 

@@ -130,6 +130,6 @@ def _state_index(neuron: FlexSN, state: str | int) -> int:
         return state
     names = neuron.state_names if isinstance(neuron, Neuron) else ()
     if not names:
-        raise ParameterError(f"the states of {type(neuron).__name__} have no names: give a number.")
+        raise ParameterError(f"the states of {type(neuron).__name__} have no names: give the index of a state.")
     check_name("state", state, names)
     return names.index(state)
