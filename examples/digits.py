@@ -197,38 +197,38 @@ def options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--epochs", type=positive, default=25)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("digits.png"), help="file for the figure")
-    chosen = parser.parse_args(arguments)
+    settings = parser.parse_args(arguments)
     try:
-        torch.empty(0, device=chosen.device)
+        torch.empty(0, device=settings.device)
     except (RuntimeError, AssertionError) as error:
-        parser.error(f"argument --device: {chosen.device!r} cannot be used: {str(error).splitlines()[0]}")
-    if not chosen.out.parent.is_dir():
-        parser.error(f"argument --out: there is no folder {str(chosen.out.parent)!r}")
-    if chosen.out.suffix.lower() != ".png":
-        parser.error(f"argument --out: {str(chosen.out)!r} does not end in .png")
-    return chosen
+        parser.error(f"argument --device: {settings.device!r} cannot be used: {str(error).splitlines()[0]}")
+    if not settings.out.parent.is_dir():
+        parser.error(f"argument --out: there is no folder {str(settings.out.parent)!r}")
+    if settings.out.suffix.lower() != ".png":
+        parser.error(f"argument --out: {str(settings.out)!r} does not end in .png")
+    return settings
 
 
 def main(arguments: list[str]) -> int:
-    chosen = options(arguments)
-    torch.manual_seed(chosen.seed)
-    device = torch.device(chosen.device)
+    settings = options(arguments)
+    torch.manual_seed(settings.seed)
+    device = torch.device(settings.device)
     # The layers are so small that several threads would mostly wait for each other.
     torch.set_num_threads(1)
-    data = load(device, chosen.seed)
-    network = Network(chosen.steps, chosen.backend).to(device)
+    data = load(device, settings.seed)
+    network = Network(settings.steps, settings.backend).to(device)
     try:
         network(data.test_x[:1])
     except BackendUnavailableError as error:
         print(f"digits: {error}", file=sys.stderr)
         return 2
     print(f"backend {network.hidden.explain()}")
-    begun = time.perf_counter()
-    losses, accuracies = train(network, data, chosen.epochs, chosen.seed)
-    draw(chosen.out, network, data.test_x[:1], losses, accuracies)
+    start = time.perf_counter()
+    losses, accuracies = train(network, data, settings.epochs, settings.seed)
+    draw(settings.out, network, data.test_x[:1], losses, accuracies)
     print(
-        f"held-out accuracy {accuracies[-1]:.2%} after {chosen.epochs} epochs of {chosen.steps} time steps, "
-        f"{time.perf_counter() - begun:.1f} s; wrote {chosen.out}"
+        f"held-out accuracy {accuracies[-1]:.2%} after {settings.epochs} epochs of {settings.steps} time steps, "
+        f"{time.perf_counter() - start:.1f} s; wrote {settings.out}"
     )
     return 0
 

@@ -126,11 +126,11 @@ def train(network: Network, data: Data, epochs: int, seed: int) -> Result:
     losses: list[Tensor] = []
     seconds = 0.0
     for _ in range(epochs):
-        begun = time.perf_counter()
+        start = time.perf_counter()
         for batch in torch.randperm(len(data.train_x), generator=generator).split(BATCH):
             losses.append(train_step(network, optimizer, data.train_x[batch], data.train_y[batch]))
         float(losses[-1])  # waits for the GPU
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - start
     with torch.no_grad():
         parts = zip(data.test_x.split(BATCH), data.test_y.split(BATCH), strict=True)
         right = sum(int((network(x).argmax(1) == y).sum()) for x, y in parts)
@@ -146,18 +146,20 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--samples", type=int, default=256, help="number of training sequences")
     parser.add_argument("--steps", type=int, default=RATE, help="steps per wave")
     parser.add_argument("--seed", type=int, default=0)
-    chosen = parser.parse_args(arguments)
-    torch.manual_seed(chosen.seed)
-    device = torch.device(chosen.device)
-    is_digits = chosen.task == "pixels"
-    data = pixels(chosen.samples, chosen.seed) if is_digits else waves(chosen.samples, chosen.steps, chosen.seed)
+    settings = parser.parse_args(arguments)
+    torch.manual_seed(settings.seed)
+    device = torch.device(settings.device)
+    is_digits = settings.task == "pixels"
+    data = (
+        pixels(settings.samples, settings.seed) if is_digits else waves(settings.samples, settings.steps, settings.seed)
+    )
     data = data.to(device)
-    network = Network(data.classes, chosen.backend).to(device)
-    result = train(network, data, chosen.epochs, chosen.seed)
+    network = Network(data.classes, settings.backend).to(device)
+    result = train(network, data, settings.epochs, settings.seed)
     assert isinstance(network.hidden, ParametricLIF)
     print(network.hidden.explain())
     print(
-        f"{chosen.task}, {data.train_x.shape[1]} steps: loss {result.losses[0]:.2f} to {result.losses[-1]:.2f}, "
+        f"{settings.task}, {data.train_x.shape[1]} steps: loss {result.losses[0]:.2f} to {result.losses[-1]:.2f}, "
         f"accuracy {result.accuracy:.1%} on {len(data.test_x)} new sequences, {result.seconds:.1f} s for an epoch of "
         f"{len(data.train_x)}"
     )

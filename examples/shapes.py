@@ -177,10 +177,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--steps", type=int, default=40, help="time steps of a sequence")
     parser.add_argument("--updates", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
-    chosen = parser.parse_args(arguments)
-    torch.manual_seed(chosen.seed)
-    for name, layer in layers(chosen.backend).items():
-        losses, accuracy = train(layer, chosen.steps, chosen.updates, chosen.seed, chosen.device)
+    settings = parser.parse_args(arguments)
+    torch.manual_seed(settings.seed)
+    for name, layer in layers(settings.backend).items():
+        losses, accuracy = train(layer, settings.steps, settings.updates, settings.seed, settings.device)
         print(f"{name}: loss {losses[0]:.3f} to {losses[-1]:.3f}, accuracy {accuracy:.1%}")
         print("  " + layer.explain().splitlines()[0])
     return 0

@@ -222,14 +222,14 @@ def test_drawn_rates_exclude_padding(name: str, tmp_path: Path, monkeypatch: pyt
     small(name, tmp_path / "data")
     torch.manual_seed(0)
     network = module.Network("torch")
-    chosen = Namespace(device="cpu", out=tmp_path / "a.png")
+    settings = Namespace(device="cpu", out=tmp_path / "a.png")
     kind = module.DVSGesture if name == "events" else module.SHD
     read = kind(str(tmp_path / "data"), train=False, transform=module.frames())
     samples = [read[number] for number in (0, 3, 7, 11)]
     batches = [module.pad_sequences(samples), *(module.pad_sequences([sample]) for sample in samples)]
     assert len(batches[0][1].unique()) > 1
     for batch in batches:
-        draw(network, History([1.0], [0.5]), batch, chosen)
+        draw(network, History([1.0], [0.5]), batch, settings)
     together, *alone = drawings
     assert together
     for layer, rate in together.items():

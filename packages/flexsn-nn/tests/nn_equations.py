@@ -302,8 +302,8 @@ def _stochastic(p: Params, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor,
 def _make_stochastic(**options: Any) -> Neuron:
     made = StochasticLIF(**{"scale": torch.nn.Parameter(torch.tensor(0.4)), "tau": 2.5, "v_threshold": 0.7, **options})
     # Each call receives this noise.
-    made._checked = partial(_with_noise, made._checked)  # type: ignore[method-assign]
-    made._completing = _complete  # type: ignore[method-assign]
+    made._check_inputs = partial(_with_noise, made._check_inputs)  # type: ignore[method-assign]
+    made._list_completing_transforms = _complete  # type: ignore[method-assign]
     return made.double()
 
 

@@ -129,7 +129,7 @@ def traffic(
     except (NotImplementedError, ValueError, TypeError) as error:
         return [f"not triton: {error}"]
     if isinstance(step, RecurrentSpecialization):
-        return _staged_traffic(step, inputs)
+        return _describe_staged_traffic(step, inputs)
     if isinstance(step, CutSpecialization):
         pieces = step.trace.pieces
         parts = step.split(Arguments(tuple(inputs), tuple(states or ()), ()))
@@ -177,7 +177,7 @@ def traffic(
     ]
 
 
-def _staged_traffic(step: RecurrentSpecialization, inputs: Sequence[Tensor]) -> list[str]:
+def _describe_staged_traffic(step: RecurrentSpecialization, inputs: Sequence[Tensor]) -> list[str]:
     """Describes the values that a step with products keeps for its backward."""
     trace, num_steps = step.trace, inputs[0].shape[0]
     values = (*trace.inputs, *trace.states, *trace.lifted_values)

@@ -57,7 +57,7 @@ class StepProgram(NamedTuple):
         for transform in transforms:
             tensors += transform.tensors
             completion = completion or transform.completion
-        return Changes(self.stand_ins.instead(tensors), completion)
+        return Changes(self.stand_ins.get_replacements(tensors), completion)
 
 
 class Programs:
@@ -152,14 +152,14 @@ class Programs:
             allowed,
             residuals=self._residuals,
             on_cpu=on_cpu,
-            counts_down=_counts_down(counts.inputs, self._counts.inputs, transforms),
-            late=_late(counts.inputs, self._counts.inputs, transforms),
+            counts_down=_flag_countdowns(counts.inputs, self._counts.inputs, transforms),
+            late=_find_late_inputs(counts.inputs, self._counts.inputs, transforms),
             bits=(True, *(False,) * (counts.outputs - 1)) if any(t.bits for t in transforms) else (),
         )
         return StepProgram(core, requires_grad, scan, key, stand_ins)
 
 
-def _counts_down(num_inputs: int, of_core: int, transforms: Sequence[Transform]) -> tuple[bool, ...]:
+def _flag_countdowns(num_inputs: int, of_core: int, transforms: Sequence[Transform]) -> tuple[bool, ...]:
     """Returns, for each input, True if its values count down. Returns an empty tuple if no input counts down."""
     if not any(transform.counts_down for transform in transforms):
         return ()
@@ -168,7 +168,7 @@ def _counts_down(num_inputs: int, of_core: int, transforms: Sequence[Transform])
     return (*(False,) * of_core, *added)
 
 
-def _late(num_inputs: int, of_core: int, transforms: Sequence[Transform]) -> tuple[Late | None, ...]:
+def _find_late_inputs(num_inputs: int, of_core: int, transforms: Sequence[Transform]) -> tuple[Late | None, ...]:
     """Returns, for each input, its delays, or `None`. Returns an empty tuple if no input is delayed."""
     place = of_core
     for transform in transforms:

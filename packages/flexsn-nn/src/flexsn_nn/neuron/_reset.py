@@ -12,12 +12,13 @@ from flexsn_nn._checks import check_function, check_name, check_number
 from flexsn_nn._torch_private import constant
 from flexsn_nn.errors import ParameterError
 from flexsn_nn.neuron._base import Neuron, RunOptions, fit
-from flexsn_nn.surrogate import ATan, Sigmoid, Surrogate
+from flexsn_nn.surrogate import ATan, Rect, Sigmoid, Surrogate
 
 SpikeFunction = Callable[[Tensor], Tensor]
 
 SIGMOID = Sigmoid()
 ATAN = ATan()
+RECT = Rect()
 RESET_MECHANISMS = ("subtract", "zero", "none")
 
 

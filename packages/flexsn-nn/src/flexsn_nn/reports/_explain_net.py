@@ -244,7 +244,7 @@ def _run(
         account.mark(REST)
         with torch.enable_grad():
             output = net(*inputs)
-            value = _default_loss(output) if loss is None else loss(output)
+            value = _compute_default_loss(output) if loss is None else loss(output)
         if value.requires_grad:
             value.backward()
         account.mark(REST)
@@ -270,7 +270,7 @@ def _make_end_hook(account: _Account, name: str) -> Any:
     return hook
 
 
-def _default_loss(output: Any) -> Tensor:
+def _compute_default_loss(output: Any) -> Tensor:
     result = first_tensor(output)
     if result is None or not result.is_floating_point():
         raise ParameterError("the network returns no floating-point tensor: give loss, a function of its output.")
