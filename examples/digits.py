@@ -153,10 +153,10 @@ def draw(path: Path, network: Network, image: Tensor, losses: list[float], accur
     epochs = range(1, len(losses) + 1)
     curve.plot(epochs, losses, color="tab:blue", label="loss")
     curve.set(xlabel="epoch", ylabel="loss", title="learning curve")
-    right = curve.twinx()
-    right.plot(epochs, accuracies, color="tab:orange", label="held-out accuracy")
-    right.set(ylabel="held-out accuracy")
-    curve.legend(*_handles(curve, right), loc="center right")
+    accuracy_axis = curve.twinx()
+    accuracy_axis.plot(epochs, accuracies, color="tab:orange", label="held-out accuracy")
+    accuracy_axis.set(ylabel="held-out accuracy")
+    curve.legend(*_list_handles(curve, accuracy_axis), loc="center right")
     steps, neurons = spikes.nonzero(as_tuple=True)
     raster.scatter(steps, neurons, s=6, marker="|", color="black")
     raster.set(xlabel="time step", ylabel="hidden neuron", title="spikes of one image")
@@ -169,7 +169,7 @@ def draw(path: Path, network: Network, image: Tensor, losses: list[float], accur
     plt.close(figure)
 
 
-def _handles(*axes: Any) -> tuple[list[Any], list[str]]:
+def _list_handles(*axes: Any) -> tuple[list[Any], list[str]]:
     pairs = [axis.get_legend_handles_labels() for axis in axes]
     return [h for handles, _ in pairs for h in handles], [text for _, labels in pairs for text in labels]
 

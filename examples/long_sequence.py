@@ -133,8 +133,8 @@ def train(network: Network, data: Data, epochs: int, seed: int) -> Result:
         seconds = time.perf_counter() - start
     with torch.no_grad():
         parts = zip(data.test_x.split(BATCH), data.test_y.split(BATCH), strict=True)
-        right = sum(int((network(x).argmax(1) == y).sum()) for x, y in parts)
-    return Result([float(loss) for loss in losses], right / len(data.test_x), seconds)
+        num_correct = sum(int((network(x).argmax(1) == y).sum()) for x, y in parts)
+    return Result([float(loss) for loss in losses], num_correct / len(data.test_x), seconds)
 
 
 def main(arguments: list[str]) -> int:

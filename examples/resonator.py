@@ -52,9 +52,9 @@ class Resonator(Neuron):
 
     def dynamics(self, x: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         cosine, sine = self.decay * torch.cos(self.omega), self.decay * torch.sin(self.omega)
-        along, across = cosine * u - sine * v + x, sine * u + cosine * v
-        spike = self.spike(across - 1.0)
-        return spike, along * (1.0 - spike), across * (1.0 - spike)
+        first_component, second_component = cosine * u - sine * v + x, sine * u + cosine * v
+        spike = self.spike(second_component - 1.0)
+        return spike, first_component * (1.0 - spike), second_component * (1.0 - spike)
 
 
 class Network(nn.Module):
@@ -81,8 +81,8 @@ def pulses(periods: Tensor, steps: int, jitter: float = 0.0) -> Tensor:
     phase = torch.rand_like(periods) * periods if jitter > 0 else torch.zeros_like(periods)
     time = torch.arange(steps, device=periods.device).unsqueeze(1) + phase
     beats = (time.remainder(periods) < 1.0).float()
-    wrong = (torch.rand_like(beats) < jitter).float()
-    return 0.6 * (beats - wrong).abs().unsqueeze(2)
+    errors = (torch.rand_like(beats) < jitter).float()
+    return 0.6 * (beats - errors).abs().unsqueeze(2)
 
 
 def selectivity(steps: int, device: torch.device, backend: str = "auto") -> Tensor:

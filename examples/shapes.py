@@ -75,8 +75,8 @@ class ExcitatoryInhibitory(Neuron):
 
     def init_states(self, num_states: int, step_mode: str, *inputs: Tensor) -> list[Tensor]:
         s, v, *_ = super().init_states(num_states, step_mode, *inputs)
-        fewer = s.new_zeros(*s.shape[:-1], len(self.onto))
-        return [s, v, fewer, fewer.clone()]
+        inhibitory_state = s.new_zeros(*s.shape[:-1], len(self.onto))
+        return [s, v, inhibitory_state, inhibitory_state.clone()]
 
     def dynamics(self, x: Tensor, s: Tensor, v: Tensor, z: Tensor, u: Tensor) -> tuple[Tensor, ...]:
         h = v + (x - linear(z, self.back.abs()) - v) / 2.0

@@ -127,12 +127,17 @@ def main(arguments: list[str]) -> int:
     net = network(settings.backend, settings.device)
     sequence = signal(settings.steps + settings.ahead, settings.device)
     x, y = sequence[: settings.steps], sequence[settings.ahead :]
-    losses, most = train(net, x, y, settings.chunk, settings.passes)
+    losses, largest_chunk_bytes = train(net, x, y, settings.chunk, settings.passes)
     print(f"loss {losses[0]:.3f} to {losses[-1]:.3f} in {settings.passes} passes over {settings.steps} steps")
     whole_bytes = kept_by_all(net, x, y)
-    print(f"saved for the backward pass: {most / 1e6:.2f} MB per chunk, {whole_bytes / 1e6:.2f} MB for all steps")
-    cut, full = (gradient_of_last(net, x, y, settings.chunk, truncated) for truncated in (True, False))
-    difference = float((cut - full).abs().max())
+    print(
+        f"saved for the backward pass: {largest_chunk_bytes / 1e6:.2f} MB per chunk, "
+        f"{whole_bytes / 1e6:.2f} MB for all steps"
+    )
+    truncated_gradient, full_gradient = (
+        gradient_of_last(net, x, y, settings.chunk, truncated) for truncated in (True, False)
+    )
+    difference = float((truncated_gradient - full_gradient).abs().max())
     print(f"the gradient inside the last chunk differs by {difference:.1e} from the whole sequence's gradient")
     return 0
 

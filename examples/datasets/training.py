@@ -78,10 +78,10 @@ def fit(network: nn.Module, training: Any, held_out: Any, settings: argparse.Nam
     """
     optimizer = torch.optim.Adam(network.parameters(), lr=settings.lr)
     history = History()
-    done = resume(settings.checkpoint, network, optimizer, history)
-    if done:
-        print(f"resumed after {done} epochs, held-out accuracy {history.accuracies[-1]:.2%}")
-    for epoch in range(done, settings.epochs):
+    num_epochs_before = resume(settings.checkpoint, network, optimizer, history)
+    if num_epochs_before:
+        print(f"resumed after {num_epochs_before} epochs, held-out accuracy {history.accuracies[-1]:.2%}")
+    for epoch in range(num_epochs_before, settings.epochs):
         # The order of the samples depends only on the seed and the epoch, so a resumed run has the same order.
         order = torch.Generator().manual_seed(1000 * settings.seed + epoch)
         loader = DataLoader(training, settings.batch, shuffle=True, generator=order, collate_fn=collate)
@@ -108,13 +108,13 @@ def fit(network: nn.Module, training: Any, held_out: Any, settings: argparse.Nam
 @torch.no_grad()
 def accuracy(network: nn.Module, loader: DataLoader[Any], device: str) -> float:
     network.eval()
-    right = torch.zeros((), device=device)
+    num_correct = torch.zeros((), device=device)
     count = 0
     for *inputs, targets in loader:
         functional.reset_net(network)
-        right += (network(*to(device, inputs)).argmax(1) == targets.to(device)).sum()
+        num_correct += (network(*to(device, inputs)).argmax(1) == targets.to(device)).sum()
         count += len(targets)
-    return right.item() / count
+    return num_correct.item() / count
 
 
 def to(device: str, tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -89,10 +89,10 @@ def first_spike_accuracy(spikes: Tensor, targets: Tensor) -> Tensor:
     return ((_find_first(times == earliest) == targets) & (earliest.squeeze(1) < len(spikes))).float().mean()
 
 
-def _find_first(chosen: Tensor) -> Tensor:
+def _find_first(candidates: Tensor) -> Tensor:
     """Returns the index of the first chosen class, `[B, C] -> [B]`. `argmax` may return a later chosen class."""
-    classes = torch.arange(chosen.shape[1], device=chosen.device)
-    return torch.where(chosen, classes, len(classes)).amin(1)
+    classes = torch.arange(candidates.shape[1], device=candidates.device)
+    return torch.where(candidates, classes, len(classes)).amin(1)
 
 
 def _check(sequence: Tensor, targets: Tensor) -> None:

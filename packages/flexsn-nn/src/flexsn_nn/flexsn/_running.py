@@ -194,7 +194,7 @@ class Runs(Chooses):
         tensors = (*inputs, *more_inputs), (*states, *more_states)
         if backend in COMPILED:
             if compiling:
-                results = self._between_graphs(*tensors, keep, transforms)
+                results = self._run_between_graphs(*tensors, keep, transforms)
             else:
                 lacks = any(transform.optional and transform not in transforms for transform in call_transforms)
                 kinds = None if lacks else tuple(map(type, call_transforms))
@@ -270,7 +270,7 @@ class Runs(Chooses):
         return [*[output.squeeze(0) for output in results[:end]], *results[end:]]
 
     @between_graphs(BETWEEN)
-    def _between_graphs(
+    def _run_between_graphs(
         self,
         inputs: tuple[Tensor, ...],
         states: tuple[Tensor, ...],

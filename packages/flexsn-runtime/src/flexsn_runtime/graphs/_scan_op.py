@@ -83,7 +83,7 @@ class ScanGraph:
         Args:
             args: the arguments of `__call__` without gradients and checkpoints. Sizes may be symbols.
         """
-        assigned = Assignment([size for value in args for size in _sizes_of(value)], 0)
+        assigned = Assignment([size for value in args for size in _list_sizes(value)], 0)
         num_inputs = self.scan.num_inputs
         likes = tuple(_Like.of(value, i < num_inputs, assigned) for i, value in enumerate(args))
         specialized = _specialize(_write_text(self), self, likes, args[0].device)
@@ -126,7 +126,7 @@ class _Like(NamedTuple):
         return tensor.requires_grad_(tensor.is_floating_point())
 
 
-def _sizes_of(value: Any) -> list[int]:
+def _list_sizes(value: Any) -> list[int]:
     return [*value.shape, *value.stride()] if isinstance(value, Tensor) else [value]
 
 
@@ -221,7 +221,7 @@ def _run_elementwise(program: str, graph: ScanGraph, args: Sequence[Any]) -> lis
     first = layout.num_outputs + layout.num_states
     arguments = arguments_of(step, layout, args)
     strides = (math.prod(step.trace.step_shape), *step.format(arguments.inputs, arguments.states).step)
-    return [*results[:first], *(_with_strides(checkpoint, strides) for checkpoint in results[first:])]
+    return [*results[:first], *(_ensure_strides(checkpoint, strides) for checkpoint in results[first:])]
 
 
 def _specialize_elementwise(
@@ -244,7 +244,7 @@ def _forward(graph: ScanGraph, layout: ScanLayout, specialized: _Specialized, ar
     arguments = specialized.arguments(graph, args, step.trace.lift([args[i] for i in specialized.captured]))
     rows = (arguments.num_steps - 1) // interval if interval else 0
     saved_ports = frozenset(Port(Role.STATE, i) for i in range(layout.num_states)) if rows else frozenset()
-    returned, memory = forward_staged(step, arguments, state_seqs=not layout.final_state, kept=saved_ports)
+    returned, memory = forward_staged(step, arguments, state_seqs=not layout.final_state, kept_ports=saved_ports)
     results = list(returned)
     if interval:
         for i, value in enumerate(step.trace.states):
@@ -270,7 +270,7 @@ def _backward(graph: ScanGraph, layout: BackwardLayout, specialized: _Specialize
     gradients = [next(received) if is_present else None for is_present in present]
     needs_grad = (*needs[: graph.num_primals], *(tensor.requires_grad for tensor in computed))
     saved_ports = frozenset(step.kept(step.carrying(needs_grad)))
-    _, memory = forward_staged(step, arguments, state_seqs=state_seqs, kept=saved_ports, needs_grad=needs_grad)
+    _, memory = forward_staged(step, arguments, state_seqs=state_seqs, kept_ports=saved_ports, needs_grad=needs_grad)
     results = backward_staged(step, arguments, memory, saved_ports, gradients, needs_grad, state_seqs=state_seqs)
     by_position: dict[int, Tensor | None] = dict(enumerate(results[: graph.num_primals]))
     pairs = [(t, g) for t, g in zip(computed, results[graph.num_primals :], strict=True) if g is not None]
@@ -288,17 +288,17 @@ def _convert_to_format(gradient: Tensor | None, argument: Tensor) -> Tensor:
     strides = strides_like(argument)
     if gradient is None:
         return torch.zeros_like(argument.new_empty_strided(argument.shape, strides))
-    return _with_strides(gradient, strides)
+    return _ensure_strides(gradient, strides)
 
 
-def _with_strides(tensor: Tensor, strides: Sequence[int]) -> Tensor:
+def _ensure_strides(tensor: Tensor, strides: Sequence[int]) -> Tensor:
     """Returns a tensor with these strides that is not a view. Copies `tensor` if necessary."""
     if tensor.stride() == tuple(strides) and tensor._base is None:
         return tensor
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
-def _shapes(
+def _create_fake_results(
     program: str, tensors: Sequence[Tensor], sizes: Sequence[int] | None, size_positions: Sequence[int] | None
 ) -> list[Tensor]:
     """Returns tensors with the shapes, strides and dtypes of the results. Sizes may be symbols."""
@@ -340,7 +340,7 @@ torch.library.define(
     tags=(torch.Tag.flexible_layout,),
 )
 torch.library.impl("flexsn_runtime::run_scan", "CompositeExplicitAutograd", _run)
-torch.library.register_fake("flexsn_runtime::run_scan", _shapes)
+torch.library.register_fake("flexsn_runtime::run_scan", _create_fake_results)
 
 run_scan = torch.ops.flexsn_runtime.run_scan.default
 

@@ -54,7 +54,7 @@ def symbolic_layout(
         layouts: for each assignment, the layout for the assigned integers.
         shape: shape of the captured tensor.
     """
-    candidates = _contiguous_strides(shape)
+    candidates = _compute_contiguous_strides(shape)
 
     def find_symbolic(numbers: Sequence[int]) -> Size:
         if len(set(numbers)) == 1:
@@ -71,7 +71,7 @@ def symbolic_layout(
     return LiftedLayout(strides, find_symbolic([layout.offset for layout in layouts]))
 
 
-def _contiguous_strides(shape: Sequence[Size]) -> list[Size]:
+def _compute_contiguous_strides(shape: Sequence[Size]) -> list[Size]:
     strides: list[Size] = [1]
     for size in reversed(shape):
         strides.append(strides[-1] * size)

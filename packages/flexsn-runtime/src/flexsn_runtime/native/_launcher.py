@@ -83,8 +83,8 @@ class _Launcher:
         module = self._extension.load(path)
         if torch.cuda.is_available() and torch.version.hip is None:
             driver = "libcuda.so.1"
-            launches = _address(driver, "cuLaunchKernel"), _address(driver, "cuLaunchCooperativeKernel")
-            module.on_gpu(*launches, _address(*_CURRENT_STREAM))
+            launches = _find_address(driver, "cuLaunchKernel"), _find_address(driver, "cuLaunchCooperativeKernel")
+            module.on_gpu(*launches, _find_address(*_CURRENT_STREAM))
         self.module = module
 
 
@@ -92,7 +92,7 @@ _CURRENT_STREAM = (str(Path(torch.__file__).parent / "lib" / "libtorch_cuda.so")
 _launcher = _Launcher()
 
 
-def _address(library: str, name: str) -> int:
+def _find_address(library: str, name: str) -> int:
     return ctypes.cast(getattr(ctypes.CDLL(library), name), ctypes.c_void_p).value or 0
 
 

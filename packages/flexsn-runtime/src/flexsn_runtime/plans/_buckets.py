@@ -86,10 +86,10 @@ class StepCost:
         """Computes the costs of a step's forward graph."""
         sizes = [math.prod(value.shape) for value in inputs]
         largest = max(sizes)
-        many = [value for value, size in zip(inputs, sizes, strict=True) if size > max(1, largest // _FEW)]
+        large_inputs = [value for value, size in zip(inputs, sizes, strict=True) if size > max(1, largest // _FEW)]
         return cls(
             sum(node.op == "call_function" for node in graph.nodes),
-            tuple(value.dtype.itemsize for value in many or inputs),
+            tuple(value.dtype.itemsize for value in large_inputs or inputs),
             tuple(value.dtype.itemsize for value in outputs if value.dtype.is_floating_point),
         )
 

@@ -18,7 +18,7 @@ NEVER = 0
 def load_warm_up(key: Key) -> int | None:
     """Returns the learned warm-up, in steps, or `NEVER`; `None` if no warm-up is stored."""
     try:
-        stored = json.loads(_path(key).read_text(encoding="utf-8"))
+        stored = json.loads(_get_path(key).read_text(encoding="utf-8"))
         steps = stored["warm_up"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -28,9 +28,9 @@ def load_warm_up(key: Key) -> int | None:
 
 def save_warm_up(key: Key, steps: int) -> None:
     """Stores a warm-up."""
-    write_private(_path(key), json.dumps({"key": dict(key), "warm_up": steps}, indent=2) + "\n")
+    write_private(_get_path(key), json.dumps({"key": dict(key), "warm_up": steps}, indent=2) + "\n")
 
 
-def _path(key: Key) -> Path:
+def _get_path(key: Key) -> Path:
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
     return cache_folder() / f"warm_up_{digest}.json"

@@ -230,7 +230,7 @@ def gradients(
     return backward_plan(backward_kind(operands, grads, parts, scale, needs_grad)).run((*operands, *grads))[:OPERANDS]
 
 
-def come_alone(grad: Tensor | None, parts: Sequence[Tensor | None]) -> bool:
+def arrives_in_one_form(grad: Tensor | None, parts: Sequence[Tensor | None]) -> bool:
     """True if the gradient arrives only as a whole, or only as all of its parts."""
     return len({part is None for part in parts}) == 1 and (grad is None or parts[0] is None)
 
@@ -381,7 +381,7 @@ def flowing(
     if plain or torch.is_grad_enabled() or transform_at_work() is not None or is_batched(first):
         of_operands = _compute_plain_gradients(_add_parts(grad, grad_parts), saved[0], saved[2], needs_grad)
         return of_operands[0], None, of_operands[1], of_operands[2]
-    if grad_parts and not come_alone(grad, grad_parts):
+    if grad_parts and not arrives_in_one_form(grad, grad_parts):
         grads = _add_parts(grad, grad_parts), *(None,) * (len(grads) - 1)
     return gradients(saved, grads, parts, scale, needs_grad)
 

@@ -18,8 +18,8 @@ from flexsn_runtime.products._linear import (
     Linked,
     Links,
     Operands,
+    arrives_in_one_form,
     backward_kind,
-    come_alone,
     flowing,
     linked_linear,
     links_of,
@@ -170,10 +170,10 @@ class _Owner:
         if any(t is not None and not t.is_contiguous() for t in tensors) or not all(map(is_aligned, arrived)):
             return
         parts = grads[1 : 1 + self._parts[1]]
-        if parts and not come_alone(grads[0], parts):
+        if parts and not arrives_in_one_form(grads[0], parts):
             return
         with untraced():
             kind = backward_kind(saved, grads, self._parts, self._scale, of_operands)
             plan = backward_plan(kind)
-            _, recording = recorded(lambda given: plan.run(given)[:OPERANDS], tensors)
+            _, recording = recorded(lambda arguments: plan.run(arguments)[:OPERANDS], tensors)
             native.follow(tensors, needs_grad, recording, reads=False)

@@ -51,7 +51,7 @@ class GradientFormula:
         """
         if torch.is_grad_enabled() or not self._can_use_kernels(gradient, x):
             return self._formula(gradient, x, tensors)
-        (result,) = scan_again(self._program, self._as_sequences(gradient, x), (), self._instead(tensors))
+        (result,) = scan_again(self._program, self._to_sequences(gradient, x), (), self._instead(tensors))
         return result.squeeze(0) if x.dim() == self._dim else result
 
     def _can_use_kernels(self, gradient: Tensor, x: Tensor) -> bool:
@@ -59,7 +59,7 @@ class GradientFormula:
             return False
         return transform_at_work() is None and self._has_kernels(x.device)
 
-    def _as_sequences(self, gradient: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _to_sequences(self, gradient: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the program's inputs, as sequences."""
         return (gradient.unsqueeze(0), x.unsqueeze(0)) if x.dim() == self._dim else (gradient, x)
 

@@ -62,7 +62,7 @@ class CutSpecialization(CoreSpecialization):
             return inputs, []
         return inputs, [piece for cut, v in zip(pieces.states, states, strict=True) for piece in cut.split(v)]
 
-    def instead(self, arguments: Arguments) -> Mapping[int, Tensor] | None:
+    def get_replacements(self, arguments: Arguments) -> Mapping[int, Tensor] | None:
         """Returns the lifted tensors that replace captured tensors in a call, by the `id` of the captured tensor.
 
         The result is `None` if the call replaces no captured tensor.

@@ -76,7 +76,7 @@ class RepeatedCall:
         cls,
         step: CoreSpecialization,
         layout: Hashable,
-        given: Sequence[Tensor],
+        primals: Sequence[Tensor],
         lifted: Sequence[Tensor],
         at_zero: tuple[None, ...],
         run: Run,
@@ -84,7 +84,7 @@ class RepeatedCall:
         """Returns a call on tensors of this layout, which `repeated_call` can repeat."""
         captures = bool(lifted) or step.trace.reads.fetch() != ()
         call = cls(step, layout, layout_key(lifted), captures, at_zero, run, never, never, False)
-        call.expect((*given, *lifted))
+        call.expect((*primals, *lifted))
         return call
 
     def places(self, instead: Mapping[int, Tensor]) -> list[int] | None:
@@ -348,7 +348,7 @@ def scan(step: CoreSpecialization, arguments: Arguments, *, state_seqs: bool) ->
         assert isinstance(step, Specialization)
         return scan_pointwise(step, arguments, state_seqs=state_seqs)
     inputs, states = step.split(arguments)
-    results = run_program(step.program, inputs, states, step.instead(arguments), state_seqs=state_seqs)
+    results = run_program(step.program, inputs, states, step.get_replacements(arguments), state_seqs=state_seqs)
     return step.join(results, state_seqs=state_seqs)
 
 

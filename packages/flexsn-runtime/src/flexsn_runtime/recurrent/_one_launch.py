@@ -543,6 +543,8 @@ def _lay_out_memory(loop: Loop, over: OverTime) -> Memory:
     for i, view in enumerate(to_store):
         rows = over.writes[view.source].through(view)
         stores.append((view, place(Port(Role.OUTPUT, i), rows, tuple(rows.memory.shape[1:]))))
-    used = {number for part in loop.parts if isinstance(part, Multiply) for number in (part.matrix, part.added)}
-    matrices = {number: over.matrices[number] for number in sorted(n for n in used if n is not None)}
+    matrix_numbers = {
+        number for part in loop.parts if isinstance(part, Multiply) for number in (part.matrix, part.added)
+    }
+    matrices = {number: over.matrices[number] for number in sorted(n for n in matrix_numbers if n is not None)}
     return Memory(tuple(loads), tuple(stores), tensors, numbers, matrices)

@@ -110,9 +110,9 @@ class Speculation:
         self.last = call
         if call.elements == 0 or call.warm_up != self._warm_up:
             return
-        longer = 2 * self._warm_up
-        if longer <= self._rule.longest:
-            self._warm_up = longer
+        doubled_warm_up = 2 * self._warm_up
+        if doubled_warm_up <= self._rule.longest:
+            self._warm_up = doubled_warm_up
         elif 4 * (most_repaired + 2) > 3 * call.segments:  # with warm-up and first pass, over 3/4 of the serial time
             self._warm_up = NEVER
         else:

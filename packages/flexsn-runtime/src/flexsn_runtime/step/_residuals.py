@@ -52,15 +52,15 @@ def _count_saved_bytes(residuals: Residuals) -> float:
 
 def _count_recomputed_bytes(trace: StepTrace, vjp: StepGraph, chunk: int) -> float:
     """Returns the bytes per element and step that recomputation reads and writes: inputs and checkpoints."""
-    used = vjp.used
-    from_states = any(port.role is Role.STATE for port in used)
+    used_ports = vjp.used
+    from_states = any(port.role is Role.STATE for port in used_ports)
     if from_states:
-        used |= trace.forward.used
+        used_ports |= trace.forward.used
     size = math.prod(trace.step_shape)
     inputs = sum(
         value.dtype.itemsize * math.prod(value.shape) / max(size, 1)
         for i, value in enumerate(trace.inputs)
-        if Port(Role.INPUT, i) in used
+        if Port(Role.INPUT, i) in used_ports
     )
     checkpoints = sum(value.dtype.itemsize for value in trace.states) / chunk
     return inputs + checkpoints * (2 if from_states else 1)
