@@ -71,8 +71,8 @@ class Normalisation(NamedTuple):
             group = _find_group(norm)
             if compiling:
                 if group is not None:
-                    parted: tuple[Tensor, Absorbed] = _normalise_between_graphs(norm, x, self.lead, group)
-                    return parted
+                    x_and_affine: tuple[Tensor, Absorbed] = _normalise_between_graphs(norm, x, self.lead, group)
+                    return x_and_affine
                 return x, _normalise_in_graph(norm, frames)
             return _normalise_batch(norm, x, frames, group)
         dtype = _get_statistics_dtype(x)
@@ -438,6 +438,6 @@ def _get_share(total: int | Tensor, like: Tensor) -> tuple[Tensor, bool]:
 
 
 def _sum_over(group: Any, sums: list[Tensor]) -> list[Tensor]:
-    gathered = torch.stack(sums)
-    dist.all_reduce(gathered, group=group)
-    return list(gathered)
+    stacked_sums = torch.stack(sums)
+    dist.all_reduce(stacked_sums, group=group)
+    return list(stacked_sums)

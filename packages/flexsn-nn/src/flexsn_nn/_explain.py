@@ -133,14 +133,14 @@ def traffic(
     if isinstance(step, CutSpecialization):
         pieces = step.trace.pieces
         parts = step.split(Arguments(tuple(inputs), tuple(states or ()), ()))
-        described = [
+        descriptions = [
             f"{role} {i} as {piece.count} pieces"
             for role, values in (("input", pieces.inputs), ("state", pieces.states), ("output", pieces.outputs))
             for i, piece in enumerate(values)
             if piece.count > 1
         ]
         rest = traffic(step.program, *parts, keep=keep)
-        return [f"small dimensions are written out: {', '.join(described) or 'only inside of the step'}", *rest]
+        return [f"small dimensions are written out: {', '.join(descriptions) or 'only inside of the step'}", *rest]
     assert isinstance(step, Specialization)
     trace, num_steps = step.trace, inputs[0].shape[0]
     size = math.prod(trace.step_shape)

@@ -426,9 +426,9 @@ class FlexSN(Runs):
                 states += more_states
             sequences = [x.unsqueeze(0) for x in tensors] if self._step_mode == "s" else tensors
             lines += traffic(program, sequences, states, keep=self.store_state_seqs)
-        unpacked = self._bits.why_refused(self.core)
-        if unpacked is not None:
-            lines.append(f"spikes are packed after the kernel: {unpacked}")
+        packing_refusal = self._bits.why_refused(self.core)
+        if packing_refusal is not None:
+            lines.append(f"spikes are packed after the kernel: {packing_refusal}")
         names = unregistered(self.core)
         if names:
             lines.append(f"captured parameters that are in no module and no optimizer: {', '.join(names)}")

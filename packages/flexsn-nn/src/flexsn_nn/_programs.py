@@ -138,18 +138,18 @@ class Programs:
             tensors.append(tuple(rest[:count]))
             del rest[:count]
         counts = self._counts.with_all(transforms)
-        allowed: Sequence[bool] | None = None
+        requires_grad_flags: Sequence[bool] | None = None
         if requires_grad is not None:
             num_inputs, num_states, _ = self._counts
             more_inputs, more_states = counts.inputs - num_inputs, counts.states - num_states
             more = (True,) * more_inputs, (True,) * more_states
-            allowed = (*requires_grad[:num_inputs], *more[0], *requires_grad[num_inputs:], *more[1])
+            requires_grad_flags = (*requires_grad[:num_inputs], *more[0], *requires_grad[num_inputs:], *more[1])
             if not any(more):
-                allowed = requires_grad  # this list itself, since its identity is compared
+                requires_grad_flags = requires_grad  # this list itself, since its identity is compared
         scan = ScanProgram(
             compose(core, self._counts, transforms, tensors),
             *counts,
-            allowed,
+            requires_grad_flags,
             residuals=self._residuals,
             on_cpu=on_cpu,
             counts_down=_flag_countdowns(counts.inputs, self._counts.inputs, transforms),
@@ -163,9 +163,9 @@ def _flag_countdowns(num_inputs: int, of_core: int, transforms: Sequence[Transfo
     """Returns, for each input, True if its values count down. Returns an empty tuple if no input counts down."""
     if not any(transform.counts_down for transform in transforms):
         return ()
-    added = [transform.counts_down for transform in transforms for _ in range(transform.num_inputs)]
-    assert len(added) == num_inputs - of_core
-    return (*(False,) * of_core, *added)
+    added_flags = [transform.counts_down for transform in transforms for _ in range(transform.num_inputs)]
+    assert len(added_flags) == num_inputs - of_core
+    return (*(False,) * of_core, *added_flags)
 
 
 def _find_late_inputs(num_inputs: int, of_core: int, transforms: Sequence[Transform]) -> tuple[Late | None, ...]:

@@ -70,13 +70,13 @@ class StepShards:
         ]
         dims: list[int | None] = []
         for along in zip(*dims_by_input, strict=True):
-            cut = {dim for dim in along if dim is not None}
-            if len(cut) > 1:
+            divided_dims = {dim for dim in along if dim is not None}
+            if len(divided_dims) > 1:
                 raise PlacementError(
-                    f"the inputs are sharded along different dimensions of the step, {sorted(cut)}: redistribute them "
-                    "to one placement."
+                    f"the inputs are sharded along different dimensions of the step, {sorted(divided_dims)}: "
+                    "redistribute them to one placement."
                 )
-            dims.append(next(iter(cut), None))
+            dims.append(next(iter(divided_dims), None))
         shards = cls(first.device_mesh, shape, tuple(dims))
         for i, x in enumerate(tensors):
             if shards.placements(x.shape[lead:], lead) != x.placements:

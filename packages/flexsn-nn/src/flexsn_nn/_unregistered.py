@@ -39,8 +39,8 @@ def unregistered(core: object) -> list[str]:
     captured = {id(value): name for name, value in _walk_captured(core, set()) if isinstance(value, nn.Parameter)}
     if not captured:
         return []
-    registered = {id(parameter) for parameter in _collect_registered()}
-    return [name for number, name in captured.items() if number not in registered]
+    registered_ids = {id(parameter) for parameter in _collect_registered()}
+    return [name for number, name in captured.items() if number not in registered_ids]
 
 
 def captured_by(core: object) -> Iterator[tuple[str, Any]]:

@@ -244,10 +244,10 @@ def set_backend(
     for kind in instance if isinstance(instance, tuple) else (instance,):
         if not isinstance(kind, type):
             raise TypeError(f"instance is {kind!r}; give a class of neurons, such as LIF, or a tuple of classes.")
-    selected = [neuron for _, neuron in neurons(net) if isinstance(neuron, instance)]
-    for neuron in selected:
+    selected_neurons = [neuron for _, neuron in neurons(net) if isinstance(neuron, instance)]
+    for neuron in selected_neurons:
         check_backend(backend, neuron.step_mode)
-    for neuron in selected:
+    for neuron in selected_neurons:
         neuron.backend = backend
 
 

@@ -54,8 +54,8 @@ def trace(
     Raises:
         ParameterError: `v` has more than one neuron, or the tensors differ in length.
     """
-    moving = threshold if isinstance(threshold, Tensor) and threshold.dim() else None
-    tensors = [tensor for tensor in (v, spikes, moving) if tensor is not None]
+    threshold_sequence = threshold if isinstance(threshold, Tensor) and threshold.dim() else None
+    tensors = [tensor for tensor in (v, spikes, threshold_sequence) if tensor is not None]
     if v.dim() != 1 or any(tensor.shape != v.shape for tensor in tensors):
         shapes = [list(tensor.shape) for tensor in tensors]
         raise ParameterError(f"got shapes {shapes}; expected [T] of one neuron, such as v[:, 0, 3].")
@@ -63,8 +63,8 @@ def trace(
     values = v.detach().float().cpu()
     ax.plot(values.numpy(), label=label)
     top = float(values.max()) if len(values) else 0.0
-    if moving is not None:
-        limits = moving.detach().float().cpu()
+    if threshold_sequence is not None:
+        limits = threshold_sequence.detach().float().cpu()
         ax.plot(limits.numpy(), linestyle="--", color="gray", label="threshold")
         top = max(top, float(limits.max())) if len(limits) else top
     elif threshold is not None:

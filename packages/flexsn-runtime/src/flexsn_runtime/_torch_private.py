@@ -221,8 +221,8 @@ def convolution_into(
         return None
     if backend != _CUDNN:
         return None
-    exact = torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
-    settings = (padding, stride, dilation, groups, torch.backends.cudnn.benchmark, exact, tf32)
+    is_deterministic = torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
+    settings = (padding, stride, dilation, groups, torch.backends.cudnn.benchmark, is_deterministic, tf32)
     write: Any = torch.ops.aten.cudnn_convolution.out
     return lambda value, out: write(value, weight, *settings, out=out)
 

@@ -182,11 +182,11 @@ def without_gradient(x: Tensor) -> Tensor:
 
 def spike_function(function: Any) -> Callable[[Tensor], Tensor]:
     """Returns this package's surrogate for a surrogate of snnTorch. Returns other functions unchanged."""
-    unchanged: Callable[[Tensor], Tensor] = function
+    unchanged_function: Callable[[Tensor], Tensor] = function
     if getattr(function, "__name__", "") == "_surrogate_bypass":
         return without_gradient
     if getattr(function, "__module__", "") != "snntorch.surrogate" or not inspect.isfunction(function):
-        return unchanged
+        return unchanged_function
     factory = function.__qualname__.partition(".")[0]
     if factory == "SSO":
         raise Unconvertible(
@@ -198,7 +198,7 @@ def spike_function(function: Any) -> Callable[[Tensor], Tensor]:
         return surrogate.custom_surrogate(parameters["func"])
     surrogate_class = getattr(surrogate, factory, None)
     if surrogate_class is None:
-        return unchanged
+        return unchanged_function
     numbers = {name: float(value) for name, value in parameters.items()}
-    converted: Callable[[Tensor], Tensor] = surrogate_class(**numbers)
-    return converted
+    own_surrogate: Callable[[Tensor], Tensor] = surrogate_class(**numbers)
+    return own_surrogate

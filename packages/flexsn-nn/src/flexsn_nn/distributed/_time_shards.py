@@ -148,7 +148,7 @@ class _Chain:
             if self._next is not None:
                 _send(outgoing, self._next, self._group)
             return outputs
-        passed = _HandOver.apply(
+        passed_outputs = _HandOver.apply(
             self._next,
             self._group,
             len(tensors),
@@ -158,7 +158,7 @@ class _Chain:
             *outgoing,
             *self._received[name],
         )
-        return type(outputs)(passed) if several else passed[0]
+        return type(outputs)(passed_outputs) if several else passed_outputs[0]
 
 
 class _Receive(torch.autograd.Function):

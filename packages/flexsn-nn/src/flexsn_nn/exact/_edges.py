@@ -37,14 +37,14 @@ class Edges:
         self.writers: set[str] = set()
         self.readers: set[str] = set()
         self.links: dict[str, str] = {}
-        spoiled: set[str] = set()
+        spoiled_names: set[str] = set()
         connections: list[tuple[str, str]] = []
         for training in (False, True):
             for root, twin, graph in forward_graphs(net, training=training):
-                self._read(root, twin, graph, spoiled, connections)
-        self.writers = {neuron for neuron, _ in connections} - spoiled
+                self._read(root, twin, graph, spoiled_names, connections)
+        self.writers = {neuron for neuron, _ in connections} - spoiled_names
         self.readers = {layer for neuron, layer in connections if neuron in self.writers}
-        self.links = {layer: neuron for layer, neuron in self.links.items() if layer not in spoiled}
+        self.links = {layer: neuron for layer, neuron in self.links.items() if layer not in spoiled_names}
 
     def _read(
         self, root: str, net: nn.Module, graph: fx.Graph, spoiled: set[str], connections: list[tuple[str, str]]

@@ -113,7 +113,7 @@ class ExactForward(ReplacedForward):
             y, record = spike_linear(x, weight, bias, *parts)
             return y, record, record is not None
         links = self.links
-        linked = self._products.run(
+        product = self._products.run(
             x,
             written,
             weight,
@@ -122,9 +122,9 @@ class ExactForward(ReplacedForward):
             links=links is not None and not has_hooks_after(links),
             scale=self._scale,
         )
-        if linked.links is not None:
-            offer_links(linked.y, linked.links)
-        return linked.y, linked.record, True
+        if product.links is not None:
+            offer_links(product.y, product.links)
+        return product.y, product.record, True
 
     def account(self) -> tuple[str, bool]:
         """Describes the last call. Also returns True if an exact product ran. On a GPU, waits for that call."""
@@ -161,10 +161,10 @@ class ExactForward(ReplacedForward):
             return f"its input is {x.dtype} and its weight {weight.dtype}; exact products need float32"
         if x.device != weight.device or x.dim() == 0:
             return "its input and its weight do not match"
-        unavailable = why_unavailable(x.device)
-        if unavailable is not None:
+        reason = why_unavailable(x.device)
+        if reason is not None:
             cpu = "on the CPU torch's product runs, which is exact for weights on a grid"
-            return cpu if x.device.type == "cpu" else unavailable
+            return cpu if x.device.type == "cpu" else reason
         if compiling and is_exporting():
             return "exported programs contain only torch's operators"
         if not isinstance(self.layer, nn.Linear):
@@ -184,11 +184,11 @@ class ExactForward(ReplacedForward):
             return None
         input_range: WholeRange | None = self.input_ranges[self.layer.training]
         if not compiling and x.grad_fn is not None:
-            traced = scaled_range_of(x)
-            if isinstance(traced, Unknown):
-                operation = f": {traced.reason} computes it from spikes" if traced.reason else ""
+            scaled_range = scaled_range_of(x)
+            if isinstance(scaled_range, Unknown):
+                operation = f": {scaled_range.reason} computes it from spikes" if scaled_range.reason else ""
                 return f"its input does not consist of spikes{operation}"
-            input_range, self._scale = traced
+            input_range, self._scale = scaled_range
         if input_range is None:
             return "its input is not known to consist of spikes"
         if max(-input_range.low, input_range.high) > _LARGEST:

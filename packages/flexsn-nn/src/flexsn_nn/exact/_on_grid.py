@@ -64,10 +64,10 @@ class OnGrid(nn.Module):
         with torch.no_grad():
             e = exponents(weight, self.bits, self.largest_input, bias, rounding=True)
             is_bias = values.dim() == 1
-            near = round_to_grid(values, e.flatten() if is_bias else e, None if is_bias else self.bits)
+            grid_values = round_to_grid(values, e.flatten() if is_bias else e, None if is_bias else self.bits)
             # A value is close to its rounded value. Therefore, the difference between the two is exact, and the sum is
             # exact.
-            difference = near - values
+            difference = grid_values - values
         return values + difference
 
     def extra_repr(self) -> str:

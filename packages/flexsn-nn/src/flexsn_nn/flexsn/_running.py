@@ -398,8 +398,8 @@ class Runs(Chooses):
         all_transforms = (*self._own_transforms, *transforms)
         tensors, changes, used_transforms = inputs, None, all_transforms
         if all_transforms:
-            plain = len(inputs) == attributes["num_inputs"] and PLAIN.issuperset(map(type, inputs))
-            if not plain or (not single and not inputs[0].dim()) or transform_at_work() is not None:
+            are_plain = len(inputs) == attributes["num_inputs"] and PLAIN.issuperset(map(type, inputs))
+            if not are_plain or (not single and not inputs[0].dim()) or transform_at_work() is not None:
                 return no_repetition
         if single:
             if not states:
@@ -512,12 +512,12 @@ class Runs(Chooses):
             if parts is None or positions is None:
                 return
             first, end = len(tensors) - len(positions), len(tensors)
-            unchanged = [a is b for a, b in zip(parts.tensors, (replacements or {}).values(), strict=True)]
+            are_unchanged = [a is b for a, b in zip(parts.tensors, (replacements or {}).values(), strict=True)]
             front, places = parts.key, tuple([positions.index(i) for i in range(first, end)])
             tensors = (*tensors[:first], *[parts.tensors[i] for i in places], *parts.more)
             if parts.compute is not None:
                 compute = partial(_compute_tensors, parts.compute, positions, end)
-            if not all(unchanged[0 if compute is None else unchanged.count(False) :]):
+            if not all(are_unchanged[0 if compute is None else are_unchanged.count(False) :]):
                 return
         run = call.again(front, tensors, compute)
         if run is not None:
@@ -537,8 +537,8 @@ def _compute_tensors(
         end: position of the first tensor of `FrontParts.more`.
         tensors: tensors of the call, where the first tensor is `x`.
     """
-    computed = compute(tensors[0], *[tensors[place] for place in places], *tensors[end:])
-    return dict(zip(places, computed, strict=False))
+    computed_tensors = compute(tensors[0], *[tensors[place] for place in places], *tensors[end:])
+    return dict(zip(places, computed_tensors, strict=False))
 
 
 # For each backend, the scan that returns state sequences, and the scan that returns final states.

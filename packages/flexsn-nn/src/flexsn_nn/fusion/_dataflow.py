@@ -78,9 +78,9 @@ def forward_graphs(net: nn.Module, *, training: bool) -> Iterator[tuple[str, nn.
 
 def _copy_network(net: nn.Module, training: bool, flow: Dataflow) -> nn.Module | None:
     """Copies a network without hooks and with shared tensors. On failure, returns `None` and records the reason."""
-    shared = {id(tensor): tensor for tensor in (*net.parameters(), *net.buffers())}
+    shared_tensors = {id(tensor): tensor for tensor in (*net.parameters(), *net.buffers())}
     try:
-        twin = copy.deepcopy(net, dict(shared))
+        twin = copy.deepcopy(net, dict(shared_tensors))
     except Exception as error:  # copying a module can raise any error
         flow.untraced[""] = f"the network cannot be copied: {_get_first_line(error)}"
         return None

@@ -254,8 +254,10 @@ class _Convolution(torch.autograd.Function):
             [ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.needs_input_grad[2]],
         )
         dtypes = (ctx.dtype, weight.dtype, None if ctx.bias is None else ctx.bias.dtype)
-        needed = zip(gradients, dtypes, ctx.needs_input_grad, strict=False)
-        return *(g.to(dtype) if is_needed else None for g, dtype, is_needed in needed), *(None for _ in ctx.settings)
+        gradients_and_needs = zip(gradients, dtypes, ctx.needs_input_grad, strict=False)
+        return *(g.to(dtype) if is_needed else None for g, dtype, is_needed in gradients_and_needs), *(
+            None for _ in ctx.settings
+        )
 
 
 def _save(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:

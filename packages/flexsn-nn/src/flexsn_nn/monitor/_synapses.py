@@ -125,9 +125,9 @@ class SynapseMonitor(Watcher):
                 layer = layer.recurrent
             binary = ((x == 0) | (x == 1)).all()
             uses = count_uses(layer, (x != 0).float())
-            dense = count_uses(layer, torch.ones_like(x, dtype=torch.float32))
+            dense_uses = count_uses(layer, torch.ones_like(x, dtype=torch.float32))
             zero = torch.zeros_like(uses)
-            counts = torch.stack([torch.where(binary, uses, zero), torch.where(binary, zero, dense), dense])
+            counts = torch.stack([torch.where(binary, uses, zero), torch.where(binary, zero, dense_uses), dense_uses])
         previous_counts = self._counts.get(name)
         self._counts[name] = counts if previous_counts is None else previous_counts + counts
 

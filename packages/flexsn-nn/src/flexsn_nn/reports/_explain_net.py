@@ -188,21 +188,21 @@ def explain_net(net: nn.Module, inputs: Sequence[Any], loss: Callable[[Any], Ten
     with unchanged(net):
         for _ in range(2):  # the first runs compile kernels and fill caches
             _run(net, layers, inputs, loss, _Account(device))
-        counted = _Account(device)
-        _run(net, layers, inputs, loss, counted, count=True)
+        counting_account = _Account(device)
+        _run(net, layers, inputs, loss, counting_account, count=True)
         accounts = [_Account(device) for _ in range(3)]
         for account in accounts:
             _run(net, layers, inputs, loss, account)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
     times = [account.seconds() for account in accounts]
-    names = [*counted.order, REST]
+    names = [*counting_account.order, REST]
     seconds = {name: median(seconds_by_layer.get(name, 0.0) for seconds_by_layer in times) for name in names}
     total = sum(seconds.values())
     rows = []
     for name in names:
         layer = layers.get(name)
-        choice = counted.choices.get(name)
+        choice = counting_account.choices.get(name)
         rows.append(
             LayerReport(
                 name,
@@ -210,12 +210,12 @@ def explain_net(net: nn.Module, inputs: Sequence[Any], loss: Callable[[Any], Ten
                 "torch" if choice is None else choice.backend,
                 "" if choice is None else choice.reason.splitlines()[0],
                 layer.kernel_names() if isinstance(layer, FlexSN) else (),
-                counted.bytes_kept.get(name, 0),
+                counting_account.bytes_kept.get(name, 0),
                 seconds[name],
                 seconds[name] / total if total else 0.0,
             )
         )
-    return NetworkReport(tuple(rows), total, sum(counted.bytes_kept.values()), device.type)
+    return NetworkReport(tuple(rows), total, sum(counting_account.bytes_kept.values()), device.type)
 
 
 def _run(

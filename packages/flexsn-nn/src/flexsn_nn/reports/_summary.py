@@ -104,11 +104,11 @@ def summarize(net: nn.Module, inputs: Sequence[Any]) -> NetworkSummary:
         net(*inputs)
         rate_by_layer = {} if rates is None else rates.rates()
         operations: dict[str, SynapticOperations] = {} if synapses is None else synapses.operations()
-    counted: set[nn.Parameter] = set()
+    counted_parameters: set[nn.Parameter] = set()
     rows = []
     for name, layer in layers.items():
-        new_parameters = [parameter for parameter in layer.parameters() if parameter not in counted]
-        counted.update(new_parameters)
+        new_parameters = [parameter for parameter in layer.parameters() if parameter not in counted_parameters]
+        counted_parameters.update(new_parameters)
         is_neuron = isinstance(layer, FlexSN)
         has_spikes = isinstance(layer, FlexSN) and layer.spike_range is not None
         shape = shapes.get(name)

@@ -134,8 +134,8 @@ def _find_needed_gradients(
     tensors = (*inputs, *states, *lifted)
     mask = program.requires_grad or (True,) * (len(inputs) + len(states))
     return [
-        t is not None and t.is_floating_point() and allowed
-        for t, allowed in zip(tensors, (*mask, *(True,) * len(lifted)), strict=True)
+        t is not None and t.is_floating_point() and is_allowed
+        for t, is_allowed in zip(tensors, (*mask, *(True,) * len(lifted)), strict=True)
     ]
 
 

@@ -165,8 +165,8 @@ class _Specialized:
 
     def arguments(self, graph: ScanGraph, args: Sequence[Any], lifted: Sequence[Tensor]) -> Arguments:
         inputs, states, _ = graph.scan.split(args)
-        resolved = [None if state is None else state.resolve_neg() for state in unknown_states(graph.scan, states)]
-        return Arguments(tuple(x.resolve_neg() for x in inputs), tuple(resolved), tuple(lifted))
+        plain_states = [None if state is None else state.resolve_neg() for state in unknown_states(graph.scan, states)]
+        return Arguments(tuple(x.resolve_neg() for x in inputs), tuple(plain_states), tuple(lifted))
 
 
 # -- the operator's implementation ---------------------------------------------------------------------------------
@@ -215,8 +215,10 @@ def _run_elementwise(program: str, graph: ScanGraph, args: Sequence[Any]) -> lis
     if isinstance(layout, BackwardLayout):
         end = count + layout.scan.num_states
         gradients = scan_backward(step, layout, args[:count], args[count:end], args[end:])
-        differentiated = [value for value, is_needed in zip(args, layout.needs, strict=False) if is_needed]
-        return [_convert_to_format(gradient, value) for gradient, value in zip(gradients, differentiated, strict=True)]
+        trained_arguments = [value for value, is_needed in zip(args, layout.needs, strict=False) if is_needed]
+        return [
+            _convert_to_format(gradient, value) for gradient, value in zip(gradients, trained_arguments, strict=True)
+        ]
     results = scan_forward(step, layout, args)
     first = layout.num_outputs + layout.num_states
     arguments = arguments_of(step, layout, args)
@@ -263,17 +265,17 @@ def _backward(graph: ScanGraph, layout: BackwardLayout, specialized: _Specialize
     step, needs, state_seqs = specialized.step, layout.needs, not layout.scan.final_state
     with torch.enable_grad():
         leaves = [args[i].detach().requires_grad_(needs[i]) for i in specialized.captured]
-        computed = step.trace.lift(leaves)
-    arguments = specialized.arguments(graph, args, [tensor.detach() for tensor in computed])
+        lifted_tensors = step.trace.lift(leaves)
+    arguments = specialized.arguments(graph, args, [tensor.detach() for tensor in lifted_tensors])
     received = iter(args[len(needs) :])
     present = (*layout.output_grads, *layout.state_grads)
     gradients = [next(received) if is_present else None for is_present in present]
-    needs_grad = (*needs[: graph.num_primals], *(tensor.requires_grad for tensor in computed))
+    needs_grad = (*needs[: graph.num_primals], *(tensor.requires_grad for tensor in lifted_tensors))
     saved_ports = frozenset(step.kept(step.carrying(needs_grad)))
     _, memory = forward_staged(step, arguments, state_seqs=state_seqs, kept_ports=saved_ports, needs_grad=needs_grad)
     results = backward_staged(step, arguments, memory, saved_ports, gradients, needs_grad, state_seqs=state_seqs)
     by_position: dict[int, Tensor | None] = dict(enumerate(results[: graph.num_primals]))
-    pairs = [(t, g) for t, g in zip(computed, results[graph.num_primals :], strict=True) if g is not None]
+    pairs = [(t, g) for t, g in zip(lifted_tensors, results[graph.num_primals :], strict=True) if g is not None]
     trained = [leaf for leaf in leaves if leaf.requires_grad]
     if pairs and trained:
         of_captured = torch.autograd.grad([t for t, _ in pairs], trained, [g for _, g in pairs], allow_unused=True)

@@ -133,14 +133,14 @@ class BackwardScan:
         summed_lifted = tuple(layout == 0 for layout in operands.lifted)
         by_program = (*summed_inputs, *(False,) * num_states, *summed_lifted)
         sequence_shape, ncl = (arguments.num_steps, *trace.step_shape), math.prod(trace.step_shape)
-        counted = form.order.shape(trace.step_shape)
+        ordered_shape = form.order.shape(trace.step_shape)
         element_layouts = {i: form.order.layout(layout) for i, layout in layouts.items()}
         row_division = None
         by_element = any(is_needed and not summed for is_needed, summed in zip(grad_lifted, summed_lifted, strict=True))
         by_step = any(is_needed and summed for is_needed, summed in zip(grad_inputs, summed_inputs, strict=True))
         if segments is None and source.target.rows and by_element and not by_step:
             row_config = replace(config, block=fewer_elements(config.block, config.num_warps, ncl))
-            row_division = rows(counted, list(element_layouts.values()), row_config.block)
+            row_division = rows(ordered_shape, list(element_layouts.values()), row_config.block)
             config = config if row_division is None else row_config
         programs = -(-(ncl if row_division is None else math.prod(row_division.shape)) // config.block)
         # The memory for the gradient of each of `[*inputs, *states, *lifted]`, in the shape that the kernel writes.
@@ -161,10 +161,10 @@ class BackwardScan:
             *(
                 Allocation(shape, contiguous_strides(shape), _choose_sum_dtype(value.dtype))
                 for value, summed in zip(trace.lifted_values, summed_lifted, strict=True)
-                for shape in ((programs,) if summed else counted if row_division is None else row_division.shape,)
+                for shape in ((programs,) if summed else ordered_shape if row_division is None else row_division.shape,)
             ),
         ]
-        written = [
+        needed_allocations = [
             allocation if is_needed else None
             for allocation, is_needed in zip(allocations, self._needs_grad, strict=True)
         ]
@@ -191,7 +191,7 @@ class BackwardScan:
                 ),
                 *(
                     (param, allocation.shape, allocation.strides)
-                    for param, allocation, summed in zip(gradient_params, written, by_program, strict=False)
+                    for param, allocation, summed in zip(gradient_params, needed_allocations, by_program, strict=False)
                     if allocation is not None and not summed
                 ),
             ]
@@ -257,20 +257,20 @@ class BackwardScan:
         steps += (
             Summed(first + i, i, InputGradient(x, by_program=by_program[i]))
             for i, x in enumerate(arguments.inputs)
-            if x.shape != sequence_shape and written[i] is not None
+            if x.shape != sequence_shape and needed_allocations[i] is not None
         )
         if row_division is not None:
             element_layouts = {i: row_division.layout(layout) for i, layout in element_layouts.items()}
         summed: list[tuple[Allocation, Summed]] = []
         for i, tensor in enumerate(arguments.lifted, self._first_lifted):
-            if (allocation := written[i]) is not None:
+            if (allocation := needed_allocations[i]) is not None:
                 sum_elements = LiftedGradient(
                     allocation.shape, tensor, element_layouts.get(i - self._first_lifted), by_program=by_program[i]
                 )
                 summed.append((allocation, Summed(first + i, i, sum_elements, sum_elements.plain(tensor))))
         is_separate = step.is_recorded or segments is not None
         steps += [sum_step for _, sum_step in summed] if is_separate else summed_together(first, summed)
-        self.plan = Plan.of(self._device, written, steps, launched.allocator)
+        self.plan = Plan.of(self._device, needed_allocations, steps, launched.allocator)
 
     def __call__(
         self, arguments: Arguments, checkpoints: Sequence[Tensor], cotangents: Cotangents

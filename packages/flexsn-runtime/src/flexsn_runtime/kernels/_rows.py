@@ -78,6 +78,6 @@ def rows(shape: Sequence[int], layouts: Sequence[LiftedLayout], block: int) -> R
 def fewer_elements(block: int, num_warps: int, step: int) -> int:
     """Returns the number of elements per program, at most `block`, for rows of a step with `step` elements."""
     # A symbol is not compared with a number, because steps of symbolic sizes have no rows.
-    small = type(step) is int and step <= _SMALL and not triton_interpreted()
-    elements = min(_ELEMENTS, _ELEMENTS_OF_SMALL) if small else _ELEMENTS
+    is_small = type(step) is int and step <= _SMALL and not triton_interpreted()
+    elements = min(_ELEMENTS, _ELEMENTS_OF_SMALL) if is_small else _ELEMENTS
     return min(block, elements * 32 * num_warps)

@@ -68,14 +68,14 @@ def moments(x: Tensor, running: Running | None) -> tuple[Tensor, Tensor]:
         x = x.contiguous()
         parts, first = _reduce_planes(x, kind), count // x.shape[0]
     mean, var = (torch.empty(channels, dtype=kind, device=x.device) for _ in range(2))
-    updated = Running(mean, var, 0.0) if running is None else running
-    tracked = updated.tracked
+    running_moments = Running(mean, var, 0.0) if running is None else running
+    tracked = running_moments.tracked
     width = min(_FINISHED, _find_next_power(channels))
     run_kernel(
         _import_kernels().finish_kernel,
         (-(-channels // width),),
-        (parts, x, mean, var, updated.mean, updated.var, mean if tracked is None else tracked),
-        (len(parts), channels, first, count, float(updated.momentum)),
+        (parts, x, mean, var, running_moments.mean, running_moments.var, mean if tracked is None else tracked),
+        (len(parts), channels, first, count, float(running_moments.momentum)),
         (running is not None, tracked is not None, _find_next_power(len(parts)), width, accumulator(kind)),
         num_warps=4 if len(parts) <= _FEW_PARTS else 8,
     )

@@ -50,8 +50,8 @@ def batch_moments(
     if running is None:
         mean, var = _make_moments(None, False)((x,))
         return mean, var
-    updated = [*running] if tracked is None else [*running, tracked]
-    statistics = [statistic.detach() for statistic in updated]
+    running_tensors = [*running] if tracked is None else [*running, tracked]
+    statistics = [statistic.detach() for statistic in running_tensors]
     if (
         any(type(statistic) is not Tensor or not statistic.is_contiguous() for statistic in statistics)
         or x.dtype == torch.float64
@@ -86,8 +86,8 @@ def _make_moments(momentum: float | None, tracks: bool) -> RepeatedFunction:
 @torch.library.custom_op("flexsn::batch_moments", mutates_args=())
 def batch_moments_op(x: Tensor) -> tuple[Tensor, Tensor]:
     """Computes mean and variance of `x [N, C, ...]`, like `batch_moments`. The results are differentiable twice."""
-    computed = batch_moments(x.detach())
-    return _compute_by_torch(x) if computed is None else computed
+    moments = batch_moments(x.detach())
+    return _compute_by_torch(x) if moments is None else moments
 
 
 def _compute_by_torch(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -247,8 +247,8 @@ def checkpoint_distance(backward: LaunchConfig, num_steps: int, ops_per_step: in
 
     If the backward is one chunk, it recomputes from the initial states, and no second segment needs a checkpoint.
     """
-    short = one_chunk(backward, num_steps, ops_per_step)
-    return backward.chunk if short is None else max(backward.chunk, 1 << (num_steps - 1).bit_length())
+    short_config = one_chunk(backward, num_steps, ops_per_step)
+    return backward.chunk if short_config is None else max(backward.chunk, 1 << (num_steps - 1).bit_length())
 
 
 def _fit(config: LaunchConfig, read: tuple[int, ...]) -> LaunchConfig:
@@ -261,9 +261,9 @@ def _fit(config: LaunchConfig, read: tuple[int, ...]) -> LaunchConfig:
         read: bytes per element of each tensor that every step reads.
     """
     threads = 32 * config.num_warps
-    smallest = threads if config.stages == 1 else threads * max(_MIN_AHEAD // min(read), 1)
-    block = max(config.block, smallest)
-    while block > smallest and config.chunk * sum(read) * block > _MAX_LOADED * threads:
+    min_block = threads if config.stages == 1 else threads * max(_MIN_AHEAD // min(read), 1)
+    block = max(config.block, min_block)
+    while block > min_block and config.chunk * sum(read) * block > _MAX_LOADED * threads:
         block //= 2
     chunks_ahead = _MAX_IN_FLIGHT // (config.chunk * block * sum(read))
     return replace(config, block=block, stages=min(config.stages, 1 + chunks_ahead))

@@ -36,12 +36,12 @@ def load(key: Mapping[str, str | int], usual: LaunchPlan) -> LaunchPlan | None:
     """
     path = _get_path(key)
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        launches = {name: LaunchConfig(**config) for name, config in stored["launches"].items()}
+        stored_plan = json.loads(path.read_text(encoding="utf-8"))
+        launches = {name: LaunchConfig(**config) for name, config in stored_plan["launches"].items()}
         plan = LaunchPlan(**launches)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    if stored.get("key") != key or not fits(plan, usual):
+    if stored_plan.get("key") != key or not fits(plan, usual):
         return None
     with contextlib.suppress(OSError):
         os.utime(path)  # marks the file as used, so that it is not pruned

@@ -18,11 +18,11 @@ NEVER = 0
 def load_warm_up(key: Key) -> int | None:
     """Returns the learned warm-up, in steps, or `NEVER`; `None` if no warm-up is stored."""
     try:
-        stored = json.loads(_get_path(key).read_text(encoding="utf-8"))
-        steps = stored["warm_up"]
+        stored_steps = json.loads(_get_path(key).read_text(encoding="utf-8"))
+        steps = stored_steps["warm_up"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    is_valid = stored.get("key") == dict(key) and type(steps) is int and steps >= 0
+    is_valid = stored_steps.get("key") == dict(key) and type(steps) is int and steps >= 0
     return steps if is_valid else None
 
 

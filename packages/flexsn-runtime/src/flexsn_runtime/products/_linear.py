@@ -178,9 +178,11 @@ def plan_of(
 ) -> Forward:
     """Returns the plan of a forward over dense `[s, written, weight, bias]`; see `ForwardKind`."""
     s, written, weight, bias = operands
-    aligned = is_aligned(s), is_aligned(weight), None if bias is None else is_aligned(bias)
+    are_aligned = is_aligned(s), is_aligned(weight), None if bias is None else is_aligned(bias)
     shape, outputs = tuple(s.shape), weight.shape[0]
-    return forward_plan(ForwardKind(shape, outputs, parts, links, sums, scale, written is not None, aligned, s.device))
+    return forward_plan(
+        ForwardKind(shape, outputs, parts, links, sums, scale, written is not None, are_aligned, s.device)
+    )
 
 
 def _make_dense(x: Tensor) -> Tensor:
@@ -288,10 +290,10 @@ def compilations_with_spikes(grads: Tensor, s: Tensor) -> list[Callable[[], obje
 
 def _plan_over_rows(grads: Tensor, s: Tensor) -> tuple[Plan, tuple[Tensor | None, ...]]:
     s, grads = _make_dense(s), _make_dense_and_aligned(grads)
-    outputs, aligned = grads.shape[1], (is_aligned(s), True)
+    outputs, are_aligned = grads.shape[1], (is_aligned(s), True)
     parts, needs_grad = (MOST_PARTS, MOST_PARTS), (False, True, False)
     kind = BackwardKind(
-        tuple(s.shape), outputs, parts, 1.0, 0, False, False, 0, False, False, needs_grad, aligned, s.device
+        tuple(s.shape), outputs, parts, 1.0, 0, False, False, 0, False, False, needs_grad, are_aligned, s.device
     )
     return backward_plan(kind), (s, None, None, None, None, grads)
 

@@ -85,15 +85,15 @@ def forward_plan(kind: ForwardKind) -> Forward:
         make.launch(_kernels.narrowing(M, K, K, kind.scale, (of_s,), device), _S, spikes, seen)
     pieces = make.allocate((kind.parts, N, width), torch.bfloat16)
     make.launch(_kernels.splitting(N, K, K, kind.parts, (of_weight,), device), _WEIGHT, pieces)
-    added = _BIAS if has_bias else y
+    bias_or_output = _BIAS if has_bias else y
     tile = tile_for("outputs", M, N, K, kind.parts, device)
     aligned = True, of_bias is not False
     units = padded_units(K)
     kernel = _kernels.multiplying(M, N, row, units, kind.parts, has_bias, kind.scale, tile, aligned, device)
-    make.launch(kernel, spikes, pieces, added, y)
+    make.launch(kernel, spikes, pieces, bias_or_output, y)
     if seen is not None:
         kernel = _kernels.repairing_outputs(M, N, K, K, has_bias, (of_s, of_weight, of_bias is not False), device)
-        make.launch(kernel, _S, _WEIGHT, added, y, seen)
+        make.launch(kernel, _S, _WEIGHT, bias_or_output, y, seen)
     return Forward(make.plan(), results, spikes, pieces, seen)
 
 
@@ -159,7 +159,7 @@ def backward_plan(kind: BackwardKind) -> Plan:
     tile = tile_for("weights", N, K, M, g_parts, device)
     shares = shares_of(tile, N, K, M, device)
     adds_shares = for_weight and (shares > 1 or kind.scale != 1.0)
-    partial = make.allocate((shares, N, K), torch.float32) if adds_shares else result_weight
+    share_sums = make.allocate((shares, N, K), torch.float32) if adds_shares else result_weight
     pieces, splits_weight = _PIECES, for_s and not kind.pieces
     if splits_weight:
         pieces = make.allocate((w_parts, N, width_k), torch.bfloat16)
@@ -186,9 +186,9 @@ def backward_plan(kind: BackwardKind) -> Plan:
     if for_weight:
         aligned = True, True
         kernel = _kernels.summing_rows(M, N, K, g_row, row, g_parts, tile, shares, aligned, device)
-        make.launch(kernel, *three, spikes, partial)
+        make.launch(kernel, *three, spikes, share_sums)
         if adds_shares:
-            make.launch(_kernels.adding_shares(N * K, shares, kind.scale, device), partial, result_weight)
+            make.launch(_kernels.adding_shares(N * K, shares, kind.scale, device), share_sums, result_weight)
         if seen:
             # Uses the most exact available form of the gradient.
             whole_grads = (_WHOLE,) * 3 if splits_grad else three

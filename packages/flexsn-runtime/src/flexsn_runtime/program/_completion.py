@@ -121,8 +121,10 @@ class _Joined(torch.autograd.Function):
         x, *tensors = saved_of(ctx)
         gradient, *of_others = gradients
         _, _, _, needs_x, *_ = ctx.needs_input_grad
-        completed = completed_gradient(ctx.formula, gradient, x, tensors, of_others, ctx.reduced) if needs_x else None
-        return None, None, None, completed, *of_others, *[None] * (len(tensors) - len(of_others))
+        whole_gradient = (
+            completed_gradient(ctx.formula, gradient, x, tensors, of_others, ctx.reduced) if needs_x else None
+        )
+        return None, None, None, whole_gradient, *of_others, *[None] * (len(tensors) - len(of_others))
 
 
 def completed_gradient(

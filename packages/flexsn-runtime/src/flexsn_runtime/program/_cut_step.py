@@ -57,10 +57,16 @@ class CutSpecialization(CoreSpecialization):
         """Splits inputs and states into pieces. Without initial states, the result has no pieces of states."""
         pieces = self.trace.pieces
         states = [state for state in arguments.states if state is not None]
-        inputs = [piece for cut, x in zip(pieces.inputs, arguments.inputs, strict=True) for piece in cut.split(x, 1)]
+        inputs = [
+            piece
+            for value_pieces, x in zip(pieces.inputs, arguments.inputs, strict=True)
+            for piece in value_pieces.split(x, 1)
+        ]
         if not states:
             return inputs, []
-        return inputs, [piece for cut, v in zip(pieces.states, states, strict=True) for piece in cut.split(v)]
+        return inputs, [
+            piece for value_pieces, v in zip(pieces.states, states, strict=True) for piece in value_pieces.split(v)
+        ]
 
     def get_replacements(self, arguments: Arguments) -> Mapping[int, Tensor] | None:
         """Returns the lifted tensors that replace captured tensors in a call, by the `id` of the captured tensor.
@@ -74,12 +80,12 @@ class CutSpecialization(CoreSpecialization):
 
     def join(self, results: tuple[Tensor, ...], *, state_seqs: bool) -> tuple[Tensor, ...]:
         """Joins pieces into `(*output_seqs, *states)`."""
-        pieces, joined, start = self.trace.pieces, list[Tensor](), 0
+        pieces, joined_values, start = self.trace.pieces, list[Tensor](), 0
         leads = [1] * len(pieces.outputs) + [int(state_seqs)] * len(pieces.states)
         for cut, lead in zip((*pieces.outputs, *pieces.states), leads, strict=True):
-            joined.append(cut.join(results[start : start + cut.count], lead))
+            joined_values.append(cut.join(results[start : start + cut.count], lead))
             start += cut.count
-        return tuple(joined)
+        return tuple(joined_values)
 
     def forget_plans(self) -> None:
         self.program.forget_plans()

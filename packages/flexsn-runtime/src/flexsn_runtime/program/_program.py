@@ -277,9 +277,9 @@ class ScanProgram:
 
     def check_differentiated(self, step: CoreSpecialization) -> None:
         """Raises an error if the last forward of these shapes ran another step, whose core has changed since then."""
-        differentiated = self._differentiated.get((step.trace.inputs, step.trace.states), step)
-        if differentiated is not step:
-            differentiated.check_unchanged()
+        differentiated_step = self._differentiated.get((step.trace.inputs, step.trace.states), step)
+        if differentiated_step is not step:
+            differentiated_step.check_unchanged()
 
     @property
     def specializations(self) -> tuple[CoreSpecialization, ...]:

@@ -269,10 +269,10 @@ def run_program(
     if results is not None:
         return tuple(results)
     step, arguments = prepare(program, (*inputs, *states), instead=instead)
-    computed = scan(step, arguments, state_seqs=state_seqs)
+    results = scan(step, arguments, state_seqs=state_seqs)
     run = _make_run(step, arguments, state_seqs)
     note(program, inputs, states, step, arguments, run, instead=instead, state_seqs=state_seqs)
-    return computed
+    return results
 
 
 def remember(

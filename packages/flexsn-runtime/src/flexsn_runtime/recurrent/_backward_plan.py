@@ -118,8 +118,8 @@ def _group_steps(
     while end > 0:
         flows = tuple(c and d for c, d in zip(arriving, differentiable[count:], strict=True))
         staged = step.vjp((*present, *flows), step.carrying(needs_grad), kept_ports)
-        produced = {port.index for port in staged.results if port.role is Role.GRAD_STATE}
-        after = tuple(i in produced or (state_seqs and arrives[count + i]) for i in range(trace.num_states))
+        produced_states = {port.index for port in staged.results if port.role is Role.GRAD_STATE}
+        after = tuple(i in produced_states or (state_seqs and arrives[count + i]) for i in range(trace.num_states))
         if len(segments) > trace.num_states:  # the pattern of gradients repeats
             after = arriving = (True,) * trace.num_states
             staged = step.vjp((*present, *differentiable[count:]), step.carrying(needs_grad), kept_ports)

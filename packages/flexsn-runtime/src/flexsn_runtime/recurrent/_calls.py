@@ -112,11 +112,11 @@ class TrainedStaged(Trained):
 
     def _run_forward(self, tensors: Tensors) -> Sequence[Tensor]:
         arguments = _make_arguments(self.step, tensors)
-        returned, memory = forward_staged(
+        results, memory = forward_staged(
             self.step, arguments, state_seqs=self._state_seqs, kept_ports=self._kept, needs_grad=self._needs_grad
         )
         self._ports = tuple(memory)
-        return (*returned, *memory.values())
+        return (*results, *memory.values())
 
     def _prepare(self, tensors: Tensors, needs_grad: tuple[bool, ...]) -> Call:
         return partial(self._run_backward, needs_grad)

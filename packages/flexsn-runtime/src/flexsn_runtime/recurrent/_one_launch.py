@@ -311,9 +311,9 @@ def one_launch(step: RecurrentSpecialization, over: OverTime) -> InPrograms | In
     layouts = [(r.first, r.memory.shape, r.memory.stride()) for r in rows]
     matrices = [matrix.stride() for matrix in over.matrices]
     counts = _find_counts(step, over)
-    counted = None if counts is None else (counts, over.reads[counts].first)
+    counting_input = None if counts is None else (counts, over.reads[counts].first)
     settings = clusters_are_enabled(), parts_of_float32()
-    key = (id(staged), over.num_steps, over.lasting, over.from_zero, settings, counted, *layouts, *matrices)
+    key = (id(staged), over.num_steps, over.lasting, over.from_zero, settings, counting_input, *layouts, *matrices)
     prepared = loops.prepared.get(key)
     if prepared is None:
         try:

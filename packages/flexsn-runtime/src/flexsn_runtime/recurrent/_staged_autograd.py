@@ -91,9 +91,9 @@ def forward_staged(
     state_ports = ports(Role.STATE, trace.num_states)
     lasting = step.lasting.get((state_seqs, kept_ports))
     if lasting is None:
-        returned = frozenset(state_ports if state_seqs else ())
-        followed = {source for source, _ in staged.shifts.values()}
-        lasting = step.lasting[state_seqs, kept_ports] = staged.sequences | kept_ports | returned | followed
+        returned_ports = frozenset(state_ports if state_seqs else ())
+        shift_sources = {source for source, _ in staged.shifts.values()}
+        lasting = step.lasting[state_seqs, kept_ports] = staged.sequences | kept_ports | returned_ports | shift_sources
     order = _find_order(step, arguments)
     states = _allocate_states(step, arguments, lasting, order)
     intermediates = _allocate_intermediates(staged, num_steps, lasting, device, order)
@@ -272,10 +272,10 @@ class _Backward:
         for i, (port, x) in enumerate(zip(self._grad_inputs, arguments.inputs, strict=True)):
             if port in plan.of_inputs:
                 step_shape, dtype = plan.of_inputs[port]
-                full = (num_steps, *step_shape)
-                has_usual_order = x.shape != full or x.is_contiguous()
-                strides = contiguous_strides(full) if has_usual_order else strides_like(x)
-                self._gradients[i] = torch.empty_strided(full, strides, dtype=dtype, device=device)
+                sequence_shape = (num_steps, *step_shape)
+                has_usual_order = x.shape != sequence_shape or x.is_contiguous()
+                strides = contiguous_strides(sequence_shape) if has_usual_order else strides_like(x)
+                self._gradients[i] = torch.empty_strided(sequence_shape, strides, dtype=dtype, device=device)
 
     def scans(self) -> Iterator[StagedScan]:
         """Yields the scan of each segment of the plan, in order."""

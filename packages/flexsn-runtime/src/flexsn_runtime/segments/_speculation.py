@@ -48,9 +48,9 @@ class Speculation:
 
     def __init__(self, rule: SegmentRule, key: Key | None) -> None:
         self._rule, self._key = rule, key
-        stored = None if key is None else load_warm_up(key)
-        self._warm_up = rule.warm_up if stored is None else stored
-        self._is_stored = stored is not None
+        stored_warm_up = None if key is None else load_warm_up(key)
+        self._warm_up = rule.warm_up if stored_warm_up is None else stored_warm_up
+        self._is_stored = stored_warm_up is not None
         self.last: Repairs | None = None
         self._calls = 0
         self._pending: tuple[torch.cuda.Event, Tensor, Repairs, tuple[int, int]] | None = None

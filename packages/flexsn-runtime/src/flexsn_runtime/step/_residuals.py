@@ -14,9 +14,9 @@ POLICIES: tuple[Policy, ...] = get_args(Policy)
 
 def check_policy(policy: str) -> Policy:
     """Returns `policy` if it is known; otherwise, raises an error that names the known policies."""
-    for valid in POLICIES:
-        if policy == valid:
-            return valid
+    for known_policy in POLICIES:
+        if policy == known_policy:
+            return known_policy
     raise ResidualsError(f"residuals={policy!r}; it must be one of {', '.join(map(repr, POLICIES))}.")
 
 
@@ -46,8 +46,8 @@ _NARROWEST = 4
 
 def _count_saved_bytes(residuals: Residuals) -> float:
     """Returns the bytes per element and step that kernels move for residuals. One byte counts as `_NARROWEST`."""
-    narrow = sum(dtype.itemsize == 1 for dtype in residuals.dtypes)
-    return residuals.traffic + 2 * (_NARROWEST - 1) * narrow
+    num_narrow = sum(dtype.itemsize == 1 for dtype in residuals.dtypes)
+    return residuals.traffic + 2 * (_NARROWEST - 1) * num_narrow
 
 
 def _count_recomputed_bytes(trace: StepTrace, vjp: StepGraph, chunk: int) -> float:
