@@ -1,7 +1,7 @@
 """A quick subset of `benchmarks/opinfo_table.py`: the elementwise ops of PyTorch in `pointwise` and in `FlexSN`.
 
 Each variant runs one sample in one dtype, and the dtypes alternate between variants. Every third variant also runs the
-gradient. Without `--long`, only one eighth of the variants runs.
+gradient. Without `--long`, only one sixteenth of the variants runs.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 from opinfo import DIFFERENTIABLE, DTYPES, Outcome, check, is_differentiable, variant_name, variants
 
-PARTS = 8
+PARTS = 16
 pytestmark = [pytest.mark.xdist_group("opinfo"), pytest.mark.long(all_but=["0"])]
 Outcomes = dict[str, dict[str, Outcome]]
 

@@ -200,7 +200,7 @@ class Network(nn.Module):
         return *(outputs if isinstance(outputs, list) else [outputs]), *states
 
 
-@pytest.mark.long(all_but=["Apart", "Populations"])
+@pytest.mark.long(all_but=["Apart"])
 @cores
 def test_compiled_graphs_launch_kernels(make: type[Core], caplog: pytest.LogCaptureFixture) -> None:
     """Checks that a compiled graph launches kernels. If it ran a loop, this would be logged."""
@@ -213,7 +213,7 @@ def test_compiled_graphs_launch_kernels(make: type[Core], caplog: pytest.LogCapt
     assert "runs as a loop" not in caplog.text
 
 
-@pytest.mark.long(all_but=["Apart", "Populations"])
+@pytest.mark.long(all_but=["Populations"])
 @cores
 def test_exported_programs(make: type[Core]) -> None:
     core = made(make)
@@ -293,17 +293,18 @@ class NoisySoma(InTheMiddle):
         return super().forward(x, branches, soma + normal_like(soma))
 
 
-def test_random_numbers_of_a_soma_and_in_compiled_graphs() -> None:
-    for make in (NoisySoma, Noisy):
-        core = made(make, torch.float32)
-        x = torch.zeros(T, B, *core.shapes()[0])
-        results = []
-        for network in (Network(Layer(core)), Network(Layer(core, "auto"))):
-            configure(network, seed=3)
-            call = network if network.layer.backend == "torch" else torch.compile(network, fullgraph=True)
-            results.append(list(call(x)))
-        close(results[1], results[0], 1e-5)
-        assert results[0][-1].std() > 0.1
+@pytest.mark.long(all_but=["NoisySoma"])
+@pytest.mark.parametrize("make", [NoisySoma, Noisy], ids=lambda make: make.__name__)
+def test_random_numbers_of_a_soma_and_in_compiled_graphs(make: type[Core]) -> None:
+    core = made(make, torch.float32)
+    x = torch.zeros(T, B, *core.shapes()[0])
+    results = []
+    for network in (Network(Layer(core)), Network(Layer(core, "auto"))):
+        configure(network, seed=3)
+        call = network if network.layer.backend == "torch" else torch.compile(network, fullgraph=True)
+        results.append(list(call(x)))
+    close(results[1], results[0], 1e-5)
+    assert results[0][-1].std() > 0.1
 
 
 def test_assigned_parameters_are_read() -> None:

@@ -58,6 +58,7 @@ MANY_KERNELS = [
     "docs/training.md",
     "docs/transforms.md",
     "docs/what-this-is-not.md",
+    "docs/writing-a-neuron.md",
 ]
 
 # Documents about one version of torch, from which other versions may differ.

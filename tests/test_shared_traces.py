@@ -183,7 +183,7 @@ def test_batch_sizes_share_on_a_gpu(name: str) -> None:
         check(neuron, sequence(batch))
 
 
-@pytest.mark.long(all_but=["LSTM", "Heads"])
+@pytest.mark.long(all_but=["LSTM"])
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)
 def test_cells_share_for_any_batch_size(cell: type[Cell]) -> None:
     def normal(*shape: int) -> Tensor:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from flexsn_codegen import pointwise
+from flexsn_codegen.functions import _kernel
 from flexsn_graph.callers import warn
 from flexsn_nn import FlexSN
 
@@ -23,12 +24,18 @@ ROOT = Path(__file__).resolve().parents[1]
 OF_IMPORTS = {"versions.py", "_triton_private.py", "callers.py"}
 
 
+@pytest.fixture(autouse=True)
+def few_variants(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lowers the number of variants from which a warning is raised, because each variant is traced and compiled."""
+    monkeypatch.setattr(_kernel, "_MAX_VARIANTS", 3)
+
+
 def files(call: Callable[[], object]) -> list[str]:
     """Returns the files to which the warnings of this project during a call point."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         call()
-    ours = ("compiled 32 times", "no module and no optimizer", "runs as a loop", "a warning")
+    ours = ("compiled 3 times", "no module and no optimizer", "runs as a loop", "a warning")
     return [w.filename for w in caught if any(part in str(w.message) for part in ours)]
 
 
@@ -36,7 +43,7 @@ def too_many_numbers() -> Callable[[], object]:
     fused = pointwise(lambda x, n: x * int(n))
 
     def call() -> None:
-        for n in range(34):
+        for n in range(5):
             fused(torch.ones(3), float(n))
 
     return call
@@ -82,7 +89,7 @@ def test_warning_names_the_users_file(source: Callable[[], Any], around: Callabl
 
 def test_warning_without_user_code_on_the_stack() -> None:
     fused = pointwise(lambda x, n: x * int(n))
-    for n in range(32):
+    for n in range(3):
         fused(torch.ones(3), float(n))
     # The first frame of the thread belongs to the kernel, so the warning names the line of the function.
     assert files(in_a_thread_of_its_own(fused)) == [__file__]
@@ -90,7 +97,7 @@ def test_warning_without_user_code_on_the_stack() -> None:
 
 def in_a_thread_of_its_own(fused: Any) -> Callable[[], object]:
     def run() -> None:
-        thread = threading.Thread(target=fused, args=(torch.ones(3), 33.0))
+        thread = threading.Thread(target=fused, args=(torch.ones(3), 4.0))
         thread.start()
         thread.join()
 

@@ -29,7 +29,8 @@ class _Launcher:
     """The compiled module, and the state of its compilation.
 
     Attributes:
-        error: error of the compilation or the import. After an error, this process does not try again.
+        error: error of the compilation or the import. After an error, this process tries again only if one of the
+            environment variables `_SETTINGS` has changed, because an error may advise to change one of them.
         building: thread that compiles the module.
     """
 
@@ -38,22 +39,32 @@ class _Launcher:
         self._extension: Extension | None = None
         self.module: ModuleType | None = None
         self.error: Exception | None = None
+        self._settings: tuple[str | None, ...] = ()  # those of the attempt that raised `error`
         self.building: threading.Thread | None = None
 
     def get(self, choice: LauncherChoice, calls: int) -> ModuleType | None:
         """Returns the module. Loads or compiles it if necessary, as described for `compiled_launcher`."""
         if self.module is None and choice == "compiled" and (building := self.building) is not None:
             building.join()
+        self.forget_outdated_error()
         if self.module is None and self.error is None and self.building is None:
             with self._lock:
                 if self.module is None and self.error is None and self.building is None:
                     try:
                         self._begin(choice, calls)
                     except Exception as error:
-                        self.error = error
+                        self._fail(error)
         if self.error is not None and choice == "compiled":
             raise self.error
         return self.module
+
+    def forget_outdated_error(self) -> None:
+        """Removes the error if one of the environment variables has changed since the error was raised."""
+        if self.error is not None and self._settings != _read_settings():
+            self.error = None
+
+    def _fail(self, error: Exception) -> None:
+        self.error, self._settings = error, _read_settings()
 
     def _begin(self, choice: LauncherChoice, calls: int) -> None:
         if self._extension is None:
@@ -74,7 +85,7 @@ class _Launcher:
         try:
             self._load(self._extension.build())
         except Exception as error:
-            self.error = error
+            self._fail(error)
         finally:
             self.building = None
 
@@ -90,6 +101,12 @@ class _Launcher:
 
 _CURRENT_STREAM = (str(Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"), "aoti_torch_get_current_cuda_stream")
 _launcher = _Launcher()
+# Environment variables on which a compilation depends.
+_SETTINGS = ("CXX", "PATH", "FLEXSN_CACHE_DIR", "TMPDIR")
+
+
+def _read_settings() -> tuple[str | None, ...]:
+    return tuple(map(os.environ.get, _SETTINGS))
 
 
 def _find_address(library: str, name: str) -> int:
@@ -184,6 +201,7 @@ def launcher_in_words(device: torch.device) -> str:
         return f"Python; {_VARIABLE}=compiled enables the compiled launcher on the CPU, too"
     if _launcher.module is not None:
         return "the compiled launcher"
+    _launcher.forget_outdated_error()
     if _launcher.error is not None:
         return f"Python; the compiled launcher is unavailable: {_launcher.error}"
     if _launcher.building is not None:
