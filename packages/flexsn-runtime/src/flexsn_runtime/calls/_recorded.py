@@ -145,7 +145,7 @@ class Recording:
         body.append(f"return [{', '.join('None' if number is None else f'value_{number}' for number in self.results)}]")
         source = "\n    ".join(["def repeat(given):", *body])
         exec(compile(source, _FILE, "exec"), text.constants)
-        return cast(Repeat, text.constants.pop("repeat"))  # its globals must not refer to it: a cycle
+        return cast(Repeat, text.constants.pop("repeat"))  # a function in its own globals would be a cycle
 
 
 @dataclass(frozen=True, slots=True)

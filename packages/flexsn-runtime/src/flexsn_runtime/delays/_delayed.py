@@ -146,7 +146,7 @@ def _differentiate(
     """Returns the gradients with respect to these tensors; `None` for each gradient that is not needed."""
     create_graph = torch.is_grad_enabled()
     first, *others = tensors
-    if first is None:  # no other gradient depends on its value, since the function is linear in it
+    if first is None:  # zeros, because no needed gradient depends on the values of this tensor
         first = torch.zeros_like(grad).requires_grad_()
     arguments = [first, *others]
     with torch.enable_grad():

@@ -30,7 +30,7 @@ class _Launcher:
 
     Attributes:
         error: error of the compilation or the import. After an error, this process tries again only if one of the
-            environment variables `_SETTINGS` has changed, because an error may advise to change one of them.
+            environment variables `_SETTINGS` has changed, because the error message may advise to change a variable.
         building: thread that compiles the module.
     """
 
@@ -39,7 +39,7 @@ class _Launcher:
         self._extension: Extension | None = None
         self.module: ModuleType | None = None
         self.error: Exception | None = None
-        self._settings: tuple[str | None, ...] = ()  # those of the attempt that raised `error`
+        self._settings: tuple[str | None, ...] = ()  # values of `_SETTINGS` when `error` was raised
         self.building: threading.Thread | None = None
 
     def get(self, choice: LauncherChoice, calls: int) -> ModuleType | None:
