@@ -198,25 +198,25 @@ class Specialization(CoreSpecialization):
         """Returns the source of the step with its numbers."""
         return self._emit_graph(trace.forward, "step")
 
-    def vjp(self, cotangents: tuple[bool, ...], needs_grad: tuple[bool, ...]) -> tuple[StepGraph, CoreSource | None]:
+    def vjp(self, cotangents: tuple[bool, ...], wanted: tuple[bool, ...]) -> tuple[StepGraph, CoreSource | None]:
         """Returns the step's VJP and its source. The source is `None` if every gradient is zero."""
-        return self._derive_with_source((cotangents, needs_grad), lambda: self._trace_vjp(cotangents, needs_grad))
+        return self._derive_with_source((cotangents, wanted), lambda: self._trace_vjp(cotangents, wanted))
 
     def _trace_vjp(self, cotangents: tuple[bool, ...], needs_grad: tuple[bool, ...]) -> StepGraph:
         self._renew_trace()
         with as_outside():
             return self.trace.vjp(cotangents, needs_grad)
 
-    def residuals(self, needs_grad: tuple[bool, ...]) -> Residuals | None:
+    def residuals(self, wanted: tuple[bool, ...]) -> Residuals | None:
         """Returns the residuals that the forward saves in addition to its arguments; `None` for checkpoints.
 
         Args:
-            needs_grad: for each of `[*inputs, *states, *lifted]`, True if its gradient will be needed.
+            wanted: for each of `[*inputs, *states, *lifted]`, True if its gradient will be needed.
         """
-        if needs_grad not in self._residuals:
+        if wanted not in self._residuals:
             with self._lock:
-                self._residuals[needs_grad] = self._choose_residuals(needs_grad)
-        return self._residuals[needs_grad]
+                self._residuals[wanted] = self._choose_residuals(wanted)
+        return self._residuals[wanted]
 
     def _choose_residuals(self, needs_grad: tuple[bool, ...]) -> Residuals | None:
         trace = self.trace
