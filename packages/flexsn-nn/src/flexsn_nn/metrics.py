@@ -90,7 +90,7 @@ def first_spike_accuracy(spikes: Tensor, targets: Tensor) -> Tensor:
 
 
 def _find_first(candidates: Tensor) -> Tensor:
-    """Returns the index of the first chosen class, `[B, C] -> [B]`. `argmax` may return a later chosen class."""
+    """Returns the index of the first candidate, `[B, C] -> [B]`. `argmax` may return the index of a later candidate."""
     classes = torch.arange(candidates.shape[1], device=candidates.device)
     return torch.where(candidates, classes, len(classes)).amin(1)
 

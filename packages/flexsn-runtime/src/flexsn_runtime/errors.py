@@ -28,7 +28,7 @@ class DtypeError(TypeError):
 
 
 class LayoutError(TypeError):
-    """A tensor is not a dense array in memory: it is sparse, nested, quantized or fake, for example."""
+    """A tensor is not a dense array in memory. For example, the tensor is sparse, nested, quantized or fake."""
 
 
 class ResidualsError(ValueError):
