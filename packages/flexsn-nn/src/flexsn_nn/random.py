@@ -120,5 +120,5 @@ def configure(
         raise ParameterError(f"seed is {seed!r}; give an integer.")
     if first_row is not None:
         check_count("first_row", first_row, at_least=0)
-    for number, numbers in enumerate(numbers_of(net)):
-        numbers.configure(seed, number, first_row, in_evaluation)
+    for index, numbers in enumerate(numbers_of(net)):
+        numbers.configure(seed, index, first_row, in_evaluation)

@@ -82,7 +82,7 @@ class CutSpecialization(CoreSpecialization):
         """Joins pieces into `(*output_seqs, *states)`."""
         pieces, joined_values, start = self.trace.pieces, list[Tensor](), 0
         leads = [1] * len(pieces.outputs) + [int(state_seqs)] * len(pieces.states)
-        for cut, lead in zip((*pieces.outputs, *pieces.states), leads, strict=True):
+        for value_pieces, lead in zip((*pieces.outputs, *pieces.states), leads, strict=True):
             joined_values.append(cut.join(results[start : start + cut.count], lead))
             start += cut.count
         return tuple(joined_values)
@@ -102,7 +102,7 @@ class CutSpecialization(CoreSpecialization):
 def _describe_pieces(pieces: tuple[Pieces, ...], values: tuple[StepValue, ...]) -> tuple[StepValue, ...]:
     """Returns descriptions of the pieces of arguments."""
     return tuple(
-        StepValue(cut.shape(value.shape), value.dtype)
-        for cut, value in zip(pieces, values, strict=True)
-        for _ in range(cut.count)
+        StepValue(value_pieces.shape(value.shape), value.dtype)
+        for value_pieces, value in zip(pieces, values, strict=True)
+        for _ in range(value_pieces.count)
     )
