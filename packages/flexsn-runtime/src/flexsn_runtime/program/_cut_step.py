@@ -68,7 +68,7 @@ class CutSpecialization(CoreSpecialization):
             piece for value_pieces, v in zip(pieces.states, states, strict=True) for piece in value_pieces.split(v)
         ]
 
-    def get_replacements(self, arguments: Arguments) -> Mapping[int, Tensor] | None:
+    def instead(self, arguments: Arguments) -> Mapping[int, Tensor] | None:
         """Returns the lifted tensors that replace captured tensors in a call, by the `id` of the captured tensor.
 
         The result is `None` if the call replaces no captured tensor.
@@ -83,8 +83,8 @@ class CutSpecialization(CoreSpecialization):
         pieces, joined_values, start = self.trace.pieces, list[Tensor](), 0
         leads = [1] * len(pieces.outputs) + [int(state_seqs)] * len(pieces.states)
         for value_pieces, lead in zip((*pieces.outputs, *pieces.states), leads, strict=True):
-            joined_values.append(cut.join(results[start : start + cut.count], lead))
-            start += cut.count
+            joined_values.append(value_pieces.join(results[start : start + value_pieces.count], lead))
+            start += value_pieces.count
         return tuple(joined_values)
 
     def forget_plans(self) -> None:

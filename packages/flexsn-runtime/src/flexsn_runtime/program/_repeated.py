@@ -348,7 +348,7 @@ def scan(step: CoreSpecialization, arguments: Arguments, *, state_seqs: bool) ->
         assert isinstance(step, Specialization)
         return scan_pointwise(step, arguments, state_seqs=state_seqs)
     inputs, states = step.split(arguments)
-    results = run_program(step.program, inputs, states, step.get_replacements(arguments), state_seqs=state_seqs)
+    results = run_program(step.program, inputs, states, step.instead(arguments), state_seqs=state_seqs)
     return step.join(results, state_seqs=state_seqs)
 
 

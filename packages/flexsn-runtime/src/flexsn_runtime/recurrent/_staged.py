@@ -162,19 +162,19 @@ class RecurrentSpecialization(CoreSpecialization):
         self.calls.clear()
 
     def vjp(
-        self, cotangents: tuple[bool, ...], needs_grad: tuple[bool, ...], kept_ports: frozenset[Port] | None = None
+        self, cotangents: tuple[bool, ...], wanted: tuple[bool, ...], kept: frozenset[Port] | None = None
     ) -> StagedStep:
         """Returns the step's VJP. The VJP reads only kept operands and products of the forward."""
-        key = (cotangents, needs_grad, kept_ports)
+        key = (cotangents, wanted, kept)
         with self._lock:
-            complete_vjp = self._vjps.get((cotangents, needs_grad, None))
-            if complete_vjp is not None and kept_ports is not None and kept_ports.issuperset(complete_vjp.saved):
+            complete_vjp = self._vjps.get((cotangents, wanted, None))
+            if complete_vjp is not None and kept is not None and kept.issuperset(complete_vjp.saved):
                 return complete_vjp
             if key not in self._vjps:
                 self._differentiated = self._retrace_if_changed(self._differentiated, self._computes_the_same)
                 assert isinstance(self._differentiated, RecurrentTrace)
                 with as_outside():
-                    self._vjps[key] = self._differentiated.vjp(cotangents, needs_grad, kept_ports)
+                    self._vjps[key] = self._differentiated.vjp(cotangents, wanted, kept)
             return self._vjps[key]
 
     def _computes_the_same(self, other: CoreTrace) -> bool:
@@ -196,8 +196,8 @@ class RecurrentSpecialization(CoreSpecialization):
     def vjp_of_all_steps(
         self,
         cotangents: tuple[bool, ...],
-        needs_grad: tuple[bool, ...],
-        kept_ports: frozenset[Port],
+        wanted: tuple[bool, ...],
+        kept: frozenset[Port],
         absent: frozenset[Port],
         unneeded: frozenset[Port],
     ) -> StagedStep | None:
@@ -208,32 +208,32 @@ class RecurrentSpecialization(CoreSpecialization):
         Args:
             unneeded: absent gradients whose values before the first step are not needed.
         """
-        key = (cotangents, needs_grad, kept_ports, absent, unneeded)
+        key = (cotangents, wanted, kept, absent, unneeded)
         with self._lock:
             if key not in self._whole_vjps:
-                vjp = without_carried_filters(self.vjp(cotangents, needs_grad, kept_ports), unneeded)
+                vjp = without_carried_filters(self.vjp(cotangents, wanted, kept), unneeded)
                 carried_ports = {port for port in vjp.arguments if port.role is Role.GRAD_STATE}
                 is_shared = carried_ports <= set(vjp.results)
                 self._whole_vjps[key] = absent_at_first(vjp, absent & carried_ports) if is_shared else None
             return self._whole_vjps[key]
 
-    def kept(self, needs_grad: tuple[bool, ...]) -> dict[Port, tuple[tuple[int, ...], torch.dtype]]:
+    def kept(self, wanted: tuple[bool, ...]) -> dict[Port, tuple[tuple[int, ...], torch.dtype]]:
         """Returns shapes and dtypes of the values that the forward keeps for each step: states, operands and products.
 
         Args:
-            needs_grad: for each of `[*inputs, *states, *lifted]`, True if its gradient will be needed.
+            wanted: for each of `[*inputs, *states, *lifted]`, True if its gradient will be needed.
         """
-        vjp = self.vjp(self.trace.differentiable, self.carrying(needs_grad))
+        vjp = self.vjp(self.trace.differentiable, self.carrying(wanted))
         read = {view.source for part in vjp.parts for view in part.reads}
         read |= {view.source for term in vjp.terms for view in term.values}
         ports = {port for port in read if port.role is Role.STATE} | set(vjp.saved)
         return {port: self.trace.forward.values[port] for port in ports}
 
-    def kept_ports(self, needs_grad: tuple[bool, ...]) -> frozenset[Port]:
+    def kept_ports(self, wanted: tuple[bool, ...]) -> frozenset[Port]:
         """Returns the ports in the result of `kept`."""
-        ports = self._kept.get(needs_grad)
+        ports = self._kept.get(wanted)
         if ports is None:
-            ports = self._kept[needs_grad] = frozenset(self.kept(needs_grad))
+            ports = self._kept[wanted] = frozenset(self.kept(wanted))
         return ports
 
     def check(self, *, training: bool) -> None:
