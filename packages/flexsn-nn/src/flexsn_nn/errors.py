@@ -1,4 +1,4 @@
-"""One exception class for each kind of mistake. Each class is also a built-in exception."""
+"""One exception class for each kind of mistake. Each class is derived from a built-in exception."""
 
 from __future__ import annotations
 

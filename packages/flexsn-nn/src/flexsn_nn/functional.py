@@ -179,7 +179,7 @@ def reset_net(net: nn.Module) -> None:
 
 
 def _list_all_with_state(net: nn.Module) -> list[Any]:
-    """Returns the modules of `with_state(net)`, and the neurons inside of neurons, without the time for their names."""
+    """Returns the modules of `with_state(net)`, and the neurons inside of neurons. Leaves out names to save time."""
     modules: list[Any] = []  # `Any`, because `cast` would be another call for each module
     has_state_by_type: dict[type, bool] = {}
     visited, pending, has_shared = {net}, [net], False
