@@ -1,7 +1,7 @@
 """The scans as custom ops, for compilers: `(handle, flat_args) -> results`, with fake tensors and autograd.
 
-`flat_args` is `[*input_seqs, *init_states, *lifted]`. Initial states may be omitted, but only all together; they are
-then zeros.
+`flat_args` is `[*input_seqs, *init_states, *lifted]`. Either all initial states are passed, or none
+of them. If none is passed, the initial states are zeros.
 """
 
 from __future__ import annotations

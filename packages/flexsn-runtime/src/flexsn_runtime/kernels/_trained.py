@@ -246,8 +246,8 @@ class TrainedScan(Trained):
 
         Args:
             compute: function that takes tensors like these, and returns the computed tensors, by position.
-            tensors: `[*inputs, *states, *lifted]` followed by further tensors. Another object
-                replaces each tensor that `compute` computes. This method does not change the tensors.
+            tensors: `[*inputs, *states, *lifted]` followed by further tensors. Another object replaces each tensor that
+                `compute` computes. This method does not change the tensors.
 
         Returns:
             The function; `None` if the compiled launcher cannot run these calls.

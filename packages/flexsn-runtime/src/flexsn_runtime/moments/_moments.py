@@ -42,8 +42,8 @@ def batch_moments(
 
     Returns:
         Mean and variance `[C]`, in float32, or in float64 for float64. The variance is the mean squared deviation from
-            the mean. If no kernel can run, returns `None` and changes nothing; examples are wrapped tensors, and
-            tensors with fewer than two elements per channel.
+            the mean. If no kernel can run, returns `None` and changes nothing. For example, no kernel can run for
+            wrapped tensors, and for tensors with fewer than two elements per channel.
     """
     if type(x) is not Tensor or transform_at_work() is not None or not has_moments(x) or x.numel() < 2 * x.shape[1]:
         return None

@@ -132,7 +132,8 @@ _PLANS = {
     ),
 }
 
-# Plans for steps with several inputs. Each stage has more loads, so fewer stages have the same number in flight.
+# Plans for steps with several inputs. Each stage has more loads, so fewer stages have the same number of loads in
+# flight.
 _SEVERAL_INPUTS = {
     2**15: LaunchPlan(*(LaunchConfig(chunk=8, block=32, num_warps=1, stages=4),) * 3),
     2**17: LaunchPlan(
@@ -145,7 +146,8 @@ _SEVERAL_INPUTS = {
     2**63: _PLANS[2**63],
 }
 
-# Plans for steps with inputs of two bytes per element, except small steps. Larger blocks keep the bytes per load.
+# Plans for steps with inputs of two bytes per element, except small steps. Larger blocks keep the bytes of
+# each load equal to those in `_PLANS`.
 _WIDE = LaunchConfig(chunk=8, block=1024, num_warps=4, stages=3)
 _TWO_BYTES = {
     **dict.fromkeys((2**18, 2**20), LaunchPlan(_WIDE, _WIDE, backward=replace(_WIDE, block=512))),
