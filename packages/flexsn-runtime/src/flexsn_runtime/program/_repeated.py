@@ -76,7 +76,7 @@ class RepeatedCall:
         cls,
         step: CoreSpecialization,
         layout: Hashable,
-        primals: Sequence[Tensor],
+        given: Sequence[Tensor],
         lifted: Sequence[Tensor],
         at_zero: tuple[None, ...],
         run: Run,
@@ -84,7 +84,7 @@ class RepeatedCall:
         """Returns a call on tensors of this layout, which `repeated_call` can repeat."""
         captures = bool(lifted) or step.trace.reads.fetch() != ()
         call = cls(step, layout, layout_key(lifted), captures, at_zero, run, never, never, False)
-        call.expect((*primals, *lifted))
+        call.expect((*given, *lifted))
         return call
 
     def places(self, instead: Mapping[int, Tensor]) -> list[int] | None:
