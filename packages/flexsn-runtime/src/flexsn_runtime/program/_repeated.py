@@ -143,8 +143,8 @@ def repeated_call(
     transforms.
 
     Args:
-        inputs: `[T, *step]` each, or sequences whose steps broadcast to `[*step]`. Without the dimension T if `single`
-            is True.
+        inputs: `[T, *step]` each, or sequences whose steps broadcast to `[*step]`. If `single` is True, the inputs lack
+            the dimension T.
         states: initial states `[*step]`; empty for zeros.
         instead: same as for `prepare`.
         formula: formula that completes the gradient of the first input.

@@ -416,7 +416,7 @@ def in_cluster(
 
 
 def _list_exchanged(kernel: LoopKernel, groups: int, rows: int, device: torch.device) -> dict[Port, _Source]:
-    """Allocates memory through which programs exchange values, and counters of their arrivals.
+    """Returns functions that return the memory through which programs exchange values, and the counters of arrivals.
 
     Args:
         groups: number of groups, each with `rows` rows.
