@@ -46,7 +46,7 @@ def test_both_ways_agree(outcomes: Outcomes) -> None:
 
 def test_nearly_all_runs_pass(outcomes: Outcomes) -> None:
     passed = sum(o.equal + o.close for o in everything(outcomes))
-    refused = {name: o.why for name, by_dtype in outcomes.items() for o in by_dtype.values() if o.refused}
+    refused = {name: o.reason for name, by_dtype in outcomes.items() for o in by_dtype.values() if o.refused}
     # 95 % pass in the whole table. A part of it may have a larger share of refusals.
     assert passed >= 0.9 * sum(o.runs for o in everything(outcomes)), refused
 

@@ -28,7 +28,7 @@ def f(found: int) -> None:
     ]
 
 
-KEPT = json.loads(prose.KEPT.read_text(encoding="utf-8"))
+KEPT = json.loads(prose.STORED_COUNTS.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("package", KEPT)

@@ -77,7 +77,7 @@ def _write_to_the_input(neuron: FlexSN, x: Tensor, y: Any) -> Any:
 FAULTS: dict[str, tuple[Callable[[FlexSN, Tensor, Any], Any], str]] = {
     "sequences": (_forget_sequences, "state_seqs|sequence|IndexError"),
     "a gradient": (_lose_a_gradient, "gradient"),
-    "a trace": (_leave_a_trace, "left behind by traces"),
+    "a trace": (_leave_a_trace, "remains of traces"),
     "a layout": (_lose_the_layout, "strides"),
     "a dtype": (_widen_counts, "counts.*dtype"),
     "an input": (_write_to_the_input, "written to its input"),
