@@ -1,5 +1,5 @@
-"""Steps with matrix products in compiled graphs: one node for the forward and one for the backward, with the same
-launches as in eager mode.
+"""Steps with matrix products in compiled graphs. A graph contains one node for the forward and one for the backward,
+and these nodes make the same launches as eager mode.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def fresh_compiler() -> Iterator[None]:
 
 
 def kernels_in_the_place_of_loops(monkeypatch: pytest.MonkeyPatch, target: TargetName) -> None:
-    """Replaces the operators' loops by kernels, as Inductor would, but without Inductor."""
+    """Replaces the operators' loops by kernels. Inductor would do this, too, but these tests run without Inductor."""
     lowering = KernelLowering(on_cpu=target)
     monkeypatch.setattr("flexsn_hop.lowering._lowering._registered", [])
     register_scan_lowering(lowering)
@@ -51,7 +51,7 @@ def normal(*shape: int) -> Tensor:
 
 
 def problem(cell: type[Cell], num_steps: int, *, batch: int = BATCH) -> tuple[Cell, list[Tensor]]:
-    """Makes a core, and tensors `[*input_seqs, *init_states]`."""
+    """Returns a core, and the tensors `[*input_seqs, *init_states]` for a call."""
     core = cell(SIZE, normal).to(DEVICE)
     shapes = [(num_steps, batch, SIZE), *[(batch, SIZE)] * core.num_states]
     return core, [normal(*shape).requires_grad_() for shape in shapes]
@@ -140,7 +140,7 @@ def test_cells_in_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 def train(
     run: Callable[[Tensor], Tensor], layer: Recurrent, num_steps: int, batch: int
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Returns the spikes of a call that starts without a state, and the gradients."""
+    """Returns the spikes and the gradients of a call that starts without a state."""
     x = (3 * normal(num_steps, batch, SIZE)).requires_grad_()
     layer.reset()
     return with_gradients([run(x)], [x, *layer.parameters()])
@@ -197,7 +197,7 @@ def test_recurrent_layer_in_a_cuda_graph(padded: bool, monkeypatch: pytest.Monke
     compiled = torch.compile(layer, fullgraph=True, dynamic=False, mode="reduce-overhead")
     expected = run(layer)
     assert expected[0][0].any()
-    for _ in range(4):  # a warm-up, a recording, and replays
+    for _ in range(4):  # torch warms up, then records a graph, then replays it
         actual = run(compiled)
         assert_equal_bits(actual[0], expected[0])
         torch.testing.assert_close(actual[1], expected[1], rtol=1e-4, atol=1e-4)

@@ -1,4 +1,6 @@
-"""Steps that return one value several times, and losses of some results: compiled by Inductor, they equal the loop."""
+"""Steps that return one value several times, with losses that read some of the results. Scans that Inductor compiles
+equal the loop.
+"""
 
 from __future__ import annotations
 

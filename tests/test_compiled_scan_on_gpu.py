@@ -20,7 +20,7 @@ from flexsn_nn import FlexSN
 
 pytestmark = [
     pytest.mark.gpu,
-    # Warnings about the code of Dynamo and Inductor.
+    # Dynamo and Inductor cause these warnings.
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
     pytest.mark.filterwarnings("ignore:.*TensorFloat32:UserWarning"),
 ]
@@ -89,7 +89,7 @@ def test_new_lengths_and_batches_are_not_compiled_again(case: Case) -> None:
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("case", [CASES[1], CASES[6], CASES[8]], ids=lambda case: case.name)
 def test_inductor_launcher_option(case: Case, dynamic: bool) -> None:
-    """Tests an option of torch under which kernels are launched without Triton's C code."""
+    """Checks that results are equal with an option of Inductor that launches kernels without Triton's launcher."""
     scan, reference = PAIRS["final"]
     p = problem(case, 11, (6, 40), device="cuda")
     run = torch.compile(
@@ -114,7 +114,9 @@ def test_neighbours_are_fused_and_kernels_launched_directly() -> None:
     for code, kernel in zip(codes, ("scan_forward", "scan_backward"), strict=True):
         assert len(re.findall(rf"{kernel}_\w+\.run\(", code)) == 1
         assert "run_scan" not in code
-        assert "reinterpret_tensor(" not in code  # the header of each module contains the name without the parenthesis
+        assert (
+            "reinterpret_tensor(" not in code
+        )  # without the parenthesis, the header of each module contains this name
     assert_same(run, partial(network, eager_scan_final_state), p)
 
 
@@ -160,7 +162,7 @@ def test_module_in_one_graph(backend: str, layout: torch.memory_format) -> None:
     with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
         result, actual_gradients = gradients(torch.compile(module, fullgraph=True), x, list(module.parameters()))
         expected, expected_gradients = gradients(eager, x, list(eager.parameters()))
-    # The last bits of the convolution differ, and so a few spikes differ.
+    # The last bits of the convolutions' results differ, so a few spikes differ.
     assert (result != expected).float().mean() < 1e-3
     for gradient, other in zip(actual_gradients, expected_gradients, strict=True):
         torch.testing.assert_close(gradient, other, rtol=2e-2, atol=2e-2 * float(other.abs().max()))
@@ -202,7 +204,7 @@ def test_core_without_kernels_runs_as_a_loop() -> None:
 @pytest.mark.parametrize("offset", [0, 1])
 @pytest.mark.parametrize("size", [5, 64])
 def test_compiled_loop(size: int, offset: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests Inductor's code for a step, with aligned and unaligned rows, and with several blocks per step."""
+    """Compares Inductor's code for a step with the loop, for aligned and unaligned rows, and several blocks per step."""
     monkeypatch.setenv("FLEXSN_HOP_LOWERING", "compiled_loop")
     torch.manual_seed(0)
     options: dict[str, Any] = {"device": "cuda", "dtype": torch.float64}

@@ -1,4 +1,6 @@
-"""Compiled graphs of long sequences: scans run in segments of time, which are chosen at run time, as in eager mode."""
+"""Compiled graphs of long sequences. Their scans run in segments of time, which are chosen at run time, as in eager
+mode.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ def fresh_compiler() -> Iterator[None]:
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> Recent[GraphSpecialization]:
-    """Records the steps of operators that have run."""
+    """Returns the cache of the steps that operators have run. It is empty at the start of a test."""
     made: Recent[GraphSpecialization] = Recent()
     monkeypatch.setattr(_scan_op, "_elementwise_steps", made)
     return made
@@ -51,7 +53,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Recent[GraphSpecialization]:
 
 @pytest.fixture(params=["triton", "cpp"])
 def language(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> TargetName:
-    """Language of the kernels. The kernels replace the operator's loops, as Inductor would do."""
+    """Returns the language of the kernels. Kernels replace the operator's loops, as Inductor would do."""
     request.getfixturevalue("interpreted" if request.param == "triton" else "compiler")
     target: TargetName = request.param
     lowering = KernelLowering(on_cpu=target)
@@ -105,8 +107,8 @@ def test_results_equal_serial_kernels(
 def test_checkpoint_distance_of_another_lowering(
     interval: int, language: TargetName, steps: Recent[GraphSpecialization], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tests checkpoint distances larger than those of kernels, or so large that there is no checkpoint, with inputs in
-    another memory order.
+    """Checks results for inputs in permuted memory order. One distance of the checkpoints is larger than the distance
+    that kernels use. The other distance exceeds the length of the sequence, so there are no checkpoints.
     """
     monkeypatch.setattr(KernelLowering, "checkpoint_interval", lambda *_: interval)
     (case,) = [case for case in CASES if case.name == "lif_hard"]
@@ -148,7 +150,9 @@ def test_warm_up_is_learned_across_calls(language: TargetName, steps: Recent[Gra
 def test_ahead_of_time_program_needs_no_operator(
     warm_up: int, language: TargetName, steps: Recent[GraphSpecialization], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Checks that the forward of such a program runs in segments for any warm-up, and that its backward is serial."""
+    """Checks that the forward of an ahead-of-time program runs in segments for any warm-up, and that the backward is
+    serial.
+    """
     made: Recent[GraphSpecialization] = Recent()
     monkeypatch.setattr(_graph_step, "_made", made)
     monkeypatch.setattr("flexsn_runtime.graphs._scan_lowering.is_ahead_of_time", lambda: True)
@@ -165,7 +169,9 @@ def test_ahead_of_time_program_needs_no_operator(
 
 @pytest.mark.long(all_but=["cpp"])
 def test_lengths_are_serial_in_the_forward(language: TargetName, steps: Recent[GraphSpecialization]) -> None:
-    """Tests lengths, which are a mask in compiled graphs. All guesses after the end of a sequence would be wrong."""
+    """Checks that the forward with lengths is serial. Lengths are a mask in compiled graphs, and all guesses after the
+    end of a sequence would be wrong.
+    """
     neuron = LIF(backend="hop")
     lengths = torch.tensor([STEPS, 31, 0])
     run = torch.compile(lambda x: neuron.step(x, lengths=lengths)[0], fullgraph=True, backend="aot_eager")
@@ -199,7 +205,7 @@ def test_inductor_calls_one_operator_per_direction(dynamic: bool, steps: Recent[
 
     counter = CompileCounterWithBackend("inductor")
     run = torch.compile(network, fullgraph=True, dynamic=dynamic, backend=counter)
-    for length in (STEPS, STEPS + 6, 5) if dynamic else (STEPS,):  # lengths include short sequences
+    for length in (STEPS, STEPS + 6, 5) if dynamic else (STEPS,):  # a sequence of 5 steps has no segments
         x = torch.randn(length, *STEP, generator=torch.Generator().manual_seed(length)).requires_grad_()
         with using_segments(RULE):
             if length == STEPS:
@@ -271,8 +277,8 @@ def run_alone(folder: Path, sequences: list[tuple[Tensor, ...]]) -> tuple[list[A
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_package_runs_in_segments(device: str, dynamic: bool, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """Tests segments in a program that runs without this project. If T is dynamic, the number of segments is
-    dynamic.
+    """Checks that a package runs in segments, in a process without this project. If T is dynamic, the number of
+    segments is dynamic, too.
     """
     if device == "cpu":
         request.getfixturevalue("compiler")

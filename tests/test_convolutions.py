@@ -1,4 +1,4 @@
-"""Cores with convolutions: kernels and library convolutions, run step by step and compared with the loop."""
+"""Cores with convolutions. Each step runs kernels and a library's convolutions. Results are compared with the loop."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Core(nn.Module):
 
     Args:
         channels: number of channels of the step.
-        make: function that makes a convolution.
+        make: class or function that returns a convolution.
         soft: True to replace spikes by a smooth function.
     """
 
@@ -53,7 +53,7 @@ class Spiking(Core):
 
 
 class ConvLSTM(Core):
-    """Gates computed from two convolutions, one of which depends only on inputs."""
+    """An LSTM whose gates are computed by two convolutions, one of the input and one of the state."""
 
     def build(self, channels: int, make: Callable[..., nn.Module]) -> None:
         self.of_input = make(channels, 4 * channels, 3, padding=1)
@@ -67,7 +67,7 @@ class ConvLSTM(Core):
 
 
 class OfInputToo(Core):
-    """A convolution of inputs and states that are concatenated along the channels."""
+    """A convolution of the input and the spikes, concatenated along the channels."""
 
     def build(self, channels: int, make: Callable[..., nn.Module]) -> None:
         self.conv = make(2 * channels, channels, 3, padding=1)
@@ -79,7 +79,7 @@ class OfInputToo(Core):
 
 
 class Twice(Core):
-    """Two successive convolutions, and a weight that is used twice."""
+    """Two successive convolutions, the second of which is used twice in a step."""
 
     def build(self, channels: int, make: Callable[..., nn.Module]) -> None:
         self.conv, self.point = make(channels, channels, 3, padding=1), make(channels, channels, 1)
@@ -91,7 +91,7 @@ class Twice(Core):
 
 
 class Masked(Core):
-    """A weight that the step multiplies by a mask."""
+    """A convolution whose weight is multiplied by a mask in each step."""
 
     def build(self, channels: int, make: Callable[..., nn.Module]) -> None:
         super().build(channels, make)
@@ -109,7 +109,9 @@ class Masked(Core):
 
 
 class Outside(Core):
-    """A convolution of an input, and a convolution for a readout. Both are outside of the loop over time."""
+    """A convolution of the input, and a convolution for a readout. The first runs before the loop over time, and the
+    second runs after it.
+    """
 
     def build(self, channels: int, make: Callable[..., nn.Module]) -> None:
         self.first, self.last = make(channels, channels, 3, padding=1), make(channels, channels, 3, padding=1)
@@ -130,7 +132,7 @@ def sequences(core: Core, num_steps: int, *step: int, dtype: torch.dtype = torch
 
 
 def run(core: Core, tensors: Sequence[Tensor], target: TargetName | None, *, state_seqs: bool = True) -> list[Tensor]:
-    """Runs either the loop, or kernels and library convolutions."""
+    """Returns the results of kernels and library convolutions, or of the loop if `target` is `None`."""
     if target is None:
         loop = eager_scan if state_seqs else eager_scan_final_state
         return list(loop(core, 1, core.num_states, 1, *tensors))
@@ -174,7 +176,7 @@ def test_convolutions_equal_the_loop(core: type[Core], target: TargetName) -> No
 
 
 def test_forward_is_bitwise_equal_to_the_loop() -> None:
-    """Checks the bits of the forward: the convolution of a state is the same call as in the loop."""
+    """Checks that all bits of the results are equal, since states are convolved by the same calls as in the loop."""
     torch.manual_seed(0)
     made = Spiking(5).to(DEVICE)
     tensors = [t.detach() for t in sequences(made, 6, 2, 5, 9, 8)]
@@ -214,7 +216,9 @@ def test_cudnn_writes_into_existing_tensors() -> None:
 
 
 class Strided(Core):
-    """Two convolutions with strides, one down and one up. The first one skips rows and columns at the border."""
+    """A convolution with strides, followed by a transposed convolution with strides that restores the shape. The first
+    convolution does not read some columns at the border.
+    """
 
     def build(self, channels: int, make: Callable[..., nn.Module]) -> None:
         self.down = nn.Conv2d(channels, channels, 3, stride=2, padding=1)
@@ -227,7 +231,7 @@ class Strided(Core):
 
 
 def plain(make: type[nn.Module], **settings: Any) -> Callable[..., nn.Module]:
-    """Makes a convolution with these settings, and ignores the settings that a core passes."""
+    """Returns a function that makes a convolution with `settings`, and ignores the settings that a core passes."""
     return lambda inside, outside, *_, **__: make(inside, outside, **settings)
 
 
@@ -263,7 +267,7 @@ def test_strides(state_seqs: bool) -> None:
 @pytest.mark.parametrize("target", TARGETS[-1:])
 @pytest.mark.parametrize("core", [*CORES, Strided], ids=lambda core: core.__name__)
 def test_channels_last(core: type[Core], target: TargetName) -> None:
-    """Compares the values and strides of results for inputs in channels-last format."""
+    """Checks that values and strides of results equal the loop if the input has channels-last format."""
     torch.manual_seed(0)
     made = core(3).to(DEVICE)
     x, *states = sequences(made, 4, 2, 3, 7, 6)
@@ -374,7 +378,7 @@ def test_convolutions_in_a_cuda_graph(core: type[Core]) -> None:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        # results without a graph of this stream
+        # These expected results are computed without a graph.
         expected = [one.detach().clone() for one in trained(module, module, x)]
         trained(module, module, x)
     torch.cuda.current_stream().wait_stream(stream)

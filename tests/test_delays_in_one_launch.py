@@ -1,4 +1,6 @@
-"""States that equal other states some steps earlier, and share memory with them: in one launch, and step by step."""
+"""Delayed states, which equal another state some steps earlier and share its memory. Their steps run in one launch, or
+step by step.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def test_delays_step_by_step(
     state_seqs: bool, num_steps: int, target: TargetName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLEXSN_ONE_LAUNCH", "0")
-    check(num_steps, 3 if num_steps > 1 else 17, 5, target, state_seqs=state_seqs)  # 3 have no spikes in one step
+    check(
+        num_steps, 3 if num_steps > 1 else 17, 5, target, state_seqs=state_seqs
+    )  # 3 samples would not spike in one step
 
 
 @pytest.mark.parametrize("yes", [False, True])
@@ -86,7 +90,7 @@ def test_layers_with_delays_in_one_launch(
         layer.reset()
         output = layer(x)
         results.append([output.detach(), *torch.autograd.grad(output.square().sum(), list(layer.parameters()))])
-    # Sums in products have another order.
+    # Kernels add the terms of products in another order, so a few spikes differ.
     assert (results[0][0] != results[1][0]).float().mean() < 0.01
     for a, b in zip(results[0][1:], results[1][1:], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
@@ -102,8 +106,8 @@ def test_gradients_of_delayed_outputs_are_not_carried(
     count: int,
     launched: list[str],  # noqa: F811
 ) -> None:
-    """Tests sums over products of later steps. These sums replace carried gradients, unless gradients of initial
-    outputs need carried gradients.
+    """Checks that sums over products of later steps replace the carried gradients of delayed outputs. Only the
+    gradients of initial outputs need carried gradients.
     """
     torch.manual_seed(0)
     width = {} if interpolation == "linear" else {"width": 2.5}
@@ -135,8 +139,8 @@ def test_gradients_of_delayed_outputs_are_not_carried(
 @pytest.mark.parametrize("interpolation", ["linear", "triangle"])
 @pytest.mark.parametrize("shape", [(40, 33, 200), (12, 300, 256)])
 def test_delays_in_clusters(shape: tuple[int, int, int], interpolation: str) -> None:
-    """Checks that spikes equal those of the loop, because their sums are exact, and that gradients equal the loop
-    within the rounding of float32.
+    """Checks that spikes equal the loop, because all sums of spikes are exact, and that gradients equal the loop within
+    the rounding of float32.
     """
     width = {} if interpolation == "linear" else {"width": 4.0}
     torch.manual_seed(0)
@@ -165,8 +169,8 @@ def test_delays_in_clusters(shape: tuple[int, int, int], interpolation: str) -> 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.long(all_but=[f"{TARGETS[-1]}-linear-9"])
 def test_delays_with_many_states(target: TargetName, interpolation: str, max_delay: int, launched: list[str]) -> None:  # noqa: F811
-    """Tests sums over time for which the loop would otherwise not read the states. The backward needs more registers
-    than there are.
+    """Checks that sums over time that need many delayed states run after the loop of the backward. The loop reads few
+    states, because it would otherwise need more registers than a kernel has.
     """
     torch.manual_seed(0)
     width = {} if interpolation == "linear" else {"width": 4.0}

@@ -1,6 +1,4 @@
-"""The digits demo as a newcomer runs it: the network learns, a figure is drawn, and mistakes are reported in one
-line.
-"""
+"""The digits demo, run as a new user runs it. The network learns, the demo draws a figure, and errors take one line."""
 
 from __future__ import annotations
 
@@ -19,9 +17,11 @@ DEMO = Path(__file__).parent.parent / "examples" / "digits.py"
 
 
 def run(*options: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    # The tests turn the interpreter on, but for a newcomer, it is off.
+    # The tests turn Triton's interpreter on, but for a new user, it is off.
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join(sys.path)  # relative paths would be wrong in another folder
+    environment["PYTHONPATH"] = os.pathsep.join(
+        sys.path
+    )  # made of absolute paths, since the demo runs in another folder
     return subprocess.run(
         [sys.executable, str(DEMO), *options],
         cwd=folder,
@@ -44,7 +44,7 @@ def test_demo_learns_draws_and_names_the_backend(tmp_path: Path) -> None:
     assert accuracy(done.stdout) >= 95.0
     without = "torch: compiled kernels cannot run: there is no C"
     assert done.stdout.startswith(("backend cpp: the tensors are on 'cpu'", f"backend {without}"))
-    assert done.stdout.count("held-out accuracy") == 26  # one line after each epoch, and a last line
+    assert done.stdout.count("held-out accuracy") == 26  # 25 lines for the epochs, and one line for the result
     assert "epoch  1/25" in done.stderr  # the progress bar
     assert (tmp_path / "digits.png").read_bytes().startswith(b"\x89PNG")
 
@@ -104,7 +104,7 @@ def test_wrong_options_print_one_line(
 def test_unavailable_kernels_print_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_availability, "_INTERPRETED", False)  # for a newcomer, the interpreter is off
+    monkeypatch.setattr(_availability, "_INTERPRETED", False)  # for a new user, the interpreter is off
     monkeypatch.chdir(tmp_path)
     status = load("examples/digits.py").main(["--device", "cpu", "--backend", "triton"])
     assert_one_line(status, *capsys.readouterr(), "set TRITON_INTERPRET=1")

@@ -1,4 +1,4 @@
-"""The digits demo: with one seed, it learns equally on all backends."""
+"""Training of the digits demo. With the same seed, losses and accuracies are equal on all backends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def digits() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["digits"] = module  # its dataclass looks up this module
+    sys.modules["digits"] = module  # `dataclass` looks up the module of a class in `sys.modules`
     spec.loader.exec_module(module)
     return module
 
@@ -51,7 +51,7 @@ def test_short_run_on_the_cpu(digits: ModuleType) -> None:
     for backend in BACKENDS:
         other_losses, other_accuracies = learn(digits, backend, "cpu", **size)
         assert other_losses == pytest.approx(losses, rel=1e-4)
-        # The last bit of a weight may change one of the 360 answers.
+        # A difference in the last bit of a weight may change one of the 360 predictions.
         assert other_accuracies == pytest.approx(accuracies, abs=1.5 / 360)
 
 

@@ -1,4 +1,4 @@
-"""Links in the documents point to files that exist, and to headings in these files."""
+"""Links in the documents: they point to existing files, and to existing headings in these files."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def prose(path: Path) -> str:
 
 
 def anchors(path: Path) -> set[str]:
-    """Returns the anchors of the headings, as links write them: in lower case, without punctuation, and with hyphens
-    for spaces.
+    """Returns the anchors of the headings, as they appear in links: in lower case, without punctuation, and with hyphens
+    instead of spaces.
     """
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in HEADING.findall(prose(path))}
 
@@ -30,7 +30,7 @@ def broken_links(path: Path) -> list[str]:
     for link in LINK.findall(prose(path)):
         target, _, anchor = link.partition("#")
         if re.match(r"[a-z]+:", target):
-            continue  # a link to another site, which a test cannot check
+            continue  # the link leads to another site
         file = path.parent / target if target else path
         if not file.exists() or (anchor and anchor not in anchors(file)):
             broken.append(link)

@@ -1,4 +1,4 @@
-"""The page on several GPUs: it agrees with the stored table of scaling."""
+"""The page about training on several GPUs. Its efficiencies equal the stored table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figure of the surrogates: it shows all surrogates, and equals the figure that the script draws."""
+"""The figure of the surrogates. It shows all surrogates, like the figure that the script draws."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ IMAGE = ROOT / "docs" / "images" / "surrogates.svg"
 
 
 def names_of_surrogates() -> set[str]:
-    """Returns the names of the classes that can be instantiated, without aliases."""
+    """Returns the names of all surrogate classes, without aliases and without the base class."""
     classes = [getattr(surrogate, name) for name in surrogate.__all__ if inspect.isclass(getattr(surrogate, name))]
     return {kind.__name__ for kind in classes if kind is not surrogate.Surrogate}
 
