@@ -21,14 +21,14 @@ from flexsn_runtime import RecurrentSpecialization, ScanProgram, TargetName
 def test_delayed_states_are_detected() -> None:
     core = made(Late, 5, Powers())
     program = ScanProgram(core, 1, core.num_states, 1, on_cpu=TARGETS[-1])
-    step, _ = program.specialize(*_split(sequences(core, 2, 3, 5)))
+    step, _ = program.specialize(*split_states(sequences(core, 2, 3, 5)))
     assert isinstance(step, RecurrentSpecialization)
     states = [Port(Role.STATE, i) for i in range(core.num_states)]
-    head, one, two, _, three, _ = states
-    assert step.trace.forward.shifts == {one: (head, 1), two: (head, 2), three: (head, 3)}
+    first, delay_1, delay_2, _, delay_3, _ = states
+    assert step.trace.forward.shifts == {delay_1: (first, 1), delay_2: (first, 2), delay_3: (first, 3)}
 
 
-def _split(tensors: Any) -> tuple[Any, Any]:
+def split_states(tensors: Any) -> tuple[Any, Any]:
     return tensors[:1], tensors[1:]
 
 
@@ -36,7 +36,7 @@ def _split(tensors: Any) -> tuple[Any, Any]:
 @pytest.mark.parametrize("num_steps", [1, 2, 7])
 @pytest.mark.parametrize("state_seqs", [False, True])
 @pytest.mark.long(all_but=["False-7-*"])
-def test_delays_step_by_step(
+def test_delays_run_step_by_step(
     state_seqs: bool, num_steps: int, target: TargetName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLEXSN_ONE_LAUNCH", "0")
@@ -45,11 +45,16 @@ def test_delays_step_by_step(
     )  # 3 samples would not spike in one step
 
 
-@pytest.mark.parametrize("yes", [False, True])
+@pytest.mark.parametrize("is_exchanged", [False, True])
 @pytest.mark.parametrize("num_steps", [2, 7])
 @pytest.mark.long(all_but=["7-*"])
-def test_cores_with_delays_in_one_launch(num_steps: int, yes: bool, exchanged: Choose, launched: list[str]) -> None:  # noqa: F811
-    exchanged(yes)
+def test_cores_with_delays_run_in_one_launch(
+    num_steps: int,
+    is_exchanged: bool,
+    exchanged: Choose,  # noqa: F811
+    launched: list[str],  # noqa: F811
+) -> None:
+    exchanged(is_exchanged)
     check(num_steps, 17, 19, "triton")
     assert launched == ["one launch"] * 3
 
@@ -70,16 +75,16 @@ def check(num_steps: int, batch: int, size: int, target: TargetName, *, state_se
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("yes", [False, True])
+@pytest.mark.parametrize("is_exchanged", [False, True])
 @pytest.mark.parametrize("interpolation", ["linear", "gaussian"])
 @pytest.mark.long(all_but=["linear-True"])
-def test_layers_with_delays_in_one_launch(
+def test_layers_with_delays_run_in_one_launch(
     interpolation: str,
-    yes: bool,
+    is_exchanged: bool,
     exchanged: Choose,  # noqa: F811
     launched: list[str],  # noqa: F811
 ) -> None:
-    exchanged(yes)
+    exchanged(is_exchanged)
     torch.manual_seed(0)
     delay = Delay(torch.rand(20) * 5, max_delay=5, learn=True, interpolation=interpolation)
     layer = Recurrent(LIF(), 20, delay=delay).to(DEVICE)
@@ -97,12 +102,12 @@ def test_layers_with_delays_in_one_launch(
     assert launched == ["one launch"] * 2
 
 
-@pytest.mark.parametrize(("needed", "count"), [(False, 6), (True, 7), (True, 18)])
+@pytest.mark.parametrize(("needs_initial_gradients", "count"), [(False, 6), (True, 7), (True, 18)])
 @pytest.mark.parametrize("interpolation", ["linear", "triangle"])
 @pytest.mark.long(all_but=["triangle-False-6", "triangle-True-7"])
 def test_gradients_of_delayed_outputs_are_not_carried(
     interpolation: str,
-    needed: bool,
+    needs_initial_gradients: bool,
     count: int,
     launched: list[str],  # noqa: F811
 ) -> None:
@@ -114,13 +119,13 @@ def test_gradients_of_delayed_outputs_are_not_carried(
     delay = Delay(5 * torch.rand(20), max_delay=count, learn=True, interpolation=interpolation, **width)  # type: ignore[arg-type]
     layer = Recurrent(LIF(), 20, delay=delay).to(DEVICE)
     x = (3 * torch.rand(13, 17, 20)).to(DEVICE)
-    initial = [torch.rand(17, 20).to(DEVICE).requires_grad_(needed) for _ in range(count + 2)]
+    initial = [torch.rand(17, 20).to(DEVICE).requires_grad_(needs_initial_gradients) for _ in range(count + 2)]
     results = []
     for backend in ("torch", "triton"):
         layer.backend = backend
         layer.states = list(initial)
         output = layer(x)
-        leaves = [*layer.parameters(), *(initial if needed else ())]
+        leaves = [*layer.parameters(), *(initial if needs_initial_gradients else ())]
         results.append([output.detach(), *torch.autograd.grad(output.square().sum(), leaves)])
     assert (results[0][0] != results[1][0]).float().mean() < 0.01
     for a, b in zip(results[0][1:], results[1][1:], strict=True):
@@ -131,21 +136,21 @@ def test_gradients_of_delayed_outputs_are_not_carried(
     for plan in step.backward_plans.values():
         vjp = plan.segments[0].staged
         carried = [port for port in vjp.arguments if port.role is Role.GRAD_STATE]
-        assert len(carried) == (count + 2 if needed else 2)
-        assert len(vjp.later) == (0 if needed else count)
+        assert len(carried) == (count + 2 if needs_initial_gradients else 2)
+        assert len(vjp.later) == (0 if needs_initial_gradients else count)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("interpolation", ["linear", "triangle"])
 @pytest.mark.parametrize("shape", [(40, 33, 200), (12, 300, 256)])
-def test_delays_in_clusters(shape: tuple[int, int, int], interpolation: str) -> None:
+def test_delays_run_in_clusters(shape: tuple[int, int, int], interpolation: str) -> None:
     """Checks that spikes equal the loop, because all sums of spikes are exact, and that gradients equal the loop within
     the rounding of float32.
     """
     width = {} if interpolation == "linear" else {"width": 4.0}
     torch.manual_seed(0)
-    times = torch.randint(1, 8 * 9, shape[-1:]) / 8
-    delay = Delay(times, max_delay=9, learn=True, interpolation=interpolation, **width)  # type: ignore[arg-type]
+    delays = torch.randint(1, 8 * 9, shape[-1:]) / 8
+    delay = Delay(delays, max_delay=9, learn=True, interpolation=interpolation, **width)  # type: ignore[arg-type]
     layer = Recurrent(LIF(), shape[-1], delay=delay).to("cuda")
     with torch.no_grad():
         layer.V.copy_((torch.randn(layer.V.shape) * 8).round() / 64)
@@ -168,7 +173,12 @@ def test_delays_in_clusters(shape: tuple[int, int, int], interpolation: str) -> 
 @pytest.mark.parametrize("interpolation", ["linear", "triangle"])
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.long(all_but=[f"{TARGETS[-1]}-linear-9"])
-def test_delays_with_many_states(target: TargetName, interpolation: str, max_delay: int, launched: list[str]) -> None:  # noqa: F811
+def test_loop_of_the_backward_reads_few_delayed_states(
+    target: TargetName,
+    interpolation: str,
+    max_delay: int,
+    launched: list[str],  # noqa: F811
+) -> None:
     """Checks that sums over time that need many delayed states run after the loop of the backward. The loop reads few
     states, because it would otherwise need more registers than a kernel has.
     """

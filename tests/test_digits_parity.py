@@ -44,23 +44,23 @@ def learn(
 
 @pytest.mark.long
 @pytest.mark.usefixtures("interpreted")
-def test_short_run_on_the_cpu(digits: ModuleType) -> None:
-    size: dict[str, Any] = {"samples": 192, "steps": 3, "epochs": 2, "brightness": 16.0}
-    losses, accuracies = learn(digits, "torch", "cpu", **size)
+def test_backends_learn_equally_on_the_cpu(digits: ModuleType) -> None:
+    settings: dict[str, Any] = {"samples": 192, "steps": 3, "epochs": 2, "brightness": 16.0}
+    losses, accuracies = learn(digits, "torch", "cpu", **settings)
     assert accuracies[-1] > 0.3, "it should have begun to learn"
     for backend in BACKENDS:
-        other_losses, other_accuracies = learn(digits, backend, "cpu", **size)
+        other_losses, other_accuracies = learn(digits, backend, "cpu", **settings)
         assert other_losses == pytest.approx(losses, rel=1e-4)
         # A difference in the last bit of a weight may change one of the 360 predictions.
         assert other_accuracies == pytest.approx(accuracies, abs=1.5 / 360)
 
 
 @pytest.mark.gpu
-def test_whole_run_on_the_gpu(digits: ModuleType) -> None:
-    size: dict[str, Any] = {"samples": 1437, "steps": 8, "epochs": 25, "brightness": 1.0}
-    losses, accuracies = learn(digits, "torch", "cuda", **size)
+def test_backends_learn_equally_on_the_gpu(digits: ModuleType) -> None:
+    settings: dict[str, Any] = {"samples": 1437, "steps": 8, "epochs": 25, "brightness": 1.0}
+    losses, accuracies = learn(digits, "torch", "cuda", **settings)
     assert accuracies[-1] > 0.95
     for backend in BACKENDS:
-        other_losses, other_accuracies = learn(digits, backend, "cuda", **size)
+        other_losses, other_accuracies = learn(digits, backend, "cuda", **settings)
         assert other_losses[0] == pytest.approx(losses[0], rel=1e-2)
         assert other_accuracies[-1] == pytest.approx(accuracies[-1], abs=0.015)
