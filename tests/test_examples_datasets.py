@@ -1,5 +1,5 @@
-"""`examples/datasets/`: the examples get from files to an accuracy. torchvision and tonic can read the files that the
-examples write.
+"""`examples/datasets/`: the examples train on data in files. torchvision and tonic can read the files that the examples
+write.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from training import History, draw
 
 from flexsn_nn import plot
 
-# For each example: the reader of its files, the number of epochs, and an accuracy that it exceeds. Guesses would reach
-# 10, 9 and 5 %.
+# READERS contains the package that reads the files of an example. LEARNS contains a number of epochs, and an accuracy in
+# percent that the example then exceeds. Guesses would reach 10, 9 and 5 %.
 NAMES = ["images", "events", "audio"]
 READERS = {"images": "torchvision", "events": "tonic", "audio": "tonic"}
 LEARNS = {"images": (1, 80.0), "events": (4, 40.0), "audio": (3, 50.0)}
@@ -34,7 +34,7 @@ def example(name: str) -> ModuleType:
 
 
 def small(name: str, folder: Path) -> None:
-    """Reduces the number of files, so that a test is short."""
+    """Writes the data of an example to `folder`, with few samples, so that a test is short."""
     module = example(name)
     if name == "images":
         generator = torch.Generator().manual_seed(0)
@@ -55,7 +55,7 @@ def small(name: str, folder: Path) -> None:
 def test_example_without_arguments_learns_and_draws(name: str, tmp_path: Path) -> None:
     example(name)
     epochs, beyond = LEARNS[name]
-    # Runs the example as a user does, without the settings of the tests, and in an empty folder.
+    # The example runs as a user runs it: in an empty folder, and without the settings of the tests.
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / "datasets" / f"{name}.py"), "--epochs", str(epochs)],
@@ -71,7 +71,9 @@ def test_example_without_arguments_learns_and_draws(name: str, tmp_path: Path) -
     assert reached is not None, done.stdout
     assert float(reached[1]) > beyond
     assert f"epoch {epochs}/{epochs}:" in done.stderr  # the progress bar
-    assert [path.name for path in tmp_path.iterdir()] == [f"{name}.png"]  # the generated data are deleted
+    assert [path.name for path in tmp_path.iterdir()] == [
+        f"{name}.png"
+    ]  # the example deletes the data that it generated
     assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -209,7 +211,9 @@ def test_tonic_reads_the_written_words(tmp_path: Path) -> None:
 @one_thread()
 @pytest.mark.parametrize("name", ["events", "audio"])
 def test_drawn_rates_exclude_padding(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compares the mean rate of a batch with the mean of the rates of its samples, each run separately."""
+    """Checks that the drawn rates of a padded batch are the means of the rates that its samples have in separate
+    runs.
+    """
     module = example(name)
     drawings: list[dict[str, float]] = []
     real = plot.firing_rates

@@ -31,7 +31,7 @@ def run_two(*options: str, folder: Path) -> str:
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sets the environment that torchrun would set if this were the only process."""
+    """Sets the environment variables that torchrun would set for a single process."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

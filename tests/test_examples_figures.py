@@ -1,4 +1,6 @@
-"""Figures of the examples in the documents: they equal those in the stored table, and every example has a figure."""
+"""Figures, such as accuracies, that the documents quote for the examples. They equal the stored table, and every example
+has a figure.
+"""
 
 from __future__ import annotations
 

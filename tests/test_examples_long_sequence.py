@@ -1,4 +1,4 @@
-"""examples/long_sequence.py: the network learns, and segments of time change its results only by rounding."""
+"""`examples/long_sequence.py`: the network learns, and segments of time only change the rounding of its results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""examples/mixed_precision.py: the state has the chosen precision, and a membrane with slow decay shows the effect."""
+"""`examples/mixed_precision.py`: states have the chosen precision. A membrane with slow decay needs float32."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""examples/recurrent.py: a network with recurrent weights remembers a cue; a network without them forgets it."""
+"""`examples/recurrent.py`: a network with recurrent weights remembers a cue. A network without recurrent weights forgets
+the cue.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Short runs of all examples from the command line. Each example prints its documented lines."""
+"""Short runs of all examples, with arguments of the command line. Each example prints the expected lines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RUNS = {
     "vowels": (["--data", "made", "--epochs", "1"], r"of 48 recordings in 8 streams; scores differ .* by \de-0"),
     "truncated_bptt": (["--steps", "64", "--chunk", "16", "--passes", "1"], r"the last chunk differs by 0\.0e\+00 "),
 }
-# These examples have their own tests, in other files.
+# Other test files run these examples.
 ELSEWHERE = {"digits", "distributed", "gated_activation", "images", "events", "audio", "training"}
 
 
@@ -50,5 +50,5 @@ def test_example_runs_in_compiled_kernels(name: str, capsys: pytest.CaptureFixtu
     arguments, printed = RUNS[name]
     assert load(f"examples/{name}.py").main([*arguments, "--device", "cuda", "--backend", "triton"]) == 0
     out = capsys.readouterr().out
-    # In chunks, sums over time have another order, so gradients only agree up to rounding.
+    # Chunks change the order of sums over time, so gradients only agree up to rounding.
     assert re.search(printed.replace(r"0\.0e\+00", r"\d\.\de[+-]\d+"), out)

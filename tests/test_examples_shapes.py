@@ -1,4 +1,4 @@
-"""examples/shapes.py: the neurons follow their equations, in kernels and in the loop, and learn."""
+"""`examples/shapes.py`: kernels equal the loop, neurons follow their equations, and layers learn."""
 
 from __future__ import annotations
 

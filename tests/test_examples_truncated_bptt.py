@@ -1,5 +1,5 @@
-"""examples/truncated_bptt.py: a chunk bounds the memory, the gradient inside a chunk is exact, and the network
-learns.
+"""`examples/truncated_bptt.py`: memory only grows with the length of a chunk, gradients inside a chunk are exact, and
+the network learns.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""examples/vowels.py: streams with resets give the same scores as padded recordings, and delays are learned."""
+"""`examples/vowels.py`: streams with resets have the same scores as padded recordings, and the network learns delays."""
 
 from __future__ import annotations
 

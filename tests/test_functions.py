@@ -1,4 +1,4 @@
-"""Some rows of `benchmarks/functions.py`: typical functions in `pointwise`, compared with eager mode."""
+"""Rows of the table of `benchmarks/functions.py`: typical functions run in `pointwise`, compared with eager mode."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import functions
 from function_catalog import ROWS_BY_NAME, Row, rows
 
-# Functions that `pointwise` refuses, each with words from the error's advice.
+# For each function that `pointwise` refuses: words that the error contains.
 REFUSED = {"complex_rotation": "two tensors"}
 KINDS = {"activation", "gated, cells", "loss", "optimizer step", "quantiser", "tone curve", "ODE", "statistics"}
 

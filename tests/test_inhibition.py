@@ -1,4 +1,4 @@
-"""Reductions over the neurons of a row inside a step: kernels and library reductions, compared with the loop."""
+"""Steps that reduce values over the neurons of a row. Kernels and a library's reductions are compared with the loop."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def test_gradcheck(cell: type[Cell]) -> None:
 
 @pytest.mark.parametrize("cell", [Winner, First], ids=lambda cell: cell.__name__)
 def test_ties_equal_torch(cell: type[Cell]) -> None:
-    """Tests equal maxima. They share the gradient, unless the position of the maximum is also used; then the first
-    maximum has the gradient.
+    """Checks the gradients of equal maxima. Equal maxima share the gradient. If the step also uses the position of the
+    maximum, the first maximum receives the whole gradient.
     """
     core = made(cell, 8, Dense())
     tensors = [torch.ones_like(t).requires_grad_() for t in sequences(core, 4, 6, 8)]
@@ -113,7 +113,9 @@ ONE = ("one launch for all steps", "one launch for all steps")
 
 
 def in_one_launch(core: Cell, tensors: list[Tensor], bound: float = 1e-5) -> list[str]:
-    """Checks the results and gradients of kernels. Returns descriptions of how the forward and the backward ran."""
+    """Checks the results and gradients of kernels. Returns the descriptions of the forward's and the backward's
+    launches.
+    """
     program = ScanProgram(core, 1, core.num_states, 1, on_cpu="triton")
     step, arguments = prepare(program, tensors)
     assert isinstance(step, RecurrentSpecialization)
@@ -135,7 +137,7 @@ def test_one_launch_with_whole_rows_per_program(cell: type[Cell]) -> None:
 
 @pytest.mark.parametrize("cell", [Normed, ExciteInhibit], ids=lambda cell: cell.__name__)
 def test_one_launch_with_shared_rows(cell: type[Cell]) -> None:
-    """Tests matrices that are too large for one program."""
+    """Checks matrices that are too large for one program, so several programs share a row."""
     core = made(cell, 210, Dense(), soft=True)
     messages = in_one_launch(core, sequences(core, 3, 19, 210), 1e-4)
     assert tuple(how.split(",")[0] for how in messages) == ONE
@@ -153,7 +155,7 @@ def test_one_launch_with_shared_rows_on_a_gpu(cell: type[Cell], neurons: int) ->
 
 
 class _Inhibited(torch.nn.Module):
-    """A membrane that is inhibited by the mean of its row, with a softmax over the row."""
+    """A membrane that the mean of its row inhibits. The output is a softmax over the row."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -171,7 +173,7 @@ def _with_gradients(neuron: FlexSN, run: Callable[..., Tensor], x: Tensor, **cha
 
 
 def test_compiled_graphs_exports_lengths_and_resets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests reductions of rows in compiled graphs, in exported programs, and with lengths and resets."""
+    """Checks reductions over rows with lengths and resets, in compiled graphs, and in exported programs."""
     core = _Inhibited().double()
     loop, kernels = FlexSN(core, 1, 1, 1, backend="torch"), FlexSN(core, 1, 1, 1, backend="cpp")
     x = torch.randn(6, 37, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()

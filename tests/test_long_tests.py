@@ -1,4 +1,4 @@
-"""The mark `long`: marked tests need `--long`, except for the parameters in `all_but`."""
+"""The mark `long`: marked tests only run with `--long`, except for the parameters in `all_but`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ for options in json.loads(sys.argv[1]):
 
 
 def collected(folder: Path, *runs: list[str]) -> list[tuple[list[str], str]]:
-    """Returns, for the options of each run, the collected tests and the whole output of pytest."""
+    """Returns the names of the collected tests and the output of pytest, for the options of each run."""
     done = subprocess.run(
         [sys.executable, "-c", COLLECTS, json.dumps(runs)],
         cwd=folder,

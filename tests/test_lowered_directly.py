@@ -1,4 +1,4 @@
-"""Direct calls of the lowering to kernels, without a compiler: checkpoints at any distance, and zero gradients."""
+"""Direct calls of the lowering to kernels, without a compiler, with checkpoints at any distance and zero gradients."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_gradients_with_checkpoints_at_any_distance(interval: int, steps: int, m
     *results, rows = lowering.forward(core, layout, arguments)
     torch.testing.assert_close(results, [r.detach() for r in expected])
 
-    # The states that the loop would save for the backward of another lowering.
+    # The loop saves these states for the backward, which may have another lowering.
     checkpoints = [eager_scan_final_state(decay, 1, 1, 1, x[:t], v, w)[1] for t in range(interval, steps, interval)]
     assert len(rows) == len(checkpoints)
     if checkpoints:

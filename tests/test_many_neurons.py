@@ -1,4 +1,4 @@
-"""A short run of `benchmarks/many_neurons.py`: deleted neurons leave nothing behind that grows with their number."""
+"""A short run of `benchmarks/many_neurons.py`. Deleted neurons free all resources that would grow with their number."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def test_remaining_resources_do_not_grow(
     assert after.modules == before.modules
     assert after.descriptors <= before.descriptors + 2  # other code of this process may open files
     assert after.handles == before.handles
-    # A neuron that is not freed would hold at least 36 objects. (torch's context variables keep a few objects of each
-    # call.)
+    # A neuron that is not freed would hold at least 36 objects. torch's context variables hold a few objects of each
+    # call.
     assert after.objects < before.objects + 10 * (NEURONS - EARLY)
     if backend == "triton":
         assert before.generated > 0

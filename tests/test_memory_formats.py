@@ -1,4 +1,4 @@
-"""Memory formats on every backend: the strides equal those of elementwise operations, and the values equal the loop."""
+"""Memory formats on every backend. Results have the strides that elementwise operations return, and the loop's values."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ LAYOUTS: dict[str, Layout] = {
 
 
 def significant(tensor: Tensor) -> list[int | None]:
-    """Returns the strides that matter: those of dimensions with several elements. A tensor without elements has
-    none.
+    """Returns the strides of dimensions with several elements, and `None` for other dimensions. Returns an empty list
+    for a tensor without elements.
     """
     if not tensor.numel():
         return []
@@ -76,7 +76,7 @@ def weight_of(x: Tensor) -> Tensor:
 
 
 def run(backend: str, x: Tensor, v: Tensor | None, weight: Tensor, *, keep: bool = False) -> tuple[Tensor, ...]:
-    """Returns `(output, state sequence or final state)`."""
+    """Returns the output, and the state sequence if `keep` is true, or else the final state."""
     neuron = FlexSN(
         make_core(weight), 1, 1, 1, backend=backend, store_state_seqs=keep, example_outputs=[x.new_empty(STEP)]
     )
@@ -126,7 +126,9 @@ def test_results_and_gradients(name: str, steps: int, device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_gradients_do_not_depend_on_the_format(device: str) -> None:
-    """Checks bitwise equality, except for captured tensors, whose gradients are sums over elements in another order."""
+    """Checks that gradients are bitwise equal for all formats. The gradient of a captured tensor is a sum over elements,
+    whose order depends on the format, so it is only equal up to rounding.
+    """
     weights, state_weights = values(5, *STEP, seed=1).to(device), values(*STEP, seed=2).to(device)
     reference = None
     for name in ("contiguous", "channels_last_frames", "permuted", "batch_first"):
@@ -147,7 +149,9 @@ def test_gradients_do_not_depend_on_the_format(device: str) -> None:
 @pytest.mark.parametrize("pairs", [5, 12])
 @BACKENDS_AND_DEVICES
 def test_mixed_formats(backend: str, device: str, pairs: int) -> None:
-    """Tests two inputs and a state. The results have the format that `TensorIterator` chooses for all three."""
+    """Checks that results of two inputs and a state have the format that PyTorch's `TensorIterator` chooses for these
+    three tensors.
+    """
 
     def core(x: Tensor, y: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         h = 0.5 * v + x * y
@@ -218,7 +222,7 @@ def test_kernel_object_keeps_the_format() -> None:
 
 
 def test_one_kernel_for_all_orders() -> None:
-    """Checks that permuted dimensions share one kernel, because kernels count elements in memory order."""
+    """Checks that inputs with permuted dimensions share one kernel, because kernels read elements in memory order."""
     neuron = FlexSN(make_core(torch.tensor(0.5)), 1, 1, 1, backend="triton")
     program = neuron._get_program()
     for name in ("contiguous", "channels_last_frames", "permuted"):
