@@ -37,8 +37,8 @@ def test_inhibitory_neurons_reduce_spikes() -> None:
         inhibited = layer(x).sum()
         layer.reset()
         layer.back.zero_()
-        alone = layer(x).sum()
-    assert inhibited < alone
+        uninhibited = layer(x).sum()
+    assert inhibited < uninhibited
 
 
 @one_thread()

@@ -21,36 +21,36 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Returns a list that records, for each loop over time, `"one launch"` or the reason against one launch."""
     descriptions: list[str] = []
     original = _one_launch.run_in_one_launch
 
     def record(step: RecurrentSpecialization, over: OverTime) -> str:
         try:
-            how = original(step, over)
+            description = original(step, over)
         except NotOneLaunchError as error:
             descriptions.append(str(error))
             raise
         descriptions.append("one launch")
-        return how
+        return description
 
     monkeypatch.setattr(_staged, "run_in_one_launch", record)
     return descriptions
 
 
-def rlif() -> FlexSN:
+def make_rlif() -> FlexSN:
     return RLIF(20, tau=2.0)
 
 
-def adaptive() -> FlexSN:
+def make_adaptive() -> FlexSN:
     """Returns a neuron with initial states other than zero."""
     return Recurrent(ALIF(v_reset=-0.25), 20)
 
 
-@pytest.mark.long(all_but=["rlif"])
-@pytest.mark.parametrize("make", [rlif, adaptive])
-def test_recurrent_layers(make: Any, launched: list[str]) -> None:
+@pytest.mark.long(all_but=["make_rlif"])
+@pytest.mark.parametrize("make", [make_rlif, make_adaptive])
+def test_lengths_and_resets_equal_the_loop(make: Any, launches: list[str]) -> None:
     torch.manual_seed(0)
     neuron = make().to(DEVICE)
     with torch.no_grad():
@@ -72,7 +72,7 @@ def test_recurrent_layers(make: Any, launched: list[str]) -> None:
     for a, b in zip(*actual, strict=True):
         torch.testing.assert_close(a, b)
     assert all(torch.equal(a, b) for a, b in zip(actual[0][:2], actual[1][:2], strict=True))
-    assert launched == ["one launch"] * 2
+    assert launches == ["one launch"] * 2
     assert not actual[1][0][lengths[0] :, 0].any()
 
 
@@ -95,12 +95,12 @@ def loops(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool, bool]]:
 
 
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("ends", [False, True], ids=["full", "lengths"])
-def test_spikes_are_sent_as_bits(ends: bool, loops: list[tuple[bool, bool, bool]]) -> None:
+@pytest.mark.parametrize("has_lengths", [False, True], ids=["full", "lengths"])
+def test_spikes_are_sent_as_bits(has_lengths: bool, loops: list[tuple[bool, bool, bool]]) -> None:
     """Checks spikes that are sent with and without lengths. After the end of a sequence, its state remains a spike."""
-    lengths = {"lengths": torch.tensor([5, 3, 0])} if ends else {}
+    lengths = {"lengths": torch.tensor([5, 3, 0])} if has_lengths else {}
     RLIF(20, tau=2.0, backend="triton")(torch.rand(5, 3, 20), **lengths)
-    assert loops == [(True, True, ends)]
+    assert loops == [(True, True, has_lengths)]
 
 
 @pytest.mark.usefixtures("interpreted")
