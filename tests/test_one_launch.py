@@ -1,4 +1,4 @@
-"""Recurrent steps in one launch, compared with the plain loop: bitwise equal if every sum has only one term."""
+"""Recurrent steps in one launch, compared with the loop. Results are bitwise equal if every sum has only one term."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ gpu = pytest.mark.gpu
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Records, for each loop over several steps, ``"one launch"`` or the obstacle to it."""
+    """Returns a list that records, for each loop over several steps, `"one launch"` or the reason against one launch."""
     descriptions: list[str] = []
     original = _one_launch.run_in_one_launch
 
@@ -50,7 +50,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
                 descriptions.append(str(error))
             raise
 
-    def counted(launch: Any) -> Any:  # repeated calls do nothing but launch
+    def counted(launch: Any) -> Any:  # a repeated call launches the kernel directly
         def run(*arguments: Any) -> None:
             launch(*arguments)
             descriptions.append("one launch")
@@ -69,8 +69,8 @@ Choose = Callable[[bool], None]
 
 @pytest.fixture
 def exchanged(monkeypatch: pytest.MonkeyPatch) -> Choose:
-    """Returns a function that makes a choice: either programs exchange the values of shared rows, or each program has
-    all columns that fit.
+    """Returns a function that selects one of two kinds of tiles. With True, programs exchange the values of shared rows.
+    With False, each program has all columns of its rows.
     """
 
     def choose(yes: bool) -> None:
@@ -95,7 +95,8 @@ def check(cell: type[Cell], num_steps: int, batch: int, size: int, dtype: torch.
     for a, b in zip([*actual, *gradients[:count]], [*expected, *expected_gradients[:count]], strict=True):
         assert a is not None
         assert b is not None
-        # The last bits of such small float32 numbers lie in parts below the smallest bfloat16 number.
+        # Kernels split a float32 value into bfloat16 parts. If the value is very small, its last part is too small for
+        # bfloat16.
         tiny = b.abs() < 1e-30
         assert torch.equal(a.masked_fill(tiny, 0.0), b.masked_fill(tiny, 0.0))
         assert ((a - b).abs().double() < 1e-36).all()
@@ -152,7 +153,9 @@ _FIRST = (LSTM, GatedGRU, Sliced)
     ids=lambda cell: cell.__name__,
 )
 def test_exchange_does_not_change_results(cell: type[Cell], exchanged: Choose) -> None:
-    """Compares cells with gates, with slices of a value, and with products of products. Each sum has only one term."""
+    """Compares launches with and without exchange, for cells with gates, slices of a value, and successive products.
+    Each sum has only one term.
+    """
     actual = []
     for yes in (True, False):
         exchanged(yes)
@@ -200,7 +203,7 @@ def test_nan_in_padding_does_not_spread(yes: bool, exchanged: Choose, launched: 
 def test_matrices_that_fit_into_registers_are_held(
     size: int, batch: int, dtype: torch.dtype, expected: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tests the division into rows and warps on a device with two multiprocessors."""
+    """Checks the rows and warps that are chosen for a device with two multiprocessors."""
     choices: list[Tiles | None] = []
 
     def record(loop: Loop, device: torch.device, *, from_zero: bool) -> Iterator[Tiles]:
@@ -228,7 +231,7 @@ def test_explain_describes_programs_with_all_columns(exchanged: Choose) -> None:
     )
 
 
-# -- the end of a sequence, and numbers --------------------------------------------------------------------------
+# -- the end of a sequence, and precision ------------------------------------------------------------------------
 
 
 @pytest.mark.long(all_but=["LearnedDecay"])
@@ -243,7 +246,9 @@ def test_last_step_without_gradients_of_states(cell: type[Cell], launched: list[
 
 
 def test_product_of_absent_gradients_is_absent(launched: list[str]) -> None:
-    """Checks products of absent gradients. If they were zeros, they would be multiplied by an infinite state."""
+    """Checks that products of absent gradients are not computed. Zeros for these gradients would be multiplied by an
+    infinite state, and the product would be NaN.
+    """
 
     class Late(Cell):
         num_states = 1
@@ -259,10 +264,10 @@ def test_product_of_absent_gradients_is_absent(launched: list[str]) -> None:
 
 
 def of_outputs(core: Cell, num_steps: int, *step: int, last: float = 0.0) -> list[tuple[Tensor, ...]]:
-    """Returns the gradients of a loss of only the outputs, in the loop and in kernels.
+    """Returns the gradients of a loss that only reads the outputs, in the loop and in kernels.
 
     Args:
-        last: number that is added to the input of the last step but one.
+        last: value that is added to the input of the second-to-last step.
     """
     tensors = sequences(core, num_steps, *step)
     with torch.no_grad():
@@ -276,8 +281,8 @@ def of_outputs(core: Cell, num_steps: int, *step: int, last: float = 0.0) -> lis
 
 
 def test_float32_products_are_exact_to_24_bits(launched: list[str]) -> None:
-    """Tests operands and matrices with 24 significant bits and different magnitudes. The errors must be as small as
-    those of a library's product.
+    """Checks products of operands with 24 significant bits and different magnitudes. Their errors must not exceed twice
+    the errors of a library's product.
     """
     core = made(GRU, 21, Dense())
     x, h = sequences(core, 3, 6, 21, bits=20)
@@ -298,7 +303,7 @@ def test_float32_follows_the_precision_setting(precision: str, bits: int, launch
 
 
 def check_bits(size: int, precision: str, bits: int) -> None:
-    """Checks that products agree with the float64 result in `bits` bits, but not in seven more."""
+    """Checks that products agree with float64 in `bits` bits, but not in `bits + 7` bits."""
     core = made(GRU, size, Dense())
     tensors = [t.detach() for t in sequences(core, 3, 6, size, bits=20)]
     before = torch.get_float32_matmul_precision()
@@ -382,7 +387,7 @@ def test_explain_names_the_obstacle_to_one_launch(monkeypatch: pytest.MonkeyPatc
     assert step.loops.descriptions["forward"] == "launches step by step, because FLEXSN_ONE_LAUNCH is 0"
 
 
-# -- on a GPU: many programs that wait for each other ------------------------------------------------------------
+# -- many programs on a GPU, which wait for each other -----------------------------------------------------------
 
 
 @gpu
@@ -415,7 +420,7 @@ def test_steps(num_steps: int, yes: bool, exchanged: Choose, launched: list[str]
 
 
 def check_on_two_streams(size: int, dtype: torch.dtype) -> None:
-    """Compares 10 000 launches, which alternate between two streams, with the loop."""
+    """Checks 10 000 launches that alternate between two streams. Some of their results are compared with the loop."""
     core = made(RLIF, size, Powers(), dtype)
     x, s, v = (t.detach() for t in sequences(core, 3, 64, size, dtype=dtype))
     expected = run(core, (x, s, v), None)
@@ -458,7 +463,9 @@ def test_repeated_calls_are_bitwise_equal(size: int) -> None:
 
 @gpu
 def test_waiting_programs_give_up(monkeypatch: pytest.MonkeyPatch, exchanged: Choose) -> None:
-    """Runs a launch in which one program is missing. The results are NaN, and the next call raises an error."""
+    """Runs a launch in which one program is missing, and checks that the results are NaN and the next call raises an
+    error.
+    """
     exchanged(True)
     from flexsn_runtime.errors import GaveUpError
     from flexsn_runtime.launches._cooperative_launch import CooperativeLaunch

@@ -1,7 +1,7 @@
 """A quick subset of `benchmarks/opinfo_table.py`: the elementwise ops of PyTorch in `pointwise` and in `FlexSN`.
 
-Each variant runs one sample in one dtype, and the dtypes alternate between variants. Every third variant also runs the
-gradient. Without `--long`, only one eighth of the variants runs.
+Each variant of an op runs one sample in one dtype, and the dtypes alternate between variants. Every third variant also
+computes gradients. Without `--long`, only one eighth of the variants runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ Outcomes = dict[str, dict[str, Outcome]]
 def outcomes(request: pytest.FixtureRequest) -> Outcomes:
     results: Outcomes = {}
     for i, info in enumerate(variants()):
-        if i // 12 % PARTS != request.param:  # each group of twelve variants has all of the kinds below
+        if (
+            i // 12 % PARTS != request.param
+        ):  # each group of 12 consecutive variants includes gradients and special values
             continue
         here = [dtype for dtype in DTYPES if dtype in info.dtypes]
         smooth = [dtype for dtype in DIFFERENTIABLE if is_differentiable(info, dtype)]
@@ -47,7 +49,7 @@ def test_both_ways_agree(outcomes: Outcomes) -> None:
 def test_nearly_all_runs_pass(outcomes: Outcomes) -> None:
     passed = sum(o.equal + o.close for o in everything(outcomes))
     refused = {name: o.why for name, by_dtype in outcomes.items() for o in by_dtype.values() if o.refused}
-    # 95 % pass in the whole table. A part of it may have a larger share of refusals.
+    # In the whole table, 95 % of the runs pass. In one eighth of the table, the share may be smaller.
     assert passed >= 0.9 * sum(o.runs for o in everything(outcomes)), refused
 
 

@@ -1,5 +1,5 @@
-"""States whose shapes differ from that of the step: kernels, in each language and way to run, compared with the
-loop.
+"""States whose shapes differ from the shape of the step. Kernels in each language, compiled graphs and exported programs
+are compared with the loop.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ languages = pytest.mark.parametrize("backend", ["cpp", "triton"])
 
 
 class Layer(FlexSN):
-    """A layer that holds a core and its states."""
+    """A layer that runs a core, with initial states of zero in the shapes that the core declares."""
 
     core: Core
 
@@ -45,7 +45,7 @@ def sequence(core: Core, dtype: torch.dtype = torch.float64, steps: int = T, bat
 
 
 def trained(call: Callable[..., Any], core: Core, tensors: Sequence[Tensor]) -> list[Tensor | None]:
-    """Returns the results, and the gradients of tensors and parameters for a loss that weights the results
+    """Returns the results, and the gradients of tensors and parameters. The loss weights the elements of the results
     differently.
     """
     results = list(call(*tensors))
@@ -57,8 +57,8 @@ def trained(call: Callable[..., Any], core: Core, tensors: Sequence[Tensor]) -> 
 
 
 def called(layer: Layer, **options: Any) -> Callable[..., list[Tensor]]:
-    """Returns a function that calls a layer with given or initial states. It returns outputs, final states and state
-    sequences.
+    """Returns a function that calls a layer and returns outputs, final states and state sequences. If the function
+    receives no states, the layer starts from its initial states.
     """
 
     def call(x: Tensor, *states: Tensor) -> list[Tensor]:
@@ -134,7 +134,7 @@ def test_half_precision(make: type[Core], dtype: torch.dtype) -> None:
 
 
 class Exact(Core):
-    """A core that computes with whole numbers."""
+    """A core whose states are multiples of 1/2, so that its sums are exact."""
 
     def forward(self, x: Tensor, soma: Tensor, branches: Tensor) -> tuple[Tensor, ...]:
         branches = (branches / 2 + x.unsqueeze(-1) * torch.tensor([1.0, 2.0, -1.0])).round()
@@ -203,7 +203,7 @@ class Network(nn.Module):
 @pytest.mark.long(all_but=["Apart", "Populations"])
 @cores
 def test_compiled_graphs_launch_kernels(make: type[Core], caplog: pytest.LogCaptureFixture) -> None:
-    """Checks that a compiled graph launches kernels. If it ran a loop, this would be logged."""
+    """Checks that compiled graphs equal the loop and launch kernels. flexsn_hop would log that a graph runs a loop."""
     core = made(make)
     x = sequence(core)
     expected = trained(Network(Layer(core)), core, [x])
@@ -225,7 +225,7 @@ def test_exported_programs(make: type[Core]) -> None:
 
 
 class Best(Core):
-    """A core in which the largest branch wins. If several branches are equal, the first of them wins."""
+    """A core that only keeps its largest branch. If several branches are equally large, it keeps the first of them."""
 
     def forward(self, x: Tensor, soma: Tensor, branches: Tensor) -> tuple[Tensor, ...]:
         branches = branches / 2 + x.unsqueeze(-1) * torch.tensor([1.0, 2.0, 2.0, -1.0], dtype=x.dtype)
@@ -243,7 +243,7 @@ def test_positions_of_branches_in_kernels_and_compiled_graphs() -> None:
 
 
 class Noisy(Core):
-    """A core with noise in each branch, drawn at once or branch by branch."""
+    """A core with noise in each branch. The noise of all branches is drawn at once, or branch by branch."""
 
     whole: bool = True
 
@@ -255,7 +255,7 @@ class Noisy(Core):
 
 
 def test_random_numbers_of_branches(interpreted: None) -> None:
-    """Checks that one draw for all branches gives the same numbers as separate draws."""
+    """Checks that one draw for all branches returns the same random numbers as separate draws."""
     core, x = made(Noisy, torch.float32), torch.zeros(T, B, 5)
     results = []
     for backend, whole in (("torch", True), ("torch", False), ("cpp", True), ("triton", True)):
@@ -317,7 +317,7 @@ def test_assigned_parameters_are_read() -> None:
 
 
 def test_refusal_does_not_depend_on_sizes() -> None:
-    """Checks a refusal that must not depend on sizes: the last dimension holds neurons, and their number may change."""
+    """Checks that a core is refused for any number of neurons, since this number may change between calls."""
     for size in (4, 40):
         with pytest.raises(NotImplementedError, match="roll"):
             ScanProgram(lambda x, v: (x.roll(1, -1), v), 1, 1, 1).specialize_examples((torch.zeros(6, size),) * 2)

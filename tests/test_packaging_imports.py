@@ -1,7 +1,8 @@
-"""Packages declare all packages that they import, because a sibling may require fewer packages in the future.
+"""Packages declare all distributions that they import. A distribution that only a sibling declares is not enough,
+because the sibling may require fewer distributions in the future.
 
-Tests of isolated wheels cannot detect such a missing declaration, because the siblings of the wheel are installed as
-well. Tests of a package import only the helpers of the same package, because its sdist contains no others.
+Tests of isolated wheels cannot detect such a missing declaration, because the siblings of the wheel are installed, too.
+The tests of a package import only helper modules of the same package, because its sdist contains no other helpers.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ DISTRIBUTIONS = {
 
 
 def declared_by(package: Path) -> set[str]:
-    """Returns the distributions that a package requires, always or with one of its extras."""
+    """Returns the distributions that a package requires, including those that only its extras require."""
     project = tomllib.loads((package / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     groups = [project["dependencies"], *project.get("optional-dependencies", {}).values()]
     return {canonicalize_name(Requirement(line).name) for lines in groups for line in lines}
@@ -77,7 +78,9 @@ HELPERS = {path.stem for folder in FOLDERS for path in ROOT.glob(f"{folder}/*.py
 
 
 def not_beside_the_wheel(modules: set[str], distribution: Distribution) -> set[str]:
-    """Returns those of `modules` that exist in the repository but not next to the installed `distribution`."""
+    """Returns the elements of `modules` that the repository contains, but that a test of the installed `distribution`
+    cannot import.
+    """
     own = {path.stem for path in (distribution.folder / "tests").glob("*.py")}
     strangers = {other.module for other in distributions() if other not in with_siblings(distribution)}
     return modules & ((HELPERS - own) | strangers)

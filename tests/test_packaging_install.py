@@ -1,4 +1,4 @@
-"""Commands in the documents that install FlexSN: they name all required packages, and can be run unchanged."""
+"""Commands in the documents that install FlexSN. They name all required packages, and a user can run them unchanged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = tuple(distribution.name for distribution in distributions())
 
 
 def commands_in(document: Path) -> list[str]:
-    """Returns the commands that install FlexSN. Commands that install tools, such as hatch, are left out."""
+    """Returns the commands in a document that install FlexSN, without commands that install tools such as hatch."""
     commands = [alone or within for alone, within in COMMAND.findall(document.read_text(encoding="utf-8"))]
     return [command for command in commands if "packages/" in command or "dist/" in command]
 
@@ -46,14 +46,14 @@ def needed_for(distribution: Distribution) -> tuple[str, ...]:
 
 
 def brought_by(distribution: Distribution) -> set[str]:
-    """Returns the distributions that pip also installs for `distribution`, except torch."""
+    """Returns the distributions that `distribution` and its siblings require, except torch."""
     needs = {requirement.name for member in with_siblings(distribution) for requirement in member.requirements}
     return needs - {"torch"}
 
 
 @pytest.mark.parametrize("distribution", distributions(), ids=lambda distribution: distribution.name)
 def test_commands_name_all_requirements(distribution: Distribution) -> None:
-    """Compares the requirements of a package with its README and with the table of layers."""
+    """Checks the commands in the README of a package, and in the table of packages in docs/installing.md."""
     readme = commands_in(distribution.folder / "README.md")
     assert readme, "its README does not say how to install it"
     assert {named(command) for command in readme} == {needed_for(distribution)}
@@ -100,13 +100,13 @@ def where_wheels_are(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.wheels
 @pytest.mark.parametrize("command", COMMANDS)
 def test_command_installs_the_named_packages(command: str, where_wheels_are: Path, tmp_path: Path) -> None:
-    """Runs a command in a shell, with third-party packages but without FlexSN. Nothing is downloaded."""
+    """Checks a command in an environment that contains third-party packages, but not FlexSN. Nothing is downloaded."""
     members = [distribution for distribution in distributions() if distribution.name in named(command)]
     needs = [requirement for member in members for requirement in member.requirements]
     extras = [Requirement("hatchling"), Requirement("matplotlib"), Requirement("nir")]
     third = [requirement for requirement in [*needs, *extras] if requirement.name not in NAMES]
     environment = Environment(tmp_path / "environment", third)
-    # These options avoid the internet, that is, the package index and the download of a build backend.
+    # With these options, pip downloads neither packages nor a build backend.
     pip = 'pip() { python -m pip "$@" --quiet --no-index --no-build-isolation; }'
     cwd = where_wheels_are if "dist/" in command else ROOT
     environment.run("bash", "-c", f"{pip}; {command}", cwd=cwd)
@@ -116,9 +116,7 @@ def test_command_installs_the_named_packages(command: str, where_wheels_are: Pat
 
 @pytest.mark.wheels
 def test_missing_folder_is_an_error(tmp_path: Path) -> None:
-    """Tests the runtime without the folders of the packages that it requires. pip must not find these packages
-    elsewhere.
-    """
+    """Checks that pip does not install the runtime without the folders of the packages that it requires."""
     needs = [requirement for member in distributions() for requirement in member.requirements]
     third = [requirement for requirement in [*needs, Requirement("hatchling")] if requirement.name not in NAMES]
     environment = Environment(tmp_path / "environment", third)

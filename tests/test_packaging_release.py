@@ -1,4 +1,4 @@
-"""Requirements of a release: the same files in each distribution, one place for undecided facts, and matching tags."""
+"""Requirements of a release: equal metadata in all distributions, one file for undecided facts, and matching tags."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ def test_release_needs_a_date_and_decided_facts(
 
 
 def test_actions_are_pinned_to_a_commit() -> None:
-    """Checks that actions are named by a commit, because their owners can move tags. `hatch run release:lint` checks
-    more.
+    """Checks that workflows pin actions to a commit, because the owners of an action can move its tags.
+    `hatch run release:lint` checks further rules.
     """
     assert WORKFLOWS
     used = [line for path in WORKFLOWS for line in re.findall(r"uses: (.*)", path.read_text(encoding="utf-8"))]
@@ -119,7 +119,9 @@ def test_actions_are_pinned_to_a_commit() -> None:
 
 
 def test_workflows_run_existing_scripts() -> None:
-    """Checks that each `hatch run ENVIRONMENT:SCRIPT`, and each script that a workflow or the CI runs, exists."""
+    """Checks that each script exists that workflows, the CI and RELEASING.md run, by `hatch run ENVIRONMENT:SCRIPT` or
+    by `python PATH`.
+    """
     environments = tomllib.loads((ROOT / "hatch.toml").read_text(encoding="utf-8"))["envs"]
     texts = [path.read_text(encoding="utf-8") for path in [*WORKFLOWS, ROOT / ".ci" / "run", ROOT / "RELEASING.md"]]
     called = {call for text in texts for call in re.findall(r"hatch run (\w+):(\w+)", text)}
@@ -131,9 +133,7 @@ def test_workflows_run_existing_scripts() -> None:
 
 @pytest.mark.parametrize("document", [*WORKFLOWS, ROOT / "RELEASING.md"], ids=lambda path: path.name)
 def test_documented_wheel_commands_match_the_script(document: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compares the commands in documents with the arguments of the script: one wheel by its name, one wheel after an
-    option, or all wheels.
-    """
+    """Checks that the script accepts the commands in documents, and that it then tests the named wheel, or all wheels."""
     calls: list[tuple[str, list[str]]] = []
 
     def run_tests(distribution: Distribution, folder: Path, options: Sequence[str] = ()) -> wheels.Outcome:

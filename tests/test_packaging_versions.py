@@ -1,4 +1,4 @@
-"""Versions of the packages in this repository: each version is in the ranges that other packages require."""
+"""Versions of the packages in this repository. Each version is in the ranges that the other packages require."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SIBLINGS = [
 
 
 def test_both_environments_have_the_same_dependencies() -> None:
-    """Compares the dependencies of two environments that share one `.venv`. If they differed, each run would change the
+    """Checks that two environments that share one `.venv` have equal dependencies. Otherwise, each run would change the
     `.venv`.
     """
     environments = tomllib.loads((ROOT / "hatch.toml").read_text(encoding="utf-8"))["envs"]
@@ -69,8 +69,8 @@ def test_range_admits_the_sibling(requirement: Requirement) -> None:
 
 @pytest.mark.parametrize("requirement", SIBLINGS)
 def test_range_is_open_below_the_next_breaking_version(requirement: Requirement) -> None:
-    """Checks the range. A pinned version would tie the packages together, and a range without an upper bound would
-    admit a breaking release.
+    """Checks that a range has a lower and an upper bound. A pinned version would tie the releases of packages together,
+    and a range without an upper bound would admit a breaking release.
     """
     assert sorted(specifier.operator for specifier in requirement.specifier) == ["<", ">="]
 

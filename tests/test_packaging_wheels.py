@@ -1,9 +1,9 @@
 """Wheels that work with only their declared requirements.
 
-The test builds the five wheels. It then installs each wheel into its own folder, together with the siblings that its
-metadata require, and imports all modules from this folder. The Python that imports them sees one other folder, with
-links to the third-party distributions that the metadata require. So a package that is used but not declared is missing,
-even if the environment contains it.
+The tests build the five wheels. They install each wheel into its own folder, together with the siblings that its
+metadata require, and import all modules from this folder. The Python process that imports them finds modules in only
+one other folder, which contains links to the third-party distributions that the metadata require. So a package that is
+used but not declared is missing, even if the environment contains it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from wheels import build, run_tests, wheel_of
 PACKAGES = [distribution.name for distribution in distributions()]
 ALONE = {"flexsn-graph", "flexsn-hop"}
 WITHOUT_TRITON = {"flexsn-graph", "flexsn-hop"}
-# One file of quick tests for each wheel. `release/wheels.py test` runs all tests of a wheel, which takes as long as
-# running them here.
+# One file of quick tests for each wheel. `release/wheels.py test` runs all tests of a wheel.
 QUICK = {
     "flexsn-codegen": "test_codegen_torch2triton.py",
     "flexsn-graph": "test_graph_info.py",
@@ -49,8 +48,8 @@ class Wheel:
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
-    # Turns off Triton's interpreter, which conftest.py turns on. Users do not use it, and it needs more packages than
-    # Triton declares.
+    # conftest.py turns on Triton's interpreter. It is off here, as it is for users, because it needs packages that
+    # Triton does not declare.
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     finished = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
     assert finished.returncode == 0, f"{command}\n{finished.stdout}\n{finished.stderr}"
@@ -59,7 +58,7 @@ def run(*command: str | Path, cwd: Path | None = None) -> str:
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Builds the sdists, and wheels from these sdists. Nothing is downloaded."""
+    """Builds the sdists, and the wheels from these sdists, and returns their folder. Nothing is downloaded."""
     folder = tmp_path_factory.mktemp("somewhere") / "dist"
     for distribution in distributions():
         build(distribution, folder)
@@ -89,7 +88,9 @@ def with_siblings(name: str, wheels: dict[str, Wheel]) -> list[str]:
 
 
 def import_isolated(name: str, wheels: dict[str, Wheel], folder: Path) -> dict[str, Any]:
-    """Installs `name` and its siblings under `folder`, imports all modules from there, and returns the report."""
+    """Installs `name` and its siblings under `folder`, imports all modules from `folder`, and returns a report of the
+    imports.
+    """
     members = with_siblings(name, wheels)
     target, links = folder / "target", folder / "third_party"
     links.mkdir()
@@ -98,7 +99,7 @@ def import_isolated(name: str, wheels: dict[str, Wheel], folder: Path) -> dict[s
     requirements = [r for m in members for r in wheels[m].requirements if r.name not in wheels]
     names = third_party(requirements)
     if "triton" not in {requirement.name for requirement in requirements}:
-        names -= {"triton"}  # some builds of torch require it, but the package does not
+        names -= {"triton"}  # some builds of torch require Triton, but the package does not
     link_distributions(names, links)
     script = ROOT / "tests" / "isolated_import.py"
     output = run(sys.executable, "-I", "-S", script, name.replace("-", "_"), target, links, cwd=folder)
@@ -140,7 +141,7 @@ def test_own_tests_pass_against_the_installed_wheel(distribution: Distribution, 
 
 
 def make_wheel(folder: Path, module: str, source: str, requires: str = "") -> Path:
-    """Writes a small wheel directly, without building it, for tests of the isolation itself."""
+    """Writes a small wheel without a build, and returns its path. The wheel serves to test the isolation itself."""
     path = folder / f"{module}-0.1.0-py3-none-any.whl"
     info = f"{module}-0.1.0.dist-info"
     lines = f"Requires-Dist: {requires}\n" if requires else ""

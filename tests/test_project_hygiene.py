@@ -1,4 +1,4 @@
-"""Requirements that every file and every package of the repository meets."""
+"""Requirements for every file and every package of the repository."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def project_files() -> list[Path]:
 
 
 def traces_in(content: bytes) -> list[str]:
-    """Returns the traces in `content`, with one entry for each kind of trace."""
+    """Returns the first trace of each kind in `content`."""
     return [f"{kind}: {m[0]!r}" for kind, p in TRACES.items() if (m := re.search(p, content))]
 
 
@@ -78,7 +78,9 @@ CLOCKS = re.compile(
 
 
 def test_tests_do_not_depend_on_speed() -> None:
-    """Checks that tests read no clocks. The time limit in pyproject.toml only serves to end processes that hang."""
+    """Checks that tests read no clocks and set no time limits. The time limit in pyproject.toml only ends processes that
+    hang.
+    """
     files = [ROOT / "conftest.py", *ROOT.glob("tests/**/*.py"), *ROOT.glob("packages/*/tests/**/*.py")]
     results = {str(path.relative_to(ROOT)): clocks for path in files if (clocks := CLOCKS.findall(path.read_text()))}
     assert results == {}
@@ -89,7 +91,8 @@ def test_package_has_its_documents(package: Path) -> None:
     module = package.name.replace("-", "_")
     papers = ["README.md", "CHANGELOG.md", "LICENSE", f"src/{module}/py.typed"]
     assert [name for name in papers if not (package / name).is_file()] == []
-    # A source distribution contains only the folder of its package, so the license is in both places.
+    # The repository and each package contain the license, since a source distribution contains only the folder of its
+    # package.
     assert (package / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 

@@ -1,4 +1,4 @@
-"""Phrases and names that the style rules forbid: their counts do not grow."""
+"""Phrases and names that the style rules forbid. Their counts do not grow."""
 
 from __future__ import annotations
 
