@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from recurrent_cores import Late, Powers
-from test_one_launch import Choose, exchanged, launched  # noqa: F401  # fixtures
+from test_one_launch import SetExchange, launches, set_exchange  # noqa: F401  # fixtures
 from test_recurrent import DEVICE, TARGETS, differentiated, made, run, sequences
 
 from flexsn_graph import Phase, Port, Role
@@ -51,12 +51,12 @@ def test_delays_run_step_by_step(
 def test_cores_with_delays_run_in_one_launch(
     num_steps: int,
     is_exchanged: bool,
-    exchanged: Choose,  # noqa: F811
-    launched: list[str],  # noqa: F811
+    set_exchange: SetExchange,  # noqa: F811
+    launches: list[str],  # noqa: F811
 ) -> None:
-    exchanged(is_exchanged)
+    set_exchange(is_exchanged)
     check(num_steps, 17, 19, "triton")
-    assert launched == ["one launch"] * 3
+    assert launches == ["one launch"] * 3
 
 
 def check(num_steps: int, batch: int, size: int, target: TargetName, *, state_seqs: bool = False) -> None:
@@ -81,10 +81,10 @@ def check(num_steps: int, batch: int, size: int, target: TargetName, *, state_se
 def test_layers_with_delays_run_in_one_launch(
     interpolation: str,
     is_exchanged: bool,
-    exchanged: Choose,  # noqa: F811
-    launched: list[str],  # noqa: F811
+    set_exchange: SetExchange,  # noqa: F811
+    launches: list[str],  # noqa: F811
 ) -> None:
-    exchanged(is_exchanged)
+    set_exchange(is_exchanged)
     torch.manual_seed(0)
     delay = Delay(torch.rand(20) * 5, max_delay=5, learn=True, interpolation=interpolation)
     layer = Recurrent(LIF(), 20, delay=delay).to(DEVICE)
@@ -99,7 +99,7 @@ def test_layers_with_delays_run_in_one_launch(
     assert (results[0][0] != results[1][0]).float().mean() < 0.01
     for a, b in zip(results[0][1:], results[1][1:], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
-    assert launched == ["one launch"] * 2
+    assert launches == ["one launch"] * 2
 
 
 @pytest.mark.parametrize(("needs_initial_gradients", "count"), [(False, 6), (True, 7), (True, 18)])
@@ -109,7 +109,7 @@ def test_gradients_of_delayed_outputs_are_not_carried(
     interpolation: str,
     needs_initial_gradients: bool,
     count: int,
-    launched: list[str],  # noqa: F811
+    launches: list[str],  # noqa: F811
 ) -> None:
     """Checks that sums over products of later steps replace the carried gradients of delayed outputs. Only the
     gradients of initial outputs need carried gradients.
@@ -130,7 +130,7 @@ def test_gradients_of_delayed_outputs_are_not_carried(
     assert (results[0][0] != results[1][0]).float().mean() < 0.01
     for a, b in zip(results[0][1:], results[1][1:], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
-    assert launched == ["one launch"] * 2
+    assert launches == ["one launch"] * 2
     (step,) = layer._get_program().specializations
     assert isinstance(step, RecurrentSpecialization)
     for plan in step.backward_plans.values():
@@ -177,7 +177,7 @@ def test_loop_of_the_backward_reads_few_delayed_states(
     target: TargetName,
     interpolation: str,
     max_delay: int,
-    launched: list[str],  # noqa: F811
+    launches: list[str],  # noqa: F811
 ) -> None:
     """Checks that sums over time that need many delayed states run after the loop of the backward. The loop reads few
     states, because it would otherwise need more registers than a kernel has.
@@ -208,4 +208,4 @@ def test_loop_of_the_backward_reads_few_delayed_states(
         read = {view.source for part in in_loop for view in part.reads if view.source.role is Role.STATE}
         assert len(read) < 8
         assert any(part.phase is Phase.AFTER for part in vjp.parts)
-    assert "values go from step to step" not in "".join(launched)
+    assert "values go from step to step" not in "".join(launches)

@@ -25,7 +25,7 @@ from packaging.requirements import Requirement
 from wheels import build, run_tests, wheel_of
 
 PACKAGES = [distribution.name for distribution in distributions()]
-ALONE = {"flexsn-graph", "flexsn-hop"}
+WITHOUT_SIBLINGS = {"flexsn-graph", "flexsn-hop"}
 WITHOUT_TRITON = {"flexsn-graph", "flexsn-hop"}
 # One file of quick tests for each wheel. `release/wheels.py test` runs all tests of a wheel.
 QUICK = {
@@ -51,9 +51,9 @@ def run(*command: str | Path, cwd: Path | None = None) -> str:
     # conftest.py turns on Triton's interpreter. It is off here, as it is for users, because it needs packages that
     # Triton does not declare.
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    finished = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
-    assert finished.returncode == 0, f"{command}\n{finished.stdout}\n{finished.stderr}"
-    return finished.stdout
+    process = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, f"{command}\n{process.stdout}\n{process.stderr}"
+    return process.stdout
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_wheel_contains_required_files(name: str, wheels: dict[str, Wheel]) -> N
     assert {entry.split("/")[0].split("-")[0] for entry in names} == {module}
 
 
-@pytest.mark.parametrize("name", sorted(ALONE))
+@pytest.mark.parametrize("name", sorted(WITHOUT_SIBLINGS))
 def test_package_needs_no_sibling(name: str, wheels: dict[str, Wheel]) -> None:
     assert with_siblings(name, wheels) == [name]
 
@@ -131,7 +131,7 @@ def test_wheel_imports_with_its_declared_dependencies_only(name: str, wheels: di
     if name in WITHOUT_TRITON:
         assert not report["triton_imported"]
         # torch may import Triton, but the modules of the package must not.
-        assert [who for who in report["triton_importers"] if who.startswith("flexsn")] == []
+        assert [importer for importer in report["triton_importers"] if importer.startswith("flexsn")] == []
 
 
 @pytest.mark.parametrize("distribution", distributions(), ids=lambda distribution: distribution.name)
@@ -148,15 +148,15 @@ def make_wheel(folder: Path, module: str, source: str, requires: str = "") -> Pa
     with ZipFile(path, "w") as archive:
         archive.writestr(f"{module}/__init__.py", source)
         name = module.replace("_", "-")
-        head = f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1.0\n"
-        archive.writestr(f"{info}/METADATA", head + lines)
+        header = f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1.0\n"
+        archive.writestr(f"{info}/METADATA", header + lines)
         tag = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         archive.writestr(f"{info}/WHEEL", tag)
         archive.writestr(f"{info}/RECORD", "")
     return path
 
 
-def made_wheels(folder: Path, runtime_source: str, requires: str) -> dict[str, Wheel]:
+def make_wheels(folder: Path, runtime_source: str, requires: str) -> dict[str, Wheel]:
     needs = tuple(needed([Requirement(requires)] if requires else []))
     return {
         "flexsn-graph": Wheel(make_wheel(folder, "flexsn_graph", ""), ()),
@@ -164,21 +164,21 @@ def made_wheels(folder: Path, runtime_source: str, requires: str) -> dict[str, W
     }
 
 
-def test_declared_sibling_is_found(tmp_path: Path) -> None:
-    wheels = made_wheels(tmp_path, "import flexsn_graph", "flexsn-graph>=0.1")
+def test_declared_siblings_can_be_imported(tmp_path: Path) -> None:
+    wheels = make_wheels(tmp_path, "import flexsn_graph", "flexsn-graph>=0.1")
     import_isolated("flexsn-runtime", wheels, tmp_path)
 
 
 @pytest.mark.parametrize("undeclared", ["flexsn_graph", "numpy"])
-def test_undeclared_dependency_is_missing(undeclared: str, tmp_path: Path) -> None:
+def test_undeclared_dependencies_cannot_be_imported(undeclared: str, tmp_path: Path) -> None:
     """Checks that the import of an undeclared package fails even if the environment contains it."""
-    wheels = made_wheels(tmp_path, f"import {undeclared}", "")
+    wheels = make_wheels(tmp_path, f"import {undeclared}", "")
     with pytest.raises(AssertionError, match=f"No module named '{undeclared}'"):
         import_isolated("flexsn-runtime", wheels, tmp_path)
 
 
-def test_attempted_triton_import_is_recorded(tmp_path: Path) -> None:
+def test_attempted_triton_imports_are_recorded(tmp_path: Path) -> None:
     """Checks that an import of Triton is recorded even if the package works without Triton."""
     source = "try:\n    import triton\nexcept ImportError:\n    triton = None\n"
-    report = import_isolated("flexsn-runtime", made_wheels(tmp_path, source, ""), tmp_path)
+    report = import_isolated("flexsn-runtime", make_wheels(tmp_path, source, ""), tmp_path)
     assert report["triton_importers"] == ["flexsn_runtime"]
