@@ -1,4 +1,4 @@
-"""Random lives: a network and its compiled twin have equal results after each act of a user."""
+"""Random sequences of a user's acts. After each act, a network and its compiled twin have equal results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch._subclasses import FakeTensorMode
 
 from flexsn_nn import FlexSN
 
-# Layers that need no compilation, because the loop and the compiled twin share most code. So faults are found quickly.
+# These layers need no compilation, so a test with planted faults is short.
 PLAIN = ("lif", "alif", "two outputs", "delay", "conv")
 
 
@@ -86,8 +86,8 @@ FAULTS: dict[str, tuple[Callable[[FlexSN, Tensor, Any], Any], str]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plants a fault in neurons that run the operator `scan`, which is a loop outside of compilers, and checks that it
-    is found.
+    """Plants a fault in neurons with the backend `hop`, and checks that the machine detects the fault and prints a short
+    program that reproduces it.
     """
     forward = FlexSN.forward
     spoil, text = FAULTS[fault]
@@ -97,7 +97,7 @@ def test_planted_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> 
         return spoil(neuron, inputs[0], y) if neuron.backend == "hop" else y
 
     monkeypatch.setattr(FlexSN, "forward", spoiled)
-    layers = PLAIN if fault != "a layout" else ("lif", "conv")  # only images have a layout that can be lost
+    layers = PLAIN if fault != "a layout" else ("lif", "conv")  # only images have several layouts
     with pytest.raises(DifferenceError, match=text) as caught:
         run(machine((("hop", "auto"),), layers=layers, without=LONG_ACTS), runs=400, rules=20)
     assert len(caught.value.program) <= 4
@@ -109,7 +109,7 @@ def test_planted_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 _CALL: dict[str, Any] = {"steps": 8, "seed": 0, "layout": "contiguous", "fresh": False, "batch": None, "learned": True}
 _UNDER_CHECKPOINT: dict[str, Any] = {"how": "reentrant", "inside": False, "steps": 8, "seed": 0}
-# Programs with which the state machine has found faults.
+# These programs of the state machine once revealed faults.
 EARLIER: dict[str, tuple[Plan, list[tuple[str, dict[str, Any]]]]] = {
     "a road that forgot sequences": (
         Plan("vector", ("lif",), "cpp"),
@@ -173,8 +173,8 @@ def test_what_a_short_run_leaves_out_exists() -> None:
 
 
 def test_twins_continue_after_a_refusal(compiler: None) -> None:
-    """Checks that both twins continue after a refusal. torch cannot copy a pruned network after a call, so both start
-    again.
+    """Checks that both twins continue after an act is refused. torch cannot copy a pruned network after a call, so both
+    twins are built again.
     """
     call: dict[str, Any] = {"steps": 8, "seed": 0, "layout": "contiguous", "fresh": True}
     forward = ("forward", {**call, "batch": None, "learned": True})

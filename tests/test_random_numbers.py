@@ -1,4 +1,4 @@
-"""Random numbers in a step: they are the same on every backend and in every order of computation."""
+"""Random numbers in a step. They are equal on every backend and in every order of computation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _int32(*values: int) -> list[Tensor]:
 
 
 def drawn(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-    """Draws each kind of random number, and also returns a state."""
+    """Returns a draw of each distribution, a second draw of normal numbers, and a state."""
     return normal_like(v), uniform_like(v), bernoulli_like(v, 0.8), normal_like(v), v + x
 
 
@@ -63,7 +63,7 @@ def numbers(shape: tuple[int, ...], backend: str, seed: int = 1, dtype: torch.dt
     return outputs
 
 
-# -- the numbers -------------------------------------------------------------------------------------------
+# -- words and distributions -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -83,8 +83,8 @@ def numbers(shape: tuple[int, ...], backend: str, seed: int = 1, dtype: torch.dt
 def test_philox_gives_the_published_words(
     counter: tuple[int, ...], key: tuple[int, ...], expected: tuple[int, ...]
 ) -> None:
-    """Compares with the published test vectors of the authors' library, Random123: 4x32 with 10 rounds, and 2x32 with 7
-    rounds.
+    """Compares words with the published test vectors of Random123, the library of Philox's authors. `philox_4x32` has
+    10 rounds, and `philox_2x32` has 7 rounds.
     """
     words, keys = ([torch.tensor([word]) for word in values] for values in (counter, key))
     actual = philox_2x32(words[0], words[1], keys[0]) if len(words) == 2 else philox_4x32(tuple(words), tuple(keys))  # type: ignore[arg-type]
@@ -98,7 +98,9 @@ def _words(key: tuple[int, int], rows: int, columns: int) -> list[Tensor]:
 
 @pytest.mark.parametrize("over", ["steps", "columns"])
 def test_statistics(over: str) -> None:
-    """Tests moments, correlations of neighbours and the distribution of 2^20 numbers, within 5 standard deviations."""
+    """Checks the moments, the correlations of neighbours and the distribution of 2^20 random numbers. Most tolerances
+    are 5 standard deviations.
+    """
     n = 1 << 20
     if over == "columns":
         words, step = _words((11, 0xFFFF0001), 4, n // 4), _int32(6)[0]
@@ -136,7 +138,7 @@ def test_normal_numbers_match_the_formula(step: int) -> None:
     assert ((z - exact).abs() / radius)[usual].max() < 1e-5
 
 
-# -- one set of numbers on all backends --------------------------------------------------------------------
+# -- equal numbers on all backends -------------------------------------------------------------------------
 
 
 @pytest.mark.long(all_but=["cpp-torch.float32", "triton-torch.bfloat16", "hop-torch.float16"])
@@ -189,8 +191,8 @@ def trained(
 )
 @pytest.mark.parametrize("backend", [*KERNELS, "torch"])
 def test_training_in_chunks_equals_the_loop(backend: str, options: dict[str, Any]) -> None:
-    """Checks that the backward draws the same numbers as the forward, and that the step count continues with a carried
-    state.
+    """Checks that the backward draws the same numbers as the forward, and that the count of steps continues with a
+    carried state.
     """
     if backend == "triton" and options.get("single"):
         pytest.skip("Triton runs no single steps by name")
@@ -226,7 +228,7 @@ def test_drawn_numbers_have_no_gradient(backend: str) -> None:
     assert torch.autograd.gradcheck(lambda x: neuron.step(x)[0], (x,))
 
 
-# -- what a number depends on ------------------------------------------------------------------------------
+# -- dependence on the draw, step, row and neuron ----------------------------------------------------------
 
 
 @pytest.mark.long(all_but=["cpp"])
@@ -267,8 +269,8 @@ def test_reset_draws_a_new_key(backend: str) -> None:
 @pytest.mark.long(all_but=["cpp"])
 @pytest.mark.parametrize("backend", ["torch", "cpp"])
 def test_batches_in_parts(backend: str) -> None:
-    """Checks that the numbers depend on the index of a row. `first_row=3` is for a process that has the rows from 3
-    on.
+    """Checks that numbers depend on the index of a row in the whole batch. `first_row=3` is for a process whose first
+    row has the index 3.
     """
     x = torch.rand(4, 7, 11)
     neuron = FlexSN(noisy, 1, 1, 1, backend=backend)

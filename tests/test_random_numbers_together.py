@@ -1,4 +1,4 @@
-"""Random numbers of a step, combined with lengths, resets, transforms, random cores and GPUs."""
+"""Random numbers of a step together with lengths, resets, transforms, random cores and GPUs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ class NoisyInput(Transform):
     ids=["step", "neuron"],
 )
 def test_lengths_and_resets(make: Callable[[str], FlexSN], backend: str) -> None:
-    """Checks that the numbers continue after a reset, and that a short sequence has the numbers of a separate call."""
+    """Checks that the random numbers continue after a reset, and that each sequence has the numbers of a separate
+    call.
+    """
     x = sequences(11, 5, 19)
     lengths = torch.tensor([11, 0, 7, 3, 10])
     resets = torch.rand(11, 5, generator=torch.Generator().manual_seed(1)) < 0.2
@@ -85,7 +87,7 @@ def test_lengths_and_resets(make: Callable[[str], FlexSN], backend: str) -> None
 @pytest.mark.long(all_but=["cpp"])
 @pytest.mark.parametrize("backend", KERNELS)
 def test_transform_draws(backend: str) -> None:
-    """Tests a core without random numbers, and a core that draws them."""
+    """Checks a transform that draws random numbers, around a core that draws none, and around a core that draws."""
     x = sequences(9, 4, 21)
 
     def quiet(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,7 +100,7 @@ def test_transform_draws(backend: str) -> None:
         plain = run(FlexSN(core, 1, 1, 1, backend="torch"), x)
         assert not torch.equal(expected[0], plain[0])
         neuron = FlexSN(core, 1, 1, 1, backend=backend)
-        for _ in range(3):  # later calls repeat the first call
+        for _ in range(3):  # the later calls use the stored work of the first call
             assert_alike(run(neuron, x, transforms=[NoisyInput()]), expected)
         assert_alike(run(neuron, x), plain)
 
@@ -164,7 +166,7 @@ def test_random_cores(first: int) -> None:
             assert_alike(run(FlexSN(core, 1, 1, 1, backend=backend), x), expected)
 
 
-# -- derivatives of derivatives, and functions of functions ------------------------------------------------
+# -- second derivatives, vmap, and clusters ----------------------------------------------------------------
 
 
 def smooth(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -173,7 +175,7 @@ def smooth(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def test_second_derivatives() -> None:
-    """Checks second derivatives of the loop, because kernels refuse them."""
+    """Checks that the loop has second derivatives, and that kernels refuse them."""
     x = sequences(4, 2, 3).double().requires_grad_()
     neuron = FlexSN(smooth, 1, 1, 1, backend="torch")
     configure(neuron, seed=1)
@@ -185,7 +187,7 @@ def test_second_derivatives() -> None:
 
 
 def test_vmap_shares_one_key() -> None:
-    """Checks that all samples share one key, and that a call without a seed raises an error."""
+    """Checks that all samples share one key, and that a call without a configured seed raises an error."""
     x = sequences(5, 4, 2, 3)
     neuron = FlexSN(smooth, 1, 1, 1)
     with pytest.raises(RuntimeError, match="random"):
@@ -197,7 +199,9 @@ def test_vmap_shares_one_key() -> None:
 
 
 def test_clusters_refuse_draws() -> None:
-    """Checks a refusal: the CUDA C++ code of clusters has no random numbers, so other kernels run such a layer."""
+    """Checks that the target for clusters refuses draws, since its CUDA C++ code has no random numbers. Other kernels
+    run such layers.
+    """
     graph = torch.fx.Graph()
     words = [graph.placeholder(name) for name in ("first", "second", "third", "step")]
     number = graph.call_function(NORMAL_NUMBER, tuple(words), {"stream": 0})
@@ -208,7 +212,7 @@ def test_clusters_refuse_draws() -> None:
         emit_core(graph, "step", prune=False, target=CUDA)
 
 
-# -- one process and two, and networks ---------------------------------------------------------------------
+# -- networks, and parts of a batch ------------------------------------------------------------------------
 
 
 def network() -> nn.Sequential:
@@ -275,7 +279,7 @@ def test_recurrent_layer_on_a_gpu_equals_the_loop() -> None:
 
 @pytest.mark.gpu
 def test_replays_of_a_captured_step_draw_new_numbers() -> None:
-    """Compares with steps without graphs, for equal seeds. The states of a neuron continue from step to step."""
+    """Compares the losses of captured training steps with the losses of eager training steps, for equal seeds."""
 
     def losses(capture: bool) -> list[float]:
         net = nn.Sequential(nn.Linear(6, 32), StochasticLIF(noise="gaussian"), nn.Linear(32, 3))

@@ -1,4 +1,4 @@
-"""Random steps in `scan`: each lowering equals a plain loop in each of several calls."""
+"""Random steps in `scan`. Each lowering equals a plain loop in several calls."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
 ]
 
-# Seeds for which the loops of all calls shared one constant, when graphs were traced from their source.
+# Seeds of programs whose loops once shared one constant in all calls, because graphs were traced from their source.
 SHARED = (13, 26, 27)
-# Seeds whose kernels once failed or were wrong, because of a gradient written into zeros, or a copy of a broadcast
-# value.
+# Seeds of programs whose kernels once failed or were wrong, because a gradient was written into zeros, or a broadcast
+# value was copied.
 MENDED = (160, 208)
 
 
@@ -67,8 +67,8 @@ REDUCED: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.long(all_but=["softmax", "var"])
 @pytest.mark.parametrize("name", REDUCED)
 def test_reductions_of_a_state_without_dimensions(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests the dimensions 0 and -1, which PyTorch accepts for 0-d tensors. Seed 39 of the random programs found this
-    case in kernels.
+    """Checks reductions over the dimensions 0 and -1, which PyTorch accepts for 0-d tensors. Kernels once failed for
+    them.
     """
     monkeypatch.setenv("FLEXSN_HOP_LOWERING", "kernel")
     torch._dynamo.reset()

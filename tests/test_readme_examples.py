@@ -1,6 +1,6 @@
-"""Runs every python block of the documents, so that no example becomes outdated.
+"""Runs every Python block of the documents, so that no example becomes outdated.
 
-The blocks of a file run in order, in one namespace and in an empty folder, as if a reader typed them.
+The blocks of a document run in order, in one namespace and in an empty folder, as if a reader typed them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WITHOUT_EXAMPLES = {
     "docs/README.md",
     "docs/command-line.md",
 }
-# Documents about an optional extra, with the module that the extra installs.
+# Documents about an optional extra. Each value is the module that the extra installs.
 EXTRAS = {
     "docs/convert.md": "snntorch",
     "docs/data-audio.md": "tonic",
@@ -36,10 +36,10 @@ EXTRAS = {
     "docs/nir.md": "nir",
 }
 
-# Documents with separate tests, in which only the package of the document is installed.
+# The examples of these documents also run in tests in which only the package of the document is installed.
 ALONE = ["packages/flexsn-codegen/README.md", "packages/flexsn-hop/README.md"]
-# Documents whose neurons take up to half a minute to compile, although kernels are not their subject. With `--long`,
-# their examples run kernels. Otherwise they run loops.
+# Documents whose neurons take up to half a minute to compile, although kernels are not their subject. Their examples
+# run kernels only with `--long`. Without it, they run loops.
 MANY_KERNELS = [
     "docs/convert.md",
     "docs/data-audio.md",
@@ -60,7 +60,7 @@ MANY_KERNELS = [
     "docs/what-this-is-not.md",
 ]
 
-# Documents about one version of torch, from which other versions may differ.
+# Documents about the behaviour of one version of torch.
 ABOUT = {"docs/why-not-torch-scan.md": "2.15"}
 
 FENCE = re.compile(
@@ -71,7 +71,7 @@ FENCE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One fenced block: its code without the indentation of the fence, and the number of its first line."""
+    """The code of a fenced block without the indentation of the fence, and the number of the code's first line."""
 
     code: str
     line: int
@@ -88,8 +88,8 @@ def python_blocks(text: str) -> list[Block]:
 
 def run_blocks(path: Path, module: ModuleType) -> None:
     for block in python_blocks(path.read_text(encoding="utf-8")):
-        # Empty lines at the start keep the line numbers right, so that tracebacks and inspect.getsource find the
-        # example in the document itself.
+        # Empty lines before the code make line numbers equal to those of the document. So tracebacks and
+        # inspect.getsource show the lines of the document.
         source = "\n" * (block.line - 1) + block.code
         exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
 

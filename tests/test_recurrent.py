@@ -1,4 +1,4 @@
-"""Cores that mix neurons through matrices: kernels and products, run step by step and compared with the loop."""
+"""Cores that mix neurons through matrices. Kernels and products run step by step, and the loop is the reference."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ TARGETS: tuple[TargetName, ...] = ("triton",) if DEVICE.type == "cuda" else ("tr
 BOTH: tuple[TargetName | None, ...] = (None, "triton")
 Results = tuple[list[Tensor], list[Tensor | None]]
 
-# The remaining cells are of the same kinds.
+# The other cells, which run with `--long`, are similar to these.
 _FIRST = (Adaptive, GatedGRU, Heads, Hidden, LSTM, LearnedDecay, LowRank, Masked, OfInputToo, Readout, Sliced)
 cells = pytest.mark.parametrize(
     "cell",
@@ -62,7 +62,7 @@ def made(
 def sequences(
     core: Cell, num_steps: int, *step: int, dtype: torch.dtype = torch.float32, bits: int = 3
 ) -> list[Tensor]:
-    """Returns inputs `[T, *step]` and initial states `[*step]`, with numbers that have few significant bits."""
+    """Returns inputs `[T, *step]` and initial states `[*step]`. Their values are multiples of `2**-bits`."""
     generator = torch.Generator().manual_seed(7)
     scale = 2.0**bits
     shapes = [(num_steps, *step), *[step] * core.num_states]
@@ -73,7 +73,7 @@ def sequences(
 
 
 def run(core: Cell, tensors: Sequence[Tensor], target: TargetName | None, *, state_seqs: bool = True) -> list[Tensor]:
-    """Runs either the loop, or kernels and products."""
+    """Returns the results of kernels and products, or of the loop if `target` is `None`."""
     if target is None:
         loop = eager_scan if state_seqs else eager_scan_final_state
         return list(loop(core, 1, core.num_states, 1, *tensors))
@@ -86,8 +86,8 @@ def run(core: Cell, tensors: Sequence[Tensor], target: TargetName | None, *, sta
 def differentiated(
     core: Cell, tensors: Sequence[Tensor], target: TargetName | None, *, state_seqs: bool = True
 ) -> Results:
-    """Returns the results, and the gradients of a loss for tensors and parameters. The weights in the loss differ and
-    have few bits.
+    """Returns the results, and the gradients of a loss with respect to tensors and parameters. The elements of the
+    results have different weights in the loss, and each weight has few significant bits.
     """
     results = run(core, tensors, target, state_seqs=state_seqs)
     loss = torch.zeros((), device=DEVICE, dtype=torch.float64)
@@ -98,11 +98,12 @@ def differentiated(
     return results, list(torch.autograd.grad(loss, leaves, allow_unused=True))
 
 
-# Cells with functions whose last bits differ in eager mode on the CPU.
+# Cells with functions, such as tanh, whose last bits differ between kernels and eager mode on the CPU.
 _ROUNDED = (MinimalGRU, GRU, GatedGRU, LSTM, WideInput)
-# Cells with a state that is also an output and that is read twice. Autograd adds the three terms of its gradient in
+# The gradient of a state of these cells has one term for each gate. Autograd adds the terms in another order.
+_GATED = _ROUNDED
+# A state of these cells is also an output, and the step reads it twice. Autograd adds the three terms of its gradient in
 # another order.
-_GATED = _ROUNDED  # the gradient of a state sums one term per gate, in any order
 _THREE_TERMS = (Adaptive, Late, Synaptic, Transposed)
 
 
@@ -129,7 +130,7 @@ def test_all_cells_are_bitwise_equal_in_cpp(cell: type[Cell]) -> None:
 def check_equal(cell: type[Cell], target: TargetName) -> None:
     core = made(cell, 9, Powers())
     tensors = sequences(core, 5, 61, 9)
-    # Without state sequences, because their gradients would be additional terms.
+    # The loss reads no state sequences, because their gradients would be additional terms of sums.
     expected, expected_gradients = differentiated(core, tensors, None, state_seqs=False)
     actual, gradients = differentiated(core, tensors, target, state_seqs=False)
     exact = DEVICE.type == "cuda" or cell not in _ROUNDED
@@ -150,7 +151,7 @@ def check_equal(cell: type[Cell], target: TargetName) -> None:
 @pytest.mark.long(all_but=["*RLIF*"])
 @pytest.mark.parametrize("cell", [RLIF, Masked, Hidden], ids=lambda cell: cell.__name__)
 def test_spikes_with_dense_matrices_of_few_bits(cell: type[Cell]) -> None:
-    """Checks that spikes and states equal those of the loop, because all sums are exact in any order."""
+    """Checks that spikes and states equal the loop, because all sums are exact in any order."""
     core = made(cell, 37, Dense(bits=3))
     tensors = sequences(core, 5, 17, 37)
     with torch.no_grad():
@@ -161,8 +162,8 @@ def test_spikes_with_dense_matrices_of_few_bits(cell: type[Cell]) -> None:
 @pytest.mark.long(all_but=["*LSTM*"])
 @cells
 def test_gradients_in_float64(cell: type[Cell]) -> None:
-    """Checks the gradients of inputs, initial states and captured tensors for dense matrices. They are within 1e-10 of
-    the loop.
+    """Checks that, for dense matrices, results and the gradients of inputs, initial states and captured tensors are
+    within 1e-10 of the loop.
     """
     core = made(cell, 6, Dense(), torch.float64, soft=True)
     tensors = sequences(core, 3, 5, 6, dtype=torch.float64)
@@ -328,8 +329,8 @@ def test_changed_matrices_are_read() -> None:
 @pytest.mark.long(all_but=["Masked"])
 @pytest.mark.parametrize("cell", [RLIF, OfInputToo, Masked, Heads], ids=lambda cell: cell.__name__)
 def test_gradients_flow_to_replaced_parameters(cell: type[Cell]) -> None:
-    """Replaces parameters, as `load_state_dict(assign=True)` does, and checks that gradients flow to the new
-    parameters.
+    """Checks that gradients flow to the new parameters after parameters are replaced, as `load_state_dict(assign=True)`
+    does.
     """
     core = made(cell, 6, Powers(), soft=True)
     program = ScanProgram(core, 1, core.num_states, 1)
@@ -368,8 +369,8 @@ def test_results_can_be_changed_in_place() -> None:
 
 
 def test_last_state_gets_no_gradient() -> None:
-    """Checks that no gradient is passed to the last state. A zero would be multiplied by the infinite derivative of a
-    root at zero.
+    """Checks that the last state receives no gradient, instead of a zero gradient. A root at zero would multiply the
+    zero by an infinite derivative, and return NaN.
     """
 
     class Root(Cell):

@@ -1,4 +1,4 @@
-"""Compilation of the first backward of a recurrent step: it runs together with the first forward."""
+"""Compilation of the backward of a recurrent step. It runs during the first forward, in other threads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the test coun
 
 
 class Compiled(list[tuple[str, threading.Thread]]):
-    """Names of compiled kernels, each with the thread that compiled it."""
+    """Names of compiled kernels. Each name has the thread that compiled the kernel."""
 
     fails = False  # if True, compilation fails in other threads
 
@@ -40,7 +40,7 @@ class Compiled(list[tuple[str, threading.Thread]]):
 
 @pytest.fixture
 def compiled() -> Iterator[Compiled]:
-    """Counts each kernel as compiled, although the interpreter compiles nothing."""
+    """Records the first launch of each kernel as its compilation, since the interpreter compiles nothing."""
     names = Compiled()
 
     def room(self: CooperativeKernel, tensors: Sequence[Tensor], numbers: Sequence[int]) -> int:
@@ -64,7 +64,7 @@ def compiled() -> Iterator[Compiled]:
         mock.patch.object(CooperativeKernel, "_room", room),
         mock.patch.object(Launch, "compile", compile),
         mock.patch.object(Launch, "__call__", launch),
-        mock.patch.object(_twins, "_steps", Recent()),  # otherwise, kernels would be shared with earlier tests
+        mock.patch.object(_twins, "_steps", Recent()),  # without this patch, earlier tests would share their kernels
     ):
         yield names
 
@@ -78,7 +78,7 @@ def forward(core: Cell, batch: int = 5) -> tuple[Tensor, list[Tensor]]:
 
 @pytest.mark.parametrize("cell", [RLIF, Readout, pytest.param(GatedGRU, marks=pytest.mark.long)])
 def test_backward_compiles_nothing(cell: type[Cell], compiled: Compiled) -> None:
-    """Tests a step in one launch, stages that run step by step, and stages that run for all steps at once."""
+    """Checks a step in one launch, stages that run step by step, and stages that run for all steps at once."""
     output, leaves = forward(made(cell, 9, Powers()))
     count = len(compiled)
     assert 0 < len(compiled.elsewhere) < count
@@ -89,7 +89,7 @@ def test_backward_compiles_nothing(cell: type[Cell], compiled: Compiled) -> None
 
 
 def test_backward_of_a_sum_compiles_nothing(compiled: Compiled) -> None:
-    """Tests the gradient of a sum, which is an expanded tensor."""
+    """Checks a backward whose incoming gradient is the gradient of a sum, that is, an expanded tensor."""
     output, leaves = forward(made(Biased, 9, Powers()))
     count = len(compiled)
     torch.autograd.grad(output.sum(), leaves)

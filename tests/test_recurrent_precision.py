@@ -1,4 +1,6 @@
-"""PyTorch's two interfaces for the precision of float32 products: recurrent steps and exact products read both."""
+"""PyTorch's two interfaces for the precision of float32 products. Recurrent steps and exact products read both
+interfaces.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from flexsn_runtime import float32_precision
 
 @pytest.fixture(autouse=True)
 def settings() -> Iterator[None]:
-    """Restores the settings."""
+    """Restores PyTorch's settings of precision after each test."""
     before = torch.backends.cuda.matmul.fp32_precision
     yield
     torch.backends.cuda.matmul.fp32_precision = before

@@ -1,4 +1,4 @@
-"""Gradients of recurrent matrices, computed as products in parts if an operand consists of spikes."""
+"""Gradients of recurrent matrices. If an operand consists of spikes, the other operand is multiplied in parts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ Exact = list[tuple[bool, bool]]
 
 @pytest.fixture
 def exact(monkeypatch: pytest.MonkeyPatch) -> Exact:
-    """Records which factors of each sum over time are exact, and chooses products in parts even if they are slower."""
+    """Returns a list that records, for each sum over time, which of its two factors are exact. Products in parts are
+    chosen even if they are slower.
+    """
     factors: Exact = []
     original = _weights.summed_product
 

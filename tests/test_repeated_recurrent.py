@@ -1,4 +1,4 @@
-"""Repeated calls of recurrent steps in one launch: the second call is recorded, and later calls replay it."""
+"""Repeated calls of recurrent steps in one launch. The second call is recorded, and later calls repeat the recording."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STEPS, BATCH, SIZE = 3, 3, 6
 
 @pytest.fixture
 def repeats(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Collects the recording of each call, or the reason why the call was not recorded."""
+    """Returns a list that collects the recording of each call, or the reason why the call was not recorded."""
     recordings: list[Any] = []
 
     def record(call: Callable[[Any], Sequence[Any]], tensors: Sequence[Tensor | None]) -> tuple[Sequence[Any], Any]:
@@ -71,9 +71,9 @@ NEURONS: dict[str, Callable[[str], FlexSN]] = {
 
 @pytest.fixture
 def by_address(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Records launches by the compiled launcher.
+    """Returns a list with one entry for each launch by the compiled launcher.
 
-    The launcher receives addresses of functions that run the kernels in the interpreter.
+    The launcher receives the addresses of functions that run the kernels in the interpreter.
     """
     launched: list[str] = []
     entries: dict[tuple[CooperativeLaunch, int], Entry] = {}
@@ -107,7 +107,9 @@ def by_address(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.long(all_but=["rlif"])
 @pytest.mark.parametrize("name", NEURONS)
 def test_compiled_launcher_makes_repeated_calls(name: str, by_address: list[str]) -> None:
-    """Calls with changed data, with and without a state, equal the loop. The compiled launcher makes repeated calls."""
+    """Checks that calls with changed data, with and without a state, equal the loop, and that the compiled launcher
+    makes the repeated calls.
+    """
     kernels, loop = pair(NEURONS[name])
     generator = torch.Generator().manual_seed(1)
     launches = []
@@ -131,14 +133,14 @@ def test_compiled_launcher_makes_repeated_calls(name: str, by_address: list[str]
             with torch.no_grad():
                 compare(*([neuron(x), *neuron.states] for neuron in (kernels, loop)))
     assert launches == [0, 0, 2, 2, 0, 0, 2]
-    assert len(by_address) == 6 + 4  # in inference: all calls except the first two and the one that runs step by step
+    assert len(by_address) == 6 + 4  # 4 in inference: all calls except the first two and the step-by-step call
 
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.long(all_but=["rlif"])
 @pytest.mark.parametrize("name", NEURONS)
 def test_repeated_calls_equal_the_loop(name: str, repeats: list[Any]) -> None:
-    """Tests calls with changed data, matrices and gradients, with and without a state."""
+    """Checks calls with changed data, matrices and required gradients, with and without a state."""
     kernels, loop = pair(NEURONS[name])
     generator = torch.Generator().manual_seed(1)
     for call, of in enumerate(("all", "all", "all", "input", "matrix", "input", "matrix", "input", "matrix", "all")):
@@ -163,7 +165,7 @@ def test_repeated_calls_equal_the_loop(name: str, repeats: list[Any]) -> None:
 
 @pytest.mark.usefixtures("interpreted")
 def test_each_call_checks_the_environment(repeats: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Changes the environment, autocast, and the strides of gradients between calls."""
+    """Checks calls between which the environment, autocast, or the strides of gradients change."""
     kernels, loop = pair(NEURONS["rlif"])
     x, weight = torch.rand(STEPS, BATCH, SIZE), torch.randn(STEPS, BATCH, SIZE)
     other = weight.transpose(1, 2).contiguous().transpose(1, 2)
@@ -197,9 +199,9 @@ def test_each_call_checks_the_environment(repeats: list[Any], monkeypatch: pytes
 
 @pytest.mark.usefixtures("interpreted")
 def test_autograd_graphs_are_freed_without_garbage_collection(repeats: list[Any]) -> None:
-    """Checks that autograd graphs are freed.
+    """Checks that autograd graphs do not remain in reference cycles.
 
-    Otherwise, the capture of a CUDA graph would wait for the stream on which an old autograd graph was recorded.
+    The capture of a CUDA graph would wait for the stream on which an old autograd graph was recorded.
     """
     layer = Recurrent(LIF(), SIZE, backend="triton")
     x, weight = torch.rand(STEPS, BATCH, SIZE, requires_grad=True), torch.rand(STEPS, BATCH, SIZE)
@@ -207,7 +209,7 @@ def test_autograd_graphs_are_freed_without_garbage_collection(repeats: list[Any]
     gc.disable()
     try:
         alive = []
-        for _ in range(3):  # the calls are traced, recorded and replayed, in this order
+        for _ in range(3):  # the first call is traced, the second is recorded, and the third repeats the recording
             layer.reset()
             y: Tensor = layer(x)
             torch.autograd.grad(y, [x, *layer.parameters()], weight)
@@ -222,7 +224,7 @@ def test_autograd_graphs_are_freed_without_garbage_collection(repeats: list[Any]
 
 
 def test_repeated_call_enters_few_functions(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Skips the kernels, because their interpreter calls many Python functions.
+    # The kernels do not run, because their interpreter calls many Python functions.
     monkeypatch.setattr(CooperativeLaunch, "__call__", lambda *arguments: None)
     neuron, x, weight = RLIF(SIZE, backend="triton"), torch.rand(STEPS, BATCH, SIZE), torch.ones(STEPS, BATCH, SIZE)
 
@@ -291,7 +293,7 @@ def test_alternating_calls_and_graphs_on_a_gpu(
     x = torch.rand(50, 64, 128, device="cuda")
     layer.reset()
     expected = trained(layer, x, torch.ones_like(x))
-    layer.reset()  # frees the autograd graph, which was recorded on another stream than the capture's
+    layer.reset()  # frees the autograd graph, which was recorded on another stream than the stream of the capture
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

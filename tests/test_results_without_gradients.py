@@ -1,4 +1,4 @@
-"""Results that depend on no tensor with a gradient: compiled, they require no gradient, as in the loop."""
+"""Results that depend on no tensor that requires a gradient. They require no gradient in kernels and in the loop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def apart(x: Tensor, y: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, ...]:
 
 
 def onward(x: Tensor, y: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, ...]:
-    """Computes a state that affects the other state in the next step."""
+    """Computes two states, each of which affects its own output in the next step."""
     return v * y.detach(), w + 1.0, v + x, v * 0.5 + y.detach()
 
 
@@ -61,7 +61,7 @@ def test_results_require_grad_as_in_the_loop(core: str, keep: bool) -> None:
     for backend in ("torch", "cpp"):
         neuron = FlexSN(CORES[core], 2, 2, 2, backend=backend, store_state_seqs=keep)  # type: ignore[arg-type]
         results[backend], gradients[backend] = [], []
-        for _ in range(2):  # the second call repeats the first one
+        for _ in range(2):  # the second call uses the stored work of the first call
             for (mask, _), values in zip(cases, data, strict=True):
                 leaves = [value.clone().requires_grad_(required) for value, required in zip(values, mask, strict=True)]
                 neuron.states = leaves[2:]

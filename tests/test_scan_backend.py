@@ -1,4 +1,4 @@
-"""A backend that is defined outside of the packages and runs scans, their gradients and compiled graphs."""
+"""A backend that is defined outside of the packages. It runs scans, their gradients and compiled graphs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ON_CPU = cast(TargetName, "numpy")
 CONFIG = LaunchConfig(chunk=4, block=15, num_warps=1)
 CHOSEN = [case for case in CASES if case.name in {"lif_soft", "plif_channel", "izhikevich"}]
 
-# Functions by name, because a compiled graph can only hold the name of a kernel.
+# Functions by name, because compiled graphs contain the names of kernels.
 _functions: dict[str, Callable[..., None]] = {}
 
 
@@ -43,7 +43,7 @@ def run(function: Callable[..., None], tensors: Sequence[Tensor], sizes: Sequenc
 
 
 def _array(tensor: Tensor) -> Any:
-    """Returns the memory of a tensor, from its first element on, as an array."""
+    """Returns the memory of a tensor as an array that begins with the tensor's first element."""
     size = tensor.untyped_storage().nbytes() // tensor.itemsize - tensor.storage_offset()
     return torch.as_strided(tensor.detach(), (size,), (1,)).numpy()
 
@@ -59,7 +59,7 @@ def _(tensors: Sequence[Tensor], sizes: Sequence[int], name: str) -> None:
 
 
 class NumPyLaunch:
-    """A call of a function with arrays. `called` runs the function now, or records it into a graph."""
+    """A launch of a NumPy function. `call` runs the function, or records an operator that runs it into a graph."""
 
     is_compiled = True
 
@@ -169,7 +169,7 @@ def test_compiled_graph_launches_the_backend() -> None:
     try:
         _functions.clear()
         torch._dynamo.reset()
-        # A cached graph of another process names a function that does not exist in this process.
+        # Caches are off, because a graph of another process may name a function that does not exist in this process.
         off = torch._functorch.config.patch(enable_autograd_cache=False)
         with torch._inductor.config.patch(fx_graph_cache=False), off:
             actual = torch.compile(run_scan, fullgraph=True)(*p.inputs, *p.states)

@@ -1,6 +1,4 @@
-"""Values that a step function reads and that change between two calls: compiled neurons equal the loop in both
-calls.
-"""
+"""Values that a step function reads and that change between two calls. Compiled neurons equal the loop in both calls."""
 
 from __future__ import annotations
 
@@ -41,7 +39,7 @@ CHANGES: dict[str, Callable[[], tuple[Any, Any]]] = {
 
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
-    """Removes global hooks and global variables when the test ends."""
+    """Removes global hooks and global variables after each test."""
     hooks = dict(torch.nn.modules.module._global_forward_hooks)
     yield
     torch.nn.modules.module._global_forward_hooks.clear()
@@ -67,7 +65,7 @@ def assert_alike(core: Any, compiled: FlexSN, device: str = "cpu") -> tuple[Tens
     return expected
 
 
-# Places from which a number is read in the same way as from another tested place.
+# A number is read from these places in the same way as from other tested places, so they need `--long`.
 ALIKE = {
     "attribute_by_default_of_getattr",
     "attribute_by_vars",
@@ -113,8 +111,8 @@ OTHER_CHANGES = {("attribute_of_module", "tensor"), ("closure_variable", "tensor
 
 
 def family() -> list[Any]:
-    """Returns two changes for each place: from number to number, and one change of another kind. Most of the latter
-    need `--long`.
+    """Returns up to two test cases for each place: a change from a number to a number, and a change of another kind. Most
+    changes of another kind need `--long`.
     """
     others = [name for name in CHANGES if name != "number"]
     anything = [name for name in PLACES if name not in NUMBERS_ONLY]
@@ -127,7 +125,7 @@ def family() -> list[Any]:
     return [pytest.param(*key, marks=() if short else pytest.mark.long) for key, short in cases.items()]
 
 
-# Places that a backward reads. On a GPU, the backward runs in a thread of autograd.
+# Places that a backward reads. On a GPU, autograd runs the backward in another thread.
 IN_BACKWARD = [name for name in PLACES if "backward" in name or "context_hides" in name or "autograd" in name]
 
 

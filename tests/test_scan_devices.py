@@ -1,4 +1,4 @@
-"""Conditions of a launch other than shapes: streams, devices, graphs, alignment, autocast, and earlier launches."""
+"""Launches under different conditions: streams, devices, graphs, alignment, autocast, and earlier launches."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def per_channel(device: str = "cuda") -> FlexSN:
 def warmed_up(run: Callable[[], object]) -> None:
     """Runs a function once on a side stream, as torch's documentation of CUDA graphs requires.
 
-    The autograd node of a leaf belongs to the stream on which it was created. It exists as long as a graph that
-    contains it, such as the graph of a state. A node of the default stream cannot be part of a capture.
+    The autograd node of a leaf belongs to the stream on which the node was created. The node exists as long as an
+    autograd graph contains it, such as the graph of a state. A node of the default stream cannot be part of a capture.
     """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -105,7 +105,7 @@ def test_captured_inference_carries_the_state() -> None:
 # During the capture, torch keeps the outputs of its warm-up on another stream alive.
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match:UserWarning")
 def test_graphed_callables() -> None:
-    """Tests `torch.cuda.make_graphed_callables`, which records the forward and the backward separately."""
+    """Checks `torch.cuda.make_graphed_callables`, which captures the forward and the backward separately."""
 
     class Layer(nn.Module):
         def __init__(self) -> None:
@@ -188,7 +188,7 @@ def test_threads_with_separate_streams() -> None:
 
 @several_devices
 def test_alternating_devices() -> None:
-    """Tests one program on two devices. Each of them is the current device once."""
+    """Checks one program on two devices, each of which is the current device once."""
     kernel = FlexSNKernel(CASES[1].make(hard_spike, []), 1, 1, 1)
     for current in (0, 1):
         for device in ("cuda:0", "cuda:1", "cuda:0"):
@@ -226,7 +226,7 @@ def shifted(tensor: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("step", [(64, 64), (1024, 1024)], ids=str)
 def test_misaligned_memory_after_aligned(step: tuple[int, int]) -> None:
-    """Checks that kernels for aligned pointers are not launched again with misaligned pointers."""
+    """Checks that misaligned pointers are not passed to kernels that were compiled for aligned pointers."""
     kernel = FlexSNKernel(CASES[1].make(hard_spike, []), 1, 1, 1)
     x, v, grad = (data(seed, steps=8, step=step) for seed in range(3))
     v = v[0]
@@ -271,7 +271,7 @@ def test_misaligned_parameter() -> None:
 
 
 def test_other_gradients_of_the_same_shapes() -> None:
-    """Tests calls in which the required gradients and the incoming gradients change."""
+    """Checks calls between which the required gradients and the incoming gradients change."""
     kernel = FlexSNKernel(CASES[1].make(hard_spike, []), 1, 1, 1)
     loop = FlexSN(CASES[1].make(hard_spike, []), 1, 1, 1, backend="torch", store_state_seqs=True)
     for of_input, of_state, use_spikes, use_states in (
@@ -296,8 +296,8 @@ def test_other_gradients_of_the_same_shapes() -> None:
 
 
 def test_autocast_applies_inside_the_core() -> None:
-    """Tests `exp` of half-precision values before, during and after autocast. Under autocast, `exp` is computed in
-    float32 on a GPU.
+    """Checks `exp` of half-precision values without autocast, with autocast, and without autocast again. With autocast,
+    a GPU computes `exp` in float32.
     """
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -316,7 +316,7 @@ def test_autocast_applies_inside_the_core() -> None:
         assert torch.equal(*results)
 
 
-# -- numbers -------------------------------------------------------------------------------------------
+# -- scalars on the CPU --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("lines", NUMBERS.values(), ids=NUMBERS)

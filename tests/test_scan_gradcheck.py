@@ -1,5 +1,5 @@
-"""Gradients of the compiled scan, compared with finite differences in float64, for each input, state and captured
-tensor.
+"""Gradients of the compiled scan with respect to each input, state and captured tensor, compared with finite
+differences in float64.
 """
 
 from __future__ import annotations
@@ -51,8 +51,7 @@ def _delayed(spike: Spike, parameters: list[Tensor]) -> Callable[..., Any]:
     return core
 
 
-# Twelve cases. Their parameters have all kinds of shapes: a single number, or one number per channel, per sample, or
-# per neuron.
+# Twelve cases. Their parameters are scalars, or have one element per channel, per sample, or per neuron.
 SMOOTH = (
     *(case for case in CASES if case.smooth),
     Case("eif", 1, 1, 1, _exponential, lambda step: [(), step[-1:]]),
@@ -88,7 +87,7 @@ def gradcheck(
     function(*p.inputs, *p.states)
     lifted = program.lifted()
     assert {id(t) for t in lifted} == {id(t) for t in p.parameters}
-    with using_segments(rule):  # the backward runs in its own thread
+    with using_segments(rule):  # autograd may run the backward in another thread
         return torch.autograd.gradcheck(
             function, (*p.inputs, *p.states, *lifted), fast_mode=fast, check_undefined_grad=False
         )
@@ -96,7 +95,7 @@ def gradcheck(
 
 @pytest.fixture
 def small_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sets blocks of 4 elements and chunks of 2 steps, so that a few elements fill several blocks and chunks."""
+    """Sets blocks of 4 elements and chunks of 2 steps, so that small tests have several blocks and chunks."""
     plan = Specialization.plan
 
     def small(self: Specialization, ncl: int) -> Any:
@@ -112,7 +111,8 @@ def small_launches(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.long(all_but=["plif_channel"])
 @cases
 def test_every_entry_in_the_interpreter(case: Case, interpreted: None, small_launches: None) -> None:
-    # These sizes give one full block of 4 and a partial one, and one segment of 2 steps and a partial one.
+    # The 6 elements are one full block of 4 elements and a partial block. The 3 steps are one full chunk of 2 steps and
+    # a partial chunk.
     assert gradcheck(case, "cpu", 3, (2, 3), fast=False, state_seqs=False)
 
 
@@ -122,7 +122,7 @@ def test_every_entry_in_cpp(case: Case, compiler: None, small_launches: None) ->
     assert gradcheck(case, "cpu", 3, (2, 3), fast=False, state_seqs=False, on_cpu="cpp")
 
 
-# Segments of 2 chunks each. One segment has one more step.
+# Each segment has 2 chunks. One segment has one more step.
 SEGMENTS = SegmentRule(elements=6 * 5, largest=6, steps=4, fewest=2, warm_up=2)
 
 
@@ -142,8 +142,8 @@ def test_every_entry_in_segments_on_the_gpu(case: Case) -> None:
 @cases
 @pytest.mark.gpu
 def test_every_entry_on_the_gpu(case: Case) -> None:
-    # The backward has a block of 32 elements and one more element, and chunks of 8 steps. The forward has chunks of 16
-    # steps and two more steps.
+    # The 33 elements are a block of 32 elements and one more element. The 18 steps are two chunks of 8 steps in the
+    # backward, or one chunk of 16 steps in the forward, and two more steps.
     assert gradcheck(case, "cuda", 18, (3, 11), fast=False, state_seqs=False)
 
 
@@ -151,5 +151,7 @@ def test_every_entry_on_the_gpu(case: Case) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("step", [(613, 217), (1001, 1501)], ids=str)
 def test_random_projections_on_the_gpu(case: Case, step: tuple[int, ...]) -> None:
-    """Tests the other size classes by random projections, because they have too many entries to test each entry."""
+    """Checks random projections of the gradients in other size classes, which have too many elements to check each
+    element.
+    """
     assert gradcheck(case, "cuda", 6, step, fast=True, state_seqs=True)

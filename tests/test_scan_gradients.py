@@ -1,8 +1,7 @@
-"""Gradients of a core that computes with captured tensors: in place, in custom functions, with frozen and trained
-tensors.
+"""Gradients of cores that compute with captured tensors: in place, in custom functions, and with frozen tensors.
 
-Each compiled core is compared with the loop in values, dtypes and gradients. Cores that cannot be compiled are refused
-by name.
+The values, dtypes and gradients of each compiled core are compared with the loop. If a core cannot be compiled, an error
+names the line that is not supported.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ from flexsn_nn import FlexSN
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
-# `w0` has the shape of one row, `w1` of two rows, and `w2` of the step. `x0` is the input, and `v0` the state.
+# `w0` has the shape of one row, `w1` has two rows, and `w2` has the shape of the step. `x0` is the input, and `v0` is the
+# state.
 IN_PLACE = {
     "multiplied": "thr = 2.0 * w0; thr *= 3.0; return x0 * thr, v0 + x0",
     "added to a copy": "h = w0.clone(); h.add_(w0); return x0 * h, v0 + x0",
@@ -90,7 +90,7 @@ def test_values_and_gradients_equal_the_loop(lines: str) -> None:
     assert (outcome.same, outcome.different, outcome.refused, outcome.broken) == (1, [], [], [])
 
 
-# Cores for which the loop fails with an autograd error if a gradient is required.
+# Cores for which autograd raises an error in the loop if a gradient is required.
 NO_GRADIENT = {
     "overwritten": "h = 0.5 * w0; h.exp_(); h.sub_(h.mean()); return x0 * h, v0 + x0",
     "overwritten in the step": "h = torch.exp(x0); k = h * 1.0; h.mul_(2.0); return k * h, v0 + x0.detach()",
@@ -98,8 +98,8 @@ NO_GRADIENT = {
     "a view of a leaf": "h = w0.detach().clone(); h.requires_grad_(); h[:1].add_(0.5); return x0 * h, v0 + x0",
 }
 
-# `d0` is the value of the expression, computed before the call. The core captures `d0` and the tensors of the
-# expression. Each of them has a gradient.
+# For each case: an expression, and the lines of a core. `d0` is the value of the expression, computed before the call.
+# The core captures `d0` and the tensors of the expression, and all of these tensors require gradients.
 HISTORIES = {
     "scaled": ("w0 * 1.5", "return x0 * d0 * w0, v0 + x0 * d0"),
     "with saved tensors": ("w0.abs().sqrt()", "return x0 * d0 + w0, v0 + x0 * d0"),
@@ -187,8 +187,8 @@ def test_cpu_numbers_in_a_core(lines: str) -> None:
     assert (outcome.same, outcome.different, outcome.refused, outcome.broken) == (1, [], [], [])
 
 
-# Half of the random cores read a value that changes between the calls. Core 964 replaces the memory of a tensor, so the
-# next tensor may get the old address.
+# Half of the random cores read a value that changes between the calls. Core 964 replaces the memory of a tensor, so a
+# later tensor may have the old address.
 @pytest.mark.long(all_but=["964", "0"])
 @pytest.mark.parametrize("seed", [*range(12), 964])
 def test_random_cores_and_calls(seed: int) -> None:
@@ -203,7 +203,7 @@ def test_random_cores_read_values_in_many_places() -> None:
     assert changed > 50
 
 
-# Steps with a state that the loss does not use. The derivative of the last step is infinite where the state is 0.
+# Steps with a state that the loss does not read. The derivative of the last step may be infinite.
 ABSENT = {
     "a root": "return x0 + v0, torch.sqrt(v0.abs())",
     "a root of the input": "return x0 * w0, v0.abs().sqrt() + x0.relu().sqrt()",

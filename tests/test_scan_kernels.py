@@ -1,6 +1,4 @@
-"""Kernels of compiled scans, which flexsn-runtime provides. If it is not installed, a message names the missing
-package.
-"""
+"""Kernels of compiled scans. flexsn-runtime provides them. If it is not installed, a log message names it."""
 
 from __future__ import annotations
 
@@ -44,7 +42,7 @@ def test_kernels_are_found_without_an_import() -> None:
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Simulates a process that has not looked up the kernels yet."""
+    """Simulates a process that has not yet looked for installed kernels."""
     monkeypatch.setattr(lowering, "_registered", [None])
     monkeypatch.setattr(lowering, "_installed_kernels", lowering._installed_kernels.__wrapped__)
     return monkeypatch

@@ -1,4 +1,4 @@
-"""Scan kernels of every test core, compiled for GPUs that are not present. States have to stay in registers."""
+"""Scan kernels of every test core, compiled for GPUs that are not present. Their states must stay in registers."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from flexsn_runtime.segments import _kernels
 from flexsn_runtime.step._pointwise_step import Specialization
 
 TARGETS = ("sm_80", "sm_90", "gfx942")
-# Every core is compiled with the launch plan of large steps. The plan of small steps unrolls as much, in more stages,
-# and takes several times as long to compile. Only one core on one target uses it.
+# Every core is compiled with the launch plan of large steps. Only one core on one target is compiled with the plan of
+# small steps, because this plan has more stages and takes several times as long to compile.
 LARGE, SMALL = 2**23, 2**13
 SMALL_CASE = ("lif_hard", "sm_90")
 # Limit of the shared memory of a program, on the target with the least shared memory.
@@ -34,7 +34,9 @@ SHARED_BYTES = 64 * 1024
 
 
 def recording(size: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, OfflineJob]:
-    """Records the kernels that later scans launch, as the runtime would make and launch them on a GPU."""
+    """Returns a dictionary that records the kernels of later scans by direction or purpose. The kernels are those that
+    the runtime would launch on a GPU for `size` elements.
+    """
     jobs: dict[str, OfflineJob] = {}
 
     class Recorder:
@@ -78,7 +80,7 @@ def recorded(
     """Returns the kernels of a scan: the forward with checkpoints, and the backward.
 
     Args:
-        rule: rule of segments. The kernels of segments are added under the purpose in their names.
+        rule: rule for segments. With a rule, the scan has kernels for segments, by the purpose in their names.
     """
     jobs = recording(size, monkeypatch)
     p = problem(case, 3 if rule is None else 128, (8, 16), dtype=dtype)
@@ -112,7 +114,7 @@ def test_segments_compile_without_spills(
 
 
 def compiled(jobs: Sequence[OfflineJob]) -> list[ResourceUse]:
-    """Compiles the jobs in two processes, each with every second job."""
+    """Compiles the jobs in two processes, each of which compiles every second job."""
     with ThreadPoolExecutor(2) as pool:
         even, odd = pool.map(compile_offline, (jobs[::2], jobs[1::2]))
     return [(even, odd)[i % 2][i // 2] for i in range(len(jobs))]
@@ -123,7 +125,7 @@ def compiled(jobs: Sequence[OfflineJob]) -> list[ResourceUse]:
 def test_every_core_compiles_without_spills(
     targets_each: int, monkeypatch: pytest.MonkeyPatch, interpreted: None
 ) -> None:
-    """Compiles each core for all targets, or for one of the targets, which alternate between cores."""
+    """Compiles each core for all targets, or for one target that alternates between cores."""
     jobs: dict[str, OfflineJob] = {}
     for i, case in enumerate(CASES):
         for direction, job in recorded(case, LARGE, monkeypatch).items():
@@ -149,7 +151,7 @@ def test_every_core_compiles_without_spills(
 def test_random_numbers_compile_without_spills(
     draw: Callable[[Tensor], Tensor], target: str, monkeypatch: pytest.MonkeyPatch, interpreted: None
 ) -> None:
-    """Checks that these kernels have no branches, and that a draw needs few enough registers for enough warps."""
+    """Checks that kernels that draw random numbers need at most 128 registers, so that enough warps can run."""
     spike = surrogate.Sigmoid()
 
     def lif(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
