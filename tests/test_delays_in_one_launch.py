@@ -10,7 +10,7 @@ import pytest
 import torch
 from recurrent_cores import Late, Powers
 from test_one_launch import SetExchange, launches, set_exchange  # noqa: F401  # fixtures
-from test_recurrent import DEVICE, TARGETS, differentiated, made, run, sequences
+from test_recurrent import DEVICE, TARGETS, differentiate, make_core, make_sequences, run
 
 from flexsn_graph import Phase, Port, Role
 from flexsn_nn import LIF, Recurrent
@@ -19,9 +19,9 @@ from flexsn_runtime import RecurrentSpecialization, ScanProgram, TargetName
 
 
 def test_delayed_states_are_detected() -> None:
-    core = made(Late, 5, Powers())
+    core = make_core(Late, 5, Powers())
     program = ScanProgram(core, 1, core.num_states, 1, on_cpu=TARGETS[-1])
-    step, _ = program.specialize(*split_states(sequences(core, 2, 3, 5)))
+    step, _ = program.specialize(*split_states(make_sequences(core, 2, 3, 5)))
     assert isinstance(step, RecurrentSpecialization)
     states = [Port(Role.STATE, i) for i in range(core.num_states)]
     first, delay_1, delay_2, _, delay_3, _ = states
@@ -60,13 +60,13 @@ def test_cores_with_delays_run_in_one_launch(
 
 
 def check(num_steps: int, batch: int, size: int, target: TargetName, *, state_seqs: bool = False) -> None:
-    core = made(Late, size, Powers())
-    tensors = sequences(core, num_steps, batch, size)
+    core = make_core(Late, size, Powers())
+    tensors = make_sequences(core, num_steps, batch, size)
     with torch.no_grad():
         for ours, theirs in zip(run(core, tensors, target), run(core, tensors, None), strict=True):
             assert torch.equal(ours, theirs)
-    expected, expected_gradients = differentiated(core, tensors, None, state_seqs=state_seqs)
-    actual, gradients = differentiated(core, tensors, target, state_seqs=state_seqs)
+    expected, expected_gradients = differentiate(core, tensors, None, state_seqs=state_seqs)
+    actual, gradients = differentiate(core, tensors, target, state_seqs=state_seqs)
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
     assert 0 < float(expected[0].detach().mean()) < 1
     for a, b in zip(gradients, expected_gradients, strict=True):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from inhibiting_cores import CELLS, Divided, ExciteInhibit, First, Lateral, Normed, Soft, Winner
 from recurrent_cores import Cell, Dense
-from test_recurrent import DEVICE, TARGETS, differentiated, made, run, sequences
+from test_recurrent import DEVICE, TARGETS, differentiate, make_core, make_sequences, run
 from torch import Tensor
 
 from flexsn_nn import FlexSN
@@ -18,8 +18,8 @@ cells = pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)
 
 
 def check(core: Cell, tensors: list[Tensor], target: TargetName, *, rtol: float = 1e-10, atol: float = 1e-10) -> None:
-    expected, expected_gradients = differentiated(core, tensors, None)
-    actual, gradients = differentiated(core, tensors, target)
+    expected, expected_gradients = differentiate(core, tensors, None)
+    actual, gradients = differentiate(core, tensors, target)
     for a, b in zip([*actual, *gradients], [*expected, *expected_gradients], strict=True):
         assert (a is None) == (b is None)
         if a is not None:
@@ -30,8 +30,8 @@ def check(core: Cell, tensors: list[Tensor], target: TargetName, *, rtol: float 
 @pytest.mark.parametrize("target", TARGETS)
 @cells
 def test_results_and_gradients_equal_the_loop(cell: type[Cell], target: TargetName) -> None:
-    core = made(cell, 9, Dense(), torch.float64, soft=True)
-    tensors = sequences(core, 5, 61, 9, dtype=torch.float64)
+    core = make_core(cell, 9, Dense(), torch.float64, soft=True)
+    tensors = make_sequences(core, 5, 61, 9, dtype=torch.float64)
     check(core, tensors, target)
 
 
@@ -41,14 +41,14 @@ def test_results_and_gradients_equal_the_loop(cell: type[Cell], target: TargetNa
 def test_steps_may_have_other_shapes(cell: type[Cell], step: tuple[int, ...]) -> None:
     if cell is Divided and step[-1] == 1:
         step = (4, 2)  # a reduction over one element is not traced as a sum
-    core = made(cell, step[-1], Dense(), torch.float64, soft=True)
-    check(core, sequences(core, 3, *step, dtype=torch.float64), TARGETS[-1])
+    core = make_core(cell, step[-1], Dense(), torch.float64, soft=True)
+    check(core, make_sequences(core, 3, *step, dtype=torch.float64), TARGETS[-1])
 
 
 @pytest.mark.long(all_but=["*Winner*"])
 @pytest.mark.parametrize("cell", [Soft, Winner], ids=lambda cell: cell.__name__)
 def test_gradients_equal_finite_differences(cell: type[Cell]) -> None:
-    core = made(cell, 4, Dense(), torch.float64, soft=True)
+    core = make_core(cell, 4, Dense(), torch.float64, soft=True)
     generator = torch.Generator().manual_seed(3)
     shapes = [(3, 2, 4), (2, 4), (2, 4)]
     tensors = [torch.randn(s, generator=generator, dtype=torch.float64).to(DEVICE).requires_grad_() for s in shapes]
@@ -62,19 +62,19 @@ def test_ties_equal_torch(cell: type[Cell]) -> None:
     """Checks the gradients of equal maxima. Equal maxima share the gradient. If the step also uses the position of the
     maximum, the first maximum receives the whole gradient.
     """
-    core = made(cell, 8, Dense())
-    tensors = [torch.ones_like(t).requires_grad_() for t in sequences(core, 4, 6, 8)]
+    core = make_core(cell, 8, Dense())
+    tensors = [torch.ones_like(t).requires_grad_() for t in make_sequences(core, 4, 6, 8)]
     with torch.no_grad():
         tensors[0][:, :, :4] += 1
-    expected, expected_gradients = differentiated(core, tensors, None)
-    actual, gradients = differentiated(core, tensors, TARGETS[-1])
+    expected, expected_gradients = differentiate(core, tensors, None)
+    actual, gradients = differentiate(core, tensors, TARGETS[-1])
     for a, b in zip([*actual, *gradients], [*expected, *expected_gradients], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
 
 
 def test_exact_sums_are_bitwise_equal() -> None:
-    core = made(Lateral, 8, Dense())
-    tensors = sequences(core, 3, 67, 8, bits=2)
+    core = make_core(Lateral, 8, Dense())
+    tensors = make_sequences(core, 3, 67, 8, bits=2)
     for target in TARGETS:
         for a, b in zip(run(core, tensors, target), run(core, tensors, None), strict=True):
             assert torch.equal(a, b)
@@ -83,8 +83,8 @@ def test_exact_sums_are_bitwise_equal() -> None:
 @pytest.mark.long(all_but=["*bfloat16*"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_half_precision_equals_the_loop(dtype: torch.dtype) -> None:
-    core = made(Soft, 9, Dense(), dtype)
-    check(core, sequences(core, 3, 7, 9, dtype=dtype, bits=2), TARGETS[-1], rtol=2e-2, atol=2e-2)
+    core = make_core(Soft, 9, Dense(), dtype)
+    check(core, make_sequences(core, 3, 7, 9, dtype=dtype, bits=2), TARGETS[-1], rtol=2e-2, atol=2e-2)
 
 
 REFUSED = {
@@ -130,7 +130,9 @@ def check_launches(core: Cell, tensors: list[Tensor], bound: float = 1e-5) -> li
 
 @pytest.mark.parametrize("cell", [Winner, ExciteInhibit], ids=lambda cell: cell.__name__)
 def test_programs_with_whole_rows_exchange_nothing(cell: type[Cell]) -> None:
-    descriptions = check_launches(made(cell, 9, Dense(), soft=True), sequences(made(cell, 9, Dense()), 3, 11, 9))
+    descriptions = check_launches(
+        make_core(cell, 9, Dense(), soft=True), make_sequences(make_core(cell, 9, Dense()), 3, 11, 9)
+    )
     assert tuple(description.split(",")[0] for description in descriptions) == ONE_LAUNCH_EACH
     assert all(description.endswith("exchange nothing") for description in descriptions)
 
@@ -138,8 +140,8 @@ def test_programs_with_whole_rows_exchange_nothing(cell: type[Cell]) -> None:
 @pytest.mark.parametrize("cell", [Normed, ExciteInhibit], ids=lambda cell: cell.__name__)
 def test_programs_with_shared_rows_exchange_values(cell: type[Cell]) -> None:
     """Checks matrices that are too large for one program, so several programs share a row."""
-    core = made(cell, 210, Dense(), soft=True)
-    descriptions = check_launches(core, sequences(core, 3, 19, 210), 1e-4)
+    core = make_core(cell, 210, Dense(), soft=True)
+    descriptions = check_launches(core, make_sequences(core, 3, 19, 210), 1e-4)
     assert tuple(description.split(",")[0] for description in descriptions) == ONE_LAUNCH_EACH
     assert all("values a step" in description for description in descriptions)
 
@@ -148,8 +150,8 @@ def test_programs_with_shared_rows_exchange_values(cell: type[Cell]) -> None:
 @pytest.mark.parametrize("neurons", [210, 512])
 @pytest.mark.parametrize("cell", [Normed, ExciteInhibit], ids=lambda cell: cell.__name__)
 def test_programs_with_shared_rows_exchange_values_on_a_gpu(cell: type[Cell], neurons: int) -> None:
-    core = made(cell, neurons, Dense(), soft=True)
-    descriptions = check_launches(core, sequences(core, 7, 131, neurons), 1e-3)
+    core = make_core(cell, neurons, Dense(), soft=True)
+    descriptions = check_launches(core, make_sequences(core, 7, 131, neurons), 1e-3)
     assert tuple(description.split(",")[0] for description in descriptions) == ONE_LAUNCH_EACH
     assert all("values a step" in description for description in descriptions)
 

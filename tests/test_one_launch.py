@@ -22,7 +22,7 @@ from recurrent_cores import (
     Powers,
     Sliced,
 )
-from test_recurrent import BOTH, DEVICE, differentiated, made, run, sequences
+from test_recurrent import BOTH, DEVICE, differentiate, make_core, make_sequences, run
 from torch import Tensor
 
 from flexsn_codegen.recurrent import Loop, NotOneLaunchError
@@ -89,10 +89,10 @@ def set_exchange(monkeypatch: pytest.MonkeyPatch) -> SetExchange:
 
 def check(cell: type[Cell], num_steps: int, batch: int, size: int, dtype: torch.dtype) -> None:
     """Checks that results, and gradients of inputs and initial states, equal those of the loop."""
-    core = made(cell, size, Powers(), dtype)
-    tensors = sequences(core, num_steps, batch, size, dtype=dtype)
-    expected, expected_gradients = differentiated(core, tensors, None, state_seqs=False)
-    actual, gradients = differentiated(core, tensors, "triton", state_seqs=False)
+    core = make_core(cell, size, Powers(), dtype)
+    tensors = make_sequences(core, num_steps, batch, size, dtype=dtype)
+    expected, expected_gradients = differentiate(core, tensors, None, state_seqs=False)
+    actual, gradients = differentiate(core, tensors, "triton", state_seqs=False)
     count = len(tensors)
     for a, b in zip([*actual, *gradients[:count]], [*expected, *expected_gradients[:count]], strict=True):
         assert a is not None
@@ -161,8 +161,8 @@ def test_exchange_does_not_change_results(cell: type[Cell], set_exchange: SetExc
     actual = []
     for is_exchanged in (True, False):
         set_exchange(is_exchanged)
-        core = made(cell, 9, Powers())
-        results, gradients = differentiated(core, sequences(core, 3, 11, 9), "triton", state_seqs=False)
+        core = make_core(cell, 9, Powers())
+        results, gradients = differentiate(core, make_sequences(core, 3, 11, 9), "triton", state_seqs=False)
         actual.append([*results, *gradients])
     for a, b in zip(*actual, strict=True):
         assert a is not None
@@ -182,8 +182,8 @@ def test_nan_in_padding_does_not_spread(is_exchanged: bool, set_exchange: SetExc
             return v, v
 
     set_exchange(is_exchanged)
-    core = made(Ratio, 9, Powers())
-    x, v = (torch.full_like(t, 2.0) for t in sequences(core, 4, 5, 9))
+    core = make_core(Ratio, 9, Powers())
+    x, v = (torch.full_like(t, 2.0) for t in make_sequences(core, 4, 5, 9))
     with torch.no_grad():
         actual, expected = (run(core, (x, v), target) for target in ("triton", None))
     for a, b in zip(actual, expected, strict=True):
@@ -213,17 +213,17 @@ def test_matrices_that_fit_into_registers_are_held(
         return iter([Tiles(16, 1, 32, 4, ahead=2)])
 
     monkeypatch.setattr(_one_launch, "tiles_for", record)
-    core = made(RLIF, size, Powers(), dtype)
+    core = make_core(RLIF, size, Powers(), dtype)
     with torch.no_grad():
-        run(core, sequences(core, 2, batch, size, dtype=dtype), "triton", state_seqs=False)
+        run(core, make_sequences(core, 2, batch, size, dtype=dtype), "triton", state_seqs=False)
     (tiles,) = choices
     assert (tiles and (tiles.rows, tiles.num_warps)) == expected
 
 
 def test_explain_describes_programs_with_all_columns(set_exchange: SetExchange) -> None:
     set_exchange(False)
-    core = made(RLIF, 20, Powers())
-    tensors = sequences(core, 3, 17, 20)
+    core = make_core(RLIF, 20, Powers())
+    tensors = make_sequences(core, 3, 17, 20)
     step, arguments = prepare(ScanProgram(core, 1, 2, 1), tensors)
     assert isinstance(step, RecurrentSpecialization)
     scan(step, arguments, state_seqs=False)
@@ -239,7 +239,7 @@ def test_explain_describes_programs_with_all_columns(set_exchange: SetExchange) 
 @pytest.mark.long(all_but=["LearnedDecay"])
 @pytest.mark.parametrize("cell", [RLIF, OfMembrane, LearnedDecay, Hidden], ids=lambda cell: cell.__name__)
 def test_last_states_may_have_no_gradients(cell: type[Cell], launches: list[str]) -> None:
-    results = differentiate_outputs(made(cell, 20, Powers()), 4, 5, 20)
+    results = differentiate_outputs(make_core(cell, 20, Powers()), 4, 5, 20)
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b)
     for a, b in zip(*(gradients[: 1 + cell.num_states] for gradients in results), strict=True):
@@ -258,7 +258,7 @@ def test_product_of_absent_gradients_is_absent(launches: list[str]) -> None:
         def forward(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
             return v, x + v @ self.v
 
-    results = differentiate_outputs(made(Late, 20, Powers()), 4, 5, 20, last=float("inf"))
+    results = differentiate_outputs(make_core(Late, 20, Powers()), 4, 5, 20, last=float("inf"))
     for a, b in zip(*results, strict=True):
         assert a.isfinite().all()
         torch.testing.assert_close(a, b)
@@ -271,7 +271,7 @@ def differentiate_outputs(core: Cell, num_steps: int, *step: int, last: float = 
     Args:
         last: value that is added to the input of the second-to-last step.
     """
-    tensors = sequences(core, num_steps, *step)
+    tensors = make_sequences(core, num_steps, *step)
     with torch.no_grad():
         tensors[0][-2] += last
     results = []
@@ -286,8 +286,8 @@ def test_float32_products_are_exact_to_24_bits(launches: list[str]) -> None:
     """Checks products of operands with 24 significant bits and different magnitudes. Their errors must not exceed twice
     the errors of a library's product.
     """
-    core = made(GRU, 21, Dense())
-    x, h = sequences(core, 3, 6, 21, bits=20)
+    core = make_core(GRU, 21, Dense())
+    x, h = make_sequences(core, 3, 6, 21, bits=20)
     with torch.no_grad():
         core.v.mul_(torch.logspace(-3, 1, core.v.numel(), device=DEVICE).reshape(core.v.shape))
         actual = run(core, (x, h), "triton")
@@ -306,8 +306,8 @@ def test_float32_follows_the_precision_setting(precision: str, bits: int, launch
 
 def check_bits(size: int, precision: str, bits: int) -> None:
     """Checks that products agree with float64 in `bits` bits, but not in `bits + 7` bits."""
-    core = made(GRU, size, Dense())
-    tensors = [t.detach() for t in sequences(core, 3, 6, size, bits=20)]
+    core = make_core(GRU, size, Dense())
+    tensors = [t.detach() for t in make_sequences(core, 3, 6, size, bits=20)]
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:
@@ -350,8 +350,8 @@ def test_smaller_tiles_are_tried_if_the_first_do_not_fit(monkeypatch: pytest.Mon
 
 
 def test_infinity_and_nan_propagate(launches: list[str]) -> None:
-    core = made(LSTM, 9, Powers())
-    x, h, c = (t.detach() for t in sequences(core, 3, 4, 9))
+    core = make_core(LSTM, 9, Powers())
+    x, h, c = (t.detach() for t in make_sequences(core, 3, 4, 9))
     x[1, 0, 0], x[1, 1, 3] = float("nan"), float("inf")
     for a, b in zip(run(core, (x, h, c), "triton"), run(core, (x, h, c), None), strict=True):
         assert torch.equal(a.isnan(), b.isnan())
@@ -368,7 +368,7 @@ def test_largest_values_stay_finite() -> None:
             v = v @ self.v + x
             return v, v
 
-    core = made(Accumulator, 3, lambda rows, columns: torch.eye(rows, columns))
+    core = make_core(Accumulator, 3, lambda rows, columns: torch.eye(rows, columns))
     x = torch.zeros(3, 2, 3, device=DEVICE)
     x[0] = torch.finfo(torch.float32).max
     with torch.no_grad():
@@ -377,8 +377,8 @@ def test_largest_values_stay_finite() -> None:
 
 
 def test_explain_names_the_obstacle_to_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    core = made(RLIF, 9, Powers())
-    x, s, v = sequences(core, 3, 4, 9)
+    core = make_core(RLIF, 9, Powers())
+    x, s, v = make_sequences(core, 3, 4, 9)
     step, arguments = prepare(ScanProgram(core, 1, 2, 1), (x, s, v))
     assert isinstance(step, RecurrentSpecialization)
     first = scan(step, arguments, state_seqs=False)
@@ -429,8 +429,8 @@ def test_any_number_of_steps_equals_the_loop(
 
 def check_on_two_streams(size: int, dtype: torch.dtype) -> None:
     """Checks 10 000 launches that alternate between two streams. Some of their results are compared with the loop."""
-    core = made(RLIF, size, Powers(), dtype)
-    x, s, v = (t.detach() for t in sequences(core, 3, 64, size, dtype=dtype))
+    core = make_core(RLIF, size, Powers(), dtype)
+    x, s, v = (t.detach() for t in make_sequences(core, 3, 64, size, dtype=dtype))
     expected = run(core, (x, s, v), None)
     step, arguments = prepare(ScanProgram(core, 1, 2, 1), (x, s, v))  # the step is traced on the current stream
     streams = [torch.cuda.Stream(), torch.cuda.Stream()]
@@ -458,11 +458,11 @@ def test_launches_may_alternate_between_two_streams(set_exchange: SetExchange, l
 @pytest.mark.parametrize("size", [64, 200])
 def test_repeated_calls_are_bitwise_equal(size: int) -> None:
     for dtype in (torch.float32, torch.bfloat16):
-        core = made(LSTM, size, Dense(), dtype)
-        tensors = sequences(core, 50, 70, size, dtype=dtype, bits=10)
-        first = differentiated(core, tensors, "triton", state_seqs=False)
+        core = make_core(LSTM, size, Dense(), dtype)
+        tensors = make_sequences(core, 50, 70, size, dtype=dtype, bits=10)
+        first = differentiate(core, tensors, "triton", state_seqs=False)
         for _ in range(3):
-            repeated = differentiated(core, tensors, "triton", state_seqs=False)
+            repeated = differentiate(core, tensors, "triton", state_seqs=False)
             for a, b in zip([*first[0], *first[1]], [*repeated[0], *repeated[1]], strict=True):
                 assert a is not None
                 assert b is not None
@@ -478,8 +478,8 @@ def test_waiting_programs_give_up(monkeypatch: pytest.MonkeyPatch, set_exchange:
     from flexsn_runtime.errors import GaveUpError
     from flexsn_runtime.launches._cooperative_launch import CooperativeLaunch
 
-    core = made(RLIF, 128, Powers())
-    x, s, v = (t.detach() for t in sequences(core, 3, 16, 128))
+    core = make_core(RLIF, 128, Powers())
+    x, s, v = (t.detach() for t in make_sequences(core, 3, 16, 128))
     with torch.no_grad():
         expected = run(core, (x, s, v), "triton")
         call_kernel = CooperativeLaunch.__call__
@@ -503,8 +503,8 @@ def test_waiting_programs_give_up(monkeypatch: pytest.MonkeyPatch, set_exchange:
 @pytest.mark.parametrize("is_exchanged", [True, False], ids=["exchanged", "held"])
 def test_cuda_graph_replays_one_launch(is_exchanged: bool, set_exchange: SetExchange) -> None:
     set_exchange(is_exchanged)
-    core = made(RLIF, 128, Powers())
-    x, s, v = (t.detach() for t in sequences(core, 5, 33, 128))
+    core = make_core(RLIF, 128, Powers())
+    x, s, v = (t.detach() for t in make_sequences(core, 5, 33, 128))
     program = ScanProgram(core, 1, 2, 1)
     step, arguments = prepare(program, (x, s, v))
     with torch.no_grad():

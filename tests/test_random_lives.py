@@ -20,7 +20,7 @@ from flexsn_nn import FlexSN
 PLAIN = ("lif", "alif", "two outputs", "delay", "conv")
 
 
-def test_a_hundred_short_lives_are_the_same(compiler: None) -> None:
+def test_twins_are_equal_in_a_hundred_short_lives(compiler: None) -> None:
     Twins.counts.clear()
     run(machine((("auto", "auto"), ("cpp", "compiled")), without=LONG_ACTS, few=True), runs=100, rules=12)
     assert Twins.counts["lives"] >= 100
@@ -85,18 +85,18 @@ FAULTS: dict[str, tuple[Callable[[FlexSN, Tensor, Any], Any], str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_planted_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plants a fault in neurons with the backend `hop`, and checks that the machine detects the fault and prints a short
-    program that reproduces it.
+def test_planted_faults_are_detected(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plants a fault in neurons with the backend `hop`, and checks that the machine detects the fault and returns a
+    short program that reproduces it.
     """
     forward = FlexSN.forward
-    spoil, text = FAULTS[fault]
+    apply_fault, text = FAULTS[fault]
 
-    def spoiled(neuron: FlexSN, *inputs: Tensor, **options: Any) -> Any:
+    def forward_with_fault(neuron: FlexSN, *inputs: Tensor, **options: Any) -> Any:
         y = forward(neuron, *inputs, **options)
-        return spoil(neuron, inputs[0], y) if neuron.backend == "hop" else y
+        return apply_fault(neuron, inputs[0], y) if neuron.backend == "hop" else y
 
-    monkeypatch.setattr(FlexSN, "forward", spoiled)
+    monkeypatch.setattr(FlexSN, "forward", forward_with_fault)
     layers = PLAIN if fault != "a layout" else ("lif", "conv")  # only images have several layouts
     with pytest.raises(DifferenceError, match=text) as caught:
         run(machine((("hop", "auto"),), layers=layers, without=LONG_ACTS), runs=400, rules=20)
@@ -110,8 +110,8 @@ def test_planted_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> 
 _CALL: dict[str, Any] = {"steps": 8, "seed": 0, "layout": "contiguous", "fresh": False, "batch": None, "learned": True}
 _UNDER_CHECKPOINT: dict[str, Any] = {"how": "reentrant", "inside": False, "steps": 8, "seed": 0}
 # These programs of the state machine once revealed faults.
-EARLIER: dict[str, tuple[Plan, list[tuple[str, dict[str, Any]]]]] = {
-    "a road that forgot sequences": (
+EARLIER_FAULTS: dict[str, tuple[Plan, list[tuple[str, dict[str, Any]]]]] = {
+    "state sequences after a single step": (
         Plan("vector", ("lif",), "cpp"),
         [
             ("store_state_seqs", {"which": 0, "on": True}),
@@ -132,7 +132,7 @@ EARLIER: dict[str, tuple[Plan, list[tuple[str, dict[str, Any]]]]] = {
         Plan("vector", ("sliding", "linear"), "torch"),
         [("forward", _CALL), ("forward_checkpointed", {**_UNDER_CHECKPOINT, "how": "non-reentrant"})],
     ),
-    "an optimizer's step behind packed spikes": (
+    "an optimizer's step after packed spikes": (
         Plan("image", ("conv norm", "cubalif"), "torch"),
         [
             ("forward_wrapped", {"fresh": False, "how": "packed", "seed": 3, "steps": 9}),
@@ -143,9 +143,9 @@ EARLIER: dict[str, tuple[Plan, list[tuple[str, dict[str, Any]]]]] = {
 }
 
 
-@pytest.mark.parametrize("name", EARLIER)
-def test_earlier_programs_stay_equal(name: str, compiler: None) -> None:
-    live(*EARLIER[name])
+@pytest.mark.parametrize("name", EARLIER_FAULTS)
+def test_programs_of_earlier_faults_stay_equal(name: str, compiler: None) -> None:
+    live(*EARLIER_FAULTS[name])
 
 
 def test_program_is_printed_as_python() -> None:
@@ -156,7 +156,7 @@ def test_program_is_printed_as_python() -> None:
     assert scope["live"] is live
 
 
-def test_equal_twins_continue(recwarn: pytest.WarningsRecorder) -> None:
+def test_run_of_equal_twins_raises_nothing(recwarn: pytest.WarningsRecorder) -> None:
     run(machine((("torch", "auto"),)), runs=6, rules=30)
 
 
@@ -167,7 +167,7 @@ def test_each_layer_keeps_the_shape(family: str, loops: None) -> None:
         assert build(Plan(family, (name,), "torch"))(x).shape == x.shape, name
 
 
-def test_what_a_short_run_leaves_out_exists() -> None:
+def test_names_in_short_runs_exist() -> None:
     assert {layer.removeprefix("+") for _, layers in FEW_PLANS for layer in layers} <= set(LAYERS)
     assert set(LONG_ACTS) <= set(ACTS)
 

@@ -37,7 +37,7 @@ EXTRAS = {
 }
 
 # The examples of these documents also run in tests in which only the package of the document is installed.
-ALONE = ["packages/flexsn-codegen/README.md", "packages/flexsn-hop/README.md"]
+IN_PACKAGE_TESTS = ["packages/flexsn-codegen/README.md", "packages/flexsn-hop/README.md"]
 # Documents whose neurons take up to half a minute to compile, although kernels are not their subject. Their examples
 # run kernels only with `--long`. Without it, they run loops.
 MANY_KERNELS = [
@@ -61,7 +61,7 @@ MANY_KERNELS = [
 ]
 
 # Documents about the behaviour of one version of torch.
-ABOUT = {"docs/why-not-torch-scan.md": "2.15"}
+TORCH_VERSIONS = {"docs/why-not-torch-scan.md": "2.15"}
 
 FENCE = re.compile(
     r"^(?P<indent>[ ]*)```[ ]*(?:python|python3|py)\b[^\n]*\n(?P<code>.*?)^(?P=indent)```[ ]*$",
@@ -77,7 +77,7 @@ class Block:
     line: int
 
 
-def python_blocks(text: str) -> list[Block]:
+def list_python_blocks(text: str) -> list[Block]:
     blocks = []
     for match in FENCE.finditer(text):
         lines = match["code"].splitlines()
@@ -87,7 +87,7 @@ def python_blocks(text: str) -> list[Block]:
 
 
 def run_blocks(path: Path, module: ModuleType) -> None:
-    for block in python_blocks(path.read_text(encoding="utf-8")):
+    for block in list_python_blocks(path.read_text(encoding="utf-8")):
         # Empty lines before the code make line numbers equal to those of the document. So tracebacks and
         # inspect.getsource show the lines of the document.
         source = "\n" * (block.line - 1) + block.code
@@ -98,7 +98,7 @@ def run_blocks(path: Path, module: ModuleType) -> None:
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")
 # torch's forward mode compiles its formulas with torch.jit.script.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
-@pytest.mark.long(all_but=[document for document in DOCUMENTS if document not in (*ALONE, *MANY_KERNELS)])
+@pytest.mark.long(all_but=[document for document in DOCUMENTS if document not in (*IN_PACKAGE_TESTS, *MANY_KERNELS)])
 @one_thread()
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_examples_run(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,15 +114,15 @@ def test_examples_run_without_a_compiler(document: str, tmp_path: Path, monkeypa
 
 def run_document(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = ROOT / document
-    blocks = python_blocks(path.read_text(encoding="utf-8"))
+    blocks = list_python_blocks(path.read_text(encoding="utf-8"))
     if document in WITHOUT_EXAMPLES:
-        assert not blocks, f"{document} has examples now: take it off WITHOUT_EXAMPLES"
+        assert not blocks, f"{document} has examples now: remove it from WITHOUT_EXAMPLES"
         return
-    assert blocks, f"{document} has no python block: write one, or put it on WITHOUT_EXAMPLES"
+    assert blocks, f"{document} has no Python block: write one, or add the document to WITHOUT_EXAMPLES"
     if document in EXTRAS:
         pytest.importorskip(EXTRAS[document])
-    if not torch.__version__.startswith(ABOUT.get(document, "")):
-        pytest.skip(f"the page speaks of torch {ABOUT[document]}")
+    if not torch.__version__.startswith(TORCH_VERSIONS.get(document, "")):
+        pytest.skip(f"the document describes torch {TORCH_VERSIONS[document]}")
     # Each document has its own module, so that classes of an example can be pickled and inspected.
     module = ModuleType("example_" + re.sub(r"\W", "_", document))
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -133,9 +133,9 @@ def run_document(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_blocks_share_a_namespace_and_keep_their_lines(tmp_path: Path) -> None:
     path = tmp_path / "x.md"
-    listed = "- in a list\n\n  ```py\n  if a:\n      b = a\n  ```\n"
-    path.write_text(f"# x\n\n```python\na = 1\n```\n\n{listed}")
-    assert python_blocks(path.read_text()) == [Block("a = 1", 4), Block("if a:\n    b = a", 10)]
+    listed_block = "- in a list\n\n  ```py\n  if a:\n      b = a\n  ```\n"
+    path.write_text(f"# x\n\n```python\na = 1\n```\n\n{listed_block}")
+    assert list_python_blocks(path.read_text()) == [Block("a = 1", 4), Block("if a:\n    b = a", 10)]
     module = ModuleType("x")
     run_blocks(path, module)
     assert module.__dict__["b"] == 1

@@ -1,7 +1,7 @@
 """Gradients of cores that compute with captured tensors: in place, in custom functions, and with frozen tensors.
 
-The values, dtypes and gradients of each compiled core are compared with the loop. If a core cannot be compiled, an error
-names the line that is not supported.
+The values, dtypes and gradients of each compiled core are compared with the loop. If a core cannot be compiled, an
+error names the line that is not supported.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from flexsn_nn import FlexSN
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
-# `w0` has the shape of one row, `w1` has two rows, and `w2` has the shape of the step. `x0` is the input, and `v0` is the
-# state.
+# `w0` has the shape of one row, `w1` has two rows, and `w2` has the shape of the step. `x0` is the input, and `v0` is
+# the state.
 IN_PLACE = {
     "multiplied": "thr = 2.0 * w0; thr *= 3.0; return x0 * thr, v0 + x0",
     "added to a copy": "h = w0.clone(); h.add_(w0); return x0 * h, v0 + x0",
@@ -143,7 +143,7 @@ def test_missing_gradient_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["overwritten", "overwritten in the step", "set"])
-def test_missing_gradient_is_accepted_without_gradients(name: str) -> None:
+def test_missing_gradient_is_accepted_if_not_required(name: str) -> None:
     core = one_call(NO_GRADIENT[name])
     core.calls[:] = [
         Call(3, (False,) * 3, (False, False), (True, True), state_seqs=False, mode="grad"),
@@ -163,10 +163,10 @@ def test_missing_gradient_is_accepted_without_gradients(name: str) -> None:
         "in a function before the loop",
     ]
 )
-@pytest.mark.parametrize(("made", "lines"), HISTORIES.values(), ids=HISTORIES)
-def test_captured_tensor_computed_from_another(made: str, lines: str) -> None:
+@pytest.mark.parametrize(("expression", "lines"), HISTORIES.values(), ids=HISTORIES)
+def test_captured_tensors_may_depend_on_each_other(expression: str, lines: str) -> None:
     core = one_call(lines)
-    core.derived["d0"] = made
+    core.derived["d0"] = expression
     core.calls.append(Call(2, (False, True, True), (True,) * 2, (True,) * 2, state_seqs=True, mode="grad"))
     core.calls.append(Call(9, (True, True, True), (True, False), (True,) * 2, state_seqs=False, mode="grad"))
     outcome = compare(core)
@@ -182,7 +182,7 @@ def test_function_of_a_computed_tensor_is_refused() -> None:
 
 
 @pytest.mark.parametrize("lines", NUMBERS.values(), ids=NUMBERS)
-def test_cpu_numbers_in_a_core(lines: str) -> None:
+def test_scalars_on_the_cpu_equal_the_loop(lines: str) -> None:
     outcome = compare(one_call(lines))
     assert (outcome.same, outcome.different, outcome.refused, outcome.broken) == (1, [], [], [])
 
@@ -191,7 +191,7 @@ def test_cpu_numbers_in_a_core(lines: str) -> None:
 # later tensor may have the old address.
 @pytest.mark.long(all_but=["964", "0"])
 @pytest.mark.parametrize("seed", [*range(12), 964])
-def test_random_cores_and_calls(seed: int) -> None:
+def test_random_cores_equal_the_loop_in_random_calls(seed: int) -> None:
     outcome = compare(random_core(seed))
     assert outcome.different + outcome.broken == []
 
@@ -248,20 +248,20 @@ def test_gradients_pass_between_states() -> None:
     assert (outcome.same, outcome.different) == (12, [])
 
 
-def test_parameter_is_frozen_and_unfrozen() -> None:
+def test_parameters_may_be_frozen_and_unfrozen() -> None:
     w = torch.linspace(0.5, 1.5, 4).requires_grad_()
     x = torch.linspace(-1, 1, 3 * 12).view(3, *STEP).requires_grad_()
     neurons = [
         FlexSN(lambda x, v: (x * w.softmax(0) + v * w, 0.5 * v + x), 1, 1, 1, backend=backend)
         for backend in ("triton", "torch")
     ]
-    for trains in (False, True, False, True, True):
-        w.requires_grad_(trains)
+    for requires_grad in (False, True, False, True, True):
+        w.requires_grad_(requires_grad)
         results = []
         for neuron in neurons:
             neuron.reset()
             output = neuron(x)
-            results.append(torch.autograd.grad(output.sum(), [x, *([w] if trains else [])]))
+            results.append(torch.autograd.grad(output.sum(), [x, *([w] if requires_grad else [])]))
         for a, b in zip(*results, strict=True):
             torch.testing.assert_close(a, b)
     assert len(neurons[0]._get_program().specializations) == 2, "one specialization for frozen and one for trained"
