@@ -1,4 +1,4 @@
-"""Properties that only a GPU can show: sizes beyond 2^31, and numbers of compilations."""
+"""Properties of scans that need a GPU to be checked: more than 2^31 elements, and the number of compiled kernels."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _numbers = itertools.count()
 
 
 def unseen() -> ScanProgram:
-    """Returns a LIF program with a unique constant, because a process compiles equal sources only once."""
+    """Returns a LIF program with a unique constant. Otherwise, earlier tests would have compiled its kernels."""
     lif, shift = LIF.make(hard_spike, []), 2.0**-7 * next(_numbers)
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
@@ -39,7 +39,7 @@ def unseen() -> ScanProgram:
 
 @pytest.fixture
 def compilations() -> Iterator[list[object]]:
-    """Yields a list that gets one entry for each kernel that Triton compiles or reads from its disk cache."""
+    """Yields a list. Triton adds one entry for each kernel that it compiles or reads from its disk cache."""
     import triton
 
     kernels: list[object] = []
@@ -50,8 +50,8 @@ def compilations() -> Iterator[list[object]]:
 
 def test_another_t_compiles_nothing(compilations: list[object]) -> None:
     program = unseen()
-    # A length has two kernels: a forward with checkpoints, and a backward. Short sequences have other kernels, and long
-    # sequences have kernels for segments.
+    # Each call needs two kernels: a forward with checkpoints, and a backward. Sequences of 4 and of 8 steps have other
+    # kernels than longer sequences.
     for steps, count in ((9, 2), (500, 2), (33, 2), (8, 4), (4, 6), (9, 6), (8, 6), (4, 6)):
         x = torch.rand(steps, 5000, device="cuda").requires_grad_()
         compiled(program, x)[0].sum().backward()
@@ -61,10 +61,10 @@ def test_another_t_compiles_nothing(compilations: list[object]) -> None:
 def test_segments_share_kernels_for_every_t(
     compilations: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FLEXSN_CACHE_DIR", str(tmp_path))  # no warm-up from an earlier process is found
+    monkeypatch.setenv("FLEXSN_CACHE_DIR", str(tmp_path))  # so that no warm-up is stored
     program = unseen()
-    # The forward has kernels for guesses and for repairs. The backward has kernels for maps, for gradients that enter
-    # segments, and for all gradients.
+    # Segments have five more kernels. The forward has kernels for guesses and repairs. The backward has kernels for
+    # maps, for gradients that enter segments, and for all gradients.
     for steps, count in ((9, 2), (1024, 7), (1280, 7), (2049, 7), (9, 7)):
         x = torch.rand(steps, 5000, device="cuda").requires_grad_()
         compiled(program, x)[0].sum().backward()
@@ -93,7 +93,7 @@ def test_backward_is_compiled_with_the_forward(compilations: list[object]) -> No
     assert len(compilations) == 2
     spikes.sum().backward(retain_graph=True)
     assert len(compilations) == 2
-    (spikes.sum() + v.sum()).backward()  # the incoming gradients differ
+    (spikes.sum() + v.sum()).backward()  # this backward has another set of incoming gradients
     assert len(compilations) == 3
 
 
@@ -114,7 +114,7 @@ def test_recurrent_backward_is_compiled_with_the_forward(compilations: list[obje
 
 
 def test_more_than_two_to_the_31_elements() -> None:
-    """Checks the last elements, whose indices exceed 32 bits. Eager mode computes only these elements."""
+    """Checks the last elements of a sequence, whose indices exceed 32 bits. The loop computes only these elements."""
     steps, elements, tail = 5, 2**29 + 3, 1000
     program = ScanProgram(LIF.make(hard_spike, []), 1, 1, 1)
     x = torch.empty(steps, elements, device="cuda").uniform_(0.0, 3.0).requires_grad_()
@@ -131,7 +131,7 @@ def test_more_than_two_to_the_31_elements() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_gradients_do_not_depend_on_residuals(case: Case) -> None:
-    """Compares gradients with saved and with recomputed values, in every size class."""
+    """Checks that gradients with saved values equal gradients with recomputed values, in every size class."""
     for shape in ((301, 67), (3001, 67), (20011, 67)):
         actual = []
         for residuals in ("save", "recompute"):
@@ -162,7 +162,9 @@ def test_gradients_are_equal_in_each_run() -> None:
 
 
 def test_fast_math_does_not_change_exact_kernels() -> None:
-    """Tests a step whose functions have no faster form, so that only the compiler's options differ."""
+    """Checks a step whose functions have no faster form. With fast math, its kernels differ only in the compiler's
+    options, and kernels without fast math stay exact.
+    """
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         h = v * 0.37 + x * 0.61

@@ -1,4 +1,4 @@
-"""Ops of torch that need special care, and ops of another project: kernels of scans equal the loop."""
+"""Ops of torch that need special care, and ops of another project. Kernels of scans with these ops equal the loop."""
 
 from __future__ import annotations
 
@@ -125,9 +125,7 @@ def test_argument_without_a_gradient_is_refused() -> None:
 
 @pytest.fixture
 def triangle() -> Iterator[Callable[..., Tensor]]:
-    """Registers an op of another project: its implementation, its gradient, an entry in the op table, and a rule for
-    Triton.
-    """
+    """Registers an op of another project with its implementation, its gradient, its facts, and a rule for Triton."""
     from flexsn_codegen import TRITON
     from flexsn_graph.ir._ops import _FACTS
 
@@ -184,7 +182,7 @@ def test_foreign_op_needs_facts_and_a_rule(triangle: Callable[..., Tensor]) -> N
     for backend in ("triton", "torch"):
         leaf = x.clone().requires_grad_()
         result = FlexSN(core, 1, 1, 1, backend=backend)(leaf)
-        # The gradient of a single number is a sum over all elements, so `slope` has to be linear in the incoming
+        # The gradient of the scalar weight is a sum over all elements, so `slope` has to be linear in the incoming
         # gradient.
         results[backend] = (result, *torch.autograd.grad(result.square().sum(), (leaf, weight)))
     for ours, eagers in zip(results["triton"], results["torch"], strict=True):

@@ -1,4 +1,4 @@
-"""The compiled scan compared with the eager loop: values are bitwise equal in float32, and gradients equal up to
+"""The compiled scan, compared with the eager loop. Values in float32 are bitwise equal, and gradients are equal up to
 rounding.
 """
 
@@ -14,12 +14,11 @@ from torch import Tensor
 from flexsn_hop import eager_scan, eager_scan_final_state
 from flexsn_runtime import ScanProgram, TargetName, prepare, scan
 
-# In the interpreter: three blocks of 512 elements and a partial block. On the GPU: two of the smallest blocks and a
-# partial block.
+# The elements of a step are two blocks of 512 elements, the interpreter's block size, and a partial block.
 STEP = (41, 37)
-# Several blocks of 256 elements and a partial block. C++ uses this block size for small steps.
+# The elements are two blocks of 256 elements, the block size of C++ for small steps, and a partial block.
 CPP_STEP = (19, 37)
-# Several blocks of every size class on the GPU. No size is a multiple of a block or of 16 bytes.
+# Each size class of the GPU has a shape with several blocks. No size is a multiple of a block or of 16 bytes.
 GPU_STEPS = ((41, 37), (613, 217), (1001, 1501))
 
 cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -106,7 +105,7 @@ def _whole_numbers(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 def test_integer_state_starts_from_zeros(
     dtype: torch.dtype, on_cpu: TargetName, compiler: None, interpreted: None
 ) -> None:
-    """Checks the zeros that a kernel creates itself if no initial state is passed."""
+    """Checks the zeros of integers that a kernel uses if it receives no initial state."""
     generator = torch.Generator().manual_seed(3)
     sequence = torch.randint(0, 2 if dtype == torch.bool else 100, (9, *CPP_STEP), generator=generator).to(dtype)
     step, arguments = prepare(ScanProgram(_whole_numbers, 1, 1, 1, on_cpu=on_cpu), (sequence,))
@@ -129,7 +128,7 @@ def test_parity_over_a_thousand_steps_in_the_interpreter(case: Case, interpreted
     assert_parity(problem(case, 1000, (9, 61)), state_seqs=False, exact=case.exact_on_cpu)
 
 
-# Each length has one size, because each length needs new kernels, and most of the time is spent on their compilation.
+# Each length has only one shape. New lengths need new kernels, and compilation takes most of the time.
 @cases
 @pytest.mark.gpu
 @pytest.mark.parametrize(
@@ -178,7 +177,7 @@ def test_no_steps(case: Case, interpreted: None) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("steps", [1, 10])
 def test_no_mismatched_spike_on_the_gpu(steps: int) -> None:
-    """Compares the spikes of 10^8 element-steps of LIF in float32 with those of the eager loop."""
+    """Checks that more than 10^8 outputs of LIF in float32 equal the eager loop."""
     case = CASES[1]
     elements = 10**8 // steps + 7
     p = problem(case, steps, (elements,), device="cuda")

@@ -16,8 +16,8 @@ from torch import Tensor
 from flexsn_hop import eager_scan
 from flexsn_runtime import ScanProgram, TargetName, prepare, scan
 
-# In the interpreter, this is a block of 512 elements and a partial block. Parameters broadcast to this shape in several
-# ways.
+# The elements are a block of 512 elements, the interpreter's block size, and a partial block. Parameters with different
+# shapes broadcast to this shape.
 STEP = (9, 61)
 PARAMETER_SHAPES = ((), STEP[-1:], (STEP[0], 1), STEP)
 
@@ -42,7 +42,7 @@ BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "minimum": torch.minimum,
     "lerp": lambda a, b: a + (b - a) * 0.25,
 }
-# Functions that are not continuous. Their arguments have to agree to the last bit.
+# Functions that are not continuous. Kernels and the loop have to compute equal bits of their arguments.
 STEPS: dict[str, Callable[..., Tensor]] = {
     "spike": lambda a: hard_spike(a - 0.25),
     "greater": lambda a, b: (a > b).to(a.dtype),
@@ -68,14 +68,14 @@ OPERANDS = {
 
 
 def bounded(a: Tensor) -> Tensor:
-    """Maps values to (-1, 1), so that no state grows over time."""
+    """Maps values to the interval (-1, 1), so that states stay small over time."""
     return a / (1.0 + a.abs())
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A step function as a sequence of ops on numbered values: inputs, states, parameters, and then the result of each
-    op.
+    """A step function as a sequence of ops. Each op reads values from a list and adds its result to the list. At first,
+    the list contains the inputs, the states and the parameters.
 
     Attributes:
         lines: name of each op, and the positions of its operands.
@@ -100,7 +100,7 @@ class Recipe:
             values = [*arguments, *captured]
             for name, operands in self.lines:
                 values.append(ops[name](*(values[i] for i in operands)))
-            # An argument may also be a result, and is then returned unchanged.
+            # If a result is an argument, the argument is returned unchanged.
             returned = (*self.outputs, *self.new_states)
             return tuple(values[i] if i < len(arguments) else bounded(values[i]) for i in returned)
 
@@ -119,7 +119,7 @@ def recipes(draw: st.DrawFn, ops: Sequence[str]) -> Recipe:
         operands = tuple(draw(st.integers(0, len(full) - 1)) for _ in range(OPERANDS[name]))
         lines.append((name, operands))
         full.append(any(full[i] for i in operands))
-    # Late values are drawn more often, because earlier lines contribute to them.
+    # Later values come first, because hypothesis draws the first elements more often, and more lines affect later values.
     returnable = [i for i, is_full in enumerate(full) if is_full]
     position = st.sampled_from(returnable[::-1])
     outputs = tuple(draw(st.lists(position, min_size=1, max_size=2)))
@@ -143,8 +143,8 @@ def assert_like_the_loop(
     forward: float = 0.0,
     gradient: float | None,
 ) -> None:
-    """Compares values with the relative tolerance `forward`, and gradients with the tolerance `gradient` unless it is
-    `None`.
+    """Compares results with the tolerance `forward`, and gradients with the tolerance `gradient`. If `gradient` is
+    `None`, gradients are not compared.
     """
     new_leaf = partial(leaf, dtype=dtype, device=device)
     num_inputs, num_states, _ = recipe.counts
@@ -166,14 +166,14 @@ def assert_like_the_loop(
     expected_gradients = torch.autograd.grad([b for _, b in pairs], leaves, weights, allow_unused=True)
     for value, a, b in zip(leaves, gradients, expected_gradients, strict=True):
         reference = torch.zeros_like(value) if b is None else b
-        # Where large terms cancel, the error is relative to these terms.
+        # Large terms may cancel, so the tolerance is relative to the largest element.
         scale = max(1.0, float(reference.abs().max()))
         torch.testing.assert_close(
             torch.zeros_like(value) if a is None else a, reference, rtol=gradient, atol=gradient * scale
         )
 
 
-# Every run has the same examples.
+# All runs of the tests draw the same examples.
 random_cores = partial(
     settings,
     derandomize=True,
@@ -181,12 +181,12 @@ random_cores = partial(
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-# Short lengths close to multiples of 8 and 4 steps, the chunks of the interpreter.
+# The lengths are near multiples of 4 and 8 steps, which are the chunks in the interpreter.
 num_steps = st.sampled_from([1, 3, 7, 8, 9, 11, 14])
 policies = st.sampled_from(["recompute", "save"])
 
 
-# benchmarks/random_gradients.py tries thousands of examples.
+# benchmarks/random_gradients.py runs thousands of examples.
 examples = pytest.mark.parametrize("examples", [6, pytest.param(15, marks=pytest.mark.long)])
 
 

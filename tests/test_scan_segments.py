@@ -1,5 +1,5 @@
-"""Scans whose segments of time run in parallel, compared with serial kernels: values are bitwise equal, and gradients
-equal up to rounding.
+"""Scans whose segments of time run in parallel, compared with serial kernels. Values are bitwise equal, and gradients
+are equal up to rounding.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from flexsn_runtime.segments._choice import choose_segments
 from flexsn_runtime.segments._forward import SegmentedForward
 from flexsn_runtime.segments._kernels import InSegments
 
-# Two blocks in the interpreter, the last one partial. Segments have different lengths, and one chunk is partial.
+# In the interpreter, a step has two blocks, the second of which is partial. Segments have different lengths, and one
+# chunk is partial.
 STEPS, STEP = 75, (3, 200)
 RULE = SegmentRule(elements=5 * 600, largest=600, steps=8, fewest=2, warm_up=12, longest=16)
 cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -66,7 +67,7 @@ def random_weights(results: Sequence[Tensor]) -> list[Tensor | None]:
 
 
 def first_alone(results: Sequence[Tensor]) -> list[Tensor | None]:
-    """Returns weights for the spikes, and `None` for the final states."""
+    """Returns weights for the first result, the spikes, and `None` for all other results."""
     return [random_weights(results[:1])[0], *[None] * (len(results) - 1)]
 
 
@@ -151,8 +152,8 @@ def remembering(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.long(all_but=["triton-forgetting", "cpp-remembering"])
 @pytest.mark.parametrize("core", [forgetting, remembering], ids=lambda core: core.__name__)
 def test_repairs_adapt_the_warm_up(core: Callable[..., Any], language: TargetName) -> None:
-    """Tests a warm-up of 4 steps, which is too short for all segments. One core needs a longer warm-up; for the other,
-    no warm-up is long enough.
+    """Checks a first warm-up of 4 steps, which is too short for all segments. `forgetful` needs a longer warm-up. For
+    `integrating`, no warm-up is long enough.
     """
     generator = torch.Generator().manual_seed(0)
     x, v = torch.randn(STEPS, *STEP, generator=generator), torch.randn(STEP, generator=generator)
@@ -168,7 +169,7 @@ def test_repairs_adapt_the_warm_up(core: Callable[..., Any], language: TargetNam
             (speculation,) = step.speculations.values()
             reports.append((speculation.last, speculation.converges))
     first = reports[0][0]
-    assert first.elements == (first.segments - 1) * 600  # every segment of both blocks was repaired
+    assert first.elements == (first.segments - 1) * 600  # all segments except the first were repaired
     if core is forgetting:
         assert reports[-1][1]
         assert reports[-1][0].elements == 0
@@ -185,7 +186,7 @@ def test_only_wrong_segments_are_repaired(language: TargetName) -> None:
         return h, h
 
     x = torch.rand(STEPS, *STEP)
-    x[20:24] = -1.0  # the core forgets the earlier state here, so the guess of the next segment is right
+    x[20:24] = -1.0  # the core forgets its state in these steps, so the guess of the next segment is right
     x[STEPS // 2 - 8 :, 0, :7] = -1.0
     p = Problem(core, (1, 1, 1), [x.requires_grad_()], [torch.rand(STEP).requires_grad_()], [])
     expected, _, _ = run(p, None, on_cpu=language)
@@ -202,8 +203,8 @@ def holding(x: Tensor, hold: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.long(all_but=["cpp"])
 def test_few_repairs_stay_in_each_call(language: TargetName) -> None:
-    """Tests an element that holds its state across one of the boundaries of 8 segments, for longer than the longest
-    warm-up.
+    """Checks that the warm-up stays short if one element holds its state across a seam, for longer than the longest
+    warm-up. Each call then repairs a segment of this element.
     """
     x, hold, v = torch.randn(160, *STEP), torch.zeros(160, *STEP), torch.randn(STEP)
     hold[22:46, 1, 7] = 1.0
@@ -223,7 +224,9 @@ def test_few_repairs_stay_in_each_call(language: TargetName) -> None:
 
 @pytest.mark.long(all_but=["cpp"])
 def test_short_sequences_in_segments_without_python(language: TargetName, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests CUDA graphs, and first calls, which choose the warm-up. Both run in segments. Other calls are serial."""
+    """Checks which calls with short sequences run in segments. The first calls, which choose the warm-up, and captures
+    of CUDA graphs run in segments. Other calls are serial.
+    """
     (case,) = [case for case in CASES if case.name == "lif_hard"]
     p = problem(case, STEPS, STEP, dtype=torch.float64)
     expected, expected_gradients, _ = run(p, None, on_cpu=language)
@@ -250,7 +253,7 @@ def test_short_sequences_in_segments_without_python(language: TargetName, monkey
 
 @pytest.mark.long(all_but=["cpp"])
 def test_overflowing_derivatives(language: TargetName) -> None:
-    """Tests a segment whose product of derivatives is infinite, with a zero gradient at its end."""
+    """Checks a segment whose product of derivatives is infinite, while the gradient at its end is zero."""
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         h = torch.where(x > 0.0, v * 1e30, v)
@@ -275,7 +278,7 @@ def test_overflowing_derivatives(language: TargetName) -> None:
 
 
 class Clipped(torch.autograd.Function):
-    """The identity with a clipped gradient. The clipped gradient is not a linear function of the incoming gradient."""
+    """An identity that clips its gradient, so the gradient is not a linear function of the incoming gradient."""
 
     @staticmethod
     def forward(ctx: Any, v: Tensor) -> Tensor:
@@ -303,7 +306,7 @@ def test_nonlinear_backward_stays_serial(language: TargetName) -> None:
 
 
 def resonator(x: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Rotates the state by 0.1, multiplies its length by 0.999, and adds 1 in each step."""
+    """Rotates the state by an angle of 0.1, multiplies its length by 0.999, and adds the input and a constant."""
     new = 0.999 * (0.995 * v - 0.0998 * w) + torch.tanh(x)
     return new + x, new, 0.999 * (0.0998 * v + 0.995 * w) + 1.0
 
@@ -343,7 +346,7 @@ def ending(x: Tensor, left: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def going_on(x: Tensor, left: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Decays after the end of its sequence, and has outputs even there."""
+    """Decays after the end of the sequence, where it still has outputs."""
     h = 0.0625 * v + torch.where(left > 0, torch.sin(x), 0.0)
     return h, h
 
@@ -351,7 +354,9 @@ def going_on(x: Tensor, left: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.long(all_but=["cpp-ending"])
 @pytest.mark.parametrize("core", [ending, going_on], ids=lambda core: core.__name__)
 def test_input_counts_down(core: Callable[..., Any], language: TargetName) -> None:
-    """Tests an affine step with fast math, and a step that continues after the end of its sequence."""
+    """Checks steps with an input that counts the remaining steps of a sequence: an affine step with fast math, and a
+    step that continues after the end of its sequence.
+    """
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(STEPS, *STEP, generator=generator, dtype=torch.float64).requires_grad_()
     left = torch.tensor([74, 31, 0], dtype=torch.int32)[:, None].expand(STEPS, 3, 1)
@@ -413,8 +418,8 @@ def marked_resets() -> Tensor:
 
 
 TRANSFORMED: dict[str, dict[str, Tensor]] = {
-    # Sequences that end within a segment, in its first chunk, at a boundary of segments, at their own start, or after
-    # the last whole chunk.
+    # Sequences end within a segment, in the first chunk of a segment, at a seam, before the first step, or after the
+    # last full chunk.
     "lengths": {"lengths": torch.tensor([STEPS, 31, 0])},
     "lengths at seams": {"lengths": torch.tensor([1, 32, 74])},
     "resets": {"resets": marked_resets()},
@@ -426,8 +431,8 @@ TRANSFORMED: dict[str, dict[str, Tensor]] = {
 @pytest.mark.parametrize("name", TRANSFORMED)
 @pytest.mark.parametrize("keeps_states", [False, True])
 def test_lengths_and_resets(name: str, keeps_states: bool, language: TargetName) -> None:
-    """Checks that segments after the end of a sequence are right for any guess, and that trajectories converge
-    after a reset.
+    """Checks lengths and resets in segments. After the end of a sequence, results are right for any guess. After a
+    reset, guesses are right.
     """
     data = torch.randn(STEPS, *STEP, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     options = TRANSFORMED[name]
@@ -456,7 +461,7 @@ def test_lengths_and_resets(name: str, keeps_states: bool, language: TargetName)
 @pytest.mark.long(all_but=["cpp-16"])
 @pytest.mark.parametrize("warm_up", [4, 16])
 def test_segments_after_an_end_are_not_repaired(warm_up: int, language: TargetName) -> None:
-    """Tests guesses for segments after the end of a sequence. The guesses are wrong, but have no effect."""
+    """Checks that segments after the end of a sequence are not computed again, although their guesses are wrong."""
     x = torch.randn(STEPS, *STEP, generator=torch.Generator().manual_seed(0))
     lengths = torch.tensor([31, 16, 0])
     results = []
@@ -491,8 +496,8 @@ def adding(x: Tensor, y: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     ("dtype", "largest"), [(torch.float64, 4095), (torch.float32, 8191), (torch.bfloat16, 8192)], ids=str
 )
 def test_steps_that_move_many_bytes_are_serial(dtype: torch.dtype, largest: int, interpreted: None) -> None:
-    """Tests 8192 elements. Their input and output saturate the memory bandwidth of an H100 in float32, but not in
-    bfloat16.
+    """Checks the largest steps that run in segments. The input and output of 8192 elements saturate the memory bandwidth
+    of an H100 in float32, but not in bfloat16.
     """
     program = PointwiseProgram(forgetting, 1, 1, 1)
     for elements, runs_in_segments in ((largest, True), (largest + 1, False)):
@@ -503,7 +508,7 @@ def test_steps_that_move_many_bytes_are_serial(dtype: torch.dtype, largest: int,
 
 def test_bytes_count_every_sequence(interpreted: None) -> None:
     program = PointwiseProgram(adding, 2, 1, 1)
-    for elements, runs_in_segments in ((5461, True), (5462, False)):  # number of elements, each with 12 bytes
+    for elements, runs_in_segments in ((5461, True), (5462, False)):  # each element moves 12 bytes
         x = torch.zeros(()).expand(1024, elements)
         with using_segments(ON_GPU):
             assert (choose_segments(*prepare(program, (x, x))) is not None) == runs_in_segments

@@ -1,4 +1,4 @@
-"""A scan and its gradient on a target that is defined outside of the package."""
+"""A target that is defined outside of the packages. It runs a scan and its gradient."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from flexsn_hop import eager_scan_final_state
 
 STEP = (3, 5)
 STEPS, CHUNK, SEGMENT = 11, 8, 4
-# Examples in docstrings do not match this pattern.
+# Syntax of Triton. Examples in docstrings do not match this pattern.
 _TRITON = re.compile(r"^(?!\s*\.\.\.).*\btl\.\w|^@triton\.", re.MULTILINE)
 CHOSEN = [case for case in CASES if case.name in {"lif_soft", "plif_scalar", "plif_channel", "izhikevich"}]
 
@@ -63,7 +63,7 @@ def test_scan_and_its_gradient(case: Case, takes_numbers: bool, once: bool) -> N
     assert trace.lifted == tuple(instance.parameters)
     required = (True,) * (len(examples) + len(instance.parameters))
     vjp = trace.vjp(trace.differentiable, required)
-    # A parameter is a single number, or one number per channel: `off // 1 % C * 1`.
+    # A parameter is a scalar, or has one element per channel, with the index `off // 1 % C * 1`.
     layouts = tuple(0 if p.dim() == 0 else 1 for p in instance.parameters)
     sizes = {"T": STEPS, "NCL": 15}
     for i in range(len(instance.parameters)):

@@ -1,4 +1,4 @@
-"""Compiled scans under torch's transforms: functional calls, checkpointing, autocast, compilers, and lifetimes."""
+"""Compiled scans in torch's transforms, tracers, activation checkpoints, autocast and compilers, and their lifetimes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from flexsn_runtime import (
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
-STEPS, BATCH, FEATURES = 5, 7, 90  # one block of 512 elements in the interpreter, and a partial block
+STEPS, BATCH, FEATURES = 5, 7, 90  # a step has one block of 512 elements in the interpreter, and a partial block
 
 
 class Leaky(nn.Module):
@@ -48,7 +48,7 @@ class Leaky(nn.Module):
 
 
 def neurons() -> tuple[FlexSN, FlexSN]:
-    """Returns a neuron that runs kernels, and its twin that runs the loop."""
+    """Returns two neurons with one core. The first runs kernels, and the second runs the loop."""
     core = Leaky()
     return FlexSN(core, 1, 1, 1, backend="triton"), FlexSN(core, 1, 1, 1, backend="torch")
 
@@ -81,7 +81,7 @@ def test_functional_call_with_other_parameters() -> None:
 
     compiled, loop = neurons()
     assert_same(lambda: run(compiled), lambda: run(loop))
-    # The module has its own parameters again.
+    # After the functional call, the module uses its own parameters.
     compiled.reset()
     assert torch.autograd.grad(compiled(data()).sum(), compiled.get_parameter("core.decay"))[0].abs().sum() > 0
 
@@ -131,7 +131,7 @@ def test_function_transforms_are_refused_with_a_remedy(
 
 
 def test_transforms_of_parameters_are_refused() -> None:
-    """Tests transforms that wrap captured tensors but no inputs."""
+    """Checks transforms that wrap captured tensors, but not the inputs."""
     compiled, _ = neurons()
     names = dict(compiled.named_parameters())
     with pytest.raises(TransformError, match=r"torch\.func"):
@@ -223,7 +223,7 @@ def test_checkpointing(reentrant: bool) -> None:
         parameters = (x, first.weight, neuron.get_parameter("core.decay"), second.weight)
         for p in parameters:
             p.grad = None
-        # Reentrant checkpointing supports `backward` but not `autograd.grad`.
+        # Reentrant checkpointing supports `backward`, but not `autograd.grad`.
         result.square().sum().backward()
         return result, *(p.grad for p in parameters if p.grad is not None)
 
@@ -242,7 +242,7 @@ def test_checkpointing(reentrant: bool) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("make", [LIF, lambda: ParametricLIF(init_tau=torch.linspace(1.5, 4.0, FEATURES))])
 def test_autocast(make: Callable[[], FlexSN], dtype: torch.dtype) -> None:
-    """Checks that a neuron after a layer in half precision also runs in half precision, while its parameters are
+    """Checks that a neuron runs in half precision after a layer in half precision, although its parameters are
     float32.
     """
     torch.manual_seed(0)
@@ -266,7 +266,8 @@ def test_autocast(make: Callable[[], FlexSN], dtype: torch.dtype) -> None:
     assert torch.equal(spikes, expected)
     for actual, other in zip(gradients, expected_gradients, strict=True):
         assert actual.dtype == other.dtype == torch.float32
-        # The loop rounds the gradient of a parameter to half precision in each step. The kernel rounds only their sum.
+        # The loop rounds the gradient of a parameter to half precision in each step. Kernels only round the sum over
+        # all steps.
         eps = torch.finfo(dtype).eps
         torch.testing.assert_close(actual, other, rtol=20 * eps, atol=20 * eps * float(other.abs().max()))
 
@@ -304,9 +305,7 @@ def test_backward_after_the_module_is_deleted() -> None:
 
 
 def test_deleted_module_is_freed() -> None:
-    """Checks that the kernels of a deleted module are freed, and also the tensors saved for a backward that never
-    runs.
-    """
+    """Checks that a deleted module frees its program, and the tensors that are saved for a backward that never runs."""
     compiled, _ = neurons()
     x = data().requires_grad_()
     spikes = compiled(x)
@@ -329,7 +328,7 @@ def leaky(x: Tensor, v: Tensor, decay: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.fixture
 def handle() -> Iterator[int]:
-    """Returns the handle of a `Leaky` core, which the operators take."""
+    """Yields the handle of a `Leaky` core. The operators receive such handles."""
     decay = torch.linspace(0.3, 0.7, FEATURES).requires_grad_()
     examples = (torch.zeros(BATCH, FEATURES),) * 2
     forward, backward, info = build_training_kernels(lambda x, v: leaky(x, v, decay), 1, 1, 1, examples)

@@ -1,4 +1,4 @@
-"""Traces and kernels are shared by instances, copies and programs whose cores have equal code."""
+"""Sharing of traces and kernels. Instances, copies and programs share them if their cores have equal code."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NEURONS: dict[str, Callable[[], FlexSN]] = {
 
 @pytest.fixture
 def traces(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Records the cores that are traced."""
+    """Returns a list that records each core that is traced."""
     cores: list[Any] = []
 
     def record(core: Any, *args: Any, **options: Any) -> Any:

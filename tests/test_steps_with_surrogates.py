@@ -1,8 +1,8 @@
-"""Step functions of every kind, with all surrogates, in four dtypes: kernels are compared with the eager loop and its
+"""Step functions of every kind, with all surrogates, in four dtypes. Kernels are compared with the eager loop and with
 autograd.
 
-These tests cover each pair of a step function and a dtype, and each pair of a surrogate and a dtype. `python
-benchmarks/steps_by_surrogate.py` runs all combinations, and writes a table.
+These tests cover each pair of a step function and a dtype, and each pair of a surrogate and a dtype.
+`python benchmarks/steps_by_surrogate.py` runs all combinations and writes a table.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ def test_kernels_in_cpp_equal_the_loop(combination: Combination, compiler: None)
     assert check(combination, compare(*combination, on_cpu="cpp"), "cpp") == ""
 
 
-# Every second combination. Each step function and each surrogate occurs in two or three dtypes. The table has all
-# combinations.
+# On a GPU, only every second combination runs. Each step function and each surrogate occurs in two or three dtypes.
 @pytest.mark.gpu
 @pytest.mark.parametrize("combination", covering()[::2], ids=label)
 def test_kernels_equal_the_loop_on_the_gpu(combination: Combination) -> None:
@@ -58,8 +57,8 @@ def _with_numbers(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_numbers_are_rounded_to_half_dtypes(dtype: torch.dtype, device: str, request: pytest.FixtureRequest) -> None:
-    """Tests 0.3, which bfloat16 cannot represent. Eager mode compares with the rounded number 0.30078125, which is not
-    greater than itself.
+    """Checks that scalars such as 0.3 are rounded to the dtype of the tensor. bfloat16 rounds 0.3 to 0.30078125, and
+    eager mode compares with this rounded scalar.
     """
     if device == "cpu":
         request.getfixturevalue("interpreted")
@@ -84,7 +83,7 @@ def test_selection_covers_all_pairs_with_a_dtype() -> None:
 
 
 def test_wrong_gradient_is_found(interpreted: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests a loop whose surrogate has a slightly different shape."""
+    """Checks that a difference is reported if the loop has a surrogate of another width."""
     step = STEP_FUNCTIONS[1]
     core = step.make(ATan(3.0))
     monkeypatch.setattr("step_zoo.eager_scan", lambda _, *arguments: eager_scan(core, *arguments))
@@ -94,7 +93,7 @@ def test_wrong_gradient_is_found(interpreted: None, monkeypatch: pytest.MonkeyPa
 
 
 def test_wrong_result_is_found(interpreted: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests a loop whose results are one or two eps larger."""
+    """Checks that a difference is reported if the results of the loop are larger by one or two eps."""
 
     def off(*arguments: Any) -> tuple[Tensor, ...]:
         results = eager_scan(*arguments)

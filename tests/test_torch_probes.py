@@ -1,5 +1,5 @@
-"""Private names of torch and Triton: a missing name is reported once, at import. Modules without probes use no private
-names.
+"""Private names of torch and Triton. A missing name is reported once, at import. Only the modules that look up private
+names use them.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ def test_copies_are_equal() -> None:
 
 
 def private_uses(source: str) -> list[str]:
-    """Returns the names of torch and Triton that begin with an underscore, and undocumented modules of Triton."""
+    """Returns the names in `source` that belong to torch and begin with an underscore, or that belong to undocumented
+    modules of Triton.
+    """
     names = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -88,8 +90,8 @@ def test_private_use_is_found(source: str) -> None:
     assert private_uses(source) != []
 
 
-# Each case: a name that is deleted before the import (torch itself works without it), words of the warning, and the
-# outcome of a call.
+# Each case contains a module, a name that is deleted from the module before FlexSN is imported, words of the warning, a
+# call, and the outcome of the call. torch itself works without the name.
 CALL = "LIF(backend='triton')(torch.ones(4, 3))"
 COMPILED = "torch.compile(LIF(backend='hop'), backend='eager')(torch.ones(4, 3))"
 VJP = "flexsn_graph.generate_forward_and_backward_graph(lambda x: x * 2, (torch.ones(3, requires_grad=True),))"
@@ -125,7 +127,7 @@ except Exception as error:
     messages = re.findall(
         rf"UnsupportedVersionWarning: ({library} [\w.+]+ has no {re.escape(module)}\.{name}: .*)", warned
     )
-    # two modules may need one name, each with its own consequence
+    # several modules may need the same name, and each warns of another consequence
     messages = [line for line in messages if consequence in line]
     assert len(messages) == 1, warned
     assert TESTED[library][-1] in messages[0]

@@ -1,4 +1,4 @@
-"""`benchmarks/trace_time.py`: the work from a step to its source is proportional to the size of the step."""
+"""`benchmarks/trace_time.py`: the work to trace a step and write its source is proportional to the size of the step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import trace_time
 
 
 def calls(nodes: int) -> int:
-    """Counts the function calls from the step to its source, in Python and in C."""
+    """Returns the number of function calls, in Python and in C, that trace a step of `nodes` ops and write its source."""
     count = 0
 
     def note(frame: FrameType, event: str, argument: object) -> None:
@@ -34,9 +34,9 @@ def calls(nodes: int) -> int:
 
 @pytest.mark.long
 def test_work_is_close_to_linear_in_the_number_of_ops() -> None:
-    """Compares the numbers of calls for two steps. One step is four times as large as the other.
+    """Compares the numbers of function calls for two steps, one of which has four times as many ops.
 
-    If the work were quadratic, it would need 16 times the calls.
+    If the work were quadratic, the larger step would need 16 times the calls.
     """
     trace_time.source_times(trace_time.chain(20))  # fills torch's caches before the count
     assert calls(200) < 5 * calls(50)

@@ -1,4 +1,4 @@
-"""Tutorials: they run as scripts, and become pages and notebooks with their output and figures."""
+"""Tutorials. They run as scripts, and are converted to pages and notebooks that contain their output and figures."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ assert a == 1
 """
 
 
-# Each build of the site runs all tutorials.
+# Without `--long`, only one tutorial runs, because each build of the site runs all tutorials.
 @pytest.mark.long(all_but=["own_neuron"])
 @one_thread()
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)

@@ -1,5 +1,5 @@
-"""`benchmarks/ulp_sweep.py`: it covers every rule and finds wrong results, and its stored numbers were measured on a
-GPU.
+"""`benchmarks/ulp_sweep.py`: the sweep covers every rule, counts errors of results, and writes a page of its
+measurements.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from flexsn_codegen import pointwise, supported_ops
 Function = Callable[..., Any]
 
 CPU = torch.device("cpu")
-# The rules at import time, before other tests add rules.
+# The rules are listed at import time, before other tests add rules.
 RULES = supported_ops()
 CASES, UNCOVERED = ulp_cases.cases()
 
@@ -43,7 +43,7 @@ def test_sweep_covers_every_rule() -> None:
         for begin in range(0, len(functions), 8):  # tracing eight functions at once takes about as long as tracing one
             step = pointwise(together(functions[begin : begin + 8])).traced(*arguments).step
             used |= {str(node.target) for node in step.graph.nodes}
-    # The remaining op leaves no trace in a graph of real numbers.
+    # This op is not recorded in graphs of real numbers.
     assert {str(op) for op in RULES} - used - set(UNCOVERED) == {"prims.conj_physical.default"}
 
 
@@ -75,7 +75,7 @@ def test_sweep_covers_half_numbers_and_float32_edges() -> None:
 
 def test_errors_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(x: Tensor) -> Tensor:
-        """Computes `exp`, but with e^2 off by 3 ulp, NaN instead of infinity, and -0 instead of 0."""
+        """Computes `exp` with three errors: e^2 is too large by 3 ulp, infinity is NaN, and 0 is -0."""
         y = torch.exp(x)
         y = torch.where(x == 2, (y.view(torch.int32) + 3).view(torch.float32), y)
         return torch.where(y.isinf(), math.nan, torch.where(y == 0, -0.0, y))

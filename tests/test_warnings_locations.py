@@ -1,4 +1,4 @@
-"""Warnings name the line of the user's code: in eager mode, through modules, in threads, and in compiled code."""
+"""Locations of warnings. They name the line of the user's code in eager mode, modules, threads and compiled code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OF_IMPORTS = {"versions.py", "_triton_private.py", "callers.py"}
 
 
 def files(call: Callable[[], object]) -> list[str]:
-    """Returns the files to which the warnings of this project during a call point."""
+    """Returns the files that the warnings of this project name during a call."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         call()

@@ -1,9 +1,9 @@
-"""Writes the public API of each package to a file, so that each added, removed or changed name is noticed.
+"""Writes the public API of each package to a file. A test then detects each added, removed or changed name.
 
     hatch run python tests/update_api_snapshots.py
 
-The files are `tests/api/<import name>.json`. `tests/test_public_api.py` compares them with the packages. Run the script
-after an intended change of a public name or signature, and read the diff, because users will see this change.
+The files are `tests/api/<import name>.json`. `tests/test_public_api.py` compares these files with the packages. Run this
+script after an intended change of a public name or signature, and read the diff, because the change affects users.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 SNAPSHOTS = ROOT / "tests" / "api"
 PACKAGES = [path.parent.name for path in ROOT.glob("packages/*/pyproject.toml")]
-# Modules of classes that are parts of one public class, each in a separate file.
+# Prefix of the modules whose classes are parts of one public class.
 PARTS = "flexsn_nn.flexsn."
 MODULES = sorted(name.replace("-", "_") for name in PACKAGES)
 
@@ -46,7 +46,7 @@ def describe_member(obj: Any) -> Description:
 
 
 def describe_class(cls: type) -> Description:
-    """Describes a class, or a part of a class, by its bases, its constructor and its own public members."""
+    """Describes a class by its bases, its constructor, and the public members of the class and of its parts."""
     parts = [base for base in cls.__mro__[1:] if base.__module__.startswith(PARTS)] if cls.__bases__ else []
     parts = parts if parts and cls.__bases__[0] is parts[0] else []
     defined = {name: member for base in (*reversed(parts), cls) for name, member in vars(base).items()}
@@ -54,7 +54,7 @@ def describe_class(cls: type) -> Description:
     return {
         "kind": "class",
         "bases": [f"{base.__module__}.{base.__qualname__}" for base in bases],
-        # The constructor of an enumeration belongs to Python, and changes with the version of Python.
+        # Python defines the constructor of enumerations, and it differs between versions of Python.
         "signature": None if issubclass(cls, enum.Enum) else signature_of(cls),
         "members": {
             name: describe_member(member) for name, member in sorted(defined.items()) if not name.startswith("_")
@@ -63,7 +63,7 @@ def describe_class(cls: type) -> Description:
 
 
 def describe(obj: Any) -> Description:
-    """Describes a public object: its kind, and everything that its callers depend on."""
+    """Describes a public object by its kind and its signature, and a class or a module by its members as well."""
     if inspect.ismodule(obj):
         return {"kind": "module", "names": describe_module(obj)}
     if inspect.isclass(obj):
