@@ -6,7 +6,7 @@ import difflib
 from types import ModuleType
 
 import pytest
-from update_api_snapshots import MODULES, SNAPSHOTS, describe_module, snapshot
+from update_api_snapshots import MODULES, SNAPSHOTS, describe_module, format_snapshot
 
 COMMAND = "hatch run python tests/update_api_snapshots.py"
 
@@ -19,7 +19,7 @@ def test_each_package_has_a_snapshot() -> None:
 def test_api_equals_the_snapshot(module: str) -> None:
     recorded = (SNAPSHOTS / f"{module}.json").read_text(encoding="utf-8")
     difference = difflib.unified_diff(
-        recorded.splitlines(), snapshot(module).splitlines(), "written down", "now", lineterm=""
+        recorded.splitlines(), format_snapshot(module).splitlines(), "written down", "now", lineterm=""
     )
     text = "\n".join(difference)
     assert not text, f"the public API of {module} changed; if you mean it, run `{COMMAND}`\n{text}"

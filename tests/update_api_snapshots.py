@@ -2,8 +2,8 @@
 
     hatch run python tests/update_api_snapshots.py
 
-The files are `tests/api/<import name>.json`. `tests/test_public_api.py` compares these files with the packages. Run this
-script after an intended change of a public name or signature, and read the diff, because the change affects users.
+The files are `tests/api/<import name>.json`. `tests/test_public_api.py` compares these files with the packages. Run
+this script after an intended change of a public name or signature, and read the diff, because the change affects users.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MODULES = sorted(name.replace("-", "_") for name in PACKAGES)
 Description = dict[str, Any]
 
 
-def signature_of(obj: Any) -> str | None:
+def read_signature(obj: Any) -> str | None:
     try:
         text = str(inspect.signature(obj))
     except (TypeError, ValueError):  # a class or builtin without a signature
@@ -37,11 +37,11 @@ def signature_of(obj: Any) -> str | None:
 
 def describe_member(obj: Any) -> Description:
     if isinstance(obj, staticmethod | classmethod):
-        return {"kind": type(obj).__name__, "signature": signature_of(obj.__func__)}
+        return {"kind": type(obj).__name__, "signature": read_signature(obj.__func__)}
     if isinstance(obj, property):
         return {"kind": "property"}
     if inspect.isfunction(obj):
-        return {"kind": "method", "signature": signature_of(obj)}
+        return {"kind": "method", "signature": read_signature(obj)}
     return {"kind": "attribute"}
 
 
@@ -55,7 +55,7 @@ def describe_class(cls: type) -> Description:
         "kind": "class",
         "bases": [f"{base.__module__}.{base.__qualname__}" for base in bases],
         # Python defines the constructor of enumerations, and it differs between versions of Python.
-        "signature": None if issubclass(cls, enum.Enum) else signature_of(cls),
+        "signature": None if issubclass(cls, enum.Enum) else read_signature(cls),
         "members": {
             name: describe_member(member) for name, member in sorted(defined.items()) if not name.startswith("_")
         },
@@ -69,21 +69,21 @@ def describe(obj: Any) -> Description:
     if inspect.isclass(obj):
         return describe_class(obj)
     if inspect.isroutine(obj):
-        return {"kind": "function", "signature": signature_of(obj)}
-    described: Description = {"kind": f"instance of {type(obj).__qualname__}"}
+        return {"kind": "function", "signature": read_signature(obj)}
+    description: Description = {"kind": f"instance of {type(obj).__qualname__}"}
     if callable(obj):
-        described["signature"] = signature_of(obj)
-    return described
+        description["signature"] = read_signature(obj)
+    return description
 
 
 def describe_module(module: ModuleType) -> Description:
     return {name: describe(getattr(module, name)) for name in sorted(module.__all__)}
 
 
-def snapshot(module_name: str) -> str:
+def format_snapshot(module_name: str) -> str:
     """Returns the snapshot of a package as the text of its file."""
-    described = describe_module(importlib.import_module(module_name))
-    return json.dumps(described, indent=2, ensure_ascii=False) + "\n"
+    description = describe_module(importlib.import_module(module_name))
+    return json.dumps(description, indent=2, ensure_ascii=False) + "\n"
 
 
 def main() -> None:
@@ -92,7 +92,7 @@ def main() -> None:
         if stale.stem not in MODULES:
             stale.unlink()
     for name in MODULES:
-        (SNAPSHOTS / f"{name}.json").write_text(snapshot(name), encoding="utf-8")
+        (SNAPSHOTS / f"{name}.json").write_text(format_snapshot(name), encoding="utf-8")
         print(f"wrote tests/api/{name}.json")
 
 
