@@ -45,7 +45,7 @@ def fresh_compiler() -> Iterator[None]:
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> Recent[GraphSpecialization]:
-    """Returns the cache of the steps that operators have run. It is empty at the start of a test."""
+    """Returns the cache of the steps that operators have run. At the start of a test, the cache is empty."""
     cached: Recent[GraphSpecialization] = Recent()
     monkeypatch.setattr(_scan_op, "_elementwise_steps", cached)
     return cached
@@ -259,8 +259,8 @@ assert not [name for name in sys.modules if name.startswith("flexsn")]
 
 
 def run_alone(folder: Path, sequences: list[tuple[Tensor, ...]]) -> tuple[list[Any] | None, str]:
-    """Runs the package in a process without this project. Returns the results, or `None`, and the output of the
-    process.
+    """Runs the package in a process without this project. Returns the results, or `None` after an error, and the error
+    output of the process.
     """
     torch.save(sequences, folder / "sequences.pt")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

@@ -216,9 +216,7 @@ def test_cudnn_writes_into_existing_tensors() -> None:
 
 
 class Strided(Core):
-    """A convolution with strides, followed by a transposed convolution with strides that restores the shape. The first
-    convolution does not read some columns at the border.
-    """
+    """A convolution with strides, followed by a transposed convolution with strides that restores the shape."""
 
     def build(self, channels: int, make: Callable[..., nn.Module]) -> None:
         self.down = nn.Conv2d(channels, channels, 3, stride=2, padding=1)

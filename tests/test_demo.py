@@ -1,4 +1,4 @@
-"""The digits demo, run as a new user runs it. The network learns, the demo draws a figure, and errors take one line."""
+"""The digits demo, run as a new user runs it. The network learns, the demo draws a figure, and an error is one line."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ DEMO = Path(__file__).parent.parent / "examples" / "digits.py"
 def run(*options: str, folder: Path) -> subprocess.CompletedProcess[str]:
     # The tests turn Triton's interpreter on, but for a new user, it is off.
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join(
-        sys.path
-    )  # made of absolute paths, since the demo runs in another folder
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)  # relative paths would be wrong in the demo's folder
     return subprocess.run(
         [sys.executable, str(DEMO), *options],
         cwd=folder,

@@ -78,7 +78,7 @@ def make_weight(x: Tensor) -> Tensor:
 def run_neuron(
     backend: str, x: Tensor, v: Tensor | None, weight: Tensor, *, store_states: bool = False
 ) -> tuple[Tensor, ...]:
-    """Returns the output, and the state sequence if `keep` is true, or else the final state."""
+    """Returns the output, and the state sequence if `store_states` is true, or else the final state."""
     neuron = FlexSN(
         make_core(weight), 1, 1, 1, backend=backend, store_state_seqs=store_states, example_outputs=[x.new_empty(STEP)]
     )

@@ -88,7 +88,7 @@ def set_exchange(monkeypatch: pytest.MonkeyPatch) -> SetExchange:
 
 
 def check(cell: type[Cell], num_steps: int, batch: int, size: int, dtype: torch.dtype) -> None:
-    """Checks that results, and gradients of inputs and initial states, equal those of the loop."""
+    """Checks that results, and gradients of inputs and initial states, equal the loop."""
     core = make_core(cell, size, Powers(), dtype)
     tensors = make_sequences(core, num_steps, batch, size, dtype=dtype)
     expected, expected_gradients = differentiate(core, tensors, None, state_seqs=False)
@@ -359,7 +359,7 @@ def test_infinity_and_nan_propagate(launches: list[str]) -> None:
 
 
 def test_largest_values_stay_finite() -> None:
-    """Checks that splitting a float32 number into parts does not round up, because this would overflow to infinity."""
+    """Checks that a float32 value is not rounded up when it is split into parts, because it would become infinite."""
 
     class Accumulator(Cell):
         num_states = 1

@@ -134,7 +134,7 @@ def test_half_precision_equals_the_loop(make: type[Core], dtype: torch.dtype) ->
 
 
 class Exact(Core):
-    """A core whose states are multiples of 1/2, so that its sums are exact."""
+    """A core whose branches are whole numbers, so that its sums are exact."""
 
     def forward(self, x: Tensor, soma: Tensor, branches: Tensor) -> tuple[Tensor, ...]:
         branches = (branches / 2 + x.unsqueeze(-1) * torch.tensor([1.0, 2.0, -1.0])).round()
@@ -287,7 +287,7 @@ def test_random_numbers_of_populations_are_equal_on_all_backends(interpreted: No
 
 
 class NoisySoma(InTheMiddle):
-    """A soma with noise. Its input has branches."""
+    """A soma with noise. The input of the core has branches."""
 
     def forward(self, x: Tensor, branches: Tensor, soma: Tensor) -> tuple[Tensor, ...]:
         return super().forward(x, branches, soma + normal_like(soma))

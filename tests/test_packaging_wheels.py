@@ -48,8 +48,8 @@ class Wheel:
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
-    # conftest.py turns on Triton's interpreter. It is off here, as it is for users, because it needs packages that
-    # Triton does not declare.
+    # conftest.py turns on Triton's interpreter. Here, the interpreter is off, as it is for users, because the
+    # interpreter needs packages that Triton does not declare.
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     process = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
     assert process.returncode == 0, f"{command}\n{process.stdout}\n{process.stderr}"

@@ -37,7 +37,7 @@ def test_twins_with_the_compiled_launcher_are_equal(compiler: None) -> None:
     run(machine((("cpp", "compiled"),)), runs=20, rules=50)
 
 
-# -- the machine itself -----------------------------------------------------------------------------------------------
+# -- the state machine ------------------------------------------------------------------------------------------------
 
 
 def _forget_sequences(neuron: FlexSN, x: Tensor, y: Any) -> Any:

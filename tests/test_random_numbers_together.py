@@ -100,7 +100,7 @@ def test_transforms_may_draw(backend: str) -> None:
         untransformed = run(FlexSN(core, 1, 1, 1, backend="torch"), x)
         assert not torch.equal(expected[0], untransformed[0])
         neuron = FlexSN(core, 1, 1, 1, backend=backend)
-        for _ in range(3):  # the later calls use the stored work of the first call
+        for _ in range(3):  # later calls run the stored plan of the first call
             assert_alike(run(neuron, x, transforms=[NoisyInput()]), expected)
         assert_alike(run(neuron, x), untransformed)
 

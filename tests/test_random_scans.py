@@ -68,7 +68,7 @@ REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_states_without_dimensions_may_be_reduced(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Checks reductions over the dimensions 0 and -1, which PyTorch accepts for 0-d tensors. Kernels once failed for
-    them.
+    such reductions.
     """
     monkeypatch.setenv("FLEXSN_HOP_LOWERING", "kernel")
     torch._dynamo.reset()

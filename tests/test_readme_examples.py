@@ -39,7 +39,7 @@ EXTRAS = {
 # The examples of these documents also run in tests in which only the package of the document is installed.
 IN_PACKAGE_TESTS = ["packages/flexsn-codegen/README.md", "packages/flexsn-hop/README.md"]
 # Documents whose neurons take up to half a minute to compile, although kernels are not their subject. Their examples
-# run kernels only with `--long`. Without it, they run loops.
+# run kernels only with `--long`. Without `--long`, the examples run loops.
 MANY_KERNELS = [
     "docs/convert.md",
     "docs/data-audio.md",

@@ -1,4 +1,4 @@
-"""Compilation of the backward of a recurrent step. It runs during the first forward, in other threads."""
+"""Compilation of the backward of a recurrent step. Its kernels are compiled during the first forward, in threads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the test coun
 
 
 class Compiled(list[tuple[str, threading.Thread]]):
-    """Names of compiled kernels. Each name has the thread that compiled the kernel."""
+    """A list of compiled kernels: the name of each kernel, and the thread that compiled the kernel."""
 
     fails_in_other_threads = False  # if True, compilation fails in other threads
 

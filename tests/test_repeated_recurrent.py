@@ -212,7 +212,7 @@ def test_each_call_checks_the_environment(repeats: list[Any], monkeypatch: pytes
 def test_autograd_graphs_are_freed_without_garbage_collection(repeats: list[Any]) -> None:
     """Checks that autograd graphs do not remain in reference cycles.
 
-    The capture of a CUDA graph would wait for the stream on which an old autograd graph was recorded.
+    The capture of a CUDA graph would wait for the stream of such an old autograd graph.
     """
     layer = Recurrent(LIF(), SIZE, backend="triton")
     x, weight = torch.rand(STEPS, BATCH, SIZE, requires_grad=True), torch.rand(STEPS, BATCH, SIZE)

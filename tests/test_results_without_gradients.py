@@ -18,7 +18,7 @@ def apart(x: Tensor, y: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, ...]:
 
 
 def onward(x: Tensor, y: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, ...]:
-    """Computes two states, each of which affects its own output in the next step."""
+    """Computes two states. In the next step, the first state affects both new states."""
     return v * y.detach(), w + 1.0, v + x, v * 0.5 + y.detach()
 
 
@@ -63,7 +63,7 @@ def test_results_require_grad_as_in_the_loop(core: str, store_states: bool) -> N
     for backend in ("torch", "cpp"):
         neuron = FlexSN(CORES[core], 2, 2, 2, backend=backend, store_state_seqs=store_states)  # type: ignore[arg-type]
         results[backend], gradients[backend] = [], []
-        for _ in range(2):  # the second call uses the stored work of the first call
+        for _ in range(2):  # the second call runs the stored plan of the first call
             for (mask, _), values in zip(cases, values_by_case, strict=True):
                 leaves = [value.clone().requires_grad_(required) for value, required in zip(values, mask, strict=True)]
                 neuron.states = leaves[2:]

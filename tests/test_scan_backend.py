@@ -59,7 +59,7 @@ def _(tensors: Sequence[Tensor], sizes: Sequence[int], name: str) -> None:
 
 
 class NumPyLaunch:
-    """A launch of a NumPy function. `call` runs the function, or records an operator that runs it into a graph."""
+    """A launch of a NumPy function. `call` runs the function directly, or by an operator that a graph can contain."""
 
     is_compiled = True
 

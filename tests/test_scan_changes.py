@@ -65,7 +65,7 @@ def assert_alike(core: Any, compiled: FlexSN, device: str = "cpu") -> tuple[Tens
     return expected
 
 
-# A number is read from these places in the same way as from other tested places, so they need `--long`.
+# A number is read from these places in the same way as from other tested places, so their tests need `--long`.
 REDUNDANT = {
     "attribute_by_default_of_getattr",
     "attribute_by_vars",

@@ -86,7 +86,7 @@ def record_scan(
     """Returns the kernels of a scan: the forward with checkpoints, and the backward.
 
     Args:
-        rule: rule for segments. With a rule, the scan has kernels for segments, by the purpose in their names.
+        rule: rule for segments. With a rule, the result also contains the kernels of segments, by their purposes.
     """
     jobs = record_kernels(size, monkeypatch)
     p = problem(case, 3 if rule is None else 128, (8, 16), dtype=dtype)

@@ -1,5 +1,5 @@
 """Private names of torch and Triton. A missing name is reported once, at import. Only the modules that look up private
-names use them.
+names may use private names.
 """
 
 from __future__ import annotations

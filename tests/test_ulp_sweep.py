@@ -43,7 +43,7 @@ def test_sweep_covers_every_rule() -> None:
         for begin in range(0, len(functions), 8):  # tracing eight functions at once takes about as long as tracing one
             step = pointwise(combine(functions[begin : begin + 8])).traced(*arguments).step
             covered |= {str(node.target) for node in step.graph.nodes}
-    # This op is not recorded in graphs of real numbers.
+    # Graphs of real numbers do not contain this op.
     assert {str(op) for op in RULES} - covered - set(UNCOVERED) == {"prims.conj_physical.default"}
 
 

@@ -1,4 +1,4 @@
-"""Locations of warnings. They name the line of the user's code in eager mode, modules, threads and compiled code."""
+"""Locations of warnings. Warnings name the line of the user's code in eager mode, modules, threads and compiled code."""
 
 from __future__ import annotations
 
