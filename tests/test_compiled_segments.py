@@ -81,10 +81,12 @@ def run_serially(p: Problem, language: TargetName, *, state_seqs: bool) -> tuple
 
 
 def check(actual: tuple[list[Tensor], list[Tensor]], expected: tuple[list[Tensor], list[Tensor]]) -> None:
-    for actual_value, other in zip(actual[0], expected[0], strict=True):
-        assert torch.equal(actual_value, other)
-    for actual_value, other in zip(actual[1], expected[1], strict=True):
-        torch.testing.assert_close(actual_value, other, rtol=0.0, atol=1e-12 * float(other.abs().max()) + 1e-300)
+    for actual_value, expected_value in zip(actual[0], expected[0], strict=True):
+        assert torch.equal(actual_value, expected_value)
+    for actual_value, expected_value in zip(actual[1], expected[1], strict=True):
+        torch.testing.assert_close(
+            actual_value, expected_value, rtol=0.0, atol=1e-12 * float(expected_value.abs().max()) + 1e-300
+        )
 
 
 @pytest.mark.long(all_but=["cpp-lif_hard-final", "triton-plif_channel-sequence"])
@@ -241,10 +243,12 @@ def test_results_equal_serial_kernels_on_a_gpu(name: str, mode: str, steps: Rece
     for _ in range(4):
         torch.compiler.cudagraph_mark_step_begin()
         results = differentiate(run(*p.inputs, *p.states), p.leaves)
-        for actual_value, other in zip(results[0], expected[0], strict=True):
-            assert torch.equal(actual_value, other)
-        for actual_value, other in zip(results[1], expected[1], strict=True):
-            torch.testing.assert_close(actual_value, other, rtol=0.0, atol=2e-5 * float(other.abs().max()))
+        for actual_value, expected_value in zip(results[0], expected[0], strict=True):
+            assert torch.equal(actual_value, expected_value)
+        for actual_value, expected_value in zip(results[1], expected[1], strict=True):
+            torch.testing.assert_close(
+                actual_value, expected_value, rtol=0.0, atol=2e-5 * float(expected_value.abs().max())
+            )
     assert "_forward_guess" in join_kernel_names(steps)
     assert "_backward_maps" in join_kernel_names(steps)
 
@@ -302,12 +306,12 @@ def test_package_runs_in_segments(device: str, dynamic: bool, request: pytest.Fi
         plain = torch.export.export(nn.ReLU(), (v,))
         torch._inductor.aoti_compile_and_package(plain, package_path=str(tmp_path / "network.pt2"))
         if run_alone(tmp_path, [(v,)])[0] is None:
-            pytest.skip("this torch loads no package here, not even that of a ReLU")
+            pytest.skip("this version of torch loads no package, not even the package of a ReLU")
     assert actual is not None, error
     with torch.no_grad(), using_segments(None):
         for length, results in zip(lengths, actual, strict=True):
-            for actual_value, other in zip(results, network(sequence(length), v), strict=True):
-                assert torch.equal(actual_value, other)
+            for actual_value, expected_value in zip(results, network(sequence(length), v), strict=True):
+                assert torch.equal(actual_value, expected_value)
 
 
 class InOnePass(nn.Module):

@@ -184,7 +184,7 @@ def test_forward_is_bitwise_equal_to_the_loop() -> None:
         assert torch.equal(a, b)
 
 
-@pytest.mark.skipif(DEVICE.type == "cuda", reason="so it is on a GPU")
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="on a GPU, stages add biases without the patch")
 @pytest.mark.parametrize(
     "core", [ConvLSTM, pytest.param(Twice, marks=pytest.mark.long)], ids=lambda core: core.__name__
 )

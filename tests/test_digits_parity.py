@@ -47,7 +47,7 @@ def learn(
 def test_backends_learn_equally_on_the_cpu(digits: ModuleType) -> None:
     settings: dict[str, Any] = {"samples": 192, "steps": 3, "epochs": 2, "brightness": 16.0}
     losses, accuracies = learn(digits, "torch", "cpu", **settings)
-    assert accuracies[-1] > 0.3, "it should have begun to learn"
+    assert accuracies[-1] > 0.3, "the network has not begun to learn"
     for backend in BACKENDS:
         other_losses, other_accuracies = learn(digits, backend, "cpu", **settings)
         assert other_losses == pytest.approx(losses, rel=1e-4)

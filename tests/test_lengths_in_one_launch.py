@@ -22,7 +22,9 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Returns a list that records `"one launch"`, or the reason why there is no single launch, for each loop over time."""
+    """Returns a list that records, for each loop over time, `"one launch"` or the reason why there is no single
+    launch.
+    """
     descriptions: list[str] = []
     original = _one_launch.run_in_one_launch
 

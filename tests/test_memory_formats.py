@@ -259,8 +259,8 @@ def test_fake_tensors_have_the_strides_of_results(name: str, dynamic: bool, fina
 
     def record_strides(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
         node = next(iter(graph.graph.find_nodes(op="output")))
-        draw_values = [value.meta["val"] for value in node.args[0] if isinstance(value, torch.fx.Node)]
-        strides.append([list(map(int, value.stride())) for value in draw_values if isinstance(value, Tensor)])
+        results = [value.meta["val"] for value in node.args[0] if isinstance(value, torch.fx.Node)]
+        strides.append([list(map(int, value.stride())) for value in results if isinstance(value, Tensor)])
         return make_boxed_func(graph.forward)
 
     torch._dynamo.reset()

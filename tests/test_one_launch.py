@@ -191,7 +191,7 @@ def test_nan_in_padding_does_not_spread(is_exchanged: bool, set_exchange: SetExc
     assert launches == ["one launch"]
 
 
-@pytest.mark.skipif(DEVICE.type == "cuda", reason="on this machine, the interpreter's tiles run")
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="the tiles of this test only run in the interpreter")
 @pytest.mark.parametrize(
     ("size", "batch", "dtype", "expected"),
     [

@@ -58,7 +58,7 @@ def list_dependencies(distribution: Distribution) -> set[str]:
 def test_commands_name_all_requirements(distribution: Distribution) -> None:
     """Checks the commands in the README of a package, and in the table of packages in docs/installing.md."""
     readme = find_commands(distribution.folder / "README.md")
-    assert readme, "its README does not say how to install it"
+    assert readme, "the README of the package contains no command that installs the package"
     assert {list_installed(command) for command in readme} == {list_required(distribution)}
     page = (ROOT / "docs" / "installing.md").read_text(encoding="utf-8")
     (row,) = [line for line in page.splitlines() if line.startswith(f"| [{distribution.name}]")]

@@ -34,7 +34,7 @@ def test_release_page_lists_distributions_in_order() -> None:
 @pytest.mark.parametrize("distribution", distributions(), ids=lambda distribution: distribution.name)
 def test_metadata_are_complete_and_equal(distribution: Distribution) -> None:
     project = distribution.project
-    assert set(project["classifiers"]) <= classifiers, "an index refuses a classifier that it does not know"
+    assert set(project["classifiers"]) <= classifiers, "package indexes refuse unknown classifiers"
     assert any(line.startswith("Development Status :: ") for line in project["classifiers"])
     for field in ("classifiers", "requires-python", "license", "authors", "urls"):
         assert project[field] == distributions()[0].project[field], field

@@ -80,4 +80,4 @@ def test_third_party_requirements_are_lower_bounds_only(package: Path) -> None:
     for requirement in read_requirements(package):
         if not requirement.name.startswith("flexsn"):
             operators = [specifier.operator for specifier in requirement.specifier]
-            assert operators == [">="], f"{requirement}: a package gives a floor"
+            assert operators == [">="], f"{requirement}: a requirement only has a lower bound"

@@ -105,7 +105,7 @@ def import_isolated(name: str, wheels: dict[str, Wheel], folder: Path) -> dict[s
     output = run(sys.executable, "-I", "-S", script, name.replace("-", "_"), target, links, cwd=folder)
     report: dict[str, Any] = json.loads(output)
     origins = {member.replace("-", "_"): str(target / member.replace("-", "_") / "__init__.py") for member in members}
-    assert report["visible"] == origins, "not the declared flexsn packages, or from another folder"
+    assert report["visible"] == origins, "other flexsn packages are visible, or packages in another folder"
     return report
 
 

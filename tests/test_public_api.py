@@ -22,7 +22,7 @@ def test_api_equals_the_snapshot(module: str) -> None:
         recorded.splitlines(), format_snapshot(module).splitlines(), "written down", "now", lineterm=""
     )
     text = "\n".join(difference)
-    assert not text, f"the public API of {module} changed; if you mean it, run `{COMMAND}`\n{text}"
+    assert not text, f"the public API of {module} changed; if this is intended, run `{COMMAND}`\n{text}"
 
 
 def test_changes_are_detected() -> None:

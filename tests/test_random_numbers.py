@@ -93,7 +93,7 @@ def test_philox_returns_the_published_words(
     assert [int(word) for word in actual] == list(expected)
 
 
-def _words(key: tuple[int, int], rows: int, columns: int) -> list[Tensor]:
+def _make_words(key: tuple[int, int], rows: int, columns: int) -> list[Tensor]:
     row, column = torch.arange(rows, dtype=torch.int32)[:, None], torch.arange(columns, dtype=torch.int32)
     return [ELEMENT_WORD(*_int32(*key), row, column, index=i) for i in range(3)]
 
@@ -105,9 +105,9 @@ def test_numbers_have_the_moments_of_their_distribution(axis: str) -> None:
     """
     n = 1 << 20
     if axis == "columns":
-        words, step = _words((11, 0xFFFF0001), 4, n // 4), _int32(6)[0]
+        words, step = _make_words((11, 0xFFFF0001), 4, n // 4), _int32(6)[0]
     else:
-        words, step = [word.view(4, 1) for word in _words((11, 0xFFFF0001), 2, 2)], torch.arange(n // 4).int()
+        words, step = [word.view(4, 1) for word in _make_words((11, 0xFFFF0001), 2, 2)], torch.arange(n // 4).int()
     z = NORMAL_NUMBER(*words, step, stream=0).double()
     u = UNIFORM_NUMBER(*words, step, stream=1, bits=24).double()
     assert z.mean().abs() < 5 / n**0.5
@@ -129,7 +129,7 @@ def test_numbers_have_the_moments_of_their_distribution(axis: str) -> None:
 
 @pytest.mark.parametrize("step", [6, 7])
 def test_normal_numbers_match_the_formula(step: int) -> None:
-    words, time = _words((5, 6), 1, 1 << 16), _int32(step)[0]
+    words, time = _make_words((5, 6), 1, 1 << 16), _int32(step)[0]
     z = NORMAL_NUMBER(*words, time, stream=3).double()
     a, b = (word.double() for word in words_of_steps(*words, time, 3))  # type: ignore[arg-type,call-arg]
     radius = (-2.0 * torch.log((a + 0.5) * 2.0**-32)).sqrt()

@@ -56,7 +56,7 @@ def test_real_values_use_ordinary_products(cell: type[Cell], exact: Exact) -> No
     assert set(exact) == {(False, False)}
 
 
-@pytest.mark.skipif(DEVICE.type == "cuda", reason="for a device without tensor cores")
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="needs a device without tensor cores")
 def test_ordinary_products_are_used_if_faster() -> None:
     assert not _weights._pays_off(torch.zeros(3), 1 << 20, 1 << 10, 1 << 10)
 

@@ -39,10 +39,10 @@ _functions: dict[str, Callable[..., None]] = {}
 
 def run(function: Callable[..., None], tensors: Sequence[Tensor], sizes: Sequence[int]) -> None:
     with np.errstate(invalid="ignore", over="ignore"):
-        function(*(_array(tensor) for tensor in tensors), *sizes)
+        function(*(_view_array(tensor) for tensor in tensors), *sizes)
 
 
-def _array(tensor: Tensor) -> Any:
+def _view_array(tensor: Tensor) -> Any:
     """Returns the memory of a tensor as an array that begins with the tensor's first element."""
     size = tensor.untyped_storage().nbytes() // tensor.itemsize - tensor.storage_offset()
     return torch.as_strided(tensor.detach(), (size,), (1,)).numpy()

@@ -264,7 +264,9 @@ def test_parameters_may_be_frozen_and_unfrozen() -> None:
             results.append(torch.autograd.grad(output.sum(), [x, *([w] if requires_grad else [])]))
         for a, b in zip(*results, strict=True):
             torch.testing.assert_close(a, b)
-    assert len(neurons[0]._get_program().specializations) == 2, "one specialization for frozen and one for trained"
+    assert len(neurons[0]._get_program().specializations) == 2, (
+        "one specialization for the frozen parameter, and one for the trained parameter"
+    )
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton", "hop"])

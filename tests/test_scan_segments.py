@@ -74,7 +74,7 @@ def has_kernel(step: Specialization, purpose: str) -> bool:
     return any(purpose in name for name in step.kernel_names)
 
 
-def same_bits(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
+def have_same_bits(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
     pairs = zip(actual, expected, strict=True)
     return all(a.shape == b.shape and torch.equal(view_bytes(a), view_bytes(b)) for a, b in pairs)
 
@@ -99,11 +99,11 @@ def test_results_and_gradients_equal_serial_kernels(case: Case, language: Target
     actual, gradients, step = run(p, RULE, on_cpu=language)
     assert has_kernel(step, "_forward_guess")
     assert has_kernel(step, "_backward_maps")
-    assert same_bits(actual, expected)
+    assert have_same_bits(actual, expected)
     check_gradients(gradients, expected_gradients, 1e-13)
     repeated, repeated_gradients, _ = run(p, RULE, on_cpu=language)
-    assert same_bits(repeated, actual)
-    assert same_bits(repeated_gradients, gradients)  # type: ignore[arg-type]
+    assert have_same_bits(repeated, actual)
+    assert have_same_bits(repeated_gradients, gradients)  # type: ignore[arg-type]
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -121,7 +121,7 @@ def test_options_do_not_change_results(case: Case, option: str, language: Target
     expected, expected_gradients, _ = run(p, None, on_cpu=language, **OPTIONS[option])
     actual, gradients, step = run(p, RULE, on_cpu=language, **OPTIONS[option])
     assert has_kernel(step, "_backward_maps")
-    assert same_bits(actual, expected)
+    assert have_same_bits(actual, expected)
     check_gradients(gradients, expected_gradients, 1e-13)
 
 
@@ -132,7 +132,7 @@ def test_narrow_dtypes_equal_serial_kernels(dtype: torch.dtype, language: Target
     p = problem(case, STEPS, STEP, dtype=dtype)
     expected, expected_gradients, _ = run(p, None, on_cpu=language)
     actual, gradients, _ = run(p, RULE, on_cpu=language)
-    assert same_bits(actual, expected)
+    assert have_same_bits(actual, expected)
     check_gradients(gradients, expected_gradients, 2e-6 if dtype == torch.float32 else 2e-2)
 
 
@@ -164,7 +164,7 @@ def test_repairs_adapt_the_warm_up(core: Callable[..., Any], language: TargetNam
     with using_segments(rule), torch.no_grad():
         for _ in range(4):
             step, arguments = prepare(program, (x, v))
-            assert same_bits(scan(step, arguments, state_seqs=False), expected)
+            assert have_same_bits(scan(step, arguments, state_seqs=False), expected)
             (speculation,) = step.speculations.values()
             reports.append((speculation.last, speculation.converges))
     first = reports[0][0]
@@ -190,7 +190,7 @@ def test_only_wrong_segments_are_repaired(language: TargetName) -> None:
     p = Problem(core, (1, 1, 1), [x.requires_grad_()], [torch.rand(STEP).requires_grad_()], [])
     expected, _, _ = run(p, None, on_cpu=language)
     actual, _, step = run(p, replace(RULE, warm_up=4), on_cpu=language)
-    assert same_bits(actual, expected)
+    assert have_same_bits(actual, expected)
     (speculation,) = step.speculations.values()
     assert 0 < speculation.last.elements < speculation.last.total
 
@@ -213,7 +213,7 @@ def test_few_repairs_stay_in_each_call(language: TargetName) -> None:
     with using_segments(replace(RULE, elements=8 * 600)), torch.no_grad():
         for _ in range(4):
             step, arguments = prepare(program, (x, hold, v))
-            assert same_bits(scan(step, arguments, state_seqs=False), expected)
+            assert have_same_bits(scan(step, arguments, state_seqs=False), expected)
     assert isinstance(step, Specialization)
     (speculation,) = step.speculations.values()
     assert speculation.converges
@@ -246,7 +246,7 @@ def test_short_sequences_run_in_segments_in_first_calls_and_captures(
             results = scan(step, arguments, state_seqs=False)
             differentiable = [r for r in results if r.requires_grad]
             gradients = torch.autograd.grad(differentiable, p.leaves, draw_weights(differentiable), allow_unused=True)
-            assert same_bits([r.detach() for r in results], expected)
+            assert have_same_bits([r.detach() for r in results], expected)
             check_gradients(gradients, expected_gradients, 1e-13)
             assert launches == ([] if n == 8 else [SegmentedForward, SegmentedBackward])
             launches.clear()
@@ -274,7 +274,7 @@ def test_overflowing_derivatives_do_not_change_gradients(language: TargetName) -
     assert all(g is not None and bool(g.isfinite().all()) for g in expected_gradients)
     actual, gradients, step = run(p, RULE, on_cpu=language, weights=weights)
     assert has_kernel(step, "_backward_maps")
-    assert same_bits(actual, expected)
+    assert have_same_bits(actual, expected)
     check_gradients(gradients, expected_gradients, 1e-6)
 
 
@@ -302,8 +302,8 @@ def test_nonlinear_backward_stays_serial(language: TargetName) -> None:
     actual, gradients, step = run(p, RULE, on_cpu=language)
     assert has_kernel(step, "_forward_guess")
     assert not has_kernel(step, "_backward_maps")
-    assert same_bits(actual, expected)
-    assert same_bits(gradients, expected_gradients)  # type: ignore[arg-type]
+    assert have_same_bits(actual, expected)
+    assert have_same_bits(gradients, expected_gradients)  # type: ignore[arg-type]
 
 
 def resonator(x: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -451,7 +451,7 @@ def test_lengths_and_resets_equal_serial_kernels(name: str, stores_states: bool,
             (gradient,) = torch.autograd.grad(loss, x)
         actual.append(([result.detach() for result in results], gradient, neuron))
     (expected, expected_gradient, _), (results, gradient, neuron) = actual
-    assert same_bits(results, expected)
+    assert have_same_bits(results, expected)
     check_gradients([gradient], [expected_gradient], 1e-12)
     names = neuron.kernel_names()
     assert any("_forward_repair" in kernel for kernel in names)
@@ -471,7 +471,7 @@ def test_segments_after_an_end_are_not_repaired(warm_up: int, language: TargetNa
         neuron.store_state_seqs = True
         with using_segments(rule), torch.no_grad():
             results.append([neuron(x, lengths=lengths), *neuron.states, *neuron.state_seqs])
-    assert same_bits(*results)
+    assert have_same_bits(*results)
     repaired = int(re.findall(r"; (\d+) of \d+ were computed again", neuron.explain())[0])
     assert (repaired == 0) == (warm_up == 16)
 
@@ -525,11 +525,11 @@ def test_segments_equal_serial_kernels_on_the_gpu(case: Case, residuals: str) ->
         rule = SegmentRule(elements=2**16, largest=2**13, warm_up=warm_up)
         actual, gradients, step = run(p, rule, residuals=residuals)
         assert has_kernel(step, "_backward_maps")
-        assert same_bits(actual, expected)
+        assert have_same_bits(actual, expected)
         check_gradients(gradients, expected_gradients, 2e-5)
         repeated, repeated_gradients, _ = run(p, rule, residuals=residuals)
-        assert same_bits(repeated, actual)
-        assert same_bits(repeated_gradients, gradients)  # type: ignore[arg-type]
+        assert have_same_bits(repeated, actual)
+        assert have_same_bits(repeated_gradients, gradients)  # type: ignore[arg-type]
 
 
 @pytest.mark.gpu
@@ -569,5 +569,5 @@ def test_lengths_equal_serial_kernels_on_the_gpu(stores_states: bool) -> None:
         actual.append(([result.detach() for result in results], gradient))
         assert any("_forward_guess" in name for name in neuron.kernel_names()) == (rule is not None)
     for results, gradient in actual[1:]:
-        assert same_bits(results, actual[0][0])
+        assert have_same_bits(results, actual[0][0])
         check_gradients([gradient], [actual[0][1]], 2e-5)

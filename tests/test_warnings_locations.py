@@ -1,4 +1,6 @@
-"""Locations of warnings. Warnings name the line of the user's code in eager mode, modules, threads and compiled code."""
+"""Locations of warnings. A warning names the line of the user's code in eager mode, modules, threads and compiled
+code.
+"""
 
 from __future__ import annotations
 
