@@ -1,4 +1,4 @@
-"""Links in the documents: they point to existing files, and to existing headings in these files."""
+"""Links in the documents. They point to existing files, and to existing headings in these files."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def test_captured_inference_carries_the_state() -> None:
     assert torch.equal(torch.cat(results), expected)
 
 
-# During the capture, torch keeps the outputs of its warm-up on another stream alive.
+# While torch captures the callable, the outputs of torch's warm-up on another stream still exist.
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match:UserWarning")
 def test_graphed_callables_equal_eager_mode() -> None:
     """Checks `torch.cuda.make_graphed_callables`, which captures the forward and the backward separately."""
