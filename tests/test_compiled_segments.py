@@ -149,7 +149,7 @@ def test_warm_up_is_learned_across_calls(language: TargetName, steps: Recent[Gra
 
 @pytest.mark.long(all_but=["cpp-4"])
 @pytest.mark.parametrize("warm_up", [4, 16])
-def test_ahead_of_time_program_needs_no_operator(
+def test_ahead_of_time_programs_need_no_operator(
     warm_up: int, language: TargetName, steps: Recent[GraphSpecialization], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Checks that the forward of an ahead-of-time program runs in segments for any warm-up, and that the backward is
@@ -170,7 +170,7 @@ def test_ahead_of_time_program_needs_no_operator(
 
 
 @pytest.mark.long(all_but=["cpp"])
-def test_lengths_are_serial_in_the_forward(language: TargetName, steps: Recent[GraphSpecialization]) -> None:
+def test_forward_with_lengths_is_serial(language: TargetName, steps: Recent[GraphSpecialization]) -> None:
     """Checks that the forward with lengths is serial. Lengths are a mask in compiled graphs, and all guesses after the
     end of a sequence would be wrong.
     """
@@ -280,7 +280,7 @@ def run_alone(folder: Path, sequences: list[tuple[Tensor, ...]]) -> tuple[list[A
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated")
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_package_runs_in_segments(device: str, dynamic: bool, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_packages_run_in_segments(device: str, dynamic: bool, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """Checks that a package runs in segments, in a process without this project. If T is dynamic, the number of
     segments is dynamic, too.
     """

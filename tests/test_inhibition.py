@@ -58,7 +58,7 @@ def test_gradients_equal_finite_differences(cell: type[Cell]) -> None:
 
 
 @pytest.mark.parametrize("cell", [Winner, First], ids=lambda cell: cell.__name__)
-def test_ties_equal_torch(cell: type[Cell]) -> None:
+def test_gradients_of_equal_maxima_equal_the_loop(cell: type[Cell]) -> None:
     """Checks the gradients of equal maxima. Equal maxima share the gradient. If the step also uses the position of the
     maximum, the first maximum receives the whole gradient.
     """

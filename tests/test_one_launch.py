@@ -202,7 +202,7 @@ def test_nan_in_padding_does_not_spread(is_exchanged: bool, set_exchange: SetExc
         (129, 9, torch.float32, None),
     ],
 )
-def test_matrices_that_fit_into_registers_are_held(
+def test_matrices_that_fit_are_kept_in_registers(
     size: int, batch: int, dtype: torch.dtype, expected: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Checks the rows and warps that are chosen for a device with two multiprocessors."""

@@ -400,7 +400,7 @@ def test_results_and_gradients_equal_the_loop_on_a_gpu(make: type[Core]) -> None
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("neurons", [34, 160, 320])
-def test_two_populations_are_one_launch_on_a_gpu(neurons: int) -> None:
+def test_two_populations_run_in_one_launch_on_a_gpu(neurons: int) -> None:
     core = make_core(Populations, torch.float32, neurons).cuda()
     x = torch.randn(9, 130, neurons, generator=torch.Generator().manual_seed(3)).cuda().requires_grad_()
     actual = []

@@ -60,7 +60,7 @@ def test_decided_facts_are_written_everywhere() -> None:
         assert "UNDECIDED" not in text
 
 
-def test_file_without_the_line_is_refused() -> None:
+def test_file_without_the_line_to_replace_is_refused() -> None:
     with pytest.raises(LookupError, match="has 0 lines like"):
         identity.in_pyproject("[project]\nname = 'x'\n", identity.read(), Path("pyproject.toml"))
 

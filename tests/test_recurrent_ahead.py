@@ -96,7 +96,7 @@ def test_backward_of_a_sum_compiles_nothing(compiled: Compiled) -> None:
     assert len(compiled) == count
 
 
-def test_without_gradients_nothing_is_compiled_ahead(compiled: Compiled) -> None:
+def test_calls_without_gradients_compile_no_backward(compiled: Compiled) -> None:
     core = make_core(RLIF, 9, Powers())
     with torch.no_grad():
         run(core, make_sequences(core, 3, 5, 9), "triton")

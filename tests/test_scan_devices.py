@@ -162,25 +162,25 @@ def test_threads_may_use_separate_streams() -> None:
 
     expected = [gradient(seed) for seed in range(4)]
     torch.cuda.synchronize()
-    wrong: list[object] = []
+    failures: list[object] = []
 
-    def work(seed: int) -> None:
+    def check_gradients(seed: int) -> None:
         try:
             with torch.cuda.stream(torch.cuda.Stream()):
                 for _ in range(20):
                     grad = gradient(seed)
                     torch.cuda.current_stream().synchronize()
                     if not torch.equal(grad, expected[seed]):
-                        wrong.append(seed)
+                        failures.append(seed)
         except BaseException as error:
-            wrong.append(error)
+            failures.append(error)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    threads = [threading.Thread(target=check_gradients, args=(seed,)) for seed in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert not wrong
+    assert not failures
 
 
 # -- devices -------------------------------------------------------------------------------------------

@@ -34,8 +34,8 @@ IN_PLACE = {
     "foreach": "h = w0 * 2.0; torch._foreach_mul_([h], 2.0); return x0 * h.sum(), v0 + x0",
     "detached": "h = w0 * 2.0; k = h.sum(); h.detach_(); return x0 * h * w0 + k, v0 + x0 * h.sum()",
     "relu": "h = w0 * 2.0; torch.nn.functional.relu(h, inplace=True); return x0 * h.mean(), v0 + x0 * h",
-    "a copy by the input": "h = w2 * 1.0; h.mul_(x0); return h, v0 + h * w2.sum()",
-    "a tensor from before the loop by the input": "h = w2.flip(0); h.mul_(x0); return h, v0 + x0",
+    "a copy, multiplied by the input": "h = w2 * 1.0; h.mul_(x0); return h, v0 + h * w2.sum()",
+    "a tensor from before the loop, multiplied by the input": "h = w2.flip(0); h.mul_(x0); return h, v0 + x0",
     "data": "return x0 * (w0.data * w0).sum() + (w0 * w0).sum() * v0, v0 + x0",
 }
 FUNCTIONS = {
@@ -64,7 +64,7 @@ REFUSED = {
     "a gradient with a constant, as a state": "return x0, 0.5 * v0 + Pulled.apply(w0)",
     "a constant gradient": "return x0 * Steady.apply(w0), v0 + x0",
     "a constant gradient of the whole step": "return x0 * Steady.apply(w2), v0 + x0",
-    "a part by the input": "h = w2.flip(0); h[0].mul_(x0[0]); return x0 * h, v0 + x0",
+    "a part, multiplied by the input": "h = w2.flip(0); h[0].mul_(x0[0]); return x0 * h, v0 + x0",
     "out=": "h = w0 * 2.0; torch.add(w0, 1.0, out=h); return x0 * h, v0 + x0",
     "out= of the input": "h = x0 * 2.0; torch.add(x0, 1.0, out=h); return x0 * h, v0 + x0",
 }
@@ -117,7 +117,7 @@ HISTORIES = {
 
 
 @pytest.mark.parametrize("lines", REFUSED.values(), ids=REFUSED)
-def test_unsupported_lines_are_refused_by_name(lines: str) -> None:
+def test_errors_name_unsupported_lines(lines: str) -> None:
     outcome = compare(one_call(lines))
     assert len(outcome.refused) + outcome.no_core == 1
     # `out=` also fails in the loop, with an error of torch.

@@ -201,7 +201,7 @@ def holding(x: Tensor, hold: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.long(all_but=["cpp"])
-def test_few_repairs_stay_in_each_call(language: TargetName) -> None:
+def test_few_repairs_do_not_lengthen_the_warm_up(language: TargetName) -> None:
     """Checks that the warm-up stays short if one element holds its state across a seam, for longer than the longest
     warm-up. Each call then repairs a segment of this element.
     """

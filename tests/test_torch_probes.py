@@ -56,7 +56,7 @@ def test_environment_has_the_newest_tested_versions() -> None:
     assert {name: pins[name] for name in TESTED} == {name: f"=={versions[-1]}.*" for name, versions in TESTED.items()}
 
 
-def test_copies_are_equal() -> None:
+def test_copied_modules_are_equal() -> None:
     for paths in COPIES.values():
         assert len(paths) >= 2
         assert len({path.read_text(encoding="utf-8") for path in paths}) == 1
@@ -79,7 +79,7 @@ def list_private_names(source: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_private_names_are_only_in_quarantine_files(path: Path) -> None:
+def test_only_private_modules_use_private_names(path: Path) -> None:
     assert list_private_names(path.read_text(encoding="utf-8")) == []
 
 
