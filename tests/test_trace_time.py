@@ -34,7 +34,7 @@ def count_calls(nodes: int) -> int:
 
 @pytest.mark.long
 def test_work_is_close_to_linear_in_the_number_of_ops() -> None:
-    """Compares the numbers of function calls for two steps, one of which has four times as many ops.
+    """Compares the numbers of function calls for two steps, one of which has four times the number of ops.
 
     If the work were quadratic, the larger step would need 16 times the calls.
     """
