@@ -306,7 +306,7 @@ SIZES = [(256, torch.float32), (1024, torch.float32), (4096, torch.float32), (81
 def shortest(device: torch.device) -> list[list[str]]:
     """Measures segments of short sequences."""
     rows = []
-    rules: tuple[Rule, ...] = (replace(ON_GPU, shortest=1, launched=1, kept=False), None)
+    rules: tuple[Rule, ...] = (replace(ON_GPU, shortest=1, launched=1, is_stored=False), None)
     for neurons, dtype in SIZES:
         for steps in (512, 1024, 2048, 4096):
             case = Case("LIF", LIF, steps, neurons, dtype)

@@ -2,10 +2,10 @@
 
     python examples/convert.py [--backend auto] [--device cpu] [--steps 32] [--neurons 2000] [--seed 0]
 
-`KeepsState` is called step by step and holds its membrane potential, as neurons in SpikingJelly do. `HandsStateOn`
-takes the membrane potential as an argument and returns it, as neurons in snnTorch do. The conversion is the same for
-both: the computation of one step from the input and the state becomes the step function, and the loop over time
-disappears.
+`KeepsState` is called step by step and stores its membrane potential, as neurons in SpikingJelly do. `HandsStateOn`
+takes the membrane potential as an argument and returns it, as neurons in snnTorch do. Both modules are converted in the
+same way: the computation of one step from the input and the state becomes the step function, and the loop over time is
+removed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class KeepsState(nn.Module):
 
 
 class KeepsStateStep(nn.Module):
-    """`KeepsState` after the conversion. `self.v` became an argument and a result, and one method replaces three."""
+    """`KeepsState` after the conversion. `self.v` is now an argument and a result, and one method replaces three."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,8 +66,9 @@ class KeepsStateStep(nn.Module):
 
 
 class HandsStateOn(nn.Module):
-    """A leaky integrate-and-fire neuron with a soft reset in the next step and one decay per neuron. The conversion
-    does not change it.
+    """A leaky integrate-and-fire neuron with a soft reset in the next step, and one decay per neuron.
+
+    The conversion does not change this module.
     """
 
     def __init__(self, neurons: int) -> None:
@@ -81,7 +82,7 @@ class HandsStateOn(nn.Module):
 
 
 class Run(NamedTuple):
-    """Spikes `[T, B, N]`, the gradients of the input and of the parameter, and seconds."""
+    """Results of a run: spikes `[T, B, N]`, gradients of the input and the parameter, and the time in seconds."""
 
     spikes: Tensor
     grad_input: Tensor
@@ -150,9 +151,9 @@ def main(arguments: list[str]) -> int:
     for style, (before, after) in runs.items():
         different = int((before.spikes != after.spikes).sum())
         print(f"a module that {style}: {different} of {before.spikes.numel()} spikes differ")
-        for what in ("grad_input", "grad_parameter"):
-            a, b = getattr(before, what), getattr(after, what)
-            print(f"  {what}: relative difference {float((a - b).norm() / a.norm()):.1e}")
+        for name in ("grad_input", "grad_parameter"):
+            a, b = getattr(before, name), getattr(after, name)
+            print(f"  {name}: relative difference {float((a - b).norm() / a.norm()):.1e}")
         print(f"  {before.seconds * 1e3:.1f} ms before, {after.seconds * 1e3:.1f} ms after")
     return 0
 

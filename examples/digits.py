@@ -2,8 +2,8 @@
 
     hatch run demo [--backend auto] [--device cpu] [--steps 8] [--epochs 25] [--seed 0] [--out digits.png]
 
-The data are scikit-learn's bundled digits: 1797 images of 8 x 8 pixels, of which a fifth is held out. Each image is a
-constant current for `--steps` time steps (direct coding). The answer is the class whose output neuron fires most.
+The data are scikit-learn's bundled digits: 1797 images of 8 x 8 pixels. A fifth of the images is held out. Each image
+is a constant current for `--steps` time steps (direct coding). The answer is the class whose output neuron fires most.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BATCH = 64
 
 
 class Spike(torch.autograd.Function):
-    """Computes 1 where `x >= 0` and 0 elsewhere, with the gradient of `sigmoid(4 x)`."""
+    """Function that is 1 where `x >= 0` and 0 elsewhere, with the gradient of `sigmoid(4 x)`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -49,10 +49,10 @@ class Spike(torch.autograd.Function):
 
 
 class LIFStep(nn.Module):
-    """One time step of a leaky integrate-and-fire neuron with one learnable time constant per channel.
+    """One time step of a leaky integrate-and-fire neuron with one learned time constant per channel.
 
-    The charge is `h = v + (x - v) / tau` with `1 / tau = sigmoid(w)`. The neuron fires where `h >= 1` and is then reset
-    to 0.
+    The charge is `h = v + (x - v) / tau` with `1 / tau = sigmoid(w)`. Where `h >= 1`, the neuron fires, and is then
+    reset to 0.
     """
 
     def __init__(self, channels: int) -> None:
@@ -80,7 +80,7 @@ class Network(nn.Module):
     def forward(self, pixels: Tensor) -> Tensor:
         self.hidden.reset()
         self.readout.reset()
-        # The current is the same in every step, so it is a view and not a copy.
+        # The current is the same in every step, so a view without copies is sufficient.
         current = self.inward(pixels).expand(self.steps, -1, -1)
         spikes: Tensor = self.readout(self.outward(self.hidden(current)))
         return spikes.mean(0)
@@ -134,16 +134,15 @@ def train(network: Network, data: Data, epochs: int, seed: int) -> tuple[list[fl
 
 
 def draw(path: Path, network: Network, image: Tensor, losses: list[float], accuracies: list[float]) -> None:
-    """Draws the learning curve, the spikes of the hidden layer for one image, and the membrane potential of one
-    neuron.
-    """
+    """Draws the learning curve, and the spikes of the hidden layer and the membrane of one neuron for one image."""
     network.hidden.store_state_seqs = True
     with torch.no_grad():
         network.hidden.reset()
         current = network.inward(image).expand(network.steps, -1, -1)
         spikes = network.hidden(current)[:, 0].cpu()
         after = network.hidden.state_seqs[0][:, 0].cpu()
-        # The membrane potential before the reset, which is compared with the threshold, is computed again here.
+        # The membrane potential before the reset, which the step compares with the threshold, is not stored. It is
+        # computed again here.
         rates = torch.sigmoid(network.hidden_step.w).cpu()
         before = torch.cat([torch.zeros_like(after[:1]), after[:-1]])
         charged = before + (current[:, 0].cpu() - before) * rates
@@ -192,7 +191,7 @@ def positive(text: str) -> int:
 def options(arguments: list[str]) -> argparse.Namespace:
     parser = Parser(prog="digits", description="Trains a spiking network on handwritten digits.")
     backends = ["auto", "triton", "inductor", "cpp", "hop", "torch"]
-    parser.add_argument("--backend", choices=backends, default="auto", help="how neurons run")
+    parser.add_argument("--backend", choices=backends, default="auto", help="backend of the neurons")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, …")
     parser.add_argument("--steps", type=positive, default=8, help="time steps per image")
     parser.add_argument("--epochs", type=positive, default=25)
@@ -214,7 +213,7 @@ def main(arguments: list[str]) -> int:
     chosen = options(arguments)
     torch.manual_seed(chosen.seed)
     device = torch.device(chosen.device)
-    # The layers are small, so several threads would wait for each other, especially while other programs run.
+    # The layers are so small that several threads would mostly wait for each other.
     torch.set_num_threads(1)
     data = load(device, chosen.seed)
     network = Network(chosen.steps, chosen.backend).to(device)

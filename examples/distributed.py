@@ -1,13 +1,12 @@
 """Trains on several GPUs, processes or machines, with data parallelism or full sharding, and with checkpoints.
 
-Any number of processes can resume from a checkpoint.
-
     torchrun --standalone --nproc-per-node 2 examples/distributed.py [--strategy ddp|fsdp] [--checkpoint DIR]
 
-For several machines, start the script on each of them with torchrun's options --nnodes and --rdzv-endpoint. Without a
-GPU, the processes communicate through gloo. The data are scikit-learn's handwritten digits. Each process trains on its
-part of every batch. With `--checkpoint DIR`, the network and the optimizer are written to DIR/epoch_N after each epoch,
-and a run resumes from the last complete checkpoint, with any number of processes. All machines need access to DIR.
+To use several machines, start the script on each of them, with torchrun's options --nnodes and --rdzv-endpoint. Without
+a GPU, the processes communicate through gloo. The data are scikit-learn's handwritten digits. Each process trains on
+its part of every batch. With `--checkpoint DIR`, the network and the optimizer are written to DIR/epoch_N after each
+epoch, and a run resumes from the last complete checkpoint. The number of processes may differ from that of the earlier
+run. All machines need access to DIR.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ def load_data(seed: int) -> tuple[TensorDataset, TensorDataset]:
 
 
 def current(images: Tensor, steps: int) -> Tensor:
-    """Returns a view with each image, multiplied by two, in every step."""
+    """Returns the images, multiplied by two, as a constant current over all steps. The steps are views."""
     return (2 * images).expand(steps, *images.shape)
 
 
@@ -92,7 +91,7 @@ def train(
 
 @torch.no_grad()
 def accuracy(net: nn.Module, loader: DataLoader[Any], steps: int, device: torch.device) -> float:
-    """Returns the accuracy over the parts of all processes."""
+    """Returns the accuracy over the images of all processes."""
     net.eval()
     counts = torch.zeros(2, device=device)
     for images, labels in loader:
@@ -117,8 +116,8 @@ def resume(net: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> No
 def epochs_in(folder: Path | None) -> int:
     """Returns the number of epochs in the last complete checkpoint, or 0 without a checkpoint."""
     # The metadata are written last, so a checkpoint with metadata is complete.
-    found = [] if folder is None else folder.glob("epoch_*/.metadata")
-    return max((int(path.parent.name.removeprefix("epoch_")) for path in found), default=0)
+    paths = [] if folder is None else folder.glob("epoch_*/.metadata")
+    return max((int(path.parent.name.removeprefix("epoch_")) for path in paths), default=0)
 
 
 def options(arguments: list[str]) -> argparse.Namespace:
@@ -171,19 +170,19 @@ def run(chosen: argparse.Namespace, device: torch.device) -> int:
     loader = DataLoader(training, chosen.batch // count, sampler=sampler, drop_last=True)
     # Each process evaluates every `count`-th image, so that each image is evaluated once.
     part = torch.utils.data.Subset(held_out, range(rank, len(held_out), count))
-    found = accuracy(net, DataLoader(part, 256), chosen.steps, device)
+    held_out_accuracy = accuracy(net, DataLoader(part, 256), chosen.steps, device)
     if begin and rank == 0:
-        print(f"resumed after {begin} epochs, accuracy {found:.2%}")
+        print(f"resumed after {begin} epochs, accuracy {held_out_accuracy:.2%}")
     for epoch in range(begin, chosen.epochs):
         sampler.set_epoch(epoch)
         mean = train(net, loader, optimizer, chosen.steps, device)
-        found = accuracy(net, DataLoader(part, 256), chosen.steps, device)
+        held_out_accuracy = accuracy(net, DataLoader(part, 256), chosen.steps, device)
         if rank == 0:
-            print(f"epoch {epoch + 1}/{chosen.epochs}  loss {mean:.4f}  held-out accuracy {found:.2%}")
+            print(f"epoch {epoch + 1}/{chosen.epochs}  loss {mean:.4f}  held-out accuracy {held_out_accuracy:.2%}")
         if chosen.checkpoint is not None:
             keep(net, optimizer, chosen.checkpoint / f"epoch_{epoch + 1}")
     if rank == 0:
-        print(f"held-out accuracy {found:.2%} on {count} processes ({chosen.strategy})")
+        print(f"held-out accuracy {held_out_accuracy:.2%} on {count} processes ({chosen.strategy})")
     return 0
 
 

@@ -2,10 +2,10 @@
 
     python examples/evidence.py [--backend auto] [--device cpu] [--steps 300] [--updates 60] [--seed 0]
 
-In each step, each source clicks with a probability of 0.26 or 0.34. One step contains very little evidence, so the
-answer needs a sum over many steps. Spiking neurons pass the clicks on to an integrator, which forgets with a time
-constant `tau` of initially 5 steps. The example trains the network twice: once with a learned `tau`, and once with a
-fixed one.
+In each step, one source clicks with a probability of 0.34, and the other source with a probability of 0.26. One step
+contains very little evidence, so the answer requires a sum over many steps. Spiking neurons pass the clicks on to an
+integrator, which forgets with a time constant `tau` of initially 5 steps. The example trains the network twice: once
+with a fixed `tau`, and once with a learned `tau`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Integrator(nn.Module):
 
 
 class Network(nn.Module):
-    """Maps clicks `[T, B, 2]` to the evidence `[B, 2]` after the last step."""
+    """A network from clicks `[T, B, 2]` to the evidence `[B, 2]` after the last step."""
 
     def __init__(self, backend: str) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Network(nn.Module):
         self.spiking.reset()
         self.memory.reset()
         self.memory(self.outward(self.spiking(self.inward(clicks))))
-        return 10.0 * self.memory.states[0]  # scaled up, because the average of spikes is a small number
+        return 10.0 * self.memory.states[0]  # scaled up, because averages of spikes are small
 
     def tau(self) -> list[float]:
         return [1 / rate for rate in torch.sigmoid(self.integrator.w).tolist()]

@@ -2,9 +2,9 @@
 
     python examples/gated_activation.py [--rows 16384] [--columns 4096] [--dtype bfloat16] [--device cuda]
 
-The example only needs flexsn-codegen. Without a GPU, it checks the values in Triton's interpreter, on few rows. On a
-GPU, it also prints how many bytes per second each version and a plain copy move, for the forward, and for forward and
-backward together.
+The example only needs flexsn-codegen. Without a GPU, it checks the values in Triton's interpreter, on a few rows. On a
+GPU, it also measures how many bytes per second each version moves, and compares them with a plain copy. It measures the
+forward alone, and the forward together with the backward.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ Function = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def gated(x: torch.Tensor, gate: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Computes the activation of a gated linear unit. `x` and `gate` are `[rows, columns]`, and `bias` is
-    `[columns]`.
+    """Computes the activation of a gated linear unit.
+
+    `x` and `gate` are `[rows, columns]`, and `bias` is `[columns]`.
     """
     return x * torch.nn.functional.silu(gate + bias)
 
@@ -64,11 +65,11 @@ def measure(functions: dict[str, Function], inputs: list[torch.Tensor]) -> None:
     def training(function: Function) -> Callable[[], object]:
         return lambda: torch.autograd.grad(function(*inputs), inputs, weights)
 
-    for what, run, streams in (("forward", forward, 3), ("training step", training, 8)):
+    for title, run, streams in (("forward", forward, 3), ("training step", training, 8)):
         # A copy reads and writes each byte, so a copy of `size * streams // 2` bytes moves `size * streams` bytes.
         source = torch.empty(size * streams // 2, dtype=torch.uint8, device=inputs[0].device)
         target = torch.empty_like(source)
-        print(f"{what} ({streams} streams of {size / 1e6:.0f} MB)")
+        print(f"{title} ({streams} streams of {size / 1e6:.0f} MB)")
         milliseconds = do_bench(lambda source=source, target=target: target.copy_(source))
         print(f"  {'copy':>14}: {milliseconds:7.3f} ms, {size * streams / milliseconds / 1e9:5.2f} TB/s")
         for name, function in functions.items():

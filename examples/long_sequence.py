@@ -2,13 +2,13 @@
 
     python examples/long_sequence.py [--task waves] [--backend auto] [--device cpu] [--epochs 4] [--seed 0]
 
-`waves` is one second of sound with 16,000 samples, which are computed from a formula: one of four tones, with any phase
-and loudness, in noise. `pixels` is scikit-learn's digits, enlarged to 28 x 28 and shown as 784 pixels one after
-another. Spiking neurons with time constants from 2 to 40 steps receive the sequence. The answer is a linear function of
-their firing rates in each eighth of the sequence.
+A sequence of `waves` is one second of synthetic sound with 16,000 samples: one of four tones, with a random phase and
+loudness, in noise. A sequence of `pixels` is one of scikit-learn's digits, enlarged to 28 x 28 pixels, and shown as 784
+pixels one after another. Spiking neurons with time constants from 2 to 40 steps receive the sequence. The answer is a
+linear function of their firing rates in each eighth of the sequence.
 
-There are few neurons and many steps. On a GPU, kernels run segments of time in parallel if this is faster. The results
-do not change. `explain()` shows the number of segments.
+There are few neurons and many steps. In such a case, kernels on a GPU run segments of time in parallel if this is
+faster. The results do not change. `explain()` shows the number of segments.
 """
 
 from __future__ import annotations
@@ -58,22 +58,23 @@ def waves(samples: int, steps: int, seed: int) -> Data:
 
 
 def pixels(samples: int, seed: int) -> Data:
-    """Returns digits as 784 pixels.
+    """Returns digits as sequences of 784 pixels.
 
-    At most 4/5 of all digits are for training, and at most 1/5 for the test. Each part has at most `samples` digits.
+    The training data are from the first 4/5 of all digits, and the test data from the rest, in random order. Each of
+    these parts has at most `samples` digits.
     """
     images, labels = load_digits(return_X_y=True)
     small = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16.0
     large = interpolate(small, size=(28, 28), mode="bilinear").flatten(1)
     order = torch.randperm(len(large), generator=torch.Generator().manual_seed(seed))
     x, y = 2.0 * large[order], torch.tensor(labels)[order]
-    behind = len(x) * 4 // 5
-    first = min(samples, behind)
-    return Data(x[:first], y[:first], x[behind:][:first], y[behind:][:first], 10)
+    middle = len(x) * 4 // 5
+    first = min(samples, middle)
+    return Data(x[:first], y[:first], x[middle:][:first], y[middle:][:first], 10)
 
 
 class Network(nn.Module):
-    """Maps `[B, T]` to `[B, classes]`.
+    """A network from sequences `[B, T]` to scores `[B, classes]`.
 
     Args:
         neuron: neuron that maps `[T, B, HIDDEN]` to spikes; `None` for a neuron of flexsn_nn.
@@ -102,7 +103,7 @@ def optimizer_of(network: Network) -> torch.optim.Optimizer:
 
 
 def train_step(network: Network, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> Tensor:
-    """Makes one update, and returns the loss before it."""
+    """Updates the weights once, and returns the loss before the update."""
     optimizer.zero_grad()
     loss = cross_entropy(network(x), y)
     loss.backward()
@@ -111,7 +112,7 @@ def train_step(network: Network, optimizer: torch.optim.Optimizer, x: Tensor, y:
 
 
 class Result(NamedTuple):
-    """Results of a training run: the loss of each update, and the accuracy on new data."""
+    """Results of a training run: the loss of each update, the accuracy on new data, and the time of the last epoch."""
 
     losses: list[float]
     accuracy: float
@@ -119,7 +120,7 @@ class Result(NamedTuple):
 
 
 def train(network: Network, data: Data, epochs: int, seed: int) -> Result:
-    """Trains the network. `seconds` in the result is the time of the last epoch."""
+    """Trains the network, and measures its accuracy."""
     optimizer = optimizer_of(network)
     generator = torch.Generator().manual_seed(seed)
     losses: list[Tensor] = []
@@ -149,8 +150,8 @@ def main(arguments: list[str]) -> int:
     torch.manual_seed(chosen.seed)
     device = torch.device(chosen.device)
     is_digits = chosen.task == "pixels"
-    made = pixels(chosen.samples, chosen.seed) if is_digits else waves(chosen.samples, chosen.steps, chosen.seed)
-    data = made.to(device)
+    data = pixels(chosen.samples, chosen.seed) if is_digits else waves(chosen.samples, chosen.steps, chosen.seed)
+    data = data.to(device)
     network = Network(data.classes, chosen.backend).to(device)
     result = train(network, data, chosen.epochs, chosen.seed)
     assert isinstance(network.hidden, ParametricLIF)

@@ -4,12 +4,13 @@
 
 Under autocast, `nn.Linear` computes in bfloat16 and returns bfloat16. A neuron can process this input in two ways:
 
-    precision="eager"    compute in the dtype of the input, and round as PyTorch does after every operation
+    precision="eager"    compute in the dtype of the input, and round after every operation, as PyTorch does
     precision="float32"  compute and keep the state in float32, and return spikes in the dtype of the input
 
-A fast neuron that resets trains equally well with both. A slow neuron needs float32: bfloat16 has 8 significant bits,
-so a small step towards the input is rounded away. The example trains a network on scikit-learn's digits in three ways.
-Then it feeds a constant input to a membrane with a time constant of 500 steps.
+A fast neuron with a reset trains equally well in both ways. A slow neuron needs float32: bfloat16 has 8 significant
+bits, so small changes of the membrane are lost in rounding. The example trains a network on scikit-learn's digits
+without autocast, and with autocast in both ways. Then it passes a constant input to a membrane with a time constant of
+500 steps.
 """
 
 from __future__ import annotations
@@ -83,8 +84,9 @@ def train(
 
 
 def slow_membrane(precision: str, dtype: torch.dtype, device: torch.device, backend: str = "auto") -> float:
-    """Returns the value of `v' = v + (1 - v) / 500` after 1000 steps. The correct value is `1 - exp(-2)`, about
-    0.865.
+    """Returns the value of a membrane with `v' = v + (1 - v) / 500` after 1000 steps.
+
+    The correct value is `1 - exp(-2)`, about 0.865.
     """
     neuron = LI(tau=500.0, backend=backend, precision=precision)
     neuron(torch.ones(1000, 1, dtype=dtype, device=device))

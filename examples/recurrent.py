@@ -3,11 +3,12 @@
     python examples/recurrent.py [--backend auto] [--device cpu] [--steps 100] [--epochs 12] [--seed 0]
 
 In the first ten steps, one of four inputs is active. After that, all inputs are noise. The answer is read at the end.
-The neurons themselves forget within a few steps, because their time constant is 3. Only spikes can store the cue, by
-circulating through the recurrent weights. These weights start as the identity matrix (Le et al., "A simple way to
-initialize recurrent networks of rectified linear units", 2015). The example trains the network twice: once with
+The neurons themselves forget within a few steps, because their time constant is 3. The cue can only be remembered by
+spikes that circulate through the recurrent weights. These weights begin as the identity matrix (Le et al., "A simple
+way to initialize recurrent networks of rectified linear units", 2015). The example trains the network twice: once with
 recurrent weights that stay 0, and once with recurrent weights that learn. Each time, it prints the seconds per epoch,
-and how the code ran. `--backend torch` is the plain loop. On a GPU, a training step is captured as a CUDA graph.
+and a description of the code that ran. `--backend torch` is the plain loop. On a GPU, a training step is captured as a
+CUDA graph.
 """
 
 from __future__ import annotations
@@ -32,8 +33,13 @@ UPDATES = 10  # updates per epoch
 
 
 class Result(NamedTuple):
-    """Results of a training run: the mean loss of each epoch, the accuracy on new data, the seconds per epoch, and a
-    description of the code that ran.
+    """Results of a training run.
+
+    Attributes:
+        losses: mean loss of each epoch.
+        accuracy: accuracy on new data.
+        seconds: time of the fastest epoch, which compiles nothing.
+        ran: description of the code that ran.
     """
 
     losses: list[float]
@@ -43,7 +49,7 @@ class Result(NamedTuple):
 
 
 class Network(nn.Module):
-    """Maps spikes `[T, B, 4]` to scores `[B, 4]` after the last step."""
+    """A network from spikes `[T, B, 4]` to scores `[B, 4]` after the last step."""
 
     def __init__(self, recurrent: bool, backend: str) -> None:
         super().__init__()
@@ -70,7 +76,7 @@ class Network(nn.Module):
         return scores[-1]
 
     def ran(self) -> str:
-        """Describes the code that ran the first recurrent layer, and why it was chosen."""
+        """Describes the code that ran the first recurrent layer, and the reason for this choice."""
         first = self.layers[1]
         assert isinstance(first, RLIF)
         return "\n".join(first.explain().splitlines()[:2])
@@ -85,7 +91,7 @@ def draw(steps: int, batch: int, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def train(recurrent: bool, steps: int, epochs: int, seed: int, device: torch.device, backend: str = "auto") -> Result:
-    """Trains a network. `seconds` in the result is the time of the fastest epoch, which compiles nothing."""
+    """Trains a network, and measures its accuracy."""
     torch.manual_seed(seed)
     network = Network(recurrent, backend).to(device)
     # In a captured step, Adam counts its steps on the GPU.
@@ -106,7 +112,7 @@ def train(recurrent: bool, steps: int, epochs: int, seed: int, device: torch.dev
 
 
 def main(arguments: list[str]) -> int:
-    """Trains a network without recurrent weights, and one with them."""
+    """Trains a network without recurrent weights, and a network with recurrent weights."""
     parser = argparse.ArgumentParser(prog="recurrent", description="Remembers a cue through recurrent weights.")
     parser.add_argument("--backend", default="auto", choices=["auto", "triton", "cpp", "hop", "torch"])
     parser.add_argument("--device", default="cpu")

@@ -1,4 +1,4 @@
-"""A neuron with two states, which is defined here. It resonates, and learns the frequency of its input.
+"""Defines a neuron with two states, which resonates, and learns the frequency of its input.
 
     python examples/resonator.py [--backend auto] [--device cpu] [--steps 120] [--updates 80] [--seed 0]
 
@@ -30,10 +30,9 @@ BATCH = 64
 
 
 class Resonator(Neuron):
-    """Computes `u' = d (u cos omega - v sin omega) + x` and `v' = d (u sin omega + v cos omega)`. Fires where `v' >=
-    1`.
+    """Resonate-and-fire neuron: `u' = d (u cos omega - v sin omega) + x` and `v' = d (u sin omega + v cos omega)`.
 
-    After a spike, both states are 0.
+    The neuron fires where `v' >= 1`. After a spike, both states are 0.
 
     Args:
         omega: radians per step, `[C]`; learned.
@@ -59,7 +58,7 @@ class Resonator(Neuron):
 
 
 class Network(nn.Module):
-    """Maps rhythms `[T, B, 1]` to one score per period, `[B, 4]`."""
+    """A network from rhythms `[T, B, 1]` to one score per period, `[B, 4]`."""
 
     def __init__(self, backend: str) -> None:
         super().__init__()
@@ -77,7 +76,7 @@ class Network(nn.Module):
 def pulses(periods: Tensor, steps: int, jitter: float = 0.0) -> Tensor:
     """Returns pulses of size 0.6, with one pulse per period: `[T, B, 1]` for periods `[B]`.
 
-    If `jitter` is positive, phases are random, and each step is flipped with this probability.
+    If `jitter` is positive, phases are random. In each step, a pulse is then removed or added with this probability.
     """
     phase = torch.rand_like(periods) * periods if jitter > 0 else torch.zeros_like(periods)
     time = torch.arange(steps, device=periods.device).unsqueeze(1) + phase
@@ -87,7 +86,7 @@ def pulses(periods: Tensor, steps: int, jitter: float = 0.0) -> Tensor:
 
 
 def selectivity(steps: int, device: torch.device, backend: str = "auto") -> Tensor:
-    """Returns numbers of spikes. Rows are periods of neurons, and columns are periods of pulses."""
+    """Counts the spikes of neurons. Rows are the periods of the neurons, and columns are the periods of the pulses."""
     periods = torch.tensor(PERIODS, device=device)
     neurons = Resonator(2 * math.pi / periods, backend=backend).to(device)
     with torch.no_grad():
@@ -108,12 +107,12 @@ def train(steps: int, updates: int, seed: int, device: torch.device, backend: st
     network = Network(backend).to(device)
     begun = network.resonators.omega.detach().clone()
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
-    known = torch.tensor(PERIODS, device=device)
+    periods = torch.tensor(PERIODS, device=device)
     losses = []
 
     def draw(batch: int) -> tuple[Tensor, Tensor]:
         classes = torch.randint(len(PERIODS), (batch,), device=device)
-        return pulses(known[classes], steps, jitter=0.02), classes
+        return pulses(periods[classes], steps, jitter=0.02), classes
 
     for _ in range(updates):
         rhythm, classes = draw(BATCH)
@@ -136,7 +135,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--updates", type=int, default=80)
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args(arguments)
-    print("spikes, of a neuron of period … (row) to pulses of period … (column)")
+    print("number of spikes of a neuron with period … (row) for pulses with period … (column)")
     print("     " + "".join(f"{period:6.0f}" for period in PERIODS))
     for period, row in zip(PERIODS, selectivity(chosen.steps, chosen.device, chosen.backend).tolist(), strict=True):
         print(f"{period:5.0f}" + "".join(f"{count:6.0f}" for count in row))

@@ -2,10 +2,10 @@
 
     python examples/shapes.py [--backend auto] [--device cpu] [--steps 40] [--updates 60] [--seed 0]
 
-A layer of each kind learns to distinguish pairs of pulses: one input line fires, then another one, and the class is the
-line that fired first. The branches of a dendritic neuron remember the first pulse. Inhibitory and competing neurons
-suppress the second pulse. The example defines these neurons. It prints the accuracy of each layer, and how its calls
-ran.
+The example defines these neurons. A layer of each kind learns to distinguish pairs of pulses: one input line fires,
+then another line fires, and the class is the line that fired first. The branches of a dendritic neuron remember the
+first pulse. Inhibitory and competing neurons suppress the second pulse. The example prints the accuracy of each layer,
+and the backend that ran it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Dendritic(Neuron):
     """A neuron whose branches, coupled by a small matrix, drive an apical compartment and a soma. The soma fires at 1.
 
     Args:
-        neurons: N. The input is `[T, B, N]`, and the branches are `[B, N, K]`.
-        branches: K, up to 16.
+        neurons: number of neurons N. The input is `[T, B, N]`, and the branches are `[B, N, K]`.
+        branches: number K of branches per neuron, up to 16.
         backend: backend, as in `FlexSN`.
     """
 
@@ -60,8 +60,8 @@ class ExcitatoryInhibitory(Neuron):
     """LIF neurons that inhibit each other through a smaller number of inhibitory neurons.
 
     Args:
-        neurons: N. The input is `[T, B, N]`.
-        inhibitory: M, the number of inhibitory neurons. Their states are `[B, M]`.
+        neurons: number of neurons N. The input is `[T, B, N]`.
+        inhibitory: number M of inhibitory neurons. Their states are `[B, M]`.
         backend: backend, as in `FlexSN`.
     """
 
@@ -117,7 +117,7 @@ def layers(backend: str) -> dict[str, Neuron]:
 
 
 class Network(nn.Module):
-    """Maps pulses `[T, B, LINES]` to two scores `[B, 2]`."""
+    """A network from pulses `[T, B, LINES]` to two scores `[B, 2]`."""
 
     def __init__(self, layer: Neuron) -> None:
         super().__init__()
@@ -132,8 +132,9 @@ class Network(nn.Module):
 
 
 def pairs(steps: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Returns pulses `[T, B, LINES]` on the first two lines, and the index of the line that fires first. Other lines
-    are noise.
+    """Returns pulses `[T, B, LINES]` on the first two lines, and the index of the line that fires first.
+
+    All lines have noise.
     """
     first = torch.randint(2, (BATCH,), device=device)
     pulses = 0.1 * torch.rand(steps, BATCH, LINES, device=device)
@@ -145,7 +146,7 @@ def pairs(steps: int, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 class Result(NamedTuple):
-    """The losses of a training run, and the accuracy after it."""
+    """Results of a training run: the losses of the updates, and the accuracy on new pulses."""
 
     losses: list[float]
     accuracy: float

@@ -3,9 +3,9 @@
     python examples/truncated_bptt.py [--backend auto] [--device cpu] [--steps 1024] [--chunk 64] [--passes 10]
 
 A spiking network predicts a signal `--ahead` steps in advance. The neurons keep their state from chunk to chunk.
-`detach_net` cuts the graph between chunks, so that the backward pass ends at the start of its chunk (truncated
-backpropagation through time). The example also measures the memory that the forward pass saves for the backward pass,
-and compares the gradient inside the last chunk with the gradient from a backward through the whole sequence.
+`detach_net` cuts the graph between chunks, so that the backward of a chunk ends at the beginning of this chunk
+(truncated backpropagation through time). The example also measures the memory that the forward saves for the backward.
+It compares the gradient inside the last chunk with the gradient from a backward through the whole sequence.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ def signal(steps: int, device: torch.device) -> Tensor:
 
 
 class KeptBytes:
-    """Counts the bytes that autograd saves for the backward pass inside the `with` block."""
+    """Context that counts the bytes that autograd saves for the backward."""
 
     def __enter__(self) -> KeptBytes:
-        self._kept: dict[tuple[int, int], Tensor] = {}  # keeps the tensors alive, so that no address is used twice
-        self._hooks = saved_tensors_hooks(self._keep, lambda tensor: tensor)
+        self._saved: dict[tuple[int, int], Tensor] = {}  # keeps the tensors alive, so that no address is used twice
+        self._hooks = saved_tensors_hooks(self._save, lambda tensor: tensor)
         self._hooks.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._hooks.__exit__(*error)
-        self.bytes = sum(tensor.nbytes for tensor in self._kept.values())
-        self._kept.clear()
+        self.bytes = sum(tensor.nbytes for tensor in self._saved.values())
+        self._saved.clear()
 
-    def _keep(self, tensor: Tensor) -> Tensor:
-        self._kept[tensor.data_ptr(), tensor.nbytes] = tensor.detach()
+    def _save(self, tensor: Tensor) -> Tensor:
+        self._saved[tensor.data_ptr(), tensor.nbytes] = tensor.detach()
         return tensor
 
 
@@ -69,34 +69,35 @@ def chunks(x: Tensor, y: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def train(net: nn.Module, x: Tensor, y: Tensor, chunk: int, passes: int) -> tuple[list[float], int]:
-    """Trains the network. Returns the mean loss of each pass over the sequence, and the largest number of bytes that
-    were saved at one time.
+    """Trains the network.
+
+    Returns the mean loss of each pass over the sequence, and the largest number of bytes that one chunk saves.
     """
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
-    losses, most = [], 0
+    losses, largest = [], 0
     for _ in range(passes):
         functional.reset_net(net)  # a new sequence begins
         total = 0.0
-        for part, wanted in chunks(x, y, chunk):
-            with KeptBytes() as kept:
-                loss = mse_loss(net(part), wanted)
+        for part, target in chunks(x, y, chunk):
+            with KeptBytes() as counter:
+                loss = mse_loss(net(part), target)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             functional.detach_net(net)  # keeps the state, and cuts the graph
             total += float(loss.detach()) * len(part) / len(x)
-            most = max(most, kept.bytes)
+            largest = max(largest, counter.bytes)
         losses.append(total)
-    return losses, most
+    return losses, largest
 
 
 def kept_by_all(net: nn.Module, x: Tensor, y: Tensor) -> int:
-    """Returns the bytes that autograd saves for the whole sequence at once."""
+    """Returns the number of bytes that autograd saves if the whole sequence is one chunk."""
     functional.reset_net(net)
-    with KeptBytes() as kept:
+    with KeptBytes() as counter:
         mse_loss(net(x), y)
     functional.reset_net(net)
-    return kept.bytes
+    return counter.bytes
 
 
 def gradient_of_last(net: nn.Module, x: Tensor, y: Tensor, chunk: int, truncated: bool) -> Tensor:
@@ -124,15 +125,15 @@ def main(arguments: list[str]) -> int:
     chosen = parser.parse_args(arguments)
     torch.manual_seed(chosen.seed)
     net = network(chosen.backend, chosen.device)
-    whole = signal(chosen.steps + chosen.ahead, chosen.device)
-    x, y = whole[: chosen.steps], whole[chosen.ahead :]
+    sequence = signal(chosen.steps + chosen.ahead, chosen.device)
+    x, y = sequence[: chosen.steps], sequence[chosen.ahead :]
     losses, most = train(net, x, y, chosen.chunk, chosen.passes)
     print(f"loss {losses[0]:.3f} to {losses[-1]:.3f} in {chosen.passes} passes over {chosen.steps} steps")
     whole_bytes = kept_by_all(net, x, y)
     print(f"saved for the backward pass: {most / 1e6:.2f} MB per chunk, {whole_bytes / 1e6:.2f} MB for all steps")
     cut, full = (gradient_of_last(net, x, y, chosen.chunk, truncated) for truncated in (True, False))
-    off = float((cut - full).abs().max())
-    print(f"the gradient inside the last chunk differs by {off:.1e} from the whole sequence's gradient")
+    difference = float((cut - full).abs().max())
+    print(f"the gradient inside the last chunk differs by {difference:.1e} from the whole sequence's gradient")
     return 0
 
 

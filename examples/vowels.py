@@ -1,21 +1,22 @@
-"""Recordings of different lengths, learned delays, and streams of many recordings: the speakers of Japanese vowels.
+"""Recognises speakers of Japanese vowels, with learned delays, from recordings of different lengths and from streams.
 
     pip install aeon
     python examples/vowels.py [--data vowels] [--backend auto] [--device cpu] [--epochs 40] [--seed 0]
 
-JapaneseVowels is a data set in the package `aeon`. Nine speakers say /ae/. A recording has 12 cepstral coefficients per
-step and 7 to 29 steps. There are 270 recordings for training and 370 for the test. `--data made` needs no package. Its
-recordings contain pulses, and the class is the order of the pulses.
+JapaneseVowels is a data set in the package `aeon`. Nine speakers say /ae/. A recording has 7 to 29 steps, and 12
+cepstral coefficients per step. There are 270 recordings for training and 370 for the test. `--data made` uses synthetic
+recordings, and needs no package. These recordings contain pulses in four channels. The class is the order of the
+pulses, and the pause between them.
 
     x -> Linear -> Delay (one for each neuron, learned) -> LIF -> Linear -> Recurrent LIF (learned delays) -> Linear
 
 In training, recordings are padded to a batch with `lengths`. Neurons stop at the end of each recording, and the scores
 are means over the steps of the recording. In the test, the recordings follow each other in eight streams, without
-padding. `resets` starts each recording from the initial states. Silent steps separate the recordings; their number is
-the longest delay. The scores equal those of padded recordings. `fuse_delays` moves the first delays into the kernels of
-the neurons after them, if these kernels support it.
+padding. `resets` begins each recording with the initial states. Silent steps separate the recordings. The number of
+these steps is the longest delay. The scores equal those of padded recordings. `fuse_delays` moves the first delays into
+the kernels of the neurons after them, if these kernels support delays.
 
-Published results on the same split: 94.9% with time warping and the nearest neighbour (Bagnall et al., "The UEA
+A published result on the same split is 94.9%, with time warping and the nearest neighbour (Bagnall et al., "The UEA
 multivariate time series classification archive", 2018).
 """
 
@@ -51,10 +52,13 @@ class Task(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Results of a training run: the losses of the epochs, the accuracy on streams, the difference of scores, and the
-    mean change of delays in steps.
+    """Results of a training run.
 
-    The difference is the largest difference between a score on streams and the score of the padded recording.
+    Attributes:
+        losses: mean loss of each epoch.
+        accuracy: accuracy on streams.
+        difference: largest difference between a score on streams and the same score of the padded recordings.
+        moved: mean change of the delays, in steps.
     """
 
     losses: list[float]
@@ -64,7 +68,7 @@ class Result(NamedTuple):
 
 
 class Network(nn.Module):
-    """Maps `[T, B, channels]` to `[T, B, classes]`."""
+    """A network from recordings `[T, B, channels]` to scores `[T, B, classes]`."""
 
     def __init__(self, channels: int, classes: int, backend: str) -> None:
         super().__init__()
@@ -88,27 +92,27 @@ class Network(nn.Module):
 
 
 def vowels() -> Task:
-    """Returns JapaneseVowels, normalised by the mean and deviation of each coefficient in the training recordings."""
+    """Returns JapaneseVowels. Each coefficient is normalised by its mean and deviation in the training recordings."""
     try:
         from aeon.datasets import load_japanese_vowels
     except ImportError as error:
         raise SystemExit(f"The recordings are in the package aeon: pip install aeon. Or --data made. {error}") from None
 
-    found = {split: load_japanese_vowels(split=split) for split in ("train", "test")}
-    names = sorted({str(label) for label in found["train"][1]})
-    every = torch.cat([torch.as_tensor(series).float() for series in found["train"][0]], 1)
-    center, spread = every.mean(1), every.std(1)
+    splits = {split: load_japanese_vowels(split=split) for split in ("train", "test")}
+    names = sorted({str(label) for label in splits["train"][1]})
+    all_steps = torch.cat([torch.as_tensor(series).float() for series in splits["train"][0]], 1)
+    center, spread = all_steps.mean(1), all_steps.std(1)
 
     def recordings(split: str) -> Recordings:
-        series, labels = found[split]
-        rows = [(torch.as_tensor(one).float().T - center) / spread for one in series]
+        series, labels = splits[split]
+        rows = [(torch.as_tensor(coefficients).float().T - center) / spread for coefficients in series]
         return [(row, names.index(str(label))) for row, label in zip(rows, labels, strict=True)]
 
     return Task(recordings("train"), recordings("test"), len(names))
 
 
 def made(count: int = 96, channels: int = 4) -> Task:
-    """Returns pulses in all channels, in order or in reverse order, with pauses of 1 or 2 steps: four classes."""
+    """Returns synthetic recordings of four classes: pulses in ascending or descending channels, 1 or 2 steps apart."""
 
     def recording() -> tuple[Tensor, int]:
         label = int(torch.randint(4, ()))
@@ -125,8 +129,8 @@ def stream(recordings: Recordings) -> tuple[Tensor, Tensor, Tensor]:
     """Joins the recordings, one after another, in `STREAMS` rows of similar lengths.
 
     Returns:
-        Steps `[T, STREAMS, channels]`; booleans `[T, STREAMS]` that are True where a recording begins; and the number
-        of the recording in each step, or -1.
+        Steps `[T, STREAMS, channels]`; booleans `[T, STREAMS]`, which are True where a recording begins; and for each
+        step, the index of its recording `[T, STREAMS]`, or -1 between recordings.
     """
     rows: list[list[int]] = [[] for _ in range(STREAMS)]
     ends = [0] * STREAMS
@@ -147,13 +151,13 @@ def stream(recordings: Recordings) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def streamed(net: Network, recordings: Recordings, device: torch.device) -> Tensor:
-    """Returns scores `[recordings, classes]`. Each is the mean over the steps of a recording in a stream."""
+    """Returns scores `[recordings, classes]` from streams. A score is the mean over the steps of a recording."""
     x, resets, owner = stream(recordings)
     with torch.no_grad():
         scores = net(x.to(device), resets=resets.to(device)).cpu()
     inside = owner >= 0
     total = torch.zeros(len(recordings), scores.shape[-1]).index_add(0, owner[inside], scores[inside])
-    return total / torch.tensor([len(one) for one, _ in recordings]).unsqueeze(1)
+    return total / torch.tensor([len(recording) for recording, _ in recordings]).unsqueeze(1)
 
 
 def padded(net: Network, recordings: Recordings, device: torch.device) -> Tensor:

@@ -88,8 +88,14 @@ class Environment:
         return found
 
 
-def make(torch: str, python: str, environments: Path) -> Environment:
+def make(torch: str, python: str, environments: Path, *, all_tools: bool = False) -> Environment:
     """Returns the environment of a version, and makes it if it does not exist.
+
+    Args:
+        torch: a version of torch, such as 2.11.
+        python: an interpreter.
+        environments: folder of the environments.
+        all_tools: True if tools that the running environment lacks are also installed.
 
     Raises:
         subprocess.CalledProcessError: the Python does not exist, or pip finds no such torch for it.
@@ -102,10 +108,12 @@ def make(torch: str, python: str, environments: Path) -> Environment:
         print(f"making {environment.folder}", flush=True)
         subprocess.run([python, "-m", "venv", "--clear", environment.folder], check=True)
         # torch requires a certain version of Triton.
-        tools = [str(tool) for tool in tools_for_tests() if tool.name not in ("torch", "triton")]
+        tools = [
+            str(tool) for tool in tools_for_tests(only_installed=not all_tools) if tool.name not in ("torch", "triton")
+        ]
         pip: list[str | Path] = [environment.python, "-m", "pip", "install", "--quiet"]
         subprocess.run([*pip, f"torch=={torch}.*", *tools, *BOUNDS.get(torch, [])], check=True)
-        if peers := peers_for_tests():
+        if peers := peers_for_tests(only_installed=not all_tools):
             subprocess.run([*pip, "--no-deps", *map(str, peers)], check=True)
         complete.touch()
     return environment
@@ -348,6 +356,7 @@ def main(arguments: Sequence[str]) -> int:
             default=Extent.SUITE,
             help=f"test: {words}",
         )
+    parser.add_argument("--all-tools", action="store_true", help="make: also install tools that are not installed here")
     parser.add_argument("-n", default="2", help="test: processes (default: 2)")
     parser.add_argument("--table", type=Path, default=TABLE, help="test: file with the table")
     parser.add_argument(
@@ -365,7 +374,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     if chosen.command == "make":
         for version in chosen.versions:
-            make(version, chosen.python, environments)
+            make(version, chosen.python, environments, all_tools=chosen.all_tools)
         return 0
     options = [*(["-n", chosen.n, "--dist", "loadfile"] if chosen.n != "0" else []), *chosen.pytest.split()]
     at = commit()  # determined first, because new rows change the tree

@@ -86,22 +86,32 @@ def default_environment() -> dict[str, Any]:
     return default
 
 
-def tools_for_tests() -> list[Requirement]:
+def tools_for_tests(*, only_installed: bool = True) -> list[Requirement]:
     """Returns the tools for the tests of the repository, from `hatch.toml`. Tests whose tools are missing are skipped.
 
     Any installed version of torch and Triton is accepted, because versions other than the pinned ones are also tested.
+
+    Args:
+        only_installed: True if the tools that the running environment lacks are left out.
     """
-    tools = list(filter(is_installed, map(Requirement, default_environment()["dependencies"])))
+    tools = [Requirement(word) for word in default_environment()["dependencies"]]
+    if only_installed:
+        tools = list(filter(is_installed, tools))
     for tool in tools:
         if tool.name in ("torch", "triton"):
             tool.specifier = SpecifierSet()
     return tools
 
 
-def peers_for_tests() -> list[Requirement]:
-    """Returns the packages that `hatch run peers` has installed without their dependencies, if it has run."""
+def peers_for_tests(*, only_installed: bool = True) -> list[Requirement]:
+    """Returns the packages that `hatch run peers` installs without their dependencies.
+
+    Args:
+        only_installed: True if the list is empty before `hatch run peers` has run.
+    """
     words = default_environment()["scripts"]["peers"].split()
-    return list(filter(is_installed, (Requirement(word) for word in words if "==" in word)))
+    peers = [Requirement(word) for word in words if "==" in word]
+    return list(filter(is_installed, peers)) if only_installed else peers
 
 
 @dataclass(frozen=True, slots=True)

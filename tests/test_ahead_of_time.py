@@ -25,8 +25,7 @@ pytestmark = [
 
 STEPS, BATCH, MOST = 7, 3, 4
 # Precompiled headers save time only from the second program on, but each of these tests compiles one program.
-ONCE = {"aot_inductor.precompile_headers": False}
-QUICKLY = {**ONCE, "aot_inductor.compile_wrapper_opt_level": "O0"}
+QUICKLY = {"aot_inductor.precompile_headers": False, "aot_inductor.compile_wrapper_opt_level": "O0"}
 
 
 class ThreeStates(nn.Module):
@@ -73,7 +72,7 @@ def compiled(network: nn.Module, arguments: tuple[Tensor, ...], path: Path, dyna
         shapes = {"x": {0: torch.export.Dim("T", min=2)}, "states": (None,) * (len(arguments) - 1)}
     with torch.no_grad():
         exported = torch.export.export(network, arguments, dynamic_shapes=shapes)
-        torch._inductor.aoti_compile_and_package(exported, package_path=str(path), inductor_configs=ONCE)
+        torch._inductor.aoti_compile_and_package(exported, package_path=str(path), inductor_configs=QUICKLY)
     return path
 
 
@@ -159,8 +158,10 @@ assert not [name for name in sys.modules if name.startswith("flexsn")]
     tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13),
     reason="Inductor of torch 2.11 fails on the loop that it makes of scan",
 )
+@pytest.mark.long(all_but=["exported"])
+@pytest.mark.parametrize("ahead", [False, True], ids=["exported", "compiled"])
 def test_recurrent_layers_export_with_torch_scan(
-    compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ahead: bool, compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Checks that the exported program contains torch's scan. Without it, a step with products is a Python operator."""
     torch.manual_seed(0)
@@ -175,9 +176,16 @@ def test_recurrent_layers_export_with_torch_scan(
         monkeypatch.setenv("FLEXSN_HOP_LOWERING", "scan")
         exported = torch.export.export(network, (x[:5], start), dynamic_shapes=shapes)
         monkeypatch.delenv("FLEXSN_HOP_LOWERING")
+        assert "torch.ops.higher_order.scan" in str(exported)
+        assert "flexsn" not in exported.graph_module.code
+        assert 0 < states[0].mean() < 1, "the spikes that come back"
+        if not ahead:
+            actual, after = exported.module()(x, start)
+            for one, other in zip([actual, *after], [output, *states], strict=True):
+                torch.testing.assert_close(one, other)
+            return
         path = str(tmp_path / "recurrent.pt2")
         torch._inductor.aoti_compile_and_package(exported, package_path=path, inductor_configs=QUICKLY)
-    assert 0 < states[0].mean() < 1, "the spikes that come back"
     torch.save([x, start], tmp_path / "sequence.pt")
     alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     subprocess.run([sys.executable, "-c", RECURRENT_ALONE], cwd=tmp_path, env=alone, check=True)

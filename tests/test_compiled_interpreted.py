@@ -126,7 +126,7 @@ def test_equal_layers_are_traced_once(
     kernels: list[ScanLayout | BackwardLayout], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: Recent[GraphSpecialization] = Recent()
-    monkeypatch.setattr("flexsn_runtime.graphs._graph_step._made", made)
+    monkeypatch.setattr("flexsn_runtime.graphs._graph_step._specializations", made)
     (plif,) = [case for case in CASES if case.name == "plif_channel"]
     first, second = (problem(plif, 6, (5, 3), seed=seed) for seed in (0, 1))
 

@@ -705,6 +705,20 @@ def test_python_launches_without_a_compiler() -> None:
     assert len(extension.builds) == 1
 
 
+def test_launcher_compiles_again_after_a_change_of_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    extension = _Extension(error=RuntimeError("no compiler"))
+    extension.may_end.set()
+    launcher = _launcher_of(extension)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="no compiler"):
+            launcher.get("compiled", 1)
+    assert len(extension.builds) == 1
+    extension.error = None
+    monkeypatch.setenv("CXX", "clang++")
+    assert launcher.get("compiled", 2).__name__ == "loaded"
+    assert launcher.error is None
+
+
 def test_named_launcher_waits_for_a_running_compilation() -> None:
     extension = _Extension()
     launcher = _launcher_of(extension)
@@ -729,7 +743,7 @@ def test_launcher_choices(ready: tuple[LIF, Tensor], monkeypatch: pytest.MonkeyP
 
 def test_explain_names_the_launcher(ready: tuple[LIF, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     neuron, _ = ready
-    assert "steps of training that repeat are launched by: the compiled launcher" in neuron.explain()
+    assert "repeated training steps are launched by: the compiled launcher" in neuron.explain()
     monkeypatch.setenv("FLEXSN_LAUNCHER", "python")
     assert "are launched by: Python, as FLEXSN_LAUNCHER requests" in neuron.explain()
 

@@ -35,7 +35,7 @@ def split_states(tensors: Any) -> tuple[Any, Any]:
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("num_steps", [1, 2, 7])
 @pytest.mark.parametrize("state_seqs", [False, True])
-@pytest.mark.long(all_but=["False-7-*"])
+@pytest.mark.long(all_but=["False-7-cpp"])
 def test_delays_run_step_by_step(
     state_seqs: bool, num_steps: int, target: TargetName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,7 +104,7 @@ def test_layers_with_delays_run_in_one_launch(
 
 @pytest.mark.parametrize(("needs_initial_gradients", "count"), [(False, 6), (True, 7), (True, 18)])
 @pytest.mark.parametrize("interpolation", ["linear", "triangle"])
-@pytest.mark.long(all_but=["triangle-False-6", "triangle-True-7"])
+@pytest.mark.long(all_but=["triangle-True-7"])
 def test_gradients_of_delayed_outputs_are_not_carried(
     interpolation: str,
     needs_initial_gradients: bool,

@@ -200,7 +200,7 @@ class Network(nn.Module):
         return *(outputs if isinstance(outputs, list) else [outputs]), *states
 
 
-@pytest.mark.long(all_but=["Apart", "Populations"])
+@pytest.mark.long(all_but=["Apart"])
 @cores
 def test_compiled_graphs_launch_kernels(make: type[Core], caplog: pytest.LogCaptureFixture) -> None:
     """Checks that compiled graphs equal the loop and launch kernels. flexsn_hop would log that a graph runs a loop."""
@@ -213,7 +213,7 @@ def test_compiled_graphs_launch_kernels(make: type[Core], caplog: pytest.LogCapt
     assert "runs as a loop" not in caplog.text
 
 
-@pytest.mark.long(all_but=["Apart", "Populations"])
+@pytest.mark.long(all_but=["Populations"])
 @cores
 def test_exported_programs_equal_the_loop(make: type[Core]) -> None:
     core = make_core(make)
@@ -293,17 +293,18 @@ class NoisySoma(InTheMiddle):
         return super().forward(x, branches, soma + normal_like(soma))
 
 
-def test_random_numbers_in_compiled_graphs_equal_the_loop() -> None:
-    for make in (NoisySoma, Noisy):
-        core = make_core(make, torch.float32)
-        x = torch.zeros(T, B, *core.shapes()[0])
-        results = []
-        for network in (Network(Layer(core)), Network(Layer(core, "auto"))):
-            configure(network, seed=3)
-            call = network if network.layer.backend == "torch" else torch.compile(network, fullgraph=True)
-            results.append(list(call(x)))
-        assert_close(results[1], results[0], 1e-5)
-        assert results[0][-1].std() > 0.1
+@pytest.mark.long(all_but=["NoisySoma"])
+@pytest.mark.parametrize("make", [NoisySoma, Noisy], ids=lambda make: make.__name__)
+def test_random_numbers_in_compiled_graphs_equal_the_loop(make: type[Core]) -> None:
+    core = make_core(make, torch.float32)
+    x = torch.zeros(T, B, *core.shapes()[0])
+    results = []
+    for network in (Network(Layer(core)), Network(Layer(core, "auto"))):
+        configure(network, seed=3)
+        call = network if network.layer.backend == "torch" else torch.compile(network, fullgraph=True)
+        results.append(list(call(x)))
+    assert_close(results[1], results[0], 1e-5)
+    assert results[0][-1].std() > 0.1
 
 
 def test_assigned_parameters_are_read() -> None:

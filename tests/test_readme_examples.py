@@ -58,6 +58,7 @@ MANY_KERNELS = [
     "docs/training.md",
     "docs/transforms.md",
     "docs/what-this-is-not.md",
+    "docs/writing-a-neuron.md",
 ]
 
 # Documents about the behaviour of one version of torch.

@@ -188,7 +188,7 @@ def test_gradients_equal_finite_differences(cell: type[Cell]) -> None:
         step, arguments = prepare(program, values[: len(tensors)])
         return scan(step, arguments, state_seqs=True)
 
-    assert torch.autograd.gradcheck(function, (*tensors, *parameters))
+    assert torch.autograd.gradcheck(function, (*tensors, *parameters), fast_mode=True)
 
 
 @pytest.mark.long

@@ -61,7 +61,7 @@ def compiled() -> Iterator[Compiled]:
 
     with (
         mock.patch.object(_staged_autograd, "_needs_compilation", return_value=True),
-        mock.patch.object(CooperativeKernel, "_room", room),
+        mock.patch.object(CooperativeKernel, "_count_resident", room),
         mock.patch.object(Launch, "compile", compile),
         mock.patch.object(Launch, "__call__", launch),
         mock.patch.object(_twins, "_steps", Recent()),  # without this patch, earlier tests would share their kernels

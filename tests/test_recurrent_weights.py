@@ -43,6 +43,7 @@ def check(cell: type[Cell], initial: float) -> None:
         assert (a - b).abs().max() < 1e-6 * b.abs().max()
 
 
+@pytest.mark.long(all_but=["Masked-spikes", "RLIF-another initial state"])
 @pytest.mark.parametrize("initial", [0.0, 0.3], ids=["spikes", "another initial state"])
 @pytest.mark.parametrize("cell", [RLIF, Masked], ids=lambda cell: cell.__name__)
 def test_spikes_are_exact_factors(cell: type[Cell], initial: float, exact: Exact) -> None:

@@ -118,7 +118,7 @@ def backend() -> Iterator[None]:
 
 
 def test_backend_names_are_unique() -> None:
-    with pytest.raises(ValueError, match="there is a backend 'numpy' already"):
+    with pytest.raises(ValueError, match="a backend with the name 'numpy' is already registered"):
         register_backend(NumPyBackend())
 
 

@@ -51,10 +51,10 @@ def fresh_process(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def test_registered_lowering_replaces_kernels(fresh_process: pytest.MonkeyPatch) -> None:
     custom_lowering = KernelLowering(on_cpu="triton")
     unregister = register_scan_lowering(custom_lowering)
-    assert lowering._in_order() == [custom_lowering]
+    assert lowering._sort_lowerings() == [custom_lowering]
     unregister()
     assert list(scan_lowerings()) == ["flexsn_runtime"]
-    assert lowering._in_order() != [custom_lowering]
+    assert lowering._sort_lowerings() != [custom_lowering]
 
 
 def test_warning_names_a_broken_installation(fresh_process: pytest.MonkeyPatch) -> None:

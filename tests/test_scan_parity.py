@@ -147,7 +147,7 @@ def test_a_thousand_steps_equal_the_loop_on_the_gpu(case: Case) -> None:
     assert_parity(problem(case, 1000, GPU_STEPS[1], device="cuda"), state_seqs=False, rtol=1e-4)
 
 
-@pytest.mark.long(all_but=["izhikevich", "plif_channel", "lif_hard_detached"])
+@pytest.mark.long(all_but=["plif_channel", "lif_hard_detached"])
 @cases
 def test_float64_gradients_equal_the_loop(case: Case, interpreted: None) -> None:
     p = problem(case, 9, STEP, dtype=torch.float64)

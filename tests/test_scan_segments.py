@@ -393,7 +393,7 @@ def test_warm_ups_are_stored(language: TargetName, tmp_path: Any, monkeypatch: p
     monkeypatch.setenv("FLEXSN_CACHE_DIR", str(tmp_path))
     (case,) = [case for case in CASES if case.name == "lif_hard"]
     p = problem(case, STEPS, STEP)
-    rule = replace(RULE, warm_up=4, kept=True)
+    rule = replace(RULE, warm_up=4, is_stored=True)
     run(p, rule, on_cpu=language)
     _, _, step = run(p, rule, on_cpu=language)
     (speculation,) = step.speculations.values()

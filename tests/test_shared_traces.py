@@ -183,7 +183,7 @@ def test_all_batch_sizes_equal_the_loop_on_a_gpu(name: str) -> None:
         check(neuron, draw_sequence(batch))
 
 
-@pytest.mark.long(all_but=["LSTM", "Heads"])
+@pytest.mark.long(all_but=["LSTM"])
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)
 def test_cells_equal_the_loop_for_all_batch_sizes(cell: type[Cell]) -> None:
     def draw_normal(*shape: int) -> Tensor:

@@ -23,11 +23,10 @@ covered = pytest.mark.parametrize("combination", covering(), ids=label)
 
 @pytest.mark.long(
     all_but=[
-        "lif-Erf-float64",
         "alif-StraightThrough-float32",
-        "izhikevich-S2NN-float32",
-        "lif-Rect-float16",
         "lif-SpikeRateEscape-bfloat16",
+        "lif-Rect-float16",
+        "lif-Erf-float64",
     ]
 )
 @covered

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from flexsn_codegen import pointwise
+from flexsn_codegen.functions import _kernel
 from flexsn_graph.callers import warn
 from flexsn_nn import FlexSN
 
@@ -25,12 +26,18 @@ ROOT = Path(__file__).resolve().parents[1]
 IMPORT_FILES = {"versions.py", "_triton_private.py", "callers.py"}
 
 
+@pytest.fixture(autouse=True)
+def few_variants(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lowers the number of variants from which a warning is raised, because each variant is traced and compiled."""
+    monkeypatch.setattr(_kernel, "_MAX_VARIANTS", 3)
+
+
 def list_files(call: Callable[[], object]) -> list[str]:
     """Returns the files that the warnings of this project name during a call."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         call()
-    messages = ("compiled 32 times", "no module and no optimizer", "runs as a loop", "a warning")
+    messages = ("compiled 3 times", "no module and no optimizer", "runs as a loop", "a warning")
     return [w.filename for w in caught if any(part in str(w.message) for part in messages)]
 
 
@@ -38,7 +45,7 @@ def compile_for_many_numbers() -> Callable[[], object]:
     fused = pointwise(lambda x, n: x * int(n))
 
     def call() -> None:
-        for n in range(34):
+        for n in range(5):
             fused(torch.ones(3), float(n))
 
     return call
@@ -84,7 +91,7 @@ def test_warnings_name_the_users_file(source: Callable[[], Any], around: Callabl
 
 def test_warnings_name_the_function_without_user_code_on_the_stack() -> None:
     fused = pointwise(lambda x, n: x * int(n))
-    for n in range(32):
+    for n in range(3):
         fused(torch.ones(3), float(n))
     # The first frame of the thread belongs to the kernel, so the warning names the line of the function.
     assert list_files(call_in_a_bare_thread(fused)) == [__file__]
@@ -92,7 +99,7 @@ def test_warnings_name_the_function_without_user_code_on_the_stack() -> None:
 
 def call_in_a_bare_thread(fused: Any) -> Callable[[], object]:
     def run() -> None:
-        thread = threading.Thread(target=fused, args=(torch.ones(3), 33.0))
+        thread = threading.Thread(target=fused, args=(torch.ones(3), 4.0))
         thread.start()
         thread.join()
 

@@ -1,17 +1,16 @@
-"""Classification of audio that is encoded as spikes: from the files of the Spiking Heidelberg Digits to an accuracy,
-with tonic.
+"""Classifies spoken words that are encoded as spikes. tonic reads the files of the Spiking Heidelberg Digits.
 
     python examples/datasets/audio.py [--recurrent] [--data DIR] [--epochs 20] [--checkpoint DIR] [--out audio.png]
 
 With `--data DIR`, tonic reads the data from DIR, or downloads them to DIR: spoken digits in English and German, 8156
 for training and 2264 held out. Without `--data`, the script writes synthetic words to files of the same format, and
-reads these. In each word, three tones rise or fall. The accuracy on these words shows that the pipeline works, but says
-nothing about speech.
+reads these files. In each word, three tones rise or fall. The accuracy on these words shows that the pipeline works,
+but it is no measure for speech.
 
 `--paper` is for the real files. It uses adaptive recurrent layers with norms, after Bittar and Garner ("A surrogate
 gradient spiking baseline for speech command recognition", 2022). They report 94.62% on the Spiking Heidelberg Digits
-and 77.4% on the Spiking Speech Commands (`--set ssc`). These commands have not been run for this repository, because
-the files were not available:
+and 77.4% on the Spiking Speech Commands (`--set ssc`). The following commands have not been run for this repository,
+because the files were not available:
 
     python examples/datasets/audio.py --data DIR --paper --lr 0.01 --batch 128 --epochs 30 --device cuda
     python examples/datasets/audio.py --data DIR --set ssc --paper --lr 0.01 --batch 128 --epochs 30 --device cuda
@@ -45,14 +44,14 @@ COMMANDS = 35  # words of the Spiking Speech Commands
 
 
 class Network(nn.Module):
-    """Classifies spike counts `[T, B, 1, 140]` with their lengths `[B]`. Returns scores `[B, 20]`."""
+    """A network from spike counts `[T, B, 1, 140]` and their lengths `[B]` to scores `[B, 20]`."""
 
     def __init__(self, backend: str, recurrent: bool = False) -> None:
         super().__init__()
 
         def neurons() -> nn.Module:
             neuron = LIF(tau=10.0, decay_input=False, surrogate_function=ATan(), backend=backend)
-            # The weights are small at first, so that recurrent spikes do not drown out the input.
+            # The initial weights are small, so that the recurrent spikes are not stronger than the input.
             return Recurrent(neuron, 128, init=partial(nn.init.orthogonal_, gain=0.2)) if recurrent else neuron
 
         self.layers = nn.Sequential(
@@ -70,7 +69,7 @@ class Network(nn.Module):
 
 
 class PaperNetwork(nn.Module):
-    """Two adaptive recurrent layers with norms and dropout, from `[T, B, 1, 140]` to `[B, classes]`."""
+    """Two adaptive recurrent layers with norms and dropout, from `[T, B, 1, 140]` to scores `[B, classes]`."""
 
     def __init__(self, backend: str, classes: int, width: int = 1024) -> None:
         super().__init__()
@@ -88,8 +87,9 @@ class PaperNetwork(nn.Module):
 
 
 def frames() -> Compose:
-    """Returns a transform from spikes to counts `[T, 1, 140]`, each over five channels and 10 ms. T differs from word
-    to word.
+    """Returns a transform from spikes to counts `[T, 1, 140]`, each over five channels and 10 ms.
+
+    T differs from word to word.
     """
     return Compose(
         [
@@ -114,12 +114,12 @@ def synthetic_word(word: int, random: np.random.Generator) -> tuple[np.ndarray, 
 
 
 def write_words(folder: Path, seed: int, counts: tuple[int, int] = (400, 200)) -> None:
-    """Writes two HDF5 files and their archives, as tonic stores them after a download.
+    """Writes two HDF5 files and their archives, like the files that tonic stores after a download.
 
     Args:
         folder: folder to write to.
         seed: seed of the words.
-        counts: numbers of words for training and held out.
+        counts: number of words for training, and number of held-out words.
     """
     random = np.random.default_rng(seed)
     top = folder / "SHD"
@@ -147,14 +147,14 @@ def main(arguments: list[str]) -> int:
     options.add_argument("--set", choices=["shd", "ssc"], default="shd", help="the data set in DIR")
     chosen = options.parse_args(arguments)
     if chosen.data is None and chosen.set == "ssc":
-        options.error("--set ssc needs --data DIR: only files like the digits' are made here")
+        options.error("--set ssc needs --data DIR: synthetic words only exist in the format of the digits")
     torch.manual_seed(chosen.seed)
-    with tempfile.TemporaryDirectory() as made:
+    with tempfile.TemporaryDirectory() as folder:
         if chosen.data is None:
             torch.set_num_threads(1)  # the layers are small, so threads would wait for each other
-            write_words(Path(made), chosen.seed)
-            print("no --data: synthetic words in the Spiking Heidelberg Digits' files, not speech")
-        root = str(chosen.data or made)
+            write_words(Path(folder), chosen.seed)
+            print("no --data: synthetic words in the format of the Spiking Heidelberg Digits, not speech")
+        root = str(chosen.data or folder)
         # The spikes are read and counted once, and the counts stay in memory.
         training, held_out = (
             MemoryCachedDataset(

@@ -1,16 +1,15 @@
-"""Classification of recordings of an event camera: from the files of the DVS128 gesture data set to an accuracy, with
-tonic.
+"""Classifies recordings of an event camera. tonic reads the files of the DVS128 gesture data set.
 
     python examples/datasets/events.py [--data DIR] [--epochs 20] [--checkpoint DIR] [--out events.png]
 
 With `--data DIR`, tonic reads the recordings from DIR, or downloads them to DIR: 1077 gestures for training and 264
-held out. Without `--data`, the script writes synthetic recordings to files of the same format, and reads these. In each
-recording, a blob moves over the sensor in one of eleven ways. The accuracy on them shows that the pipeline works, but
-says nothing about gestures.
+held out. Without `--data`, the script writes synthetic recordings to files of the same format, and reads these files.
+In each recording, a blob moves over the sensor in one of eleven ways. The accuracy on these recordings shows that the
+pipeline works, but it is no measure for gestures.
 
 `--paper` is for the real recordings. It uses 20 frames at the resolution of the sensor, and five convolutions with
 learned time constants, after Fang et al. ("Incorporating learnable membrane time constant", 2021). They report 97.57%.
-This command has not been run for this repository, because the files were not available:
+The following command has not been run for this repository, because the files were not available:
 
     python examples/datasets/events.py --data DIR --paper --lr 0.001 --batch 16 --epochs 200 --device cuda
 """
@@ -35,18 +34,18 @@ from flexsn_nn.data import pad_sequences, readout
 from flexsn_nn.layer import SharedDropout
 from flexsn_nn.surrogate import ATan
 
-SIDE = 32  # side length of a frame in pixels; that of the sensor is 128
+SIDE = 32  # side length of a frame in pixels; the sensor has 128 x 128 pixels
 WINDOW = 100_000  # duration of a frame in microseconds
 CLASSES = len(DVSGesture.classes)
 
 
 class Network(nn.Module):
-    """Classifies frames `[T, B, 2, 32, 32]` with their lengths `[B]`. Returns scores `[B, 11]`."""
+    """A network from frames `[T, B, 2, 32, 32]` and their lengths `[B]` to scores `[B, 11]`."""
 
     def __init__(self, backend: str) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            # Each norm covers a single frame, because batch statistics would include the padding.
+            # These norms compute statistics of each single frame, because batch statistics would include the padding.
             OverTime(nn.Conv2d(2, 16, 5, stride=2, padding=2), nn.GroupNorm(4, 16)),
             LIF(surrogate_function=ATan(), backend=backend),
             OverTime(nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.GroupNorm(4, 32)),
@@ -57,12 +56,12 @@ class Network(nn.Module):
         )
 
     def forward(self, frames: Tensor, lengths: Tensor) -> Tensor:
-        # A pixel may have many events. The logarithm of their number is in a range that neurons can use as a current.
+        # A pixel may have many events. The logarithm of their number is in a suitable range for the current of neurons.
         return readout(self.layers(frames.log1p()), lengths)
 
 
 class PaperNetwork(nn.Module):
-    """Classifies frames `[20, B, 2, 128, 128]` with five convolutions, two linear layers, and ten votes per class."""
+    """A network from frames `[20, B, 2, 128, 128]` to scores `[B, 11]`, the means of ten votes per class."""
 
     def __init__(self, backend: str, width: int = 128) -> None:
         super().__init__()
@@ -96,8 +95,9 @@ def frames_of_paper() -> ToFrame:
 
 
 def frames() -> Compose:
-    """Returns a transform from events to frames `[T, 2, 32, 32]` of event counts. T differs from recording to
-    recording.
+    """Returns a transform from events to frames `[T, 2, 32, 32]` of event counts.
+
+    T differs from recording to recording.
     """
     return Compose(
         [
@@ -108,7 +108,7 @@ def frames() -> Compose:
 
 
 def moving_blob(gesture: int, random: np.random.Generator) -> np.ndarray:
-    """Returns `[N, 4]` events of x, y, polarity and milliseconds, sorted by time, as in the file of a gesture.
+    """Returns events `[N, 4]`, sorted by time, as in the file of a gesture: x, y, polarity and time in milliseconds.
 
     Gestures 0 to 7 move in a straight line, each in a different direction. Gestures 8 and 9 move in circles, in
     opposite directions. Gesture 10 does not move.
@@ -138,13 +138,15 @@ def moving_blob(gesture: int, random: np.random.Generator) -> np.ndarray:
 
 
 def write_recordings(folder: Path, seed: int, users: tuple[int, int] = (20, 10)) -> None:
-    """Writes two archives and their folders, as tonic stores them after a download: one folder per user and light
-    condition, one file per gesture.
+    """Writes two archives and their folders, like the files that tonic stores after a download.
+
+    There is one folder for each user and light condition, with one file for each gesture.
 
     Args:
         folder: folder to write to.
         seed: seed of the recordings.
-        users: numbers of users for training and held out, with 11 recordings each. tonic needs at least 100 recordings.
+        users: number of users for training, and number of held-out users. Each user has 11 recordings. tonic needs at
+            least 100 recordings.
     """
     random = np.random.default_rng(seed)
     for part, count in zip(("Train", "Test"), users, strict=True):
@@ -165,12 +167,12 @@ def main(arguments: list[str]) -> int:
     options.add_argument("--width", type=positive, default=128, help="channels for --paper")
     chosen = options.parse_args(arguments)
     torch.manual_seed(chosen.seed)
-    with tempfile.TemporaryDirectory() as made:
+    with tempfile.TemporaryDirectory() as folder:
         if chosen.data is None:
             torch.set_num_threads(1)  # the frames are small, so threads would wait for each other
-            write_recordings(Path(made), chosen.seed)
-            print("no --data: synthetic recordings in the gesture data set's files, not gestures")
-        root = str(chosen.data or made)
+            write_recordings(Path(folder), chosen.seed)
+            print("no --data: synthetic recordings in the format of the gesture data set, not gestures")
+        root = str(chosen.data or folder)
         # The events are read and converted to frames once, and the frames stay in memory.
         made_frames = frames_of_paper() if chosen.paper else frames()
         training, held_out = (

@@ -1,11 +1,11 @@
-"""Classification of images: from the files of MNIST to an accuracy, with torchvision.
+"""Classifies images. torchvision reads the files of MNIST.
 
     python examples/datasets/images.py [--data DIR] [--epochs 10] [--checkpoint DIR] [--out images.png]
 
 With `--data DIR`, torchvision reads MNIST from DIR, or downloads it to DIR. Without `--data`, the script uses
-scikit-learn's bundled digits, which are also handwritten. It writes them to files in the format of MNIST, and reads
-these. They are 1797 enlarged images of 8 x 8 pixels, of which a fifth is held out. The accuracy is then that of these
-digits, and not that of MNIST.
+scikit-learn's bundled digits, which are also handwritten. These are 1797 images of 8 x 8 pixels. The script enlarges
+them, writes them to files in the format of MNIST, and reads these files. A fifth of the images is held out. The
+accuracy is then that on these digits, and not that on MNIST.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STEPS = 6
 
 
 class Network(nn.Module):
-    """Maps pixels `[B, 1, 28, 28]` to scores `[B, 10]`. The image is a constant current over all steps."""
+    """A network from pixels `[B, 1, 28, 28]` to scores `[B, 10]`. The image is a constant current over all steps."""
 
     def __init__(self, backend: str) -> None:
         super().__init__()
@@ -46,21 +46,26 @@ class Network(nn.Module):
         self.readout = nn.Linear(32 * 7 * 7, 10)
 
     def forward(self, images: Tensor) -> Tensor:
-        current = encoding.direct(self.code(images), STEPS)  # computed once and expanded to all steps as a view
+        current = encoding.direct(self.code(images), STEPS)  # computed once; the steps are views
         scores: Tensor = self.readout(self.spiking(current).mean(0))
         return scores
 
 
 def write_idx(path: Path, values: Tensor) -> None:
-    """Writes a file in the format of MNIST: two zeros, 8 for bytes, the number of dimensions, their sizes, and the
-    bytes.
+    """Writes a file in the format of MNIST.
+
+    The file contains two zeros, the code 8 for bytes, the number of dimensions, the sizes of the dimensions, and the
+    values.
     """
     head = struct.pack(f">4B{values.dim()}I", 0, 0, 8, values.dim(), *values.shape)
     path.write_bytes(head + values.to(torch.uint8).numpy().tobytes())
 
 
 def write_digits(folder: Path, seed: int) -> None:
-    """Writes scikit-learn's digits as the four files of MNIST: 20 x 20 pixels in the middle of 28 x 28 pixels."""
+    """Writes scikit-learn's digits in four files like those of MNIST.
+
+    A digit has 20 x 20 pixels, in the middle of an image of 28 x 28 pixels.
+    """
     pixels, labels = load_digits(return_X_y=True)
     small = torch.tensor(pixels, dtype=torch.float32).view(-1, 1, 8, 8) / 16
     images = pad(interpolate(small, size=(20, 20), mode="bilinear"), (4, 4, 4, 4)).squeeze(1).mul(255).round()
@@ -76,12 +81,12 @@ def main(arguments: list[str]) -> int:
     description = "Trains a spiking network on images."
     chosen = parser("images", description, "torchvision.datasets.MNIST", 10, 32).parse_args(arguments)
     torch.manual_seed(chosen.seed)
-    with tempfile.TemporaryDirectory() as made:
+    with tempfile.TemporaryDirectory() as folder:
         if chosen.data is None:
             torch.set_num_threads(1)  # the images are small, so threads would wait for each other
-            write_digits(Path(made), chosen.seed)
-            print("no --data: scikit-learn's digits in MNIST's files, not MNIST")
-        root = chosen.data or Path(made)
+            write_digits(Path(folder), chosen.seed)
+            print("no --data: scikit-learn's digits in the format of MNIST, not MNIST")
+        root = chosen.data or Path(folder)
         training, held_out = (
             MNIST(root, train=train, download=chosen.data is not None, transform=transforms.ToTensor())
             for train in (True, False)

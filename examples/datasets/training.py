@@ -1,7 +1,7 @@
-"""Shared parts of the examples on data sets: the training loop, checkpoints, and the final figure.
+"""Functions that the examples on data sets share: the training loop, checkpoints, and the final figure.
 
-A run that resumes from a checkpoint is bitwise equal to an uninterrupted run. A batch is `(*inputs, targets)`. The
-network maps the inputs to scores `[B, C]`.
+The results of a run that resumes from a checkpoint are bitwise equal to those of an uninterrupted run. A batch is
+`(*inputs, targets)`. The network maps the inputs to scores `[B, C]`.
 """
 
 from __future__ import annotations
@@ -35,27 +35,29 @@ class History:
 
 def parser(name: str, description: str, reader: str, epochs: int, batch: int) -> argparse.ArgumentParser:
     """Returns a parser with the arguments that the examples share."""
-    made = argparse.ArgumentParser(prog=name, description=description)
-    made.add_argument(
+    argument_parser = argparse.ArgumentParser(prog=name, description=description)
+    argument_parser.add_argument(
         "--data",
         type=Path,
         metavar="DIR",
         help=f"folder from which {reader} reads its files, or to which it downloads them",
     )
-    made.add_argument(
+    argument_parser.add_argument(
         "--checkpoint",
         type=Path,
         metavar="DIR",
         help="folder for checkpoints after each epoch; an existing one is resumed",
     )
-    made.add_argument("--out", type=Path, default=Path(f"{name}.png"), help="file for the figure")
-    made.add_argument("--epochs", type=positive, default=epochs, help="including the epochs of a resumed checkpoint")
-    made.add_argument("--batch", type=positive, default=batch, help="samples per step")
-    made.add_argument("--lr", type=float, default=2e-3, help="learning rate of Adam")
-    made.add_argument("--backend", default="auto", help="auto, triton, inductor, hop or torch")
-    made.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, …")
-    made.add_argument("--seed", type=int, default=0)
-    return made
+    argument_parser.add_argument("--out", type=Path, default=Path(f"{name}.png"), help="file for the figure")
+    argument_parser.add_argument(
+        "--epochs", type=positive, default=epochs, help="including the epochs of a resumed checkpoint"
+    )
+    argument_parser.add_argument("--batch", type=positive, default=batch, help="samples per step")
+    argument_parser.add_argument("--lr", type=float, default=2e-3, help="learning rate of Adam")
+    argument_parser.add_argument("--backend", default="auto", help="auto, triton, inductor, hop or torch")
+    argument_parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, …")
+    argument_parser.add_argument("--seed", type=int, default=0)
+    return argument_parser
 
 
 def positive(text: str) -> int:
@@ -66,7 +68,7 @@ def positive(text: str) -> int:
 
 
 def fit(network: nn.Module, training: Any, held_out: Any, chosen: argparse.Namespace, collate: Any = None) -> History:
-    """Trains until `chosen.epochs` epochs are done, including those of a checkpoint.
+    """Trains until `chosen.epochs` epochs are complete, including the epochs of a checkpoint.
 
     Args:
         network: network from the inputs of a batch to scores `[B, C]`, on `chosen.device`.
@@ -80,7 +82,7 @@ def fit(network: nn.Module, training: Any, held_out: Any, chosen: argparse.Names
     if done:
         print(f"resumed after {done} epochs, held-out accuracy {history.accuracies[-1]:.2%}")
     for epoch in range(done, chosen.epochs):
-        # The order depends only on the seed and the epoch, so that a resumed run has the same order.
+        # The order of the samples depends only on the seed and the epoch, so a resumed run has the same order.
         order = torch.Generator().manual_seed(1000 * chosen.seed + epoch)
         loader = DataLoader(training, chosen.batch, shuffle=True, generator=order, collate_fn=collate)
         total = torch.zeros((), device=chosen.device)
@@ -125,11 +127,11 @@ def keep(folder: Path | None, network: nn.Module, optimizer: torch.optim.Optimiz
     folder.mkdir(parents=True, exist_ok=True)
     content = {"network": network.state_dict(), "optimizer": optimizer.state_dict(), "history": asdict(history)}
     torch.save(content, folder / "writing.pt")
-    os.replace(folder / "writing.pt", folder / "last.pt")  # so that the file is either complete or absent
+    os.replace(folder / "writing.pt", folder / "last.pt")  # so that `last.pt` is always complete, or absent
 
 
 def resume(folder: Path | None, network: nn.Module, optimizer: torch.optim.Optimizer, history: History) -> int:
-    """Returns the number of epochs in the checkpoint, or 0 without a checkpoint."""
+    """Loads the checkpoint. Returns the number of its epochs, or 0 without a checkpoint."""
     if folder is None or not (folder / "last.pt").exists():
         return 0
     content = torch.load(folder / "last.pt", map_location="cpu", weights_only=True)
@@ -141,8 +143,7 @@ def resume(folder: Path | None, network: nn.Module, optimizer: torch.optim.Optim
 
 @torch.no_grad()
 def draw(network: nn.Module, history: History, batch: Sequence[Tensor], chosen: argparse.Namespace) -> None:
-    """Draws the accuracy, the spikes of the first neuron layer for one sample, and the firing rates of the spiking
-    layers.
+    """Draws the accuracy, the spikes of the first spiking layer for one sample, and the firing rates of all layers.
 
     Args:
         batch: `(sequences, lengths, targets)` from `pad_sequences`, or `(images, targets)`.
@@ -150,10 +151,10 @@ def draw(network: nn.Module, history: History, batch: Sequence[Tensor], chosen: 
     *inputs, _ = batch
     functional.reset_net(network)
     network.eval()
-    with monitor.SpikeMonitor(network) as seen:
+    with monitor.SpikeMonitor(network) as spike_monitor:
         network(*to(chosen.device, inputs))
-    outputs = {name: seen.sequence(name).cpu() for name in seen.layers}
-    # excludes membrane potentials of a readout
+    outputs = {name: spike_monitor.sequence(name).cpu() for name in spike_monitor.layers}
+    # A readout returns membrane potentials, which are excluded.
     spikes = {name: s for name, s in outputs.items() if ((s == 0) | (s == 1)).all()}
     steps, count = next(iter(spikes.values())).shape[:2]
     lengths = inputs[1] if len(inputs) > 1 else torch.full((count,), steps)
@@ -165,13 +166,13 @@ def draw(network: nn.Module, history: History, batch: Sequence[Tensor], chosen: 
     curve.set(xlabel="epoch", ylabel="held-out accuracy", ylim=(0, 1), title="accuracy")
     first, sequence = next(iter(spikes.items()))
     plot.raster(sequence[: int(lengths[0]), 0], ax=raster).set(title=f"spikes of layer {first}, one sample")
-    # Padded steps are silent, and would lower the rates.
+    # The readout excludes padded steps, which are silent and would lower the rates.
     means = {name: float(data.readout(s, lengths).mean()) for name, s in spikes.items()}
     plot.firing_rates(means, ax=rates).set(title="rates", xlabel="layer")
     figure.savefig(chosen.out, dpi=110)
     plt.close(figure)
 
 
-def report(history: History, what: str, chosen: argparse.Namespace) -> None:
+def report(history: History, length: str, chosen: argparse.Namespace) -> None:
     epochs = len(history.accuracies)
-    print(f"held-out accuracy {history.accuracies[-1]:.2%} after {epochs} epochs of {what}; wrote {chosen.out}")
+    print(f"held-out accuracy {history.accuracies[-1]:.2%} after {epochs} epochs of {length}; wrote {chosen.out}")

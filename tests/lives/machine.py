@@ -16,7 +16,7 @@ from lives.shrinking import shortest
 from lives.twins import DifferenceError, Twins
 
 Backends = tuple[tuple[str, str], ...]
-# Networks, losses and acts of short lives: each kind of state and of captured tensor, and few enough that a hundred
+# Networks, losses and acts of short lives: each kind of state and of captured tensor, and few enough that the
 # lives share traces and kernels. Each subset of the results in a loss has a backward of its own: these are all results,
 # the first, and all but the first.
 FEW_PLANS = (

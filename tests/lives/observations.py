@@ -74,7 +74,7 @@ def observe(life: Life) -> Seen:
     values["states"] = {name: list(states) for name, states in get_states(life.net).items()}
     values["keys"] = list(life.net.state_dict())
     for i, monitor in enumerate(life.monitors):
-        values[f"monitor {i}"] = {name: list(records) for name, records in monitor._kept.items()}
+        values[f"monitor {i}"] = {name: list(records) for name, records in monitor._recorded.items()}
     return values
 
 

@@ -228,3 +228,18 @@ def test_the_users_code_is_in_comments_and_nowhere_else(compiler: None) -> None:
     core = emit_core(trace.forward, "new", prune=True, target=CPP)
     assert "#error \\\n" not in core.source
     assert core.name.startswith("_new_")  # `new` is a reserved word of C++
+
+
+def test_kernels_of_a_changed_wrapper_script_are_compiled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrapper = tmp_path / "wrapper"
+    monkeypatch.setenv("CXX", str(wrapper))
+    environments = []
+    for option in ("-O1", "-O2"):
+        wrapper.write_text(f'#!/bin/sh\nexec {shlex.quote(shutil.which("g++") or "c++")} "$@" {option}\n')
+        wrapper.chmod(0o755)
+        _compiler._environment_of.cache_clear()
+        environments.append(_compiler._environment())
+    _compiler._environment_of.cache_clear()
+    assert environments[0] != environments[1]

@@ -264,7 +264,7 @@ def steps(method: str, compiled: Callable[[Any], Any]) -> Tensor:
     return p
 
 
-@pytest.mark.long(all_but=["after", "before"])
+@pytest.mark.long(all_but=["after"])
 @pytest.mark.parametrize("method", METHODS)
 def test_values_that_compiled_code_changes_itself(method: str) -> None:
     torch.compiler.reset()

@@ -58,6 +58,7 @@ def test_first_calls(target: None) -> None:
     assert len(fused._kernels.all()) == 1  # the threads share one trace
 
 
+@pytest.mark.long(all_but=["cpp"])
 def test_other_dtypes_and_backwards(target: None) -> None:
     weight = nn.Parameter(torch.full((5,), 3.0))
     fused = pointwise(lambda x, number: x * x * weight.to(x.dtype) + number, autograd=True)

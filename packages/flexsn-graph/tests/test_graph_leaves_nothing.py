@@ -379,6 +379,7 @@ def test_a_function_that_caches_numbers() -> None:
     assert trace.reads.fetch() is not None
 
 
+@pytest.mark.long(all_but=["class_attribute", "attribute"])
 @pytest.mark.parametrize("make", [attribute, in_a_list, class_attribute])
 def test_no_tensor_of_a_trace_stays_alive(make: Callable[[], tuple[Any, Step, str]]) -> None:
     from torch._subclasses import FakeTensor

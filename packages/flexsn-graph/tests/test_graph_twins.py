@@ -199,6 +199,7 @@ def change(core: Any) -> None:
         half.__closure__[0].cell_contents = 0.25
 
 
+@pytest.mark.long(all_but=["recurrent", "closure"])
 @pytest.mark.parametrize("name", ["module", "closure", "recurrent"])
 def test_vjps_of_a_twin_are_its_own(name: str) -> None:
     first, second = TWINS[name](), TWINS[name]()
@@ -391,6 +392,7 @@ def wanted(trace: StepTrace | RecurrentTrace) -> list[bool]:
     return [True] * (2 + len(trace.lifted_values))
 
 
+@pytest.mark.long(all_but=["recurrent", "module", "closure", "like", "a captured row"])
 @pytest.mark.parametrize("name", OF_ANY_SIZE)
 def test_a_trace_serves_other_batch_sizes(name: str) -> None:
     core = OF_ANY_SIZE[name]()

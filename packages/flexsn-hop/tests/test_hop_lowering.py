@@ -315,7 +315,7 @@ def test_the_order_is_not_that_of_imports() -> None:
     undo()
     assert "flexsn_runtime" not in scan_lowerings()
     for taken in ("mine", "loop"):
-        with pytest.raises(errors.LoweringError, match=f"there is a lowering '{taken}'"):
+        with pytest.raises(errors.LoweringError, match=f"the name '{taken}' belongs to another lowering"):
             register_scan_lowering(Unrolled(name=taken))
 
 

@@ -403,6 +403,7 @@ READERS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
 }
 
 
+@pytest.mark.long(all_but=["a sum"])
 @pytest.mark.parametrize("reader", READERS)
 def test_statistics_move_once(reader: str) -> None:
     other, count = READERS[reader]

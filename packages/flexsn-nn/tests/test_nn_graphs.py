@@ -570,7 +570,7 @@ NEURONS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.long(all_but=["ALIF", "KLIF", "StochasticLIF"])
+@pytest.mark.long(all_but=["StochasticLIF", "ALIF"])
 @pytest.mark.parametrize("name", NEURONS)
 def test_calls_of_neurons_change_no_watched_value(name: str, compiler: None) -> None:
     net: Any = nn.Sequential(nn.Linear(6, 16), NEURONS[name](), nn.Linear(16, 3))

@@ -257,7 +257,7 @@ def test_ignore_equality_exports_other_comparisons() -> None:
         (lambda: nir.CubaLIF(*arrays(1e-2, 1e-2, 1.0, 0.1, 1.0)), "v_leak other than 0. CUBALIF"),
         (lambda: nir.CubaLIF(*arrays(1e-2, 1e-2, 1.0, 0.0, 1.0, 0.1)), "v_reset other than 0"),
         (lambda: nir.LI(*arrays(1e-2, 1.0, 0.1)), "v_leak other than 0. A leaky integrator"),
-        (lambda: nir.I(*arrays(1.0)), "i is a I, which cannot be read. Known: Linear"),
+        (lambda: nir.I(*arrays(1.0)), "i is a I, which cannot be read. Supported: Linear"),
     ],
 )
 def test_a_node_that_cannot_be_read_is_refused(node: Callable[[], Any], message: str) -> None:

@@ -25,8 +25,13 @@ def empty(case: Case, neuron: FlexSN) -> list[Tensor]:
     return [one.new_zeros(0, *STEP).requires_grad_() for _ in range(neuron.num_inputs)]
 
 
+# Neurons with one and several states, learned parameters, random numbers, and recurrent weights.
+IN_CPP = ("lif", "plif", "synaptic_zero", "stochastic", "recurrent_gated_lif", "rleaky_none")
+
+
+@pytest.mark.long(all_but=["torch-*", *(f"cpp-{name}" for name in IN_CPP)])
 @EACH
-@pytest.mark.parametrize("backend", ["torch", pytest.param("hop", marks=pytest.mark.long), "cpp"])
+@pytest.mark.parametrize("backend", ["torch", "hop", "cpp"])
 def test_every_neuron(case: Case, backend: str) -> None:
     neuron: Any = case.make(backend=backend).double()
     if getattr(neuron, "T", None) is not None:

@@ -98,9 +98,7 @@ def test_the_gradient_is_that_of_the_nearest_number(cls: type[Neuron], name: str
 
 
 @pytest.mark.filterwarnings("ignore::flexsn_nn.errors.RangeWarning")
-@pytest.mark.long(
-    all_but=["cpp-LIF.tau-1", "cpp-Leaky.beta-1", "cpp-CUBALIF.c_decay-1", "cpp-ALIF.beta-0", "triton-LIF.tau-1"]
-)
+@pytest.mark.long(all_but=["cpp-ALIF.beta-0", "cpp-LIF.tau-1", "triton-LIF.tau-1"])
 @pytest.mark.parametrize(("cls", "name", "limit", "beyond"), CASES, ids=IDS)
 @pytest.mark.parametrize("backend", ["cpp", "triton"])
 def test_kernels_give_the_gradients_of_the_loop(

@@ -104,7 +104,7 @@ def test_masks_of_chunks_in_flight(lengths: Tensor | None, monkeypatch: pytest.M
     plan = _buckets._INTERPRETED
     ahead = replace(plan, forward=replace(plan.forward, stages=3), backward=replace(plan.backward, stages=2))
     monkeypatch.setattr(_buckets, "_INTERPRETED", ahead)
-    _buckets._plan.cache_clear()
+    _buckets._choose_plan.cache_clear()
     specs: list[ForwardSpec | BackwardSpec] = []
     for name in ("forward_source", "backward_source"):
         write = getattr(_pointwise_step, name)
@@ -119,7 +119,7 @@ def test_masks_of_chunks_in_flight(lengths: Tensor | None, monkeypatch: pytest.M
     try:
         found = run(LIF(backend="triton", tau=1.25), [x], **options)  # no other test compiles these kernels
     finally:
-        _buckets._plan.cache_clear()
+        _buckets._choose_plan.cache_clear()
     wanted = run(LIF(backend="torch", tau=1.25), [x], **options)
     assert [any(layout.early for layout in spec.inputs) for spec in specs] == [True, True]
     assert torch.equal(found[0], wanted[0])

@@ -122,7 +122,7 @@ def test_inputs_outputs_tensors_and_numbers(backend: str) -> None:
         wanted = torch.autograd.grad(plain.step(driven)[0].sum() + driven.sum(), gain)
         torch.testing.assert_close(found, wanted)
     if backend == "cpp":
-        assert len(neuron._programs._made) == 3, "one for the step itself, and one for each number"
+        assert len(neuron._programs._program_by_key) == 3, "one for the step itself, and one for each number"
 
 
 @pytest.mark.long(all_but=["torch"])

@@ -82,7 +82,7 @@ def test_the_first_call_names_the_parameter_once(name: str, make: Callable[[nn.P
         neuron(torch.ones(2, 3))
 
 
-@pytest.mark.long(all_but=["by_partial", "Decay"])
+@pytest.mark.long(all_but=["by_partial"])
 @pytest.mark.parametrize("make", [by_closure, by_helper, by_partial, by_default, Decay])
 def test_registered_parameters_raise_no_warning(make: Callable[[nn.Parameter], Core]) -> None:
     class Parent(nn.Module):

@@ -136,7 +136,7 @@ OTHERS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "neuron is an instance of LIF; .*give a function",
     ),
     "SEWBlock, a name": (lambda: SEWBlock(4, 4, wrong("LIF")), ValueError, "neuron is 'LIF'; .*give a function"),
-    "SEWBlock, one for all": (lambda: SEWBlock(4, 4, lambda: one), ValueError, "returned one instance twice"),
+    "SEWBlock, one for all": (lambda: SEWBlock(4, 4, lambda: one), ValueError, "returned the same instance twice"),
     "SEWBlock, none": (lambda: SEWBlock(4, 4, wrong(lambda: None)), ValueError, r"neuron\(\) returned None"),
     "SEWBlock, a float": (
         lambda: SEWBlock(wrong(4.0), 4, LIF),

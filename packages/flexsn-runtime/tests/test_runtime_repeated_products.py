@@ -86,6 +86,7 @@ def assert_as_wanted(linked: Linked, of: Leaves, scale: float = 1.0) -> None:
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
 
 
+@pytest.mark.long(all_but=["False-False-True-1.25", "True-True-False-1.0"])
 @pytest.mark.parametrize(
     ("links", "written", "bias", "scale"),
     [(True, False, True, 1.0), (True, True, False, 1.0), (False, True, True, 1.0), (False, False, True, 1.25)],

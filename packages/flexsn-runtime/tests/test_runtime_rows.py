@@ -52,6 +52,16 @@ def test_steps_without_rows() -> None:
     assert rows((3, 16), [every], BLOCK) is None, "two programs would be too few"
 
 
+@pytest.mark.long(
+    all_but=[
+        "(33, 100)-(100,)",
+        "(3, 5, 16, 12)-(5, 1, 1)",
+        "(4, 3, 8, 64)-(4, 1, 8, 1)",
+        "(700, 2)-(2,)",
+        "(6, 3, 8, 5)-(3, 1, 5)",
+        "(9, 128)-(9, 1)",
+    ]
+)
 @pytest.mark.parametrize(
     ("shape", "captured"),
     [

@@ -282,7 +282,7 @@ def test_backward_names_missing_tensors() -> None:
     core, _ = with_gain()
     backward, info, saved = saved_of(core, X, V)
     grad = torch.ones_like(X)
-    with pytest.raises(TensorCountError, match=r"got 1 arguments; the gradients .* come first \(2;"):
+    with pytest.raises(TensorCountError, match=r"got 1 arguments; the gradients .* come first \(2 arguments;"):
         flexsn_backward(backward, info, grad)
     with pytest.raises(TensorCountError, match="no saved tensors: pass the tensors that flexsn_forward returned"):
         flexsn_backward(backward, info, grad, None)

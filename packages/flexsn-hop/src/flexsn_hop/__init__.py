@@ -1,4 +1,4 @@
-"""The scan over time as one PyTorch operator, and the plain loop that defines it."""
+"""The scan over time as one PyTorch operator, and the plain loop that defines the operator's results."""
 
 from __future__ import annotations
 

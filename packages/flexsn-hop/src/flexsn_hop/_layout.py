@@ -1,4 +1,4 @@
-"""Order of the arguments and results of the two operators."""
+"""The order of arguments and results of the forward operator and the backward operator."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ T = TypeVar("T")
 
 
 def num_checkpoints(steps: Any, interval: int) -> Any:
-    """The number of segments of ``interval`` steps minus 1. The last segment may be shorter.
+    """Returns the number of checkpoints: one less than the number of segments of ``interval`` steps.
 
-    ``steps`` is at least 1 and may be symbolic.
+    The last segment may be shorter. ``steps`` is at least 1 and may be symbolic.
     """
     return (steps - 1) // interval
 
 
 @dataclass(frozen=True, slots=True)
 class ScanLayout:
-    """The layout of the forward operator: from ``[*input_seqs, *init_states, *lifted]`` to its results.
+    """The layout of the forward operator: the order of its arguments and results.
 
-    The results are ``(*output_seqs, *state_results, *checkpoints)``. A state result is the
-    sequence ``[T, *step]``, or the last state ``[*step]`` if ``final_state``. Checkpoints exist if
-    ``checkpoint_interval`` K is not 0: ``[ceil(T / K) - 1 + spare, *step]`` for each state. They contain
-    the states before each segment of K steps except for the first segment, and ``spare_checkpoints`` unused
-    rows. With 2 spare rows, a symbolic number of rows is never 0 or 1. Compilers would specialize the graph
-    for these two numbers.
+    The arguments are ``[*input_seqs, *init_states, *lifted]``. The results are ``(*output_seqs, *state_results,
+    *checkpoints)``. A state result is the sequence ``[T, *step]``, or the last state ``[*step]`` if ``final_state``
+    is True. If ``checkpoint_interval`` K is not 0, there is one checkpoint tensor
+    ``[ceil(T / K) - 1 + spare_checkpoints, *step]`` for each state. It contains the state before each segment of K
+    steps except for the first segment, followed by ``spare_checkpoints`` unused rows. With 2 spare rows, a symbolic
+    number of rows is never 0 or 1. Compilers would specialize the graph on these two numbers.
 
-    ``zero_states`` has one entry per initial state: True if the state is known to be zeros. It is empty if no state
-    is known to be zeros. A kernel starts such a state at zeros by itself, so only its shape and dtype matter.
+    ``zero_states`` contains True for each initial state that is known to be zeros. It is empty if no state is known
+    to be zeros. Kernels do not read a state that is known to be zeros, so only its shape and dtype matter.
     """
 
     num_inputs: int
@@ -62,19 +62,19 @@ class ScanLayout:
 class BackwardLayout:
     """The layout of the backward operator.
 
-    The arguments are, in order: the arguments of the forward operator without states that are known to be zeros,
-    the saved states of ``scan`` (checkpoints with ``saved_interval`` K, which unused rows may follow), the gradients of
-    output sequences that are present, and the gradients of state results that are present. The results
-    are the gradients of the arguments for which ``needs`` is True, in the order of these arguments. Each gradient
-    has the memory format of its argument.
+    The arguments are, in order: the arguments of the forward operator except for states that are known to be zeros;
+    the saved states of ``scan``, which are checkpoints with the interval ``saved_interval``, possibly with unused rows
+    at the end; the present gradients of output sequences; and the present gradients of state results. The results are
+    the gradients of the arguments for which ``needs`` is True, in the order of these arguments. Each gradient has the
+    memory format of its argument.
 
     Attributes:
         scan: The forward operator's layout.
         needs: For each forward argument, True if its gradient is required.
         active_states: For each state, True if a gradient flows through it.
         output_grads: For each output, True if its gradient is present.
-        state_grads: For each state result, True if its gradient is present. Only entries of active states are True.
-        saved_interval: K of the saved states.
+        state_grads: For each state result, True if its gradient is present. False for states that are not active.
+        saved_interval: Number of steps between two saved states.
     """
 
     scan: ScanLayout
@@ -86,7 +86,7 @@ class BackwardLayout:
 
     @property
     def wanted(self) -> tuple[bool, ...]:
-        """For each value that one step takes, True if the step's VJP returns its gradient.
+        """For each argument of one step, True if the step's VJP returns its gradient.
 
         An active state's gradient is carried from step to step, even if the gradient of the initial state is
         not needed.
@@ -122,7 +122,7 @@ class BackwardLayout:
         return flat_args, *parts[1:]
 
     def encode(self) -> dict[str, Any]:
-        """Keyword arguments of the operator, with types that a graph node can contain."""
+        """Returns the layout as keyword arguments of the operator, with types that a graph node can contain."""
         return {
             "final_state": self.scan.final_state,
             "zero_states": self.scan.zero_states,

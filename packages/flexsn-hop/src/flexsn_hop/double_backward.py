@@ -17,8 +17,9 @@ def refuse_double_backward(
 ) -> list[torch.Tensor | None]:
     """Returns gradients that raise a `DoubleBackwardError` when they are differentiated themselves.
 
-    The error is raised for each tensor from which the gradients were computed. Torch's ``once_differentiable`` would
-    treat the gradients as constants if only the saved tensors, but not the incoming gradients, require grad.
+    Differentiating with respect to any tensor in ``origins`` raises the error. Torch's ``once_differentiable`` is not
+    sufficient: if only the saved tensors require grad, and the incoming gradients do not, it treats the gradients as
+    constants.
 
     Args:
         gradients: One gradient or None for each argument.

@@ -1,4 +1,4 @@
-"""One class for each kind of mistake. Each class extends a built-in exception that callers can catch instead."""
+"""Exception classes, one for each cause of an error. Each class is a subclass of a built-in exception."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ __all__ = [
 
 
 class ScanCountError(ValueError):
-    """``num_inputs`` is below 1, another count is below 0, or ``zero_states`` does not have ``num_states`` entries."""
+    """``num_inputs`` is below 1, another count is below 0, or the length of ``zero_states`` is not ``num_states``."""
 
 
 class TooFewTensorsError(ValueError):
-    """The call has fewer tensors than ``num_inputs + num_states``."""
+    """The call passes fewer than ``num_inputs + num_states`` tensors."""
 
 
 class SequenceLengthError(ValueError):
-    """An input sequence has no leading (time) dimension, or a length that differs from the other sequences."""
+    """An input sequence has no leading (time) dimension, or its length differs from the length of another sequence."""
 
 
 class ScanLengthError(ValueError):
@@ -62,7 +62,7 @@ class EmptyScanError(ValueError):
 
 
 class StateChangedError(ValueError):
-    """The core returned a state with a different shape, dtype or device."""
+    """The core returned a state whose shape, dtype or device differs from the state that it received."""
 
 
 class CarryStructureError(ValueError):
@@ -70,15 +70,15 @@ class CarryStructureError(ValueError):
 
 
 class OutputChangedError(ValueError):
-    """The shape, dtype or device of an output differs from the first step."""
+    """The shape, dtype or device of an output differs from the output of the first step."""
 
 
 class NotATensorError(TypeError):
-    """An argument or a result of the core has to be a tensor, but is not."""
+    """An argument or a result of the core is not a tensor, although it must be one."""
 
 
 class RandomOpError(NotImplementedError):
-    """The core draws random numbers inside the operator. The backward would draw different numbers."""
+    """The core draws random numbers inside the operator. The backward would draw different random numbers."""
 
 
 class MutationError(RuntimeError):
@@ -90,7 +90,7 @@ class LoweringError(ValueError):
 
 
 class LoweringGradientError(RuntimeError):
-    """A gradient is required through an operator that is known to compute wrong gradients."""
+    """A gradient is required of an operator that is known to compute wrong gradients."""
 
 
 class RematError(ValueError):

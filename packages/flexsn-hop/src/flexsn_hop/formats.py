@@ -1,4 +1,7 @@
-"""Memory formats of results: the formats that an elementwise function of input sequences and initial states has."""
+"""Memory formats of results.
+
+A result has the format that an elementwise function of the input sequences and initial states returns.
+"""
 
 from __future__ import annotations
 
@@ -24,60 +27,61 @@ __all__ = [
 ]
 
 Operand = tuple[Sequence[Any], Sequence[Any]]
-"""Sizes and strides of a tensor, with the result's number of dimensions. Sizes are 1 where the tensor broadcasts."""
+"""The sizes and strides of a tensor, for each dimension of the result. Where the tensor broadcasts, the size is 1."""
 
 Order = tuple[int, ...]
 """The dimensions of a tensor in the order of memory, from the outermost to the innermost dimension."""
 
 
 def memory_order(shape: Sequence[Any], operands: Sequence[Operand], also: Sequence[Operand] = ()) -> Order:
-    """The order of an elementwise operation's result.
+    """Returns the order of dimensions of an elementwise operation's result.
 
-    The rule is that of PyTorch's ``TensorIterator``: if all tensors are contiguous, or all are
-    channels-last, the result is, too. Otherwise, dimensions are sorted by the strides of the
-    first operand whose strides differ in the two dimensions. A stride of 0 decides nothing. If no operand
+    The rule is the rule of PyTorch's ``TensorIterator``: if all tensors are contiguous, the result is contiguous, and
+    if all tensors are channels-last, the result is channels-last. Otherwise, the dimensions are sorted: two dimensions
+    are compared by their strides in the first operand in which these strides are different and not 0. If no operand
     decides, the operands in ``also`` decide.
     """
-    usual = tuple(range(len(shape)))
+    default_order = tuple(range(len(shape)))
     if any(type(size) is int and size == 0 for size in shape):
-        return usual
-    if all(_is_dense(shape, operand, usual) for operand in operands):
-        return usual if operands else _sorted(shape, also)
+        return default_order
+    if all(_is_dense(shape, operand, default_order) for operand in operands):
+        return default_order if operands else _sort_dimensions(shape, also)
     if len(shape) in (4, 5):
-        channels_last = (0, *usual[2:], 1)
+        channels_last = (0, *default_order[2:], 1)
         if all(_is_dense(shape, operand, channels_last) for operand in operands):
             return channels_last
-    return _sorted(shape, [*operands, *also])
+    return _sort_dimensions(shape, [*operands, *also])
 
 
-def _sorted(shape: Sequence[Any], operands: Sequence[Operand]) -> Order:
+def _sort_dimensions(shape: Sequence[Any], operands: Sequence[Operand]) -> Order:
     rows = [
-        [_stride_in(*d) for d in zip(shape, sizes, strides, strict=True)]  # d: (whole, size, stride)
+        [_find_stride(*d) for d in zip(shape, sizes, strides, strict=True)]  # d: (size of the result, size, stride)
         for sizes, strides in operands
     ]
     order = list(range(len(shape)))[::-1]  # starts with the innermost dimension
     for i in range(1, len(order)):
-        place = i
+        position = i
         for before in range(i - 1, -1, -1):
-            verdict = _compare(shape, rows, order[before], order[place])
-            if verdict < 0:
+            decision = _compare(shape, rows, order[before], order[position])
+            if decision < 0:
                 break
-            if verdict > 0:
-                order[before], order[place] = order[place], order[before]
-                place = before
+            if decision > 0:
+                order[before], order[position] = order[position], order[before]
+                position = before
     return tuple(order[::-1])
 
 
-def _stride_in(whole: Any, size: Any, stride: Any) -> Any:
-    """The stride of an operand in one dimension. It is 0 if the operand broadcasts."""
+def _find_stride(whole: Any, size: Any, stride: Any) -> Any:
+    """Returns the stride of an operand along one dimension; 0 if the operand broadcasts along the dimension."""
     if type(stride) is int and stride == 0:
         return 0
-    # The order matters: a size that equals `whole` is not compared with 1, because the comparison may depend on data.
+    # The order of the comparisons matters: a size that equals `whole` must not be compared with 1, because the result
+    # of this comparison may depend on data.
     return 0 if size != whole and size == 1 else stride
 
 
 def _compare(shape: Sequence[Any], rows: Sequence[Sequence[Any]], inner: int, outer: int) -> int:
-    """Returns 1 to swap the two dimensions, -1 to keep them, and 0 if no stride decides."""
+    """Returns 1 if the two dimensions must be swapped, -1 if they are in order, and 0 if no stride decides."""
     for strides in rows:
         first, second = strides[inner], strides[outer]
         if first == 0 or second == 0:
@@ -90,7 +94,7 @@ def _compare(shape: Sequence[Any], rows: Sequence[Sequence[Any]], inner: int, ou
 
 
 def _is_dense(shape: Sequence[Any], operand: Operand, order: Order) -> bool:
-    """True if a tensor has the full shape, and its memory in this order has no holes."""
+    """True if a tensor does not broadcast, and is dense in memory with its dimensions in this order."""
     sizes, strides = operand
     unit = 1
     for d in order[::-1]:
@@ -101,7 +105,7 @@ def _is_dense(shape: Sequence[Any], operand: Operand, order: Order) -> bool:
 
 
 def dense_strides(shape: Sequence[Any], order: Sequence[int]) -> tuple[Any, ...]:
-    """The strides of a tensor whose memory has no holes, for dimensions in this order."""
+    """Returns the strides of a tensor that is dense in memory, with its dimensions in this order."""
     strides: list[Any] = [1] * len(shape)
     unit = 1
     for d in order[::-1]:
@@ -111,76 +115,83 @@ def dense_strides(shape: Sequence[Any], order: Sequence[int]) -> tuple[Any, ...]
 
 
 def contiguous_strides(shape: Sequence[Any]) -> tuple[Any, ...]:
-    """The strides of a contiguous tensor."""
+    """Returns the strides of a contiguous tensor."""
     return dense_strides(shape, range(len(shape)))
 
 
 def order_like(tensor: torch.Tensor) -> Order:
-    """The order of a new tensor with the format of ``tensor``."""
+    """Returns the order of dimensions of a new tensor with the format of ``tensor``."""
     if tensor.layout is not torch.strided:
         return tuple(range(tensor.dim()))
     return memory_order(tensor.shape, [(tensor.shape, tensor.stride())])
 
 
 def sequence_order(shape: Sequence[Any], inputs: Sequence[torch.Tensor], states: Sequence[torch.Tensor]) -> Order:
-    """The order of a sequence ``[T, *shape]``: the order of the inputs, or of the states if no input decides.
+    """Returns the order of a result ``[T, *shape]``: the order of the inputs, or of the states if no input decides.
 
-    Tensors that do not broadcast to the sequence do not count, because a core need not be elementwise.
+    Inputs and states that do not broadcast to the result are ignored. A core that is not elementwise may have such
+    inputs and states.
     """
     whole = (inputs[0].shape[0], *shape)
-    return memory_order(whole, broadcast_sequences(whole, _strided(inputs)), broadcast_states(whole, _strided(states)))
+    return memory_order(
+        whole, broadcast_sequences(whole, _list_strided(inputs)), broadcast_states(whole, _list_strided(states))
+    )
 
 
 def state_order(shape: Sequence[Any], inputs: Sequence[torch.Tensor], states: Sequence[torch.Tensor]) -> Order:
-    """The order of a state ``[*shape]``, by the rule of `sequence_order`."""
-    steps = [(sizes[1:], strides[1:]) for sizes, strides in _strided(inputs)]
-    return memory_order(shape, _broadcast(shape, steps), _broadcast(shape, _strided(states)))
+    """Returns the order of a state ``[*shape]``, by the rule of `sequence_order`."""
+    steps = [(sizes[1:], strides[1:]) for sizes, strides in _list_strided(inputs)]
+    return memory_order(shape, _align_all(shape, steps), _align_all(shape, _list_strided(states)))
 
 
 def broadcast_sequences(whole: Sequence[Any], sequences: Sequence[Operand]) -> list[Operand]:
-    """The sequences ``[T, ...]`` that broadcast to ``whole`` after T, each extended to all dimensions of ``whole``."""
+    """Extends the sequences to all dimensions of ``whole``. Omits those that do not broadcast to it after T."""
     steps = [(sizes[1:], strides[1:]) for sizes, strides in sequences]
-    pairs = zip(sequences, (_aligned(whole[1:], *step) for step in steps), strict=True)
+    pairs = zip(sequences, (_align(whole[1:], *step) for step in steps), strict=True)
     return [((sizes[0], *step[0]), (strides[0], *step[1])) for (sizes, strides), step in pairs if step is not None]
 
 
 def broadcast_states(whole: Sequence[Any], states: Sequence[Operand]) -> list[Operand]:
-    """The states that broadcast to a step of a sequence ``whole``, as constants over time."""
-    return [((1, *sizes), (0, *strides)) for sizes, strides in _broadcast(whole[1:], states)]
+    """Extends the states to all dimensions of ``whole``. Omits those that do not broadcast to its steps."""
+    return [((1, *sizes), (0, *strides)) for sizes, strides in _align_all(whole[1:], states)]
 
 
-def _strided(tensors: Sequence[torch.Tensor]) -> list[Operand]:
+def _list_strided(tensors: Sequence[torch.Tensor]) -> list[Operand]:
     return [(tensor.shape, tensor.stride()) for tensor in tensors if tensor.layout is torch.strided]
 
 
-def _broadcast(whole: Sequence[Any], operands: Sequence[Operand]) -> list[Operand]:
-    aligned = (_aligned(whole, *operand) for operand in operands)
+def _align_all(whole: Sequence[Any], operands: Sequence[Operand]) -> list[Operand]:
+    aligned = (_align(whole, *operand) for operand in operands)
     return [operand for operand in aligned if operand is not None]
 
 
-def _aligned(whole: Sequence[Any], shape: Sequence[Any], strides: Sequence[Any]) -> Operand | None:
-    """A tensor extended to all dimensions of ``whole``, or None if the tensor does not broadcast to ``whole``."""
+def _align(whole: Sequence[Any], shape: Sequence[Any], strides: Sequence[Any]) -> Operand | None:
+    """Extends a tensor to all dimensions of ``whole``. Returns None if the tensor does not broadcast to ``whole``."""
     missing = len(whole) - len(shape)
     if missing < 0:
         return None
     sizes = (*[1] * missing, *shape)
-    # The order matters: a size that equals `full` is not compared with 1, because the comparison may depend on data.
+    # The order of the comparisons matters: a size that equals `full` must not be compared with 1, because the result of
+    # this comparison may depend on data.
     if any(size != full and size != 1 for size, full in zip(sizes, whole, strict=True)):
         return None
     return sizes, (*[0] * missing, *strides)
 
 
 _MOST_WITH_NAMES = 5
-"""The larger number of dimensions of PyTorch's channels-last formats. The other formats have one dimension fewer."""
+"""The number of dimensions of ``torch.channels_last_3d``. ``torch.channels_last`` has one dimension fewer."""
 
 
 def _guarded_dims(dims: int) -> int:
-    """The number of extra dimensions with which stacking steps of any format returns a contiguous sequence."""
+    """Returns the number of extra dimensions with which `torch.stack` of steps returns a contiguous sequence.
+
+    Without extra dimensions, `torch.stack` may return a channels-last sequence.
+    """
     return _MOST_WITH_NAMES + 1 - dims if dims in (_MOST_WITH_NAMES - 1, _MOST_WITH_NAMES) else 0
 
 
 def split_steps(sequence: torch.Tensor) -> Sequence[torch.Tensor]:
-    """``sequence.unbind(0)``, whose gradient has the format of the sequence."""
+    """Returns ``sequence.unbind(0)``, such that the gradient of the sequence has the format of the sequence."""
     if sequence.layout is not torch.strided:
         return [sequence.select(0, step) for step in range(sequence.shape[0])]  # sparse tensors have no unbind
     order = order_like(sequence)
@@ -189,7 +200,7 @@ def split_steps(sequence: torch.Tensor) -> Sequence[torch.Tensor]:
     if spare == 0 and order == tuple(range(dims)):
         return sequence.unbind(0)
     in_memory = sequence.permute(order)[(None,) * spare]
-    inverse = _inverse([d - 1 for d in order if d > 0])
+    inverse = _invert([d - 1 for d in order if d > 0])
     steps = in_memory.unbind(spare + order.index(0))
     if spare:
         steps = tuple(step.flatten(0, spare) for step in steps)
@@ -197,12 +208,12 @@ def split_steps(sequence: torch.Tensor) -> Sequence[torch.Tensor]:
 
 
 def stack_in_order(steps: Sequence[torch.Tensor], order: Order) -> torch.Tensor:
-    """``torch.stack(steps)`` in memory without holes, with its dimensions in this order."""
+    """Returns ``torch.stack(steps)``, dense in memory with its dimensions in this order."""
     dims = len(order)
-    usual = order == tuple(range(dims))
+    is_default_order = order == tuple(range(dims))
     if steps[0].layout is not torch.strided:
         return torch.stack(list(steps))
-    if usual and all(step.is_contiguous() for step in steps):
+    if is_default_order and all(step.is_contiguous() for step in steps):
         return torch.stack(list(steps))
     within = [d - 1 for d in order if d > 0]
     spare = _guarded_dims(dims)
@@ -210,19 +221,19 @@ def stack_in_order(steps: Sequence[torch.Tensor], order: Order) -> torch.Tensor:
     stacked = torch.stack(values, spare + order.index(0))
     if spare:
         stacked = stacked.flatten(0, spare)
-    return stacked.permute(_inverse(order))
+    return stacked.permute(_invert(order))
 
 
 def copy_in_order(tensor: torch.Tensor, order: Order) -> torch.Tensor:
-    """A copy in new memory without holes, with its dimensions in this order."""
+    """Returns a copy that is dense in memory with its dimensions in this order."""
     if tensor.layout is not torch.strided:
         return tensor.clone()
     in_memory = tensor.permute(order).clone(memory_format=torch.contiguous_format)
-    return in_memory.permute(_inverse(order))
+    return in_memory.permute(_invert(order))
 
 
-def _inverse(order: Sequence[int]) -> list[int]:
-    places = [0] * len(order)
-    for place, d in enumerate(order):
-        places[d] = place
-    return places
+def _invert(order: Sequence[int]) -> list[int]:
+    positions = [0] * len(order)
+    for position, d in enumerate(order):
+        positions[d] = position
+    return positions

@@ -1,7 +1,7 @@
-"""Graphs as text, node by node, so that reading them executes no code.
+"""Writes graphs as text, node by node, and reads them. Reading a graph executes no code.
 
-Source code would be shorter. However, a tracer that traces source code loses calls without tensor arguments, such as
-`full`: it runs such calls, and records constants instead.
+Source code would be shorter. However, a tracer that traces source code runs calls without tensor arguments, such as
+`full`, and records their results as constants.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _aten = torch.ops.aten
 
 
 def to_text(content: Any) -> str:
-    """Encodes JSON content as an argument of an operator, in base64, which is safe in generated string literals."""
+    """Encodes JSON content as an operator's argument. Base64 needs no escapes in string literals of generated code."""
     return base64.b64encode(json.dumps(content).encode()).decode()
 
 
@@ -67,7 +67,7 @@ def read_layout(fields: dict[str, Any]) -> ScanLayout | BackwardLayout:
 def merged(
     tensors: Sequence[torch.Tensor], sizes: Sequence[int] | None, size_positions: Sequence[int] | None
 ) -> list[Any]:
-    """Merges separate tensors and sizes into arguments in order. AOTInductor passes None for an empty list."""
+    """Merges tensors and sizes into one list of arguments. AOTInductor passes None instead of an empty list."""
     args: list[Any] = list(tensors)
     for position, size in zip(size_positions or (), sizes or (), strict=True):  # positions are in ascending order
         args.insert(position, size)
@@ -121,7 +121,7 @@ def _write_attribute(name: str, value: object) -> list[Any]:
 
 
 def _write(value: Any, numbers: Mapping[fx.Node, int]) -> Any:
-    """Converts one argument. JSON types stay unchanged. Any other value becomes a list that starts with its kind."""
+    """Converts an argument of a node. JSON scalars are unchanged. Other values become a list that begins with a tag."""
     if value is None or isinstance(value, (str, bool)) or type(value) in (int, float):
         return value
     if isinstance(value, fx.Node):
@@ -143,7 +143,7 @@ def _write(value: Any, numbers: Mapping[fx.Node, int]) -> Any:
         return ["op", *value._schema.name.split("::"), value._overloadname]
     if isinstance(value, HigherOrderOperator):
         return ["higher order", type(value).__module__, value.name()]
-    if callable(value) and _found(*(name := (value.__module__, value.__qualname__))) is value:
+    if callable(value) and _find_object(*(name := (value.__module__, value.__qualname__))) is value:
         return ["function", *name]
     raise LoweringError(
         f"the core uses {getattr(value, '__name__', value)!s} ({value!r}), which cannot be written as text; use "
@@ -157,8 +157,8 @@ def _write(value: Any, numbers: Mapping[fx.Node, int]) -> Any:
 def read_graph(nodes: list[Any]) -> fx.GraphModule:
     """Restores a graph from the result of :func:`write_graph`.
 
-    The graph creates new tensors in each call. It copies even constants, because a compiler's pass may have replaced a
-    copy with the constant itself, to which the graph then writes.
+    Each call of the graph creates new tensors, and also copies constants. Without these copies, the graph might write
+    to a constant, because a compiler's pass may have replaced a copy of a constant with the constant itself.
     """
     graph = fx.Graph()
     attributes: dict[str, Any] = {}
@@ -210,12 +210,12 @@ def _read_op(namespace: str, name: str, overload: str) -> Any:
 
 
 def _read_higher_order(module: str, name: str) -> Any:
-    importlib.import_module(module)  # this registers the operator
+    importlib.import_module(module)  # importing the module registers the operator
     return getattr(torch.ops.higher_order, name)
 
 
-def _found(module: str, name: str) -> Any:
-    """The object of this name in a module, or None if it does not exist."""
+def _find_object(module: str, name: str) -> Any:
+    """Returns the object with this name in a module, or None if the object does not exist."""
     try:
         return operator.attrgetter(name)(importlib.import_module(module))
     except (ImportError, AttributeError):
@@ -228,5 +228,5 @@ _READERS: dict[str, Callable[..., Any]] = {
     "torch": lambda name: getattr(torch, name),
     "op": _read_op,
     "higher order": _read_higher_order,
-    "function": _found,
+    "function": _find_object,
 }

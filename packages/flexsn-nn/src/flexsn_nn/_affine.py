@@ -1,4 +1,4 @@
-"""Scale and shift of a neuron's input. The step computes them, so the scaled sequence is never written."""
+"""Scale and shift of a neuron's input. The step applies both, so the scaled sequence is never written to memory."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from flexsn_runtime import Completion
 
 
 class FrontParts(NamedTuple):
-    """Dependencies of a function of the first input in one call, collected before the function is computed.
+    """Values on which a function of a neuron's first input depends in one call, collected before the function runs.
 
     Attributes:
         key: key that is equal for functions that differ only in their tensors.
         tensors: tensors of `Absorbed`, in order. A computed tensor is represented by the tensor from which it is
             computed.
         more: other tensors that the function reads or changes.
-        compute: function for calls with an equal key. It computes the first tensors of `Absorbed` from the detached
-            `x`, `tensors` and `more`, and changes tensors of `more` as the function does. `None` if no tensor is
-            computed.
+        compute: function that computes the first tensors of `Absorbed` in calls with an equal key. Its arguments are
+            the detached `x`, `tensors` and `more`. It also changes the tensors of `more` that a regular call would
+            change. `None` if no tensor is computed.
     """
 
     key: Hashable
@@ -34,7 +34,8 @@ class Affine(NamedTuple):
     """Function that a neuron applies to its first input before its step: `(x - mean) scale + shift`.
 
     The function is computed in the dtype of its tensors, and the result is rounded to the dtype of `x`. Each tensor
-    broadcasts to the step: with one value per channel of `[B, C, H, W]`, its shape is `[C, 1, 1]`.
+    broadcasts to the step. For example, a tensor with one value per channel of `[B, C, H, W]` has the shape
+    `[C, 1, 1]`.
 
     Attributes:
         mean, scale, shift: tensors of one shape, dtype and device. Gradients flow to the tensors that require grad.
@@ -88,10 +89,10 @@ class AffineOfStatistics(NamedTuple):
     Attributes:
         mean, var, weight, bias: `[C]`. Gradients flow to `weight` and `bias`.
         eps: epsilon of the norm.
-        behind: number of dimensions of the step that follow the channels.
-        completion: formula for the remaining part of the gradient of `x`, which flows through the statistics. Its
-            indices count `tensors`. `None` if no gradient flows through the statistics, or if the graph of the
-            statistics computes this part.
+        trailing_dims: number of dimensions of the step that follow the channels.
+        completion: formula for the part of the gradient of `x` that flows through the statistics. The indices of the
+            formula are positions in `tensors`. `None` if no gradient flows through the statistics, or if the autograd
+            graph of the statistics computes this part.
     """
 
     mean: Tensor
@@ -99,14 +100,14 @@ class AffineOfStatistics(NamedTuple):
     weight: Tensor
     bias: Tensor
     eps: float
-    behind: int
+    trailing_dims: int
     completion: Completion | None = None
 
     def of(self, x: Tensor) -> Tensor:
         """Applies the function, like `Affine.of`."""
         if self.completion is not None:
             x, self = self.joined(x)
-        mean, var, weight, bias = (tensor.view(-1, *(1,) * self.behind) for tensor in self.tensors)
+        mean, var, weight, bias = (tensor.view(-1, *(1,) * self.trailing_dims) for tensor in self.tensors)
         return Affine(mean, torch.rsqrt(var + self.eps) * weight, bias).of(x)
 
     def absorbed(self, x: Tensor) -> tuple[Tensor, AffineOfStatistics]:
@@ -118,7 +119,10 @@ class AffineOfStatistics(NamedTuple):
     def joined(
         self, x: Tensor, reduced: Callable[[list[Tensor]], list[Tensor]] | None = None
     ) -> tuple[Tensor, AffineOfStatistics]:
-        """Returns `x` and an equal function, whose graph completes the gradient of `x`. See `Completion.joined`."""
+        """Returns `x` and an equal function, whose autograd graph completes the gradient of `x`.
+
+        See `Completion.joined`.
+        """
         assert self.completion is not None
         x, tensors = self.completion.joined(x, self.tensors, reduced)
         return x, self.with_tensors(*tensors)
@@ -136,12 +140,12 @@ class AffineOfStatistics(NamedTuple):
 
     def with_tensors(self, *tensors: Tensor) -> AffineOfStatistics:
         mean, var, weight, bias = tensors
-        return AffineOfStatistics(mean, var, weight, bias, self.eps, self.behind)
+        return AffineOfStatistics(mean, var, weight, bias, self.eps, self.trailing_dims)
 
     @property
     def kind(self) -> Hashable:
-        mean, _, weight, bias, eps, behind, _ = self
-        return mean.shape, mean.dtype, mean.device, weight.dtype, bias.dtype, eps, behind
+        mean, _, weight, bias, eps, trailing_dims, _ = self
+        return mean.shape, mean.dtype, mean.device, weight.dtype, bias.dtype, eps, trailing_dims
 
 
 class Producer(Protocol):

@@ -42,17 +42,17 @@ def check_backend(backend: str, step_mode: str) -> Backend:
     """Returns `backend` if it is known and can run in `step_mode`. Otherwise raises an error.
 
     Raises:
-        UnknownNameError: an unknown name; the message contains the nearest known name.
+        UnknownNameError: the name is unknown. The message contains the nearest known name.
         StepModeError: the backend cannot run in this step mode.
     """
     check_name("backend", backend, BACKENDS)
-    known = cast(Backend, backend)
-    if not takes_step_mode(known, step_mode):
+    valid_backend = cast(Backend, backend)
+    if not takes_step_mode(valid_backend, step_mode):
         raise StepModeError(
             f"backend={backend!r} compiles the loop over time and needs step_mode='m'; step_mode is "
             f"{step_mode!r}. Use backend='torch' for single steps."
         )
-    return known
+    return valid_backend
 
 
 def takes_step_mode(backend: Backend, step_mode: str) -> bool:
@@ -61,12 +61,12 @@ def takes_step_mode(backend: Backend, step_mode: str) -> bool:
 
 
 def written_in(backend: Backend) -> TargetName:
-    """Language in which a backend's kernels for the CPU are written."""
+    """Returns the language in which a backend's kernels for the CPU are written."""
     return "triton" if backend in _TRITON else "cpp"
 
 
 def check_step_mode(step_mode: str) -> StepMode:
-    """Returns `step_mode` if it is known. Otherwise raises an error that contains the name."""
+    """Returns `step_mode` if it is known. Otherwise raises `UnknownNameError`."""
     check_name("step_mode", step_mode, STEP_MODES)
     return cast(StepMode, step_mode)
 
@@ -83,13 +83,13 @@ def choose(backend: Backend, step_mode: StepMode, device: torch.device, compilin
     if backend in ("torch", "hop"):
         return Choice(backend, f"requested by backend={backend!r}", {})
     target: TargetName = "cpp" if backend == "cpp" or (backend == "auto" and device.type == "cpu") else "triton"
-    why = why_unavailable(device, target)
+    reason = why_unavailable(device, target)
     if backend in KERNEL_BACKENDS:
-        if why is not None:
-            raise BackendUnavailableError(f"backend={backend!r} cannot run: {why}")
+        if reason is not None:
+            raise BackendUnavailableError(f"backend={backend!r} cannot run: {reason}")
         return _with_kernels(target, f"requested by backend={backend!r}", compiling)
-    if why is not None:
-        return _without_kernels(f"compiled kernels cannot run: {why}", step_mode, compiling)
+    if reason is not None:
+        return _without_kernels(f"compiled kernels cannot run: {reason}", step_mode, compiling)
     if step_mode == "s" and compiling:
         return _without_kernels("a compiler fuses a single step with the operations around it", step_mode, compiling)
     return _with_kernels(target, f"the tensors are on {device.type!r}, where compiled kernels run", compiling)
@@ -112,18 +112,18 @@ def choose_for_onnx(backend: Backend) -> Backend:
 
 
 def _with_kernels(target: TargetName, reason: str, compiling: bool) -> Choice:
-    """Chooses kernels inside the compiler's graph if it can include them; otherwise kernels between graphs."""
+    """Chooses kernels. Inside of a compiler, chooses the operator if it can run, otherwise kernels between graphs."""
     if not compiling:
         return Choice(target, reason, {})
     why_no_operator = KERNELS[target].why_not_in_graphs() or why_dynamo_hop_unavailable()
     if why_no_operator is not None:
         return Choice(target, reason, {"hop": why_no_operator})
-    how = "as the operator: Inductor lowers it to kernels or, with a warning, to a loop if kernels refuse the core"
-    return Choice("hop", f"{reason}; {how}", {})
+    lowering = "as the operator: Inductor lowers it to kernels or, with a warning, to a loop if kernels refuse the core"
+    return Choice("hop", f"{reason}; {lowering}", {})
 
 
 def _without_kernels(why_no_kernels: str, step_mode: StepMode, compiling: bool) -> Choice:
-    """Chooses the operator if a compiler would unroll the loop; otherwise the loop."""
+    """Chooses the operator if a compiler would otherwise unroll the loop. In all other cases, chooses the loop."""
     if step_mode == "s":
         return Choice("torch", why_no_kernels, {})
     if not compiling:

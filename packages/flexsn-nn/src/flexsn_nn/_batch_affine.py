@@ -49,7 +49,7 @@ class Normalisation(NamedTuple):
 
     def of(self, x: Tensor) -> Tensor:
         """Applies the norm itself to `x`."""
-        frames = self._frames(x)
+        frames = self._flatten_time(x)
         normalised: Tensor = self.norm(frames)
         return normalised.unflatten(0, x.shape[:2]) if self.lead == 2 else normalised
 
@@ -57,15 +57,15 @@ class Normalisation(NamedTuple):
         """Computes the statistics, and updates the running statistics as the norm does.
 
         Returns:
-            `x`, and the affine part to apply to it. The affine part also holds the gradient of `x` that flows through
-            the statistics.
+            `x`, and the affine part to apply to it. The affine part also provides the gradient of `x` that flows
+            through the statistics.
 
         Raises:
-            InputShapeError: the number of channels differs from that of the norm, or a channel has one element in
+            InputShapeError: the number of channels differs from that of the norm, or a channel has only one element in
                 training.
         """
         norm, compiling = self.norm, torch.compiler.is_compiling()
-        frames = self._frames(x if compiling else x.detach())
+        frames = self._flatten_time(x if compiling else x.detach())
         mean, var = norm.running_mean, norm.running_var
         if norm.training or mean is None or var is None:
             group = _group(norm)
@@ -73,27 +73,31 @@ class Normalisation(NamedTuple):
                 if group is not None:
                     parted: tuple[Tensor, Absorbed] = _between_graphs(norm, x, self.lead, group)
                     return parted
-                return x, _of_graph(norm, frames)
-            return _of_batch(norm, x, frames, group)
+                return x, _normalise_in_graph(norm, frames)
+            return _normalise_batch(norm, x, frames, group)
         dtype = _dtype(x)
         mean, var = mean.to(dtype), var.to(dtype)
         if compiling:
-            return x, _affine(norm.weight, norm.bias, mean, torch.rsqrt(var + norm.eps), frames)
-        weight, bias = _learned(norm, mean)
+            return x, _make_affine(norm.weight, norm.bias, mean, torch.rsqrt(var + norm.eps), frames)
+        weight, bias = _read_weight_and_bias(norm, mean)
         return x, AffineOfStatistics(mean, var, weight, bias, norm.eps, frames.dim() - 2)
 
     def parts(self) -> FrontParts | None:
-        """Implements `Producer.parts` for norms with weights and running statistics, in one process."""
+        """Implements `Producer.parts` for norms with weights and float32 running statistics, in one process.
+
+        Returns `None` for all other norms.
+        """
         norm = self.norm
-        own, learned, kept = norm.__dict__, norm._parameters, norm._buffers  # faster than attributes
-        mean, var, tracked = kept.get("running_mean"), kept.get("running_var"), kept.get("num_batches_tracked")
-        weight, bias, training, momentum = learned.get("weight"), learned.get("bias"), own["training"], own["momentum"]
+        attributes, parameters, buffers = norm.__dict__, norm._parameters, norm._buffers  # faster than `norm.weight`
+        mean, var, tracked = buffers.get("running_mean"), buffers.get("running_var"), buffers.get("num_batches_tracked")
+        weight, bias = parameters.get("weight"), parameters.get("bias")
+        training, momentum = attributes["training"], attributes["momentum"]
         if mean is None or var is None or weight is None or bias is None or mean.dtype != torch.float32:
             return None
-        key = type(norm), self.lead, own["num_features"], own["eps"]
+        key = type(norm), self.lead, attributes["num_features"], attributes["eps"]
         if not training:
             return FrontParts(key, (mean, var, weight, bias))
-        if momentum is None or tracked is None or not own["track_running_stats"] or _group(norm) is not None:
+        if momentum is None or tracked is None or not attributes["track_running_stats"] or _group(norm) is not None:
             return None
         return FrontParts(
             (*key, momentum), (mean, var, weight, bias), (tracked,), partial(_update, self.lead, momentum)
@@ -105,7 +109,7 @@ class Normalisation(NamedTuple):
         twin.training = False
         return Normalisation(twin, self.lead)
 
-    def _frames(self, x: Tensor) -> Tensor:
+    def _flatten_time(self, x: Tensor) -> Tensor:
         norm = self.norm
         if x.dim() <= self.lead:
             raise InputShapeError(
@@ -156,7 +160,9 @@ def graph_affine(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Affine:
-    """Computes the affine part of `torch.nn.functional.batch_norm`, `[C, 1, ...]`. Updates the running statistics.
+    """Computes the affine part of `torch.nn.functional.batch_norm`. Updates the running statistics.
+
+    The tensors of the affine part are `[C, 1, ...]`.
 
     Args:
         input: `[B, C, ...]`.
@@ -170,14 +176,14 @@ def graph_affine(
             _move(running_mean, running_var, mean.detach(), var.detach(), count, momentum)
     else:
         mean, var = running_mean.to(dtype), running_var.to(dtype)
-    return _affine(weight, bias, mean, torch.rsqrt(var + eps), input)
+    return _make_affine(weight, bias, mean, torch.rsqrt(var + eps), input)
 
 
-def _of_graph(norm: BatchNorm, frames: Tensor) -> Affine:
+def _normalise_in_graph(norm: BatchNorm, frames: Tensor) -> Affine:
     count = _check_count(frames)
     mean, var = _graph_moments(frames)
     _track(norm, mean.detach(), var.detach(), count)
-    return _affine(norm.weight, norm.bias, mean, torch.rsqrt(var + norm.eps), frames)
+    return _make_affine(norm.weight, norm.bias, mean, torch.rsqrt(var + norm.eps), frames)
 
 
 def _graph_moments(frames: Tensor) -> tuple[Tensor, Tensor]:
@@ -185,20 +191,20 @@ def _graph_moments(frames: Tensor) -> tuple[Tensor, Tensor]:
     # Wrappers of tensors, such as a DTensor, have no kernels. The fake tensors of compilers count as plain tensors.
     is_plain = type(frames) is Tensor or not hasattr(type(frames), "__tensor_flatten__")
     if is_plain and not is_exporting() and has_moments(frames):
-        found: tuple[Tensor, Tensor] = batch_moments_op(frames)
-        return found
-    var, mean = torch.var_mean(frames.to(_dtype(frames)), _over(frames), correction=0)
+        moments: tuple[Tensor, Tensor] = batch_moments_op(frames)
+        return moments
+    var, mean = torch.var_mean(frames.to(_dtype(frames)), _list_reduced_dims(frames), correction=0)
     return mean, var
 
 
-def _affine(weight: Tensor | None, bias: Tensor | None, mean: Tensor, invstd: Tensor, frames: Tensor) -> Affine:
+def _make_affine(weight: Tensor | None, bias: Tensor | None, mean: Tensor, invstd: Tensor, frames: Tensor) -> Affine:
     shape = frames.shape[1], *(1,) * (frames.dim() - 2)
     scale = invstd if weight is None else invstd * weight
     shift = torch.zeros_like(mean) if bias is None else bias.to(mean.dtype)
     return Affine(mean.view(shape), scale.view(shape), shift.view(shape))
 
 
-def _over(frames: Tensor) -> list[int]:
+def _list_reduced_dims(frames: Tensor) -> list[int]:
     return [0, *range(2, frames.dim())]
 
 
@@ -246,23 +252,23 @@ class _Batch(NamedTuple):
     total: int | Tensor
 
 
-def _of_batch(norm: BatchNorm, x: Tensor, frames: Tensor, group: Any) -> tuple[Tensor, Absorbed]:
-    batch = _statistics(norm, frames, group)
-    weight, bias = _learned(norm, batch.mean)
-    behind = frames.dim() - 2
+def _normalise_batch(norm: BatchNorm, x: Tensor, frames: Tensor, group: Any) -> tuple[Tensor, Absorbed]:
+    batch = _compute_statistics(norm, frames, group)
+    weight, bias = _read_weight_and_bias(norm, batch.mean)
+    trailing_dims = frames.dim() - 2
     mean, var, total = batch
-    absorbed = AffineOfStatistics(mean, var, weight, bias, norm.eps, behind)
+    absorbed = AffineOfStatistics(mean, var, weight, bias, norm.eps, trailing_dims)
     if not x.requires_grad or not torch.is_grad_enabled():
         return x, absorbed
-    formula = _formula(mean.shape, mean.dtype, mean.device, norm.eps, behind)
-    share, lasts = _share(total, mean)
+    formula = _make_formula(mean.shape, mean.dtype, mean.device, norm.eps, trailing_dims)
+    share, is_stored = _get_share(total, mean)
     absorbed = absorbed._replace(completion=Completion(formula, (2, 3), (0, 1), (share,)))
-    if group is not None or not lasts:
+    if group is not None or not is_stored:
         return absorbed.joined(x, None if group is None else partial(_sum_over, group))
     return x, absorbed
 
 
-def _learned(norm: BatchNorm, like: Tensor) -> tuple[Tensor, Tensor]:
+def _read_weight_and_bias(norm: BatchNorm, like: Tensor) -> tuple[Tensor, Tensor]:
     """Returns weight and bias in the dtype of the statistics."""
     dtype = like.dtype
     weight: Tensor = torch.ones_like(like) if norm.weight is None else norm.weight
@@ -274,14 +280,14 @@ def _learned(norm: BatchNorm, like: Tensor) -> tuple[Tensor, Tensor]:
 
 @between_graphs("a norm over several processes runs between the graphs of torch.compile")
 def _between_graphs(norm: BatchNorm, x: Tensor, lead: int, group: Any) -> tuple[Tensor, Absorbed]:
-    given = x.detach()
-    return _of_batch(norm, x, given.flatten(0, 1) if lead == 2 else given, group)
+    detached = x.detach()
+    return _normalise_batch(norm, x, detached.flatten(0, 1) if lead == 2 else detached, group)
 
 
-def _statistics(norm: BatchNorm, frames: Tensor, group: Any) -> _Batch:
-    """Computes the statistics of frames, without an autograd graph."""
+def _compute_statistics(norm: BatchNorm, frames: Tensor, group: Any) -> _Batch:
+    """Computes the statistics of a batch, without an autograd graph, and updates the running statistics."""
     if group is not None:
-        return _gathered(norm, frames, group)
+        return _gather_statistics(norm, frames, group)
     count = _check_count(frames)
     if not count:
         zeros = frames.new_zeros(frames.shape[1], dtype=_dtype(frames))
@@ -289,28 +295,28 @@ def _statistics(norm: BatchNorm, frames: Tensor, group: Any) -> _Batch:
     tracks = norm.training and norm.track_running_stats
     first, second = (norm.running_mean, norm.running_var) if tracks else (None, None)
     if first is not None and second is not None and first.dtype == _dtype(frames) and norm.momentum is not None:
-        mean, var = _moments(frames, (first, second), norm.momentum, norm.num_batches_tracked)
+        mean, var = _compute_moments(frames, (first, second), norm.momentum, norm.num_batches_tracked)
     else:
-        mean, var = _moments(frames)
+        mean, var = _compute_moments(frames)
         _track(norm, mean, var, count)
     return _Batch(mean, var, count)
 
 
-def _moments(
+def _compute_moments(
     frames: Tensor,
     running: tuple[Tensor, Tensor] | None = None,
     momentum: float = 0.0,
     tracked: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Computes mean and variance over all dimensions except the channels. Updates the running statistics."""
-    found = batch_moments(frames, running, momentum, tracked)
-    if found is not None:
-        return found
+    """Computes mean and variance over all dimensions except the channels. Updates `running` and `tracked`."""
+    by_kernel = batch_moments(frames, running, momentum, tracked)
+    if by_kernel is not None:
+        return by_kernel
     if tracked is not None:
         tracked.add_(1)
     dtype = _dtype(frames)
     if frames.device.type not in ("cpu", "cuda"):
-        var, mean = torch.var_mean(frames.to(dtype), _over(frames), correction=0)
+        var, mean = torch.var_mean(frames.to(dtype), _list_reduced_dims(frames), correction=0)
         if running is not None:
             _move(*running, mean, var, frames.numel() // frames.shape[1], momentum)
         return mean, var
@@ -324,19 +330,19 @@ def _update(
     lead: int, momentum: float, x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor, tracked: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Computes mean and variance of a batch, and updates the running mean and variance."""
-    return _moments(x.flatten(0, 1) if lead == 2 else x, (mean, var), momentum, tracked)
+    return _compute_moments(x.flatten(0, 1) if lead == 2 else x, (mean, var), momentum, tracked)
 
 
-def _gathered(norm: BatchNorm, frames: Tensor, group: Any) -> _Batch:
+def _gather_statistics(norm: BatchNorm, frames: Tensor, group: Any) -> _Batch:
     """Computes the statistics over the batches of all processes. The batches may differ in size."""
     count = frames.numel() // frames.shape[1]
-    own = frames.new_zeros(2, frames.shape[1], dtype=_dtype(frames))
+    own_moments = frames.new_zeros(2, frames.shape[1], dtype=_dtype(frames))
     if count:
-        own[0], own[1] = _moments(frames)
-    given = torch.cat([own.flatten(), own.new_full((1,), count)])
-    all_given = given.new_empty(dist.get_world_size(group), len(given))
-    dist.all_gather_into_tensor(all_given.view(-1), given, group=group)
-    counts, moments = all_given[:, -1:], all_given[:, :-1].view(-1, 2, frames.shape[1])
+        own_moments[0], own_moments[1] = _compute_moments(frames)
+    message = torch.cat([own_moments.flatten(), own_moments.new_full((1,), count)])
+    messages = message.new_empty(dist.get_world_size(group), len(message))
+    dist.all_gather_into_tensor(messages.view(-1), message, group=group)
+    counts, moments = messages[:, -1:], messages[:, :-1].view(-1, 2, frames.shape[1])
     total = counts.sum()
     mean = (counts * moments[:, 0]).sum(0) / total
     var = (counts * (moments[:, 1] + (moments[:, 0] - mean).square())).sum(0) / total
@@ -350,19 +356,20 @@ def _gathered(norm: BatchNorm, frames: Tensor, group: Any) -> _Batch:
 class _ThroughStatistics(StandIns):
     """Gradient of `x`, including the part that flows through the statistics.
 
-    Calls are steps of a scan, which use stand-ins. `of` is the same function of actual tensors.
+    A call computes one step of a scan with stand-ins for the tensors. The method `of` computes the same gradient with
+    actual tensors.
 
     Args:
-        like: tensors that have the layouts of weight, bias, mean, variance, `-1 / count`, and the gradients of weight
-            and bias.
-        behind: number of dimensions after the channels.
+        like: seven tensors with the layouts of weight, bias, mean, variance, `-1 / count`, the gradient of the weight,
+            and the gradient of the bias.
+        trailing_dims: number of dimensions after the channels.
     """
 
     __name__ = "norm_gradient"
 
-    def __init__(self, like: Sequence[Tensor], eps: float, behind: int) -> None:
+    def __init__(self, like: Sequence[Tensor], eps: float, trailing_dims: int) -> None:
         super().__init__(like, (False,) * len(like))
-        self.eps, self.behind = eps, behind
+        self.eps, self.trailing_dims = eps, trailing_dims
 
     def __call__(self, gradient: Tensor, x: Tensor) -> Tensor:
         return self.of(gradient, x, self.stand_ins)
@@ -373,20 +380,24 @@ class _ThroughStatistics(StandIns):
         Args:
             gradient: gradient of `x` with constant statistics.
         """
-        weight, _, mean, var, share, of_weight, of_bias = (tensor.view(-1, *(1,) * self.behind) for tensor in tensors)
+        weight, _, mean, var, share, of_weight, of_bias = (
+            tensor.view(-1, *(1,) * self.trailing_dims) for tensor in tensors
+        )
         invstd = torch.rsqrt(var + self.eps)
         scale = weight * share * invstd
         deviation = x.to(mean.dtype) - mean
-        found = gradient.to(mean.dtype) + deviation * (scale * invstd * of_weight) + scale * of_bias
-        return found.to(gradient.dtype)
+        completed = gradient.to(mean.dtype) + deviation * (scale * invstd * of_weight) + scale * of_bias
+        return completed.to(gradient.dtype)
 
 
 @cache
-def _formula(shape: torch.Size, dtype: torch.dtype, device: torch.device, eps: float, behind: int) -> GradientFormula:
+def _make_formula(
+    shape: torch.Size, dtype: torch.dtype, device: torch.device, eps: float, trailing_dims: int
+) -> GradientFormula:
     like = torch.empty(shape, dtype=dtype, device=device)
-    step = _ThroughStatistics([*[like] * 4, like.new_empty(1), like, like], eps, behind)
+    step = _ThroughStatistics([*[like] * 4, like.new_empty(1), like, like], eps, trailing_dims)
     program = ScanProgram(step, 2, 0, 1, on_cpu="cpp")
-    return GradientFormula(step.of, program, step.instead, behind + 2, _has_kernels)
+    return GradientFormula(step.of, program, step.instead, trailing_dims + 2, _has_kernels)
 
 
 @cache
@@ -399,8 +410,8 @@ _MOST_SHARES = 1024
 _shares: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
 
 
-def _share(total: int | Tensor, like: Tensor) -> tuple[Tensor, bool]:
-    """Returns a tensor `[1]` with `-1 / total`, and True if later calls with this total return the same tensor."""
+def _get_share(total: int | Tensor, like: Tensor) -> tuple[Tensor, bool]:
+    """Returns a tensor `[1]` with `-1 / total`, and True if later calls with this total may use the same tensor."""
     if isinstance(total, Tensor):
         return (-1.0 / total).to(like.dtype).view(1), False
     key = total, like.dtype, like.device

@@ -17,8 +17,9 @@ from flexsn_runtime import DeviceError
 class Range(TypedDict, total=False):
     """Bounds of a number, and a hint for the error message.
 
-    `hint` is a sentence with advice for numbers that are out of range. `finite` is True if formulas with the number
-    have finite derivatives even close to `above`. By default, the formulas are assumed to have a pole at `above`.
+    `hint` is a sentence with advice about numbers that are out of range. `finite` is True if the formulas that use the
+    number have finite derivatives even close to `above`. By default, these formulas are assumed to have a pole at
+    `above`.
     """
 
     at_least: float
@@ -39,7 +40,7 @@ def check_number(name: str, value: float | Tensor, **limits: Unpack[Range]) -> N
     """
     if isinstance(value, Tensor):
         if not value.is_floating_point():
-            raise ParameterError(f"{name} is a tensor of {value.dtype}; give a floating-point one.")
+            raise ParameterError(f"{name} is a tensor of {value.dtype}; give a floating-point tensor.")
         if value.is_meta or value.numel() == 0:
             return
         low, high = (float(bound) for bound in torch.aminmax(value.detach()))
@@ -57,14 +58,14 @@ def check_number(name: str, value: float | Tensor, **limits: Unpack[Range]) -> N
         (high <= at_most, f"at most {at_most:g}"),
         (high < below, f"below {below:g}"),
     ]
-    for kept, bound in bounds:
-        if not kept:
-            found = f"{low:g}" if low == high else f"from {low:g} to {high:g}"
-            raise ParameterError(f"{name} is {found}; it must be {bound}. {limits.get('hint', '')}".rstrip())
+    for is_inside, bound in bounds:
+        if not is_inside:
+            span = f"{low:g}" if low == high else f"from {low:g} to {high:g}"
+            raise ParameterError(f"{name} is {span}; it must be {bound}. {limits.get('hint', '')}".rstrip())
 
 
 def check_function(name: str, function: object, example: str = "surrogate.Sigmoid()") -> None:
-    """Raises `ParameterError` unless `function` can be called with a tensor. Classes and names are rejected."""
+    """Raises `ParameterError` unless `function` is callable. A class is also rejected: an instance is needed."""
     if isinstance(function, type):
         raise ParameterError(f"{name} is the class {function.__name__}; give an instance: {function.__name__}().")
     if not callable(function):
@@ -74,12 +75,12 @@ def check_function(name: str, function: object, example: str = "surrogate.Sigmoi
 
 
 def check_module(name: str, module: object) -> None:
-    """Raises `TypeError` unless `module` is an `nn.Module`. Classes and lists of modules are rejected."""
+    """Raises `TypeError` unless `module` is an `nn.Module`. The message has advice about classes and lists."""
     if isinstance(module, nn.Module):
         return
     if isinstance(module, type):
         raise TypeError(f"{name} is the class {module.__name__}; give an instance: {module.__name__}(...).")
-    remedy = ": nn.ModuleList(...) makes one of several" if isinstance(module, list | tuple) else ""
+    remedy = ": nn.ModuleList(...) combines several modules" if isinstance(module, list | tuple) else ""
     raise TypeError(f"{name} is a {type(module).__name__}; give an nn.Module{remedy}.")
 
 
@@ -92,26 +93,26 @@ def check_tensor(name: str, value: object, *, dims: int = 0) -> None:
 
     Raises:
         TypeError: `value` is not a tensor.
-        InputShapeError: `value` has fewer dimensions.
+        InputShapeError: `value` has fewer than `dims` dimensions.
     """
     if not isinstance(value, Tensor):
-        remedy = ": torch.stack(...) makes one of several" if isinstance(value, list | tuple) else ""
+        remedy = ": torch.stack(...) combines several tensors" if isinstance(value, list | tuple) else ""
         raise TypeError(f"{name} is a {type(value).__name__}; give a tensor{remedy}.")
     if value.dim() < dims:
         raise InputShapeError(f"{name} has shape {list(value.shape)}; it needs at least {dims} dimension(s).")
 
 
-def check_device(name: str, own: Tensor, x: Tensor) -> None:
+def check_device(name: str, tensor: Tensor, x: Tensor) -> None:
     """Raises `DeviceError` if a module's tensor and an input are on different devices."""
-    if are_apart(own, x.device):
+    if are_apart(tensor, x.device):
         raise DeviceError(
-            f"{name} is on {own.device} and the input on {x.device}: move the module, net.to({str(x.device)!r}), or "
+            f"{name} is on {tensor.device} and the input on {x.device}: move the module, net.to({str(x.device)!r}), or "
             "the input."
         )
 
 
 def are_apart(tensor: Tensor, device: torch.device) -> bool:
-    """True if `tensor` is not on `device`. False for a single number on the CPU, which every device accepts."""
+    """True if `tensor` is not on `device`. False for a scalar on the CPU, which operations on every device accept."""
     return tensor.device != device and (tensor.dim() > 0 or tensor.device.type != "cpu")
 
 
@@ -121,11 +122,11 @@ def check_count(name: str, value: int, *, at_least: int = 1) -> None:
         raise ParameterError(f"{name} is {value!r}; it must be a whole number of at least {at_least}.")
 
 
-def check_name(what: str, name: str, known: Iterable[str]) -> None:
+def check_name(kind: str, name: str, known_names: Iterable[str]) -> None:
     """Raises `UnknownNameError` unless `name` is known. The message suggests the nearest known name."""
-    names = list(known)
+    names = list(known_names)
     if name in names:
         return
     near = difflib.get_close_matches(str(name), names, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise UnknownNameError(f"unknown {what} {name!r}; known: {', '.join(map(repr, names))}.{hint}")
+    raise UnknownNameError(f"unknown {kind} {name!r}; known: {', '.join(map(repr, names))}.{hint}")

@@ -9,7 +9,8 @@ from flexsn_nn._backends import COMPILED, Choice
 # Device type of a call, and True if a compiler traces the call.
 Situation = tuple[str, bool]
 
-# Maximum number of stored outcomes per situation. A neuron's calls may run as a loop for more and more reasons.
+# Maximum number of stored outcomes per situation. Each new reason for a loop adds an outcome, so the list could grow
+# without end.
 _MOST = 16
 
 
@@ -55,9 +56,9 @@ class Decisions:
         self._ran.clear()
 
     def latest(self, situation: Situation, kinds: Hashable) -> Choice | None:
-        """Returns the choice that ran the latest calls with these kinds; `None` if there were none."""
-        found = self._of(situation, kinds) if situation in self._choices else []
-        return found[-1] if found else None
+        """Returns the choice of the latest calls with modules of these kinds; `None` if no choice is recorded."""
+        choices = self._of(situation, kinds) if situation in self._choices else []
+        return choices[-1] if choices else None
 
     @property
     def has_kernels(self) -> bool:
@@ -65,12 +66,12 @@ class Decisions:
         return any(choice.backend in COMPILED for choice in self._choices.values())
 
     def has_launched(self, kinds: Hashable) -> bool:
-        """True if kernels ran calls outside of compilers."""
+        """True if kernels ran calls with modules of these kinds outside of compilers."""
         outside = [situation for situation in self._choices if not situation[1]]
         return any(choice.backend in COMPILED for situation in outside for choice in self._of(situation, kinds))
 
     def verdict(self, kinds: Hashable) -> str | None:
-        """Summarises all calls with modules of these kinds in one line; `None` if all calls ran in the same way."""
+        """Summarises all calls with modules of these kinds in one line. Returns `None` if all ran in the same way."""
         ran = [(situation[1], choice) for situation in self._choices for choice in self._of(situation, kinds)]
         if len(ran) < 2:
             return None
@@ -85,10 +86,10 @@ class Decisions:
             for choice in self._of(situation, kinds):
                 inside = " inside torch.compile" if situation[1] else ""
                 lines.append(f"{choice.backend}{inside}: {choice.reason}")
-                lines += [f"  not {name}: {why}" for name, why in choice.refused.items()]
+                lines += [f"  not {name}: {reason}" for name, reason in choice.refused.items()]
         return lines
 
     def _of(self, situation: Situation, kinds: Hashable) -> list[Choice]:
         if situation not in self._ran:
             return [self._choices[situation]]
-        return [choice for known, choice in self._ran[situation] if known == kinds]
+        return [choice for recorded_kinds, choice in self._ran[situation] if recorded_kinds == kinds]

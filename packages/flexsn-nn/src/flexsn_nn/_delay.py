@@ -14,7 +14,7 @@ from flexsn_nn._checks import Range, check_count, check_device, check_name, chec
 from flexsn_nn._handover import Handover
 from flexsn_nn._numbers import fit_checkpoint, learned
 from flexsn_nn._ranges import Ranges
-from flexsn_nn._stateful import Stateful, check_kept
+from flexsn_nn._stateful import Stateful, check_stored_state
 from flexsn_nn._within import within
 from flexsn_nn.errors import ParameterError
 from flexsn_nn.transforms._delayed import Delayed
@@ -24,7 +24,9 @@ INTERPOLATIONS = ("linear", "triangle", "gaussian")
 
 
 class Delay(Stateful):
-    """Computes `y[t] = x[t - delay]`, with zeros before the first step. Values for fractional delays are interpolated.
+    """A layer that computes `y[t] = x[t - delay]`, with zeros before the first step.
+
+    For fractional delays, values are interpolated:
 
         linear     y[t] = (1 - f) x[t - n] + f x[t - n - 1],    n = floor(delay), f = delay - n
         triangle   y[t] = sum over l of max(0, width - abs(l - delay)) / width^2 * x[t - l]
@@ -38,18 +40,19 @@ class Delay(Stateful):
     Args:
         delay: delay in steps, at least 0: a number; a tensor of delays that broadcasts to the step, such as `[C, 1, 1]`
             with one delay per channel of `[B, C, H, W]`; or an `nn.Parameter`.
-        max_delay: largest possible delay, a whole number of steps. A learned delay that is larger than this or below 0
-            counts as the nearest delay within the range, with the gradient of that delay (`RangeWarning`). The default,
-            `None`, is the largest value of `delay`, rounded up; for a learned delay, the default is twice that value,
+        max_delay: largest possible delay, a whole number of steps. A learned delay above `max_delay` or below 0 counts
+            as the nearest delay within the range, with the gradient of that delay (`RangeWarning`). If `max_delay` is
+            `None`, it is the largest value of `delay`, rounded up. For a learned delay, it is then twice that value,
             and at least 1.
         learn: True to make an `nn.Parameter` of `delay`. A number becomes a parameter of shape `[1]`.
         step_mode: `"m"` for `[T, *step]`, `"s"` for `[*step]`.
         interpolation: `"linear"`, `"triangle"`, or `"gaussian"`.
         width: width in steps, above 0: half of the base of the triangle (1 equals `"linear"`), or the standard
-            deviation of the Gaussian. The width is a buffer.
+            deviation of the Gaussian. The width is stored as a buffer.
 
     Raises:
-        ParameterError: a delay is below 0 or above `max_delay`; the width is 0 or less, or given for `"linear"`.
+        ParameterError: a delay is below 0 or above `max_delay`; the width is not above 0; or a width is passed with
+            `"linear"`.
         UnknownNameError: the interpolation is unknown.
 
     Sources: Hammouamri et al., "Learning delays in spiking neural networks using dilated convolutions with learnable
@@ -132,7 +135,7 @@ class Delay(Stateful):
             raise ParameterError(f"delay is {delay:g}, above max_delay={self.max_delay}.")
 
     def look_at_range(self) -> None:
-        """Warns, once for each delay, if a learned delay has left its range."""
+        """Warns, once for each layer, if a learned delay has left its range."""
         self._ranges.look(self, {"delay": self._limits})
 
     def strays(self) -> Iterator[str]:
@@ -153,7 +156,7 @@ class Delay(Stateful):
         """Delays a sequence: `[T, *step] -> [T, *step]`, or `[*step] -> [*step]` in step mode `"s"`.
 
         Raises:
-            StateError: the earlier inputs have another shape or dtype.
+            StateError: the stored earlier inputs have another shape, dtype or device.
         """
         check_tensor("the input", x, dims=1 if self.step_mode == "m" else 0)
         if isinstance(self.delay, Tensor):
@@ -161,18 +164,18 @@ class Delay(Stateful):
         if not torch.compiler.is_compiling():
             self.look_at_range()
         new = x if self.step_mode == "m" else x.unsqueeze(0)
-        if self._handover is not None and self._hands_over(x):
-            self._keep(x)
+        if self._handover is not None and self._can_hand_over(x):
+            self._store_inputs(x)
             self._handover.give(x, Delayed(self))
             return x
-        y = self._by_kernel(new, self._history(new) if self.states else None)
+        y = self._delay_by_kernel(new, self._history(new) if self.states else None)
         if y is not None:
-            self._keep(new)
+            self._store_inputs(new)
             return y if self.step_mode == "m" else y.squeeze(0)
-        seen = torch.cat([self._history(new), new])
+        values = torch.cat([self._history(new), new])
         steps = new.shape[0]  # `len` would be a constant in torch.export
-        self.states = [seen[steps:]] if self.max_delay else []
-        y = self._delayed(seen, steps)
+        self.states = [values[steps:]] if self.max_delay else []
+        y = self._delay_values(values, steps)
         return y if self.step_mode == "m" else y.squeeze(0)
 
     # -- in the step of the next neuron --------------------------------------------------------------------
@@ -189,12 +192,14 @@ class Delay(Stateful):
         delay = self.delay
         if not isinstance(delay, Tensor):
             return True
-        return delay.device == x.device and _flat(delay, x.shape[1:]) is not None
+        return delay.device == x.device and _flatten(delay, x.shape[1:]) is not None
 
     def of(self, x: Tensor) -> Tensor:
         """Delays a sequence `[T, *step] -> [T, *step]` without earlier inputs, and stores no inputs."""
-        y = self._by_kernel(x, None)
-        return self._delayed(torch.cat([x.new_zeros((self.max_delay, *x.shape[1:])), x]), len(x)) if y is None else y
+        y = self._delay_by_kernel(x, None)
+        return (
+            self._delay_values(torch.cat([x.new_zeros((self.max_delay, *x.shape[1:])), x]), len(x)) if y is None else y
+        )
 
     def steps_back(self) -> float | Tensor:
         """Returns the delays. Callers use only the whole steps of each delay."""
@@ -206,20 +211,20 @@ class Delay(Stateful):
         """Interpolates the delayed value of a step.
 
         Args:
-            late: value of `x` at the whole steps of the delay.
-            later: value one step earlier than `late`; `None` if the delays are whole steps.
-            delay: `self.delay`, or its stand-in in a trace; `None` if it is a number.
+            late: value of `x` from `floor(delay)` steps ago.
+            later: value of `x` from `floor(delay) + 1` steps ago; `None` if the delays are whole steps.
+            delay: `self.delay`, or its stand-in in a trace; `None` if `self.delay` is a number.
         """
         if later is None:
             return late
         if delay is None:
             assert not isinstance(self.delay, Tensor)
-            return _between(late, later, self.delay - math.floor(self.delay))
-        delay = self._bounded(delay, late.dtype)
-        return _between(late, later, (delay - self._whole_steps(delay)).to(late.dtype))
+            return _interpolate(late, later, self.delay - math.floor(self.delay))
+        delay = self._clamp(delay, late.dtype)
+        return _interpolate(late, later, (delay - self._whole_steps(delay)).to(late.dtype))
 
-    def _hands_over(self, x: Tensor) -> bool:
-        """Passes the sequence and this layer to the next neuron, if possible. Returns True if it did."""
+    def _can_hand_over(self, x: Tensor) -> bool:
+        """True if the next neuron can receive the sequence together with this layer, and apply the delay itself."""
         if self._handover is None or self.step_mode != "m" or self.states or not self.max_delay:
             return False
         if self._spreads and (self.training or not isinstance(self.delay, Tensor)):
@@ -243,7 +248,7 @@ class Delay(Stateful):
         if not self.max_delay or not self.states:
             return new.new_zeros(shape)
         (history,) = self.states
-        check_kept("the delay's record of earlier inputs", history, shape, new)
+        check_stored_state("the delay's record of earlier inputs", history, shape, new)
         return history
 
     def of_past(self, past: Sequence[Tensor]) -> Tensor:
@@ -258,19 +263,19 @@ class Delay(Stateful):
         """
         delay = self.delay
         if not isinstance(delay, Tensor):
-            whole = math.floor(delay)
-            if delay == whole:
-                return past[whole]
-            return _between(past[whole], past[whole + 1], delay - whole)
+            num_steps = math.floor(delay)
+            if delay == num_steps:
+                return past[num_steps]
+            return _interpolate(past[num_steps], past[num_steps + 1], delay - num_steps)
         dtype = past[0].dtype
-        delay = _of_step(self._bounded(delay, dtype), past[-1])
+        delay = _to_value_of_step(self._clamp(delay, dtype), past[-1])
         if self._spreads:
-            return self._spread(past, delay) if self.training else _chosen(past, delay.detach().round())
+            return self._spread(past, delay) if self.training else _select(past, delay.detach().round())
         whole_steps = self._whole_steps(delay)
-        late = _chosen(past[:-1] or past, whole_steps)
+        late = _select(past[:-1] or past, whole_steps)
         if not self.max_delay:
             return late
-        return _between(late, _chosen(past[1:], whole_steps), (delay - whole_steps).to(dtype))
+        return _interpolate(late, _select(past[1:], whole_steps), (delay - whole_steps).to(dtype))
 
     def _spread(self, past: Sequence[Tensor], delay: Tensor) -> Tensor:
         width = self.width.to(delay.dtype)
@@ -280,52 +285,56 @@ class Delay(Stateful):
             weights = [(width - distance.abs()).clamp(min=0) for distance in distances]
         else:  # relative to the nearest step, so that narrow weights do not vanish
             weights = [torch.exp((nearest * nearest - d * d) / (2 * width * width)) for d in distances]
-        total = _added([weight * value for weight, value in zip(weights, past, strict=True)])
-        # Multiplying by the reciprocal is cheaper than dividing, since each value of the past needs the factor in the
-        # gradient.
-        spread = total * (1 / (width * width if self.interpolation == "triangle" else _added(weights)))
+        total = _add_up([weight * value for weight, value in zip(weights, past, strict=True)])
+        # Multiplying by the reciprocal is cheaper than dividing, because the gradient of each past value contains this
+        # factor.
+        spread = total * (1 / (width * width if self.interpolation == "triangle" else _add_up(weights)))
         return spread.to(past[0].dtype)
 
-    def _bounded(self, delay: Tensor, dtype: torch.dtype) -> Tensor:
+    def _clamp(self, delay: Tensor, dtype: torch.dtype) -> Tensor:
         return within(delay.to(torch.promote_types(dtype, torch.float32)), **self._limits)
 
     def _whole_steps(self, delay: Tensor) -> Tensor:
-        """Returns the whole steps. No step follows the last one, so `max_delay` is split into `max_delay - 1` and 1."""
+        """Returns the whole steps of a delay, at most `max_delay - 1`.
+
+        A delay of `max_delay` is therefore interpolated as `max_delay - 1` whole steps and a fraction of 1. No value
+        from `max_delay + 1` steps ago is stored.
+        """
         return delay.detach().floor().clamp(max=self.max_delay - 1 if self.max_delay else 0)
 
-    def _delayed(self, seen: Tensor, steps: int) -> Tensor:
+    def _delay_values(self, values: Tensor, steps: int) -> Tensor:
         delay = self.delay
-        if not seen.is_floating_point() and (isinstance(delay, Tensor) or delay % 1):
-            seen = seen.to(torch.get_default_dtype())  # for values between two steps
+        if not values.is_floating_point() and (isinstance(delay, Tensor) or delay % 1):
+            values = values.to(torch.get_default_dtype())  # for values between two steps
         if not isinstance(delay, Tensor) or (self._spreads and self.training):
-            return self.of_past([self._shifted(seen, steps, by) for by in range(self.max_delay + 1)])
-        delay = self._bounded(delay, seen.dtype)
+            return self.of_past([self._shift(values, steps, by) for by in range(self.max_delay + 1)])
+        delay = self._clamp(delay, values.dtype)
         if self._spreads:
-            return self._gathered(seen, steps, delay.detach().round())
+            return self._gather(values, steps, delay.detach().round())
         whole_steps = self._whole_steps(delay)
-        late = self._gathered(seen, steps, whole_steps)
+        late = self._gather(values, steps, whole_steps)
         if not self.max_delay:
             return late
-        fraction = (delay - whole_steps).to(seen.dtype)
-        return _between(late, self._gathered(seen, steps, whole_steps + 1), fraction)
+        fraction = (delay - whole_steps).to(values.dtype)
+        return _interpolate(late, self._gather(values, steps, whole_steps + 1), fraction)
 
-    def _by_kernel(self, new: Tensor, past: Tensor | None) -> Tensor | None:
+    def _delay_by_kernel(self, new: Tensor, past: Tensor | None) -> Tensor | None:
         """Returns the delayed sequence after `past` (zeros if `None`), or `None` if no kernel can compute it."""
         if not isinstance(self.delay, Tensor) or not self.max_delay or why_no_delay_kernel(new) is not None:
             return None
-        flat = _flat(self.delay, new.shape[1:])
+        flat = _flatten(self.delay, new.shape[1:])
         if flat is None:
             return None
-        most = self.max_delay
-        delay, inner = self._bounded(flat.delays, new.dtype), flat.inner
+        max_delay = self.max_delay
+        delay, inner = self._clamp(flat.delays, new.dtype), flat.inner
         if self._spreads and self.training:
             return delay_by_taps(new, past, delay, self._taps, self._slopes, inner)
         if self._spreads:
-            return delay_between(new, past, delay.detach().round().int(), None, inner, most)
-        whole = self._whole_steps(delay)
-        return delay_between(new, past, whole.int(), (delay - whole).to(new.dtype), inner, most)
+            return delay_between(new, past, delay.detach().round().int(), None, inner, max_delay)
+        whole_steps = self._whole_steps(delay)
+        return delay_between(new, past, whole_steps.int(), (delay - whole_steps).to(new.dtype), inner, max_delay)
 
-    def _keep(self, new: Tensor) -> None:
+    def _store_inputs(self, new: Tensor) -> None:
         """Stores the last `max_delay` inputs."""
         before = len(new) - self.max_delay
         if before >= 0:
@@ -355,14 +364,14 @@ class Delay(Stateful):
         steps = torch.arange(self.max_delay + 1, device=delay.device, dtype=delay.dtype)
         return self.width.to(delay.dtype), steps.unsqueeze(1) - delay
 
-    def _gathered(self, seen: Tensor, steps: int, delay: Tensor) -> Tensor:
+    def _gather(self, values: Tensor, steps: int, delay: Tensor) -> Tensor:
         """Delays each element by its own number of whole steps."""
-        step = seen.shape[1:]
-        index = self.max_delay + torch.arange(steps, device=seen.device).view(-1, *[1] * len(step))
-        return seen.gather(0, (index - delay.long()).expand(steps, *step))
+        step = values.shape[1:]
+        index = self.max_delay + torch.arange(steps, device=values.device).view(-1, *[1] * len(step))
+        return values.gather(0, (index - delay.long()).expand(steps, *step))
 
-    def _shifted(self, seen: Tensor, steps: int, by: int) -> Tensor:
-        return seen[self.max_delay - by : self.max_delay - by + steps]
+    def _shift(self, values: Tensor, steps: int, by: int) -> Tensor:
+        return values[self.max_delay - by : self.max_delay - by + steps]
 
     def extra_repr(self) -> str:
         shown = list(self.delay.shape) if isinstance(self.delay, Tensor) else self.delay
@@ -371,57 +380,57 @@ class Delay(Stateful):
         return f"delay={shown}, max_delay={self.max_delay}{spread}, step_mode={self.step_mode!r}{fused}"
 
 
-class _Flat(NamedTuple):
-    """Delays of a step's elements. Element `e` has the delay with index `e // inner % len(delays)`."""
+class _FlatDelays(NamedTuple):
+    """Delays of a step's elements. The delay of element `e` has the index `e // inner % len(delays)`."""
 
     delays: Tensor
     inner: int
 
 
-def _flat(delay: Tensor, step: Sequence[int]) -> _Flat | None:
-    """Returns the delays of a step in one dimension, or `None` if they do not broadcast to it."""
+def _flatten(delay: Tensor, step: Sequence[int]) -> _FlatDelays | None:
+    """Returns the delays of a step in one dimension, or `None` if the delays do not broadcast to the step."""
     if delay.dim() > len(step):
         return None
     shape = (1,) * (len(step) - delay.dim()) + tuple(delay.shape)
-    if any(size not in (1, whole) for size, whole in zip(shape, step, strict=True)):
+    if any(size not in (1, step_size) for size, step_size in zip(shape, step, strict=True)):
         return None
-    own = [i for i, size in enumerate(shape) if size != 1]
-    if not own:
-        return _Flat(delay.reshape(1), 1)
-    first, last = own[0], own[-1]
+    varying = [i for i, size in enumerate(shape) if size != 1]
+    if not varying:
+        return _FlatDelays(delay.reshape(1), 1)
+    first, last = varying[0], varying[-1]
     if shape[first : last + 1] == tuple(step[first : last + 1]):
-        return _Flat(delay.reshape(-1), math.prod(step[last + 1 :]))
-    return _Flat(delay.expand(step).reshape(-1), 1)
+        return _FlatDelays(delay.reshape(-1), math.prod(step[last + 1 :]))
+    return _FlatDelays(delay.expand(step).reshape(-1), 1)
 
 
 _NO_WIDTH = "interpolation is 'linear', which has no width: give interpolation='gaussian' or 'triangle'."
 
 
-def _between(late: Tensor, later: Tensor, fraction: float | Tensor) -> Tensor:
+def _interpolate(late: Tensor, later: Tensor, fraction: float | Tensor) -> Tensor:
     return late + fraction * (later - late)
 
 
-def _of_step(delay: Tensor, value: Tensor) -> Tensor:
+def _to_value_of_step(delay: Tensor, value: Tensor) -> Tensor:
     """Returns the delay as a value of the step.
 
     If the delay were a captured tensor, a kernel would load a weight for each past step, and sum the gradient of each
-    weight over time. Since the delay is a value of the step, the kernel computes the weights in registers. The
-    condition is always True, and turns the delay into a value of the step.
+    weight over time. If the delay is a value of the step, the kernel computes the weights in registers. The condition
+    is always True. Its only purpose is that the result depends on values of the step.
     """
     return torch.where((value == value) | (value != value), delay, 0)
 
 
-def _chosen(values: Sequence[Tensor], number: Tensor) -> Tensor:
-    """Selects, for each element, the value whose index is the element's number.
+def _select(values: Sequence[Tensor], index: Tensor) -> Tensor:
+    """Selects one of the values for each element. `index` holds the index of this value.
 
-    The first value is added last. It is the most recent value of the past, and kernels can add the others before it is
-    ready.
+    The first value, which is the most recent one, is added last. So kernels can add the other values before the first
+    value is ready.
     """
-    return _added([torch.where(number == i, value, 0) for i, value in enumerate(values)])
+    return _add_up([torch.where(index == i, value, 0) for i, value in enumerate(values)])
 
 
-def _added(values: Sequence[Tensor]) -> Tensor:
-    """Adds the values, from the last one to the first."""
+def _add_up(values: Sequence[Tensor]) -> Tensor:
+    """Adds the values, from the last to the first."""
     return functools.reduce(torch.add, reversed(values))
 
 

@@ -1,4 +1,4 @@
-"""Finds causes of a failed call that the failing operation does not name."""
+"""Finds the cause of a failed call, if the error of the failed operation does not name it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ def explain_devices(inputs: Sequence[Tensor], module: nn.Module, core: object, e
     Args:
         inputs: inputs of the call.
         module: neuron whose parameters and buffers the step reads.
-        core: step function, whose captured tensors are compared, too.
-        error: error that the call raised. Errors of this project are not examined, since they already name their cause.
+        core: step function. The devices of its captured tensors are compared, too.
+        error: error that the call raised. If it is an error of this project, the tensors are not compared, because
+            such an error already names its cause.
     """
     if type(error).__module__.startswith("flexsn_"):
         return

@@ -26,11 +26,11 @@ def specs_of(examples: Sequence[Tensor] | None, num_outputs: int) -> list[Spec] 
     return [(tuple(example.shape), example.dtype) for example in examples]
 
 
-def compare_specs(given: Sequence[Spec] | None, found: Sequence[Spec]) -> None:
+def compare_specs(example_specs: Sequence[Spec] | None, core_specs: Sequence[Spec]) -> None:
     """Raises `ExampleError` if `example_outputs` are passed and differ from the core's results in shape or dtype."""
-    for i, (one, other) in enumerate(zip(given or (), found, strict=False)):
-        if (tuple(one[0]), one[1]) != (tuple(other[0]), other[1]):
+    for i, (example, actual) in enumerate(zip(example_specs or (), core_specs, strict=False)):
+        if (tuple(example[0]), example[1]) != (tuple(actual[0]), actual[1]):
             raise ExampleError(
-                f"example_outputs[{i}] is {list(one[0])} {one[1]}; for these inputs the core returns "
-                f"{list(other[0])} {other[1]}: give outputs of one step, without time, or leave them out."
+                f"example_outputs[{i}] is {list(example[0])} {example[1]}; for these inputs the core returns "
+                f"{list(actual[0])} {actual[1]}: give outputs of one step, without time, or leave them out."
             )

@@ -15,7 +15,8 @@ from flexsn_runtime import transform_at_work
 if TYPE_CHECKING:
     from flexsn_nn._flexsn import FlexSN
 
-# Number of calls per check. For single steps, the number does not divide common sequence lengths.
+# A check follows every 16th call, or every 129th single step. No common sequence length is a multiple of 129, so the
+# checked steps are at different positions of their sequences.
 EVERY = {"m": 16, "s": 129}
 # Number of successive checks that must find the layer silent, or always firing, before the warning is given.
 _LOOKS = {"m": 4, "s": 8}
@@ -28,24 +29,24 @@ def is_wanted() -> bool:
 
 
 class Firing:
-    """Counts the spikes of a neuron in a few of its calls.
+    """Check of a neuron's spikes in some of its calls.
 
     After every 16th call in training (every 129th single step), the nonzero elements of the output are counted. On a
-    GPU, the count is copied to the host asynchronously, and a later check reads it if it has arrived, so no call waits
-    for the device. Compiled graphs and replays of CUDA graphs are not checked.
+    GPU, the count is copied to the host asynchronously. A later check reads the count if the copy is complete, so no
+    call waits for the device. Compiled graphs and replays of CUDA graphs are not checked.
 
     Attributes:
-        left: number of calls until the next check. `FlexSN.forward` decreases it, and checks at 0. If it is negative,
-            calls are not checked.
+        calls_left: number of calls until the next check. `FlexSN.forward` decreases this number, and checks the call
+            when the number reaches 0. If the number is negative, no call is checked.
     """
 
     def __init__(self) -> None:
-        self.left = EVERY["m"]
+        self.calls_left = EVERY["m"]
         self._silent = self._full = 0
         self._pending: tuple[Tensor, torch.cuda.Event, torch.Size] | None = None
 
     def __reduce__(self) -> tuple[type[Firing], tuple[()]]:
-        """Copies begin with their own counts."""
+        """Makes copies and pickles begin with counts of zero."""
         return Firing, ()
 
     def look(self, neuron: FlexSN, output: Tensor) -> None:
@@ -55,7 +56,7 @@ class Firing:
         if transform_at_work() is not None:
             return
         if output.device.type == "cpu":
-            self._found(neuron, int(torch.count_nonzero(output.detach())), output.shape)
+            self._record_count(neuron, int(torch.count_nonzero(output.detach())), output.shape)
         elif output.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
             self._look_on_gpu(neuron, output.detach())
 
@@ -65,7 +66,7 @@ class Firing:
             if not event.query():
                 return
             self._pending = None
-            self._found(neuron, int(count), shape)
+            self._record_count(neuron, int(count), shape)
         with torch.cuda.device(output.device):
             count = torch.empty((), dtype=torch.int64, device="cpu", pin_memory=True)
             count.copy_(torch.count_nonzero(output), non_blocking=True)
@@ -73,19 +74,19 @@ class Firing:
             event.record()
         self._pending = count, event, output.shape
 
-    def _found(self, neuron: FlexSN, count: int, shape: torch.Size) -> None:
+    def _record_count(self, neuron: FlexSN, count: int, shape: torch.Size) -> None:
         self._silent = self._silent + 1 if count == 0 else 0
         is_full = count == shape.numel() and neuron.spike_range == (0, 1)
         self._full = self._full + 1 if is_full else 0
         if max(self._silent, self._full) < _LOOKS[neuron.step_mode]:
             return
-        self.left = 0
-        silent = self._silent > 0
-        what = "never fires" if silent else "fires always"
+        self.calls_left = 0
+        is_silent = self._silent > 0
+        behaviour = "never fires" if is_silent else "fires always"
         warn(
-            f"a layer {what} in training: {type(neuron).__name__}, whose output of shape {list(shape)} was "
-            f"{'all 0' if silent else 'all 1'} in the {_LOOKS[neuron.step_mode]} calls checked, one of "
-            f"{EVERY[neuron.step_mode]}. {_remedy(neuron, silent)} See {_PAGE}. This warning comes once; "
+            f"a layer {behaviour} in training: {type(neuron).__name__}, whose output of shape {list(shape)} was "
+            f"{'all 0' if is_silent else 'all 1'} in the last {_LOOKS[neuron.step_mode]} checks. "
+            f"{_remedy(neuron, is_silent)} See {_PAGE}. This warning is given once; "
             "watch_firing=False, or FLEXSN_WATCH_FIRING=0 in the environment, turns it off.",
             FiringWarning,
         )
@@ -93,11 +94,14 @@ class Firing:
 
 def _remedy(neuron: FlexSN, silent: bool) -> str:
     if not silent:
-        return "Make its input or its weights smaller, or its threshold higher."
+        return "Make its input or the weights in front of it smaller, or its threshold higher."
     inner = getattr(neuron, "neuron", neuron)  # the neuron inside of a Recurrent
     if getattr(inner, "decay_input", False) is True:
         return (
-            "It divides its input by tau: pass decay_input=False, make the input or the weights in front larger, or "
-            "initialize them with init.fluctuation_driven_."
+            "It divides its input by tau: pass decay_input=False, make the input or the weights in front of it larger, "
+            "or initialize the weights with init.fluctuation_driven_."
         )
-    return "Make its input or its weights larger, initialize them by init.fluctuation_driven_, or lower its threshold."
+    return (
+        "Make its input or the weights in front of it larger, initialize the weights with init.fluctuation_driven_, or "
+        "lower its threshold."
+    )

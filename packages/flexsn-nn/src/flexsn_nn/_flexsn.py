@@ -46,13 +46,13 @@ from flexsn_runtime import BackendUnavailableError
 
 
 class SequenceRunner(Protocol):
-    """Runs a neuron's calls between layers with exact products; see `flexsn_nn.exact`."""
+    """Object that runs a neuron's calls between layers with exact products; see `flexsn_nn.exact`."""
 
     def run(self, neuron: FlexSN, inputs: tuple[Tensor, ...]) -> Tensor | None:
-        """Returns the output of a call; `None` to let the neuron run the call as usual."""
+        """Returns the output of a call. If the result is `None`, the neuron itself runs the call."""
 
 
-# Value of `FlexSN._asked` for a call with a sequence but without state sequences and transforms.
+# Value of `FlexSN._describe_results` for a call with a sequence but without state sequences and transforms.
 _SEQUENCE = ("m", False, ())
 
 
@@ -64,12 +64,14 @@ class FlexSN(Runs):
     Args:
         core: one time step, `core(*inputs, *states) -> (*outputs, *new_states)`. The computation is pointwise over the
             step's elements, except for products with captured matrices along its last dimension. The core is a
-            function, or an `nn.Module` whose parameters become parameters of this module. Tensors that it captures get
-            gradients. The first call warns of captured parameters that belong to neither a module nor an optimizer.
-        num_inputs, num_states, num_outputs: number of inputs, states and outputs of the core.
-        example_inputs: one step's inputs and states. With them, errors in the core are raised at construction.
-        requires_grad: for each input and (initial) state, True if a gradient may flow to it; `None` if gradients may
-            flow to all.
+            function, or an `nn.Module` whose parameters become parameters of this module. Tensors that the core
+            captures get gradients. The first call warns of captured parameters that belong to neither a module nor an
+            optimizer.
+        num_inputs, num_states, num_outputs: numbers of inputs, states and outputs of the core.
+        example_inputs: one step's inputs and states. With these examples, errors in the core are raised at
+            construction.
+        requires_grad: for each input and each initial state, True if a gradient may flow to it; `None` if gradients may
+            flow to all of them.
         step_mode: `"m"` if inputs are sequences `[T, *step]`, `"s"` if each call is one step `[*step]`.
         backend: `"triton"` or `"inductor"` (two names for one backend) for compiled kernels on a GPU; `"cpp"` for
             compiled kernels on the CPU; `"hop"` for the scan as one operator; `"torch"` for a plain loop. `"auto"`
@@ -81,27 +83,28 @@ class FlexSN(Runs):
             keeps the states in float32, and rounds outputs to the first input's dtype.
         residuals: values that compiled kernels save for the backward, in addition to the inputs. `"recompute"` saves
             states at intervals, from which the other values are computed again. `"save"` saves the fewest bytes from
-            which the gradient can be computed. `"auto"` takes the choice that moves fewer bytes. Under `torch.compile`,
-            kernels recompute.
-        watch_firing: True to warn, once, if the neuron never or always fires in training (`FiringWarning`). One of 16
-            calls is checked, or one of 129 in step mode `"s"`, and no check waits for a GPU. `FLEXSN_WATCH_FIRING=0` in
-            the environment turns the warning off for neurons that are created afterwards.
+            which the gradient can be computed. `"auto"` selects the option that moves fewer bytes. Under
+            `torch.compile`, kernels always recompute.
+        watch_firing: True to warn, once, if the neuron never or always fires in training (`FiringWarning`). Every 16th
+            call is checked, or every 129th call in step mode `"s"`, and no check waits for a GPU.
+            `FLEXSN_WATCH_FIRING=0` in the environment turns the warning off for neurons that are created afterwards.
 
     Attributes:
-        states: states, `[*step]` each. Empty before the first call and after `reset()`.
-        state_seqs: state sequences of the last call, `[T, *step]` each, if `store_state_seqs`.
+        states: current states, `[*step]` each. Empty before the first call and after `reset()`.
+        state_seqs: state sequences of the last call, `[T, *step]` each. Empty unless `store_state_seqs`.
         count_spikes: True if each call also computes `spike_counts`. Initially False.
         spike_counts: `[C]`, float32 (or the output's dtype, if it is wider): the first output of the last call, summed
             over all dimensions except channels. Channels are the step's second or only dimension. Compiled kernels sum
-            over time during the scan, and do not read the spikes again. Single steps, loops and graphs sum the output.
-            The counts are differentiable, so a regulariser of firing rates needs no gradient of a sequence. `None`
-            unless `count_spikes`.
+            over time during the scan, and do not read the spikes again. In single steps, loops and compiled graphs, the
+            finished output is summed. The counts are differentiable, so a regulariser of firing rates needs no gradient
+            of a sequence. `None` unless `count_spikes`.
 
     Raises:
-        UnknownNameError, StepModeError: a backend, step mode or precision is unknown, or two of them exclude each
-            other.
+        UnknownNameError: the backend, the step mode or the precision is unknown.
+        StepModeError: the backend cannot run in the step mode.
         ResidualsError: the choice of residuals is unknown.
-        ValueError: the numbers contradict each other or, with `example_inputs`, the core.
+        ValueError: the numbers of inputs, states and outputs contradict each other. With `example_inputs`, also raised
+            if they contradict the core.
 
     Example:
         >>> def integrate_and_fire(x, v):
@@ -151,8 +154,8 @@ class FlexSN(Runs):
         self._spike_range = None
         self._decisions = Decisions()
         self._refusals = Refusals()
-        # Assigning an attribute clears two results: that kernels accept the core, and the records of calls that later
-        # calls may repeat.
+        # `_ready_made` stores whether kernels certainly accept the core, and the other two attributes store calls that
+        # later calls may repeat. Assigning any attribute clears all three.
         self._ready_made = None
         self._repeats = self._again = None
         self.states = []
@@ -160,13 +163,13 @@ class FlexSN(Runs):
         self.count_spikes = False
         self.spike_counts = None
         self._bits = SpikeBits()
-        # Shapes of the step, and of the states that `init_states` created for it.
+        # Shape of the step, and shapes of the states that `init_states` created for this step.
         self._shapes_for = None
         self._looks_for_sharing = True
         self._exported = None  # set by torch.export, in the program that it traces
         self._graph = None  # autograd graph of the loop's last call
         self._firing = Firing() if watch_firing and is_wanted() else None
-        self._reset_in = recomputation()  # recomputation in which reset() was last called
+        self._reset_in = recomputation()  # recomputation in which the states were last reset or assigned
         self._get_program()
         if example_inputs is not None:
             compare_specs(self._output_specs, self._specialize_examples(example_inputs))
@@ -214,11 +217,16 @@ class FlexSN(Runs):
         compiling = torch.compiler.is_compiling()
         firing = None if compiling else self._firing
         if firing is not None and self.training:
-            firing.left -= 1
-            if firing.left == 0:
-                firing.left = EVERY[self._step_mode]  # set before the call, which may raise an error
-                asked: CallOptions = {"affine": affine, "lengths": lengths, "resets": resets, "transforms": transforms}
-                result = FlexSN.forward(self, *inputs, **asked)
+            firing.calls_left -= 1
+            if firing.calls_left == 0:
+                firing.calls_left = EVERY[self._step_mode]  # set before the call, which may raise an error
+                options: CallOptions = {
+                    "affine": affine,
+                    "lengths": lengths,
+                    "resets": resets,
+                    "transforms": transforms,
+                }
+                result = FlexSN.forward(self, *inputs, **options)
                 firing.look(self, result if isinstance(result, Tensor) else result[0])
                 return result
         front: Producer | Delayed | None = affine
@@ -247,7 +255,7 @@ class FlexSN(Runs):
                 changes = self._with_draws(changes, begins=not self.states, keep=True)
             exchange: SequenceRunner | None = self.__dict__.get("_exchange")
             if exchange is not None and len(inputs) == 1 and not self._own_transforms:
-                output = exchange.run(self, inputs) if self._asked(changes) == _SEQUENCE else None
+                output = exchange.run(self, inputs) if self._describe_results(changes) == _SEQUENCE else None
                 if output is not None:
                     return output
             repeated, inputs, changes = self._repeat(inputs, changes)
@@ -285,14 +293,15 @@ class FlexSN(Runs):
         return outputs[0] if self.num_outputs == 1 else outputs
 
     def _look_for_sharing(self, inputs: Sequence[Tensor]) -> None:
-        """Warns if the inputs depend on the output of the neuron's previous call. Runs once.
+        """Warns if the inputs depend on the output of the neuron's previous call. Checks one call only.
 
-        Single steps are exempt: an output that returns as the input of a single step is a recurrent connection.
+        Single steps are not checked, because an output that becomes an input of the next step is a recurrent
+        connection.
         """
-        given = [x for x in inputs if isinstance(x, Tensor) and x.requires_grad]
-        if self._step_mode == "m" and given and all(x.dim() and len(x) > 1 for x in given):
+        differentiable = [x for x in inputs if isinstance(x, Tensor) and x.requires_grad]
+        if self._step_mode == "m" and differentiable and all(x.dim() and len(x) > 1 for x in differentiable):
             self.__dict__["_looks_for_sharing"] = False
-            if feeds_itself(given, self.states, self._graph):
+            if feeds_itself(differentiable, self.states, self._graph):
                 warn_of_sharing(self)
 
     def step(
@@ -333,14 +342,14 @@ class FlexSN(Runs):
             raise TypeError(
                 f"inputs is a {type(inputs).__name__}; give a tensor, or num_inputs={self.num_inputs} of them."
             )
-        given = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
+        tensors = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
         front: Producer | Delayed | None = affine
         if self._handover is not None:
-            given, front = self._handover.take(given, affine)
-        changes = self._transforms(given, front, lengths, resets, transforms)
+            tensors, front = self._handover.take(tensors, affine)
+        changes = self._transforms(tensors, front, lengths, resets, transforms)
         begun = self._as_states(states)
         changes = self._with_draws(changes, begins=not begun, keep=False)
-        outputs, new_states, _ = self._run(given, begun, keep=False, transforms=changes)
+        outputs, new_states, _ = self._run(tensors, begun, keep=False, transforms=changes)
         return outputs[0] if self.num_outputs == 1 else outputs, new_states
 
     def _transforms(
@@ -351,36 +360,38 @@ class FlexSN(Runs):
         resets: Tensor | None,
         transforms: Sequence[Transform],
     ) -> tuple[Transform, ...]:
-        """Returns the transforms of one call, with the innermost first. Transforms for all calls are not included."""
+        """Returns the transforms of one call, with the innermost first. Does not include `_own_transforms`."""
         if transforms:
             check_transforms(transforms)
-        found: tuple[Transform, ...] = (*transforms, *self._shared_transforms)
+        chain: tuple[Transform, ...] = (*transforms, *self._shared_transforms)
         if front is not None and not isinstance(front, Delayed):
             flows = self.requires_grad is None or self.requires_grad[0]
-            found = (Absorb(front, flows=flows), *found)
-        found = (*self._completing(inputs), *found)
+            chain = (Absorb(front, flows=flows), *chain)
+        chain = (*self._completing(inputs), *chain)
         if resets is not None:
-            found = (*found, Resets(resets))
+            chain = (*chain, Resets(resets))
         if isinstance(front, Delayed):  # resets leave the state of the delay unchanged
-            found = (*found, front)
-        return found if lengths is None else (*found, Lengths(lengths))
+            chain = (*chain, front)
+        return chain if lengths is None else (*chain, Lengths(lengths))
 
     def _completing(self, inputs: tuple[Tensor, ...]) -> tuple[Transform, ...]:
-        """Returns transforms that compute the inputs omitted from a call."""
+        """Returns transforms that compute the inputs that a call omits."""
         return ()
 
     def explain(self, *inputs: Tensor, affine: Producer | None = None) -> str:
-        """Describes the backends, the reasons for rejected ones, and the bytes that each call moves through memory.
+        """Describes the backends that run the neuron, the reasons for this choice, and the compiled kernels.
 
         Args:
-            inputs: same as for `forward`. With inputs, the text includes the bytes of a call with them, and the copies
-                that their memory layout makes necessary.
+            inputs: same as for `forward`. If inputs are passed, the text also describes the bytes that a call with them
+                moves through memory, and the copies that their memory layout requires.
             affine: same as for `forward`.
         """
         kinds = kinds_of(self.modules())
         lines = self._decisions.lines(kinds)
         if not self._decisions.has_kernels:
-            lines += [f"  on a GPU, compiled kernels refuse the core: {why}" for why in self._refusals.reasons(kinds)]
+            lines += [
+                f"  on a GPU, compiled kernels refuse the core: {reason}" for reason in self._refusals.reasons(kinds)
+            ]
         if not lines:
             lines = [f"backend={self._backend!r}: nothing has run yet.{self._prospect(inputs)}"]
         if affine is not None and not self._absorbs(inputs):
@@ -394,8 +405,8 @@ class FlexSN(Runs):
         if self.count_spikes and launched and self._step_mode == "m":
             transforms.append(SpikeCounts())
         used = self._with_examples(tuple(transforms))
-        given = self._checked(inputs) if inputs else ()
-        call = self._call(self._backend, given)._replace(kernels=True)
+        tensors = self._checked(inputs) if inputs else ()
+        call = self._call(self._backend, tensors)._replace(kernels=True)
         if inputs and len(used) > len(transforms):
             _, used = before(call, used)
         program = self._program(used).scan
@@ -408,12 +419,12 @@ class FlexSN(Runs):
         ]
         if inputs:
             counts = any(transform.num_states for transform in used)
-            states = None if self._kernels_start_alike(given) and not counts else self._initial(given)
+            states = None if self._kernels_start_alike(tensors) and not counts else self._initial(tensors)
             more_inputs, more_states = added(call, used)
-            given = (*given, *more_inputs)
+            tensors = (*tensors, *more_inputs)
             if states is not None:
                 states += more_states
-            sequences = [x.unsqueeze(0) for x in given] if self._step_mode == "s" else given
+            sequences = [x.unsqueeze(0) for x in tensors] if self._step_mode == "s" else tensors
             lines += traffic(program, sequences, states, keep=self.store_state_seqs)
         unpacked = self._bits.why_refused(self.core)
         if unpacked is not None:
@@ -427,20 +438,20 @@ class FlexSN(Runs):
         """Names the backend that would run a call with these inputs, and the reason. Returns `""` without inputs."""
         if not inputs:
             return ""
-        given = self._checked(inputs)
+        checked = self._checked(inputs)
         try:
-            choice = choose(self._backend, self._step_mode, given[0].device, False)
+            choice = choose(self._backend, self._step_mode, checked[0].device, False)
         except BackendUnavailableError as error:
             return f" These inputs would raise: {error}"
         why_loop = None
         if self._backend == "auto" and self._asks_kernels(choice.backend):
-            why_loop = self._why_loop(given, [])
+            why_loop = self._why_loop(checked, [])
         if why_loop is not None:
             return f" These inputs would run on torch: {why_loop}"
         return f" These inputs would run on {choice.backend}: {choice.reason}"
 
     def latest_choice(self, device: str) -> Choice | None:
-        """Returns the choice for calls outside of compilers on a type of device; `None` before the first call."""
+        """Returns the backend of the latest calls outside of compilers on a type of device; `None` without a call."""
         return self._decisions.latest((device, False), kinds_of(self.modules()))
 
     def kernel_names(self) -> tuple[str, ...]:

@@ -15,14 +15,14 @@ from flexsn_runtime import FreedGraphError, transform_at_work
 
 # Metadata key of a graph node. Its value identifies the call whose output the node computes.
 _CALL = "flexsn_nn.call"
-# Largest number of nodes that are searched for freed tensors; a step of the loop has a few dozen.
+# Maximum number of nodes that are searched for freed tensors. A step of the loop has a few dozen nodes.
 _MOST_NODES = 4096
-# Maximum number of nodes, nearest to the states of a layer, that detect a backward pass.
+# Maximum number of nodes that detect a backward pass. These are the nodes nearest to the states of a layer.
 _NODES_NEARBY = 16
 
 
 class GraphOfCall:
-    """Records whether a backward pass has freed the graph of one call.
+    """Autograd graph of one call, with a record of whether a backward pass has freed it.
 
     Args:
         outputs: outputs of the call.
@@ -38,14 +38,14 @@ class GraphOfCall:
 
     def ends_at(self, node: Any) -> bool:
         """True if a node computes an output of this call."""
-        found: object = node.metadata.get(_CALL)
-        return found is self
+        call: object = node.metadata.get(_CALL)
+        return call is self
 
     def _visit(self, gradients: Any) -> None:
         self._freed |= not keeps_graph()
 
     def watch(self, states: Sequence[Tensor]) -> None:
-        """Makes the backward pass of a later call raise a clear error if a gradient reaches `states`."""
+        """Makes a later backward pass raise a clear error if its gradient reaches `states` and the graph is freed."""
         for state in states:
             if state.grad_fn is not None and not state.is_leaf:
                 state.register_hook(partial(GraphOfCall._check, self))
@@ -83,31 +83,31 @@ def graph_of_states(states: Sequence[Tensor]) -> GraphOfStates | None:
 
 
 def _nearest(starts: Sequence[Any]) -> list[Any]:
-    """Returns the first nodes that a gradient reaches from these nodes, without leaves of the graph."""
-    found: dict[Any, None] = {}
-    waiting = deque(starts)
-    while waiting and len(found) < _NODES_NEARBY:
-        node = waiting.popleft()
-        if node is not None and node not in found and not hasattr(node, "variable"):
-            found[node] = None
-            waiting += [following for following, _ in node.next_functions]
-    return list(found)
+    """Returns these nodes and the nodes that a gradient reaches next, up to `_NODES_NEARBY`. Excludes leaves."""
+    nearest: dict[Any, None] = {}
+    pending = deque(starts)
+    while pending and len(nearest) < _NODES_NEARBY:
+        node = pending.popleft()
+        if node is not None and node not in nearest and not hasattr(node, "variable"):
+            nearest[node] = None
+            pending += [following for following, _ in node.next_functions]
+    return list(nearest)
 
 
 def _is_freed(node: Any) -> bool:
     """True if this node, or a node that a gradient reaches from it, has a saved tensor that was freed."""
-    waiting, seen = [node], {node}
-    while waiting and len(seen) < _MOST_NODES:
-        one = waiting.pop()
-        for name in dir(one):
+    pending, visited = [node], {node}
+    while pending and len(visited) < _MOST_NODES:
+        current = pending.pop()
+        for name in dir(current):
             if name.startswith("_saved_") or name == "saved_tensors":
                 try:
-                    getattr(one, name)
+                    getattr(current, name)
                 except RuntimeError as error:
                     if "second time" in str(error):
                         return True
-        for following, _ in () if one is None else one.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                waiting.append(following)
+        for following, _ in () if current is None else current.next_functions:
+            if following is not None and following not in visited:
+                visited.add(following)
+                pending.append(following)
     return False

@@ -1,4 +1,4 @@
-"""Passes a norm or a delay to the neuron after it."""
+"""Passes a norm or a delay to the next neuron, which computes it in its step."""
 
 from __future__ import annotations
 
@@ -12,38 +12,40 @@ from flexsn_nn.transforms._delayed import Delayed
 
 
 class Handover:
-    """Passes an input with a layer to the next neuron. The layer is the last norm of an `OverTime`, or a `Delay`.
+    """Link that passes a layer and the layer's input to the next neuron.
+
+    The layer is the last norm of an `OverTime`, or a `Delay`.
 
     Both modules refer to this object instead of each other, so that each module can be copied, moved and called
     separately.
     """
 
     def __init__(self) -> None:
-        self._given: tuple[Tensor, Producer | Delayed] | None = None
+        self._pair: tuple[Tensor, Producer | Delayed] | None = None
 
     def give(self, x: Tensor, producer: Producer | Delayed) -> None:
-        """Stores an input and its producer for the neuron. Replaces an earlier pair that the neuron did not take."""
-        self._given = x, producer
+        """Stores an input and the layer for the neuron. Replaces an earlier pair that the neuron did not take."""
+        self._pair = x, producer
 
     def take(
         self, inputs: tuple[Any, ...], affine: Producer | None
     ) -> tuple[tuple[Any, ...], Producer | Delayed | None]:
-        """Returns the neuron's inputs and the layer before the neuron. If no input is stored, returns the arguments.
+        """Returns the neuron's inputs and the layer to compute. If no input is stored, returns the arguments.
 
         Raises:
             HandoverError: the first input is not the stored input.
         """
-        given, self._given = self._given, None
-        if given is None:
+        pair, self._pair = self._pair, None
+        if pair is None:
             return inputs, affine
-        if affine is not None or not inputs or inputs[0] is not given[0]:
+        if affine is not None or not inputs or inputs[0] is not pair[0]:
             raise HandoverError(
                 "the norm or delay in front of this neuron was fused into it (fuse_norms, fuse_delays), and the neuron "
                 "was called with an input that is not that layer's output. Leave this pair out "
                 "(fuse_norms(net, skip=...)), or undo it (unfuse_norms(net))."
             )
-        return inputs, given[1]
+        return inputs, pair[1]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies store no input."""
-        return {"_given": None}
+        """Returns the attributes for copies and pickles, which store no input."""
+        return {"_pair": None}

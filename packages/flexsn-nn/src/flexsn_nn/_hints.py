@@ -1,4 +1,4 @@
-"""Hints for names that other libraries use for arguments and attributes: the corresponding names here."""
+"""Hints about arguments and attributes of other libraries. A hint gives the corresponding name in this library."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ _ATTRIBUTES = {
     "neuronal_charge": "the step is `neuron.dynamics`; see docs/writing-a-neuron.md",
     "neuronal_fire": "the step is `neuron.dynamics`; see docs/writing-a-neuron.md",
     "neuronal_reset": "the step is `neuron.dynamics`; see docs/writing-a-neuron.md",
-    "kernel": "kernels are made at the first call; `FlexSNKernel` is one as a function",
+    "kernel": "kernels are built in the first call; `FlexSNKernel` is a kernel as a function",
 }
 
 
-def of_parameter(name: str, known: Iterable[str]) -> str:
+def of_parameter(name: str, known_names: Iterable[str]) -> str:
     """Returns a hint about the argument that replaces an unknown argument."""
-    names = list(known)
+    names = list(known_names)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
     if near:
         return f"Did you mean {near[0]!r}?"

@@ -31,7 +31,7 @@ def check_input(name: str, value: object, owner: str, *, has_time: bool) -> None
         InputShapeError: `value` is a sequence without dimensions.
     """
     if not isinstance(value, Tensor):
-        raise _no_tensor(name, value, owner)
+        raise _make_error(name, value, owner)
     if value.is_nested:
         raise InputLayoutError(
             f"{name} is a nested tensor; all steps of a sequence [T, *step] have one shape. functional.run(net, x) "
@@ -59,7 +59,7 @@ def check_real(name: str, value: Tensor) -> None:
 
     Raises:
         InputLayoutError: `value` is sparse.
-        InputDtypeError: `value` has integers, booleans, complex numbers, or numbers of at most 8 bits.
+        InputDtypeError: `value` has integers, booleans, complex numbers, or floating-point numbers of 8 bits.
     """
     if value.layout is not torch.strided:
         raise InputLayoutError(f"{name} is a {value.layout} tensor; a membrane is dense: x.to_dense().")
@@ -72,7 +72,7 @@ def check_real(name: str, value: Tensor) -> None:
         raise InputDtypeError(f"{name} is {dtype}, which can store numbers but not add them: x.to(torch.bfloat16).")
 
 
-def _no_tensor(name: str, value: object, owner: str) -> Exception:
+def _make_error(name: str, value: object, owner: str) -> Exception:
     if isinstance(value, Proxy):
         return refuse_proxies(owner)
     if isinstance(value, PackedSequence):

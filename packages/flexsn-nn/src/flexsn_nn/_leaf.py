@@ -18,7 +18,8 @@ class Leaf(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        # This makes the user's subclasses and hooks run when the graph runs, not when it is recorded.
+        # With this attribute, torch.fx also treats subclasses of users as one node. Their code, and hooks on the layer,
+        # then run when the graph runs, and not when the graph is recorded.
         self.__dict__["__module__"] = LEAF_NAMESPACE
 
     def __prepare_scriptable__(self) -> NoReturn:
@@ -37,7 +38,7 @@ def refuse_proxies(name: str) -> ExportError:
     return ExportError(
         f"torch.fx records the operations inside of {name}, which has a state and a loop over time. In a network, "
         "symbolic_trace records a call neuron(x) as one call_module node. To trace only a neuron, put it into "
-        "nn.Sequential(neuron). Put a call of neuron.step(...) into the forward of your own module. To keep such "
-        "modules whole, give a Tracer def is_leaf_module(self, m, name): return isinstance(m, (FlexSN, ...)) or "
-        "super().is_leaf_module(m, name)."
+        "nn.Sequential(neuron). Put a call of neuron.step(...) into the forward of your own module. To record such a "
+        "module as one node, define in your own Tracer: def is_leaf_module(self, m, name): return isinstance(m, "
+        "(FlexSN, ...)) or super().is_leaf_module(m, name)."
     )

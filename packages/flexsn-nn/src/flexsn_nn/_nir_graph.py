@@ -8,12 +8,13 @@ from torch import Tensor, nn
 
 
 class LayerGraph(nn.Module):
-    """Layers, each of which takes a sum of other layers' outputs as its input.
+    """A network in which the input of each layer is the sum of other layers' outputs.
 
     Args:
-        layers: layers by name. Each layer comes after its sources.
-        sources: for each layer, the names of the outputs whose sum is its input. `""` is the network's input.
-        output: names of the outputs whose sum is the network's output.
+        layers: layers by name. Each layer follows the layers whose outputs it takes.
+        sources: for each layer, the names of the layers whose outputs are added to form its input. `""` is the
+            network's input.
+        output: names of the layers whose outputs are added to form the network's output.
     """
 
     def __init__(
@@ -23,7 +24,7 @@ class LayerGraph(nn.Module):
         for name, layer in layers.items():
             self.add_module(name, layer)
         self._order = tuple(layers)
-        self._sources = {name: tuple(found) for name, found in sources.items()}
+        self._sources = {name: tuple(names) for name, names in sources.items()}
         self._output = tuple(output)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from flexsn_nn.layer import NormNeuron
 INPUT = "input"
 _SUMS = (operator.add, operator.iadd, torch.add)
 _PRODUCTS = (operator.mul, operator.imul, torch.mul)
-_SAME = ("contiguous", "clone")
+_COPIES = ("contiguous", "clone")
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ class Call:
     Attributes:
         name: unique name. A module that is called once keeps its name in the network.
         layer: module that is recorded as a whole, without its children.
-        sources: names of the calls whose sum of outputs is the input of this call, or `INPUT`.
+        sources: names of the calls whose outputs are added to form the input of this call. `INPUT` is the network's
+            input.
         shape: shape of the input, without time and batch.
         folded: True if time and batch are one dimension of the input, as inside of `OverTime`.
     """
@@ -47,8 +48,8 @@ class Call:
 def calls_of(net: nn.Module, sample: Tensor) -> tuple[list[Call], tuple[str, ...], tuple[int, ...]]:
     """Returns the calls in order, the sources of the output, and the output's shape without time and batch.
 
-    Traces the `forward` of modules that are neither PyTorch's nor this package's. Such a `forward` may call layers, add
-    their outputs, multiply them by constants and flatten them.
+    Traces the `forward` of modules that belong neither to PyTorch nor to this package. Such a `forward` may call
+    layers, add their outputs, multiply them by constants and flatten them.
 
     Raises:
         NirError: a `forward` contains another operation.
@@ -94,25 +95,25 @@ def flat(module: nn.Module, name: str, folded: bool = False) -> Iterator[tuple[s
 
 
 def _check_places(root: nn.Module, graph: fx.Graph) -> None:
-    """Raises `NirError` if a layer with a state is called in two places."""
-    seen: set[nn.Module] = set()
+    """Raises `NirError` if a layer with a state is called twice."""
+    stateful: set[nn.Module] = set()
     for node in graph.nodes:
         if node.op == "call_module":
             for name, layer, _ in flat(root.get_submodule(str(node.target)), str(node.target)):
-                if layer in seen:
-                    raise NirError(f"{name} is called twice: two places would share its state.")
+                if layer in stateful:
+                    raise NirError(f"{name} is called twice: both calls would share its state.")
                 if isinstance(layer, FlexSN | Stateful):
-                    seen.add(layer)
+                    stateful.add(layer)
 
 
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        whole = isinstance(m, FlexSN | Stateful | OverTime | Scale | NormNeuron)
-        return whole or super().is_leaf_module(m, module_qualified_name)
+        is_layer = isinstance(m, FlexSN | Stateful | OverTime | Scale | NormNeuron)
+        return is_layer or super().is_leaf_module(m, module_qualified_name)
 
 
 class _Runner(fx.Interpreter):
-    """Runs a graph, and records the shapes of all values and of the layers' inputs."""
+    """Interpreter that runs a graph, and records the shapes of all values and of the layers' inputs."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
@@ -131,91 +132,94 @@ class _Runner(fx.Interpreter):
 
 
 class _Reader:
-    """Converts a graph of torch.fx to calls."""
+    """Converter from a graph of torch.fx to calls."""
 
     def __init__(self, root: nn.Module, runner: _Runner) -> None:
         self._root = root
         self._runner = runner
         self._calls: list[Call] = []
         self._values: dict[str, tuple[str, ...]] = {}
-        self._seen: set[str] = set()
+        self._names: set[str] = set()
 
     def read(self, graph: fx.Graph) -> tuple[list[Call], tuple[str, ...]]:
         for node in graph.nodes:
             if node.op == "placeholder":
                 if self._values:
-                    raise NirError(f"the network takes several inputs; {node.name} is the second: NIR chains have one.")
+                    raise NirError(f"{node.name} is a second input of the network; this export supports one input.")
                 self._values[node.name] = (INPUT,)
             elif node.op == "call_module":
-                self._values[node.name] = self._module(node)
+                self._values[node.name] = self._read_module(node)
             elif node.op in ("call_function", "call_method"):
-                self._values[node.name] = self._operation(node)
+                self._values[node.name] = self._read_operation(node)
             elif node.op == "output":
                 if not isinstance(node.args[0], fx.Node):
-                    raise NirError("the network returns several values; NIR graphs of this export have one output.")
-                return self._calls, self._source(node.args[0], node)
+                    raise NirError("the network returns several values; this export supports one output.")
+                return self._calls, self._find_sources(node.args[0], node)
         raise AssertionError("a graph ends with an output")
 
-    def _source(self, value: Any, node: fx.Node) -> tuple[str, ...]:
+    def _find_sources(self, value: Any, node: fx.Node) -> tuple[str, ...]:
         if not isinstance(value, fx.Node) or value.name not in self._values:
-            raise _refused(node, f"takes {value!r}, which is not the output of a layer")
+            raise _make_error(node, f"takes {value!r}, which is not the output of a layer")
         return self._values[value.name]
 
-    def _module(self, node: fx.Node) -> tuple[str, ...]:
+    def _read_module(self, node: fx.Node) -> tuple[str, ...]:
         assert isinstance(node.target, str)
         if len(node.args) != 1 or node.kwargs:
-            raise _refused(node, "is called with more than one input")
+            raise _make_error(node, "is called with more than one input")
         module = self._root.get_submodule(node.target)
-        sources = self._source(node.args[0], node)
-        whole = self._runner.inputs[id(module)][2:]
+        sources = self._find_sources(node.args[0], node)
+        shape_of_module = self._runner.inputs[id(module)][2:]
         for name, layer, folded in flat(module, node.target):
             # The norm of a NormNeuron is never called, since the neuron computes it in its steps.
-            given = self._runner.inputs.get(id(layer))
-            sources = self._add(name, layer, sources, whole if given is None else given[1 if folded else 2 :], folded)
+            shape_of_input = self._runner.inputs.get(id(layer))
+            shape = shape_of_module if shape_of_input is None else shape_of_input[1 if folded else 2 :]
+            sources = self._add(name, layer, sources, shape, folded)
         return sources
 
-    def _operation(self, node: fx.Node) -> tuple[str, ...]:
+    def _read_operation(self, node: fx.Node) -> tuple[str, ...]:
         target, args = node.target, node.args
         first = args[0] if args else None
-        if target in _SAME:
-            return self._source(first, node)
+        if target in _COPIES:
+            return self._find_sources(first, node)
         if target in _SUMS or target in ("add", "add_"):
             if len(args) != 2 or node.kwargs:
-                raise _refused(node, "adds with a factor")
-            return self._source(first, node) + self._source(args[1], node)
+                raise _make_error(node, "adds with a factor")
+            return self._find_sources(first, node) + self._find_sources(args[1], node)
         if target in _PRODUCTS or target in ("mul", "mul_"):
-            value, constant = (first, args[1]) if self._constant(args[1]) is not None else (args[1], first)
-            scale = self._constant(constant)
+            value, constant = (first, args[1]) if self._read_constant(args[1]) is not None else (args[1], first)
+            scale = self._read_constant(constant)
             if scale is None:
-                raise _refused(node, "multiplies two outputs")
-            return self._step(node, Scale(scale), self._source(value, node), value)
+                raise _make_error(node, "multiplies two outputs")
+            return self._add_operation(node, Scale(scale), self._find_sources(value, node), value)
         if target in (torch.flatten, "flatten"):
-            given: dict[str, Any] = dict(zip(("start_dim", "end_dim"), args[1:], strict=False)) | dict(node.kwargs)
-            layer = nn.Flatten(given.get("start_dim", 0), given.get("end_dim", -1))
-            return self._step(node, layer, self._source(first, node), first)
-        raise _refused(node, "is another operation")
+            dims: dict[str, Any] = dict(zip(("start_dim", "end_dim"), args[1:], strict=False)) | dict(node.kwargs)
+            layer = nn.Flatten(dims.get("start_dim", 0), dims.get("end_dim", -1))
+            return self._add_operation(node, layer, self._find_sources(first, node), first)
+        raise _make_error(node, "is not supported")
 
-    def _step(self, node: fx.Node, layer: nn.Module, sources: tuple[str, ...], value: Any) -> tuple[str, ...]:
+    def _add_operation(self, node: fx.Node, layer: nn.Module, sources: tuple[str, ...], value: Any) -> tuple[str, ...]:
         return self._add(node.name, layer, sources, self._runner.values[value.name][2:], folded=False)
 
-    def _constant(self, value: Any) -> Tensor | None:
+    def _read_constant(self, value: Any) -> Tensor | None:
         if isinstance(value, int | float):
             return torch.tensor(float(value))
         if isinstance(value, fx.Node) and value.op == "get_attr":
-            found = operator.attrgetter(str(value.target))(self._root)
-            return found.detach() if isinstance(found, Tensor) else None
+            attribute = operator.attrgetter(str(value.target))(self._root)
+            return attribute.detach() if isinstance(attribute, Tensor) else None
         return None
 
     def _add(
         self, name: str, layer: nn.Module, sources: tuple[str, ...], shape: tuple[int, ...], folded: bool
     ) -> tuple[str, ...]:
-        if name in self._seen:
+        if name in self._names:
             name = f"{name}_{len(self._calls)}"
-        self._seen.add(name)
+        self._names.add(name)
         self._calls.append(Call(name, layer, sources, shape, folded))
         return (name,)
 
 
-def _refused(node: fx.Node, why: str) -> NirError:
+def _make_error(node: fx.Node, reason: str) -> NirError:
     target = getattr(node.target, "__name__", node.target)
-    return NirError(f"{node.name} ({target}) {why}: NIR has layers, sums of their outputs and products with constants.")
+    return NirError(
+        f"{node.name} ({target}) {reason}: NIR has layers, sums of their outputs and products with constants."
+    )

@@ -1,4 +1,4 @@
-"""Learned numbers of shape `[1]`, because torch's `fully_shard` rejects parameters without dimensions."""
+"""Learned scalars, stored with the shape `[1]`, because torch's `fully_shard` rejects parameters without dimensions."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def learned(value: Any, dtype: torch.dtype) -> nn.Parameter:
 def fit_checkpoint(
     state_dict: dict[str, Any], prefix: str, parameters: Mapping[str, nn.Parameter | None], names: Iterable[str]
 ) -> None:
-    """Adds a dimension to numbers in a checkpoint that have none.
+    """Reshapes tensors without dimensions in a checkpoint to `[1]`, if the parameters have this shape.
 
-    SpikingJelly, snnTorch and earlier versions of this package save such numbers.
+    SpikingJelly, snnTorch and earlier versions of this package save parameters without dimensions.
 
     Args:
         state_dict: state dict of the checkpoint. This dict is changed in place.
         prefix: prefix of the module in the state dict.
         parameters: parameters of the module.
-        names: names of parameters that may be a single number.
+        names: names of the parameters that may be scalars.
     """
     for name in names:
         key, held = prefix + name, parameters.get(name)
@@ -35,7 +35,7 @@ def fit_checkpoint(
 
 
 def give_a_dimension(number: nn.Parameter) -> None:
-    """Reshapes a parameter without dimensions to `[1]`. Optimizers keep it, because it remains the same object."""
+    """Reshapes a parameter without dimensions to `[1]`. The parameter remains the same object for optimizers."""
     if number.dim() == 0:
         gradient, number.grad = number.grad, None
         number.data = number.data.reshape(1)

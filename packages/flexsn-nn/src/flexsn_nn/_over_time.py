@@ -17,9 +17,10 @@ from flexsn_nn.errors import InputShapeError, StepModeError
 
 
 class OverTime(nn.Sequential):
-    """Runs layers without state on `[T, B, ...]` as on one batch `[T B, ...]`, for example convolutions and pooling.
+    """A container that runs layers on `[T, B, ...]` as on one batch `[T B, ...]`.
 
-    `nn.Linear` and other layers that accept any number of leading dimensions do not need `OverTime`.
+    The layers have no state. Examples are convolutions and pooling. `nn.Linear` and other layers that accept any number
+    of leading dimensions do not need `OverTime`.
 
     Args:
         layers: same as for `nn.Sequential`.
@@ -72,9 +73,9 @@ class OverTime(nn.Sequential):
             InputShapeError: a sequence has no batch dimension, or the layers change the number of samples.
         """
         if not isinstance(x, Proxy) and (others or not isinstance(x, Tensor)):
-            found = f"{1 + len(others)} inputs" if others else f"a {type(x).__name__}"
+            received = f"{1 + len(others)} inputs" if others else f"a {type(x).__name__}"
             raise TypeError(
-                f"OverTime got {found}; it takes one tensor. Put a layer with several inputs into your own module: "
+                f"OverTime got {received}; it takes one tensor. Put a layer with several inputs into your own module: "
                 "x.flatten(0, 1) makes one batch of all steps, and y.unflatten(0, (T, B)) divides it into steps."
             )
         single = self._step_mode == "s"
@@ -135,7 +136,8 @@ def unfold_time(folded: Tensor, x: Tensor) -> Tensor:
 def split_norm(layers: nn.Sequential) -> tuple[list[nn.Module], BatchNorm | None]:
     """Splits layers into the batch norm at their end and the layers before it.
 
-    Returns all layers and `None` if the last layer is not a norm, or if it has hooks, because hooks need its output.
+    Returns all layers and `None` if the last layer is not a norm, or if hooks are registered on the norm, because hooks
+    need the norm's output.
     """
     *front, last = layers if len(layers) else (None,)
     if type(last) is nn.Sequential and not _has_hooks(last):

@@ -34,24 +34,27 @@ class Packed(NamedTuple):
         """Finds the positions of the values of a tensor `[B, lengths, *step]`. Waits for the tensor's device."""
         offsets: Tensor = jagged.offsets()  # type: ignore[attr-defined]
         lengths = offsets.diff()
-        numbers = torch.arange(len(lengths), device=offsets.device)
-        row = torch.repeat_interleave(numbers, lengths)
+        rows = torch.arange(len(lengths), device=offsets.device)
+        row = torch.repeat_interleave(rows, lengths)
         step = torch.arange(len(row), device=offsets.device) - offsets[row]
         return cls(offsets, lengths, int(lengths.max()) if len(lengths) else 0, step, row)
 
     def padded(self, jagged: Tensor) -> Tensor:
-        """Pads a tensor, `[B, lengths, *step] -> [T, B, *step]` with zeros after the end of each sequence."""
+        """Pads a tensor with zeros after the end of each sequence: `[B, lengths, *step] -> [T, B, *step]`."""
         values = jagged.values()
-        whole = values.new_zeros(self.num_steps, len(self.lengths), *values.shape[1:])
-        padded: Tensor = whole.index_put((self.step, self.row), values)
+        zeros = values.new_zeros(self.num_steps, len(self.lengths), *values.shape[1:])
+        padded: Tensor = zeros.index_put((self.step, self.row), values)
         return padded
 
     def jagged(self, padded: Any) -> Any:
-        """Unpads tensors, `[T, B, *step] -> [B, lengths, *step]`, also in lists and tuples. Keeps other values."""
+        """Removes padding, also in lists and tuples: `[T, B, *step] -> [B, lengths, *step]`.
+
+        Returns values of other shapes and types unchanged.
+        """
         if isinstance(padded, list | tuple):
-            return type(padded)([self.jagged(one) for one in padded])
-        whole = self.num_steps, len(self.lengths)
-        if not isinstance(padded, Tensor) or padded.dim() < 2 or tuple(padded.shape[:2]) != whole:
+            return type(padded)([self.jagged(item) for item in padded])
+        padded_shape = self.num_steps, len(self.lengths)
+        if not isinstance(padded, Tensor) or padded.dim() < 2 or tuple(padded.shape[:2]) != padded_shape:
             return padded
         return torch.nested.nested_tensor_from_jagged(padded[self.step, self.row], self.offsets)
 
@@ -65,21 +68,21 @@ def unpack(inputs: Sequence[Any]) -> tuple[tuple[Any, ...], Packed | None]:
         InputShapeError: the sequences of two inputs differ in length.
     """
     packed: Packed | None = None
-    found = []
+    padded = []
     for i, value in enumerate(inputs):
         if isinstance(value, PackedSequence):
             raise packed_sequence(f"input {i}")
         if isinstance(value, Tensor) and value.is_nested:
             _check_jagged(f"input {i}", value)
-            own = Packed.of(value)
-            if packed is not None and not torch.equal(own.offsets, packed.offsets):
+            positions = Packed.of(value)
+            if packed is not None and not torch.equal(positions.offsets, packed.offsets):
                 raise InputShapeError(f"input {i} has sequences of other lengths than the inputs before it.")
-            packed = packed or own
-            value = own.padded(value)
-        found.append(value)
-    if packed is not None and len(found) != sum(isinstance(v, Tensor) and v.is_nested for v in inputs):
+            packed = packed or positions
+            value = positions.padded(value)
+        padded.append(value)
+    if packed is not None and len(padded) != sum(isinstance(v, Tensor) and v.is_nested for v in inputs):
         raise InputLayoutError("some inputs are jagged and others are not: make all of them jagged, or none.")
-    return tuple(found), packed
+    return tuple(padded), packed
 
 
 def packed_sequence(name: str) -> InputLayoutError:

@@ -41,7 +41,7 @@ def set_portability(reaction: str) -> None:
         >>> set_portability("warn")
     """
     global _reaction
-    _reaction = _checked(reaction)
+    _reaction = _check(reaction)
 
 
 def portability() -> Portability:
@@ -50,7 +50,7 @@ def portability() -> Portability:
 
 
 def report(refusal: str) -> None:
-    """Warns or raises an error, as `set_portability` determines, because compiled kernels reject a core."""
+    """Reports that compiled kernels reject a core: by a warning or an error, as set by `set_portability`."""
     message = (
         "backend='auto' ran this core as a loop. On a GPU it chooses compiled kernels, "
         f"and they refuse the core: {refusal}\n"
@@ -61,9 +61,9 @@ def report(refusal: str) -> None:
     warn(message, PortabilityWarning)
 
 
-def _checked(reaction: str, what: str = "portability") -> Portability:
-    check_name(what, reaction, PORTABILITIES)
+def _check(reaction: str, source: str = "portability") -> Portability:
+    check_name(source, reaction, PORTABILITIES)
     return cast(Portability, reaction)
 
 
-_reaction: Portability = _checked(os.environ.get(_VARIABLE) or "warn", _VARIABLE)
+_reaction: Portability = _check(os.environ.get(_VARIABLE) or "warn", _VARIABLE)

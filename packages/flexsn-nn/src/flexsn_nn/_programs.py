@@ -19,11 +19,12 @@ class Changes(NamedTuple):
     """Arguments that a call adds for the transforms of its program.
 
     Attributes:
-        instead: argument `instead` of `prepare`; `None` if the transforms capture no tensors.
-        completion: formula that completes the gradient of the first input.
+        replacements: tensors of the call, by the id of the stand-in that each of them replaces; `None` if the
+            transforms capture no tensors.
+        completion: formula that completes the gradient of the first input; `None` if the gradient is complete.
     """
 
-    instead: dict[int, Tensor] | None = None
+    replacements: dict[int, Tensor] | None = None
     completion: Completion | None = None
 
 
@@ -35,7 +36,7 @@ class StepProgram(NamedTuple):
 
     Attributes:
         core: the core without the transforms.
-        requires_grad: flags of the core's inputs and states.
+        requires_grad: attribute of `FlexSN`, with a flag for each input and state of the core.
         scan: the program.
         key: key of the transforms.
         stand_ins: stand-ins for the tensors of the transforms.
@@ -62,7 +63,7 @@ class StepProgram(NamedTuple):
 class Programs:
     """Programs from which the kernels of a neuron are built. Each program is created at its first use.
 
-    Copies and pickles are empty, so their kernels are built again.
+    Copies and pickles contain no programs, so their kernels are built again.
 
     Args:
         counts: numbers of inputs, states and outputs of the step.
@@ -72,14 +73,14 @@ class Programs:
     def __init__(self, counts: Counts, residuals: str) -> None:
         self._counts = counts
         self._residuals = residuals
-        self._made: dict[Hashable, StepProgram] = {}  # by the key of the transforms
+        self._program_by_key: dict[Hashable, StepProgram] = {}  # by the key of the transforms
 
     def __reduce__(self) -> tuple[type[Programs], tuple[Counts, str]]:
         return Programs, (self._counts, self._residuals)
 
     def forget(self) -> None:
         """Drops the programs. Their next use creates them again, and searches the core for captured tensors again."""
-        self._made.clear()
+        self._program_by_key.clear()
 
     def get(
         self,
@@ -94,28 +95,28 @@ class Programs:
             core: current step function.
             requires_grad: current attribute of `FlexSN`.
             on_cpu: target of the kernels for the CPU.
-            transforms: transforms with the innermost first. The values of their tensors do not matter.
+            transforms: transforms, with the innermost first. The values of their tensors do not affect the program.
         """
         key = key_of(transforms)
-        program = self._made.get(key)
+        program = self._program_by_key.get(key)
         if (
             program is None
             or program.core is not core
             or program.requires_grad is not requires_grad
             or program.scan.on_cpu != on_cpu
         ):
-            while len(self._made) >= _MOST:
-                del self._made[next(iter(self._made))]
-            program = self._made[key] = self._make(core, requires_grad, on_cpu, transforms, key)
+            while len(self._program_by_key) >= _MOST:
+                del self._program_by_key[next(iter(self._program_by_key))]
+            program = self._program_by_key[key] = self._make(core, requires_grad, on_cpu, transforms, key)
         return program
 
     @property
     def scans(self) -> list[ScanProgram]:
         """Scan programs that exist so far."""
-        return [program.scan for program in self._made.values()]
+        return [program.scan for program in self._program_by_key.values()]
 
     def kernel_names(self) -> list[str]:
-        """Names of all kernels that were built so far."""
+        """Returns the names of all kernels that were built so far."""
         steps = [step for scan in self.scans for step in scan.specializations]
         return [name for step in steps for name in step.kernel_names]
 
@@ -159,7 +160,7 @@ class Programs:
 
 
 def _counts_down(num_inputs: int, of_core: int, transforms: Sequence[Transform]) -> tuple[bool, ...]:
-    """For each input, True if it counts down. Empty if no input does."""
+    """Returns, for each input, True if its values count down. Returns an empty tuple if no input counts down."""
     if not any(transform.counts_down for transform in transforms):
         return ()
     added = [transform.counts_down for transform in transforms for _ in range(transform.num_inputs)]
@@ -168,7 +169,7 @@ def _counts_down(num_inputs: int, of_core: int, transforms: Sequence[Transform])
 
 
 def _late(num_inputs: int, of_core: int, transforms: Sequence[Transform]) -> tuple[Late | None, ...]:
-    """For each input, its delays. Empty if no input is delayed."""
+    """Returns, for each input, its delays, or `None`. Returns an empty tuple if no input is delayed."""
     place = of_core
     for transform in transforms:
         if transform.looks_back is not None:

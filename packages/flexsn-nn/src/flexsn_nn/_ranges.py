@@ -12,14 +12,14 @@ from flexsn_nn._checks import Range, check_number
 from flexsn_nn.errors import ParameterError, RangeWarning
 from flexsn_runtime import transform_at_work
 
-_LED_BACK = "Its gradient is that of this number, and leads it back when the loss falls in that direction."
-_POLE = "Below, its gradient is 0: set it back, and take a smaller learning rate, or learn its logarithm."
-# On a GPU, checking a parameter takes a few launches, so only one out of `_CHANGES` changes is checked.
+_LED_BACK = "It gets the gradient of this number, and returns to its range when the loss falls in that direction."
+_POLE = "Below the range, its gradient is 0: set it back, and use a smaller learning rate, or learn its logarithm."
+# On a GPU, checking a parameter takes a few launches, so a check follows only one out of `_CHANGES` changes.
 _CHANGES = 16
 
 
 class Ranges:
-    """Checks the ranges of the learned numbers of one module.
+    """Range checks for the learned parameters of one module.
 
     A parameter is checked in the first call after a change in place, such as an optimizer step. On the CPU, the
     parameter is compared immediately. On a GPU, one out of 16 changes starts a comparison on the device, and a later
@@ -27,21 +27,21 @@ class Ranges:
     """
 
     def __init__(self) -> None:
-        self._seen: dict[str, tuple[int, int]] = {}
+        self._stamps: dict[str, tuple[int, int]] = {}
         self._changes: dict[str, int] = {}
         self._pending: dict[str, tuple[Tensor, torch.cuda.Event]] = {}
         self._warned: set[str] = set()
 
     def __reduce__(self) -> tuple[type[Ranges], tuple[()]]:
-        """Copies begin with their own checks."""
+        """Makes copies and pickles begin without results of earlier checks."""
         return Ranges, ()
 
     def written(self) -> None:
         """Treats all parameters as changed, because a graph writes to them without changing their versions."""
-        self._seen.clear()
+        self._stamps.clear()
 
     def look(self, module: nn.Module, limits: Mapping[str, Range]) -> None:
-        """Warns of parameters that have left their range since the last call.
+        """Warns of parameters that have left their range. Warns once for each parameter.
 
         Args:
             module: owner of the parameters.
@@ -53,10 +53,10 @@ class Ranges:
             if value is None or name in self._warned:
                 continue
             if name in self._pending:
-                self._find(module, name, value, allowed)
+                self._read_result(module, name, value, allowed)
             stamp = id(value), value._version
-            if self._seen.get(name) != stamp and type(value) is nn.Parameter and transform_at_work() is None:
-                self._seen[name] = stamp
+            if self._stamps.get(name) != stamp and type(value) is nn.Parameter and transform_at_work() is None:
+                self._stamps[name] = stamp
                 self._compare(module, name, value, allowed)
 
     def _compare(self, module: nn.Module, name: str, value: nn.Parameter, allowed: Range) -> None:
@@ -69,18 +69,18 @@ class Ranges:
         if torch.cuda.is_current_stream_capturing():
             return
         with torch.no_grad(), torch.cuda.device(value.device):
-            found = torch.empty((), dtype=torch.bool, device="cpu", pin_memory=True)
-            found.copy_(_is_outside(value, allowed), non_blocking=True)
+            outside = torch.empty((), dtype=torch.bool, device="cpu", pin_memory=True)
+            outside.copy_(_is_outside(value, allowed), non_blocking=True)
             event = torch.cuda.Event()
             event.record()
-        self._pending[name] = found, event
+        self._pending[name] = outside, event
 
-    def _find(self, module: nn.Module, name: str, value: nn.Parameter, allowed: Range) -> None:
-        found, event = self._pending[name]
+    def _read_result(self, module: nn.Module, name: str, value: nn.Parameter, allowed: Range) -> None:
+        outside, event = self._pending[name]
         if torch.cuda.is_current_stream_capturing() or not event.query():
             return
         del self._pending[name]
-        if found:
+        if outside:
             self._warn(module, name, value, allowed)  # waits for the device only here
 
     def _warn(self, module: nn.Module, name: str, value: nn.Parameter, allowed: Range) -> None:

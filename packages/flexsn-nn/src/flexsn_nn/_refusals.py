@@ -11,13 +11,16 @@ from flexsn_runtime import ScanProgram, why_refused
 
 
 class Refusals:
-    """Rejections of one neuron, stored by dtypes and dimensions, modules, transforms, and training."""
+    """Reasons why kernels reject the core of one neuron.
+
+    A reason is stored for each combination of dtypes, numbers of dimensions, modules, transforms, and training.
+    """
 
     def __init__(self) -> None:
-        self._found: dict[tuple[Hashable, ...], str | None] = {}
-        self._told: set[str] = set()
+        self._reasons: dict[tuple[Hashable, ...], str | None] = {}
+        self._reported: set[str] = set()
 
-    def why(
+    def find_reason(
         self,
         program: Callable[[], ScanProgram],
         inputs: Sequence[Tensor],
@@ -28,7 +31,9 @@ class Refusals:
         modules: Iterable[nn.Module] = (),
         changes: Hashable = None,
     ) -> str | None:
-        """Finds the reason why kernels reject the core; `None` if they accept it. Searches once for each kind of call.
+        """Returns the reason why kernels reject the core; `None` if they accept it.
+
+        The reason is determined once for each combination of these arguments.
 
         Args:
             program: function that returns the program from which the kernels would be built.
@@ -40,32 +45,32 @@ class Refusals:
             changes: key of the transforms.
         """
         key = (kinds_of(modules), training, changes, *((t.dtype, t.dim()) for t in (*inputs, *states)))
-        if key not in self._found:
+        if key not in self._reasons:
             sequences = [x.unsqueeze(0) for x in inputs] if single else inputs
-            why = why_refused(program(), sequences, states or None, training=training)
-            if len(self._found) >= _MOST:
-                self._found.clear()
-            self._found[key] = why
-        return self._found[key]
+            reason = why_refused(program(), sequences, states or None, training=training)
+            if len(self._reasons) >= _MOST:
+                self._reasons.clear()
+            self._reasons[key] = reason
+        return self._reasons[key]
 
     def forget(self) -> None:
         """Drops the reasons, because the core has changed."""
-        self._found.clear()
+        self._reasons.clear()
 
-    def tell(self, why: str | None) -> None:
-        """Reports, once for each reason, that kernels on a GPU will reject a core that has run as a loop.
+    def report_once(self, reason: str | None) -> None:
+        """Reports that kernels on a GPU will reject a core that has run as a loop. Reports each reason once.
 
         Raises:
             PortabilityError: `set_portability("error")` is set.
         """
-        if why is not None and (why not in self._told or portability() == "error"):
-            self._told.add(why)
-            report(why)
+        if reason is not None and (reason not in self._reported or portability() == "error"):
+            self._reported.add(reason)
+            report(reason)
 
     def reasons(self, kinds: Hashable) -> list[str]:
         """Lists the distinct reasons for the core with modules of these kinds."""
-        found = (why for key, why in self._found.items() if key[0] == kinds)
-        return list(dict.fromkeys(why for why in found if why is not None))
+        reasons = (reason for key, reason in self._reasons.items() if key[0] == kinds)
+        return list(dict.fromkeys(reason for reason in reasons if reason is not None))
 
 
 def kinds_of(modules: Iterable[nn.Module]) -> Hashable:

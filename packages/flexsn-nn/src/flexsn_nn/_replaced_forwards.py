@@ -1,4 +1,4 @@
-"""Layers whose `forward` is replaced by an object that runs kernels where possible, and reports about such layers."""
+"""Objects that replace the `forward` of layers and run kernels where possible, and reports about these layers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ReplacedForward(ABC):
 
     Attributes:
         layer: the layer.
-        last: outcome of the last call in eager mode, as text or numbers, followed by True if a kernel ran.
+        last: outcome of the last call in eager mode, as text or numbers, and a flag that is True if a kernel ran.
     """
 
     def __init__(self, layer: nn.Module) -> None:
@@ -30,7 +30,7 @@ class ReplacedForward(ABC):
 
     @abstractmethod
     def account(self) -> tuple[str, bool]:
-        """Describes the outcome of the last call. Also returns True if a kernel ran."""
+        """Returns a description of the last call, and True if a kernel ran."""
 
 
 class _Replaced(NamedTuple):
@@ -47,7 +47,7 @@ class ReplacementReport:
 
     Args:
         net: the network.
-        left: for each layer whose forward was not replaced, the reason, by name.
+        left: reasons why the forwards of some layers were not replaced, by name of the layer.
     """
 
     _forward: ClassVar[type[ReplacedForward]]
@@ -59,11 +59,11 @@ class ReplacementReport:
 
     def __str__(self) -> str:
         accounts = list(self._accounts())
-        ran = [one for one in accounts if one.ran]
-        others = [one for one in accounts if not one.ran]
-        lines = [f"{len(ran)} of {len(accounts)} layers {self._did}", *(f"  {one}" for one in ran)]
-        if others:
-            lines += [f"{self._others}:", *(f"  {one}" for one in others)]
+        ran = [account for account in accounts if account.ran]
+        without_kernels = [account for account in accounts if not account.ran]
+        lines = [f"{len(ran)} of {len(accounts)} layers {self._did}", *(f"  {account}" for account in ran)]
+        if without_kernels:
+            lines += [f"{self._others}:", *(f"  {account}" for account in without_kernels)]
         return "\n".join(lines)
 
     def _accounts(self) -> Iterator[_Replaced]:

@@ -12,16 +12,18 @@ from flexsn_runtime import ScanProgram, completed_scan, run_program
 def run_kernels(
     program: ScanProgram, tensors: tuple[Tensor, ...], state_seqs: bool, changes: Changes = UNCHANGED
 ) -> tuple[Tensor, ...]:
-    """Returns `(*output_seqs, *state_seqs)`, or final states instead of state sequences.
+    """Runs the kernels of a program. Returns `(*output_seqs, *state_seqs)`.
+
+    Without `state_seqs`, returns the final states instead of the state sequences.
 
     Args:
         changes: arguments for the program's transforms.
     """
     inputs, states = tensors[: program.num_inputs], tensors[program.num_inputs :]
-    instead, completion = changes
-    if instead is None or completion is None:
-        return run_program(program, inputs, states, instead, state_seqs=state_seqs)
-    return tuple(completed_scan(program, inputs, states, instead, completion, state_seqs=state_seqs))
+    replacements, completion = changes
+    if replacements is None or completion is None:
+        return run_program(program, inputs, states, replacements, state_seqs=state_seqs)
+    return tuple(completed_scan(program, inputs, states, replacements, completion, state_seqs=state_seqs))
 
 
 BETWEEN = "compiled kernels are launched between the graphs of torch.compile; for one graph, use backend='hop'"

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 class Scale(nn.Module):
-    """Computes `x * scale`.
+    """A layer that computes `x * scale`.
 
     Args:
         scale: factor that broadcasts to the step.

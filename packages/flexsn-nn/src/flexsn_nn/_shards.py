@@ -17,7 +17,7 @@ from flexsn_runtime import CutSpecialization, RecurrentSpecialization, ScanProgr
 
 
 class _Waited(torch.autograd.Function):
-    """Converts the result of a collective operation that may still run to a plain tensor, which kernels can read."""
+    """Function that waits for the result of a collective operation, and returns a plain tensor for kernels."""
 
     @staticmethod
     def forward(ctx: Any, part: Any) -> Tensor:
@@ -36,8 +36,8 @@ class StepShards:
     Attributes:
         mesh: mesh of the processes.
         shape: shape of the whole step.
-        dims: for each dimension of the mesh, the dimension of the step that is divided along it; `None` if each process
-            has the whole step.
+        dims: for each dimension of the mesh, the dimension of the step that is divided over its processes; `None` if
+            the step is not divided over them.
     """
 
     mesh: DeviceMesh
@@ -63,11 +63,11 @@ class StepShards:
             )
         first = tensors[0]
         if any(x.device_mesh != first.device_mesh for x in tensors):
-            raise PlacementError("the inputs are DTensors on different meshes: redistribute them to one.")
+            raise PlacementError("the inputs are DTensors on different meshes: redistribute them to one mesh.")
         shape = tuple(torch.broadcast_shapes(*(x.shape[lead:] for x in tensors)))
-        found = [[_step_dim(i, p, x, len(shape), lead) for p in x.placements] for i, x in enumerate(tensors)]
+        dims_by_input = [[_step_dim(i, p, x, len(shape), lead) for p in x.placements] for i, x in enumerate(tensors)]
         dims: list[int | None] = []
-        for along in zip(*found, strict=True):
+        for along in zip(*dims_by_input, strict=True):
             cut = {dim for dim in along if dim is not None}
             if len(cut) > 1:
                 raise PlacementError(
@@ -104,9 +104,9 @@ class StepShards:
         )
 
     def local(self, tensor: Tensor) -> Tensor:
-        """Returns this process's part of a tensor with these placements. Its gradient covers the whole step.
+        """Returns this process's part of a tensor. The gradient of the tensor covers the whole step.
 
-        If several parts of the step share the tensor, its gradient is the sum over them.
+        If several parts of the step share the tensor, its gradient is the sum over these parts.
         """
         assert isinstance(tensor, DTensor)
         gradients = [
@@ -150,7 +150,7 @@ class StepShards:
         Yields:
             The parts, in the order of parameters and buffers.
         """
-        kept = [
+        replaced = [
             (tensors, name, tensor)
             for part in module.modules()
             for tensors in (part._parameters, part._buffers)
@@ -158,22 +158,22 @@ class StepShards:
             if tensor is not None and (self.is_cut or isinstance(tensor, DTensor))
         ]
         try:
-            local = [self._of_parameter(name, tensor) for _, name, tensor in kept]
-            for (tensors, name, _), part in zip(kept, local, strict=True):
+            local = [self._of_parameter(name, tensor) for _, name, tensor in replaced]
+            for (tensors, name, _), part in zip(replaced, local, strict=True):
                 tensors[name] = part  # type: ignore[assignment]
             yield local
         finally:
-            for tensors, name, tensor in kept:
+            for tensors, name, tensor in replaced:
                 tensors[name] = tensor  # type: ignore[assignment]
 
     def _of_parameter(self, name: str, tensor: Tensor) -> Tensor:
         everywhere: tuple[Placement, ...] = (Replicate(),) * len(self.dims)
-        lies = self.placements(tensor.shape) if _broadcasts(tensor.shape, self.shape) else everywhere
+        placements = self.placements(tensor.shape) if _broadcasts(tensor.shape, self.shape) else everywhere
         if not isinstance(tensor, DTensor):
             tensor = DTensor.from_local(tensor, self.mesh, everywhere, run_check=False)
         if tensor.device_mesh != self.mesh:
             raise PlacementError(f"{name} is a DTensor on another mesh than the input: distribute both on one mesh.")
-        return self.local(tensor.redistribute(self.mesh, lies))
+        return self.local(tensor.redistribute(self.mesh, placements))
 
 
 def check_parts(
@@ -193,14 +193,14 @@ def check_parts(
     try:
         step, _ = program.specialize(sequences, states)
     except (TraceError, UnsupportedCoreError) as error:
-        raise PlacementError(f"a step runs on parts of it only if it works element by element: {error}") from error
+        raise PlacementError(f"a step can be divided only if it works element by element: {error}") from error
     if isinstance(step, RecurrentSpecialization | CutSpecialization):
         raise PlacementError(
-            "a step runs on parts of it only if it works element by element, and this one multiplies its values by "
-            "a matrix, or combines them. Gather the inputs first."
+            "a step can be divided only if it works element by element, and this step multiplies its values by a "
+            "matrix, or combines its elements. Gather the inputs first."
         )
-    known = {id(tensor) for tensor in local}
-    foreign = [t for t in step.captured_now() or () if t.requires_grad and id(t) not in known]
+    local_ids = {id(tensor) for tensor in local}
+    foreign = [t for t in step.captured_now() or () if t.requires_grad and id(t) not in local_ids]
     if foreign:
         raise PlacementError(
             f"the core captures a tensor of shape {list(foreign[0].shape)} that requires grad and is not a "
@@ -210,7 +210,7 @@ def check_parts(
 
 
 def _step_dim(index: int, placement: Placement, x: DTensor, step_dims: int, lead: int) -> int | None:
-    """Returns the dimension of the step along which an input is divided."""
+    """Returns the dimension of the step along which an input is divided; `None` if it is not divided."""
     if isinstance(placement, Replicate):
         return None
     if type(placement) is not Shard:

@@ -17,7 +17,7 @@ _MOST_NODES = 4096
 
 
 def feeds_itself(inputs: Sequence[Tensor], states: Sequence[Tensor], graph: GraphOfCall | None) -> bool:
-    """True if, according to their graph, the inputs of a call depend on an output of the previous call.
+    """True if the autograd graph of a call's inputs contains an output of the previous call.
 
     Args:
         inputs: inputs of the call.
@@ -25,26 +25,26 @@ def feeds_itself(inputs: Sequence[Tensor], states: Sequence[Tensor], graph: Grap
         graph: graph of the previous call, if it ran as a loop.
     """
     ends = {state.grad_fn for state in states if state.grad_fn is not None}
-    waiting = deque(x.grad_fn for x in inputs if x.grad_fn is not None)
-    seen: set[Any] = set()
-    while ends and waiting and len(seen) < _MOST_NODES:
-        node = waiting.popleft()
+    pending = deque(x.grad_fn for x in inputs if x.grad_fn is not None)
+    visited: set[Any] = set()
+    while ends and pending and len(visited) < _MOST_NODES:
+        node = pending.popleft()
         if node in ends or (graph is not None and graph.ends_at(node)):
             return True
-        if node not in seen:
-            seen.add(node)
-            waiting += [following for following, _ in node.next_functions if following is not None]
+        if node not in visited:
+            visited.add(node)
+            pending += [following for following, _ in node.next_functions if following is not None]
     return False
 
 
 def warn_of_sharing(module: nn.Module) -> None:
     """Warns, once for each module, that the module is at two places of a network."""
-    if module.__dict__.get("_told_of_sharing"):
+    if module.__dict__.get("_warned_of_sharing"):
         return
-    module.__dict__["_told_of_sharing"] = True
+    module.__dict__["_warned_of_sharing"] = True
     warn(
         f"one {type(module).__name__} is in two places of a network, and the second place continues with the state "
-        "of the first: give each place its own instance, or reset it between them.",
+        "of the first: give each place its own instance, or reset the instance between the two calls.",
         SharedStateWarning,
     )
 
@@ -52,8 +52,8 @@ def warn_of_sharing(module: nn.Module) -> None:
 def check_sequences(net: nn.Module, kinds: Collection[type[nn.Module]]) -> None:
     """Warns of modules of these kinds that run more than once in one call of an `nn.Sequential`.
 
-    `nn.Sequential` is the only container that is checked: another module may have two names for a child, and call it
-    only by one of them.
+    Only `nn.Sequential` is checked, because another module may have two names for a child, and use only one of these
+    names to call the child.
     """
     for part in net.modules():
         if type(part) is nn.Sequential:
@@ -66,8 +66,8 @@ def _calls(part: nn.Module) -> Counter[nn.Module]:
     """Counts the calls of each module in one call of an `nn.Sequential`."""
     if type(part) is not nn.Sequential:
         return Counter([part])
-    found: Counter[nn.Module] = Counter()
+    counts: Counter[nn.Module] = Counter()
     for child in part._modules.values():
         if child is not None:
-            found += _calls(child)
-    return found
+            counts += _calls(child)
+    return counts

@@ -1,4 +1,4 @@
-"""Spikes as bits. Inside of `memory.PackedSpikes`, a neuron's kernel writes the bits together with the spikes."""
+"""Spikes as bits. Inside of `memory.PackedSpikes`, the kernel of a neuron writes its spikes and their bits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 class SpikeBits:
     """Bits of one neuron's first output, or the reason why kernels cannot write them.
 
-    Copies and pickles are empty.
+    Copies and pickles contain no bits and no reason.
 
     Attributes:
         num_users: number of active `PackedSpikes` that use the bits.
@@ -22,9 +22,9 @@ class SpikeBits:
     def __reduce__(self) -> tuple[type[SpikeBits], tuple[()]]:
         return SpikeBits, ()
 
-    def refuse(self, core: object, why: str) -> None:
+    def refuse(self, core: object, reason: str) -> None:
         """Records the reason why kernels of `core` cannot write bits."""
-        self._refused = core, why
+        self._refused = core, reason
 
     def why_refused(self, core: object) -> str | None:
         """Returns the reason why kernels of `core` cannot write bits; `None` if they can."""

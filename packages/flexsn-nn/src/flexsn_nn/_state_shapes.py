@@ -36,12 +36,12 @@ def step_shape(inputs: Sequence[Tensor], step_mode: str) -> tuple[int, ...]:
 
 
 def plain_states(states: Sequence[Tensor]) -> list[Tensor]:
-    """Unwraps states that are still wrapped by transforms of `torch.func` that have ended.
+    """Unwraps states that ended transforms of `torch.func` have wrapped.
 
     Raises:
         StateError: a state belongs to one sample of a `vmap` that has ended.
     """
-    found = []
+    unwrapped = []
     for i, state in enumerate(states):
         plain = after_transforms(state) if isinstance(state, Tensor) else state
         if plain is None:
@@ -49,8 +49,8 @@ def plain_states(states: Sequence[Tensor]) -> list[Tensor]:
                 f"state {i} belongs to one sample of a torch.func.vmap that has ended. Call reset() before the "
                 "call, or return the states from the function: neuron.step(x, states)."
             )
-        found.append(plain)
-    return found
+        unwrapped.append(plain)
+    return unwrapped
 
 
 def check_states(
@@ -64,8 +64,8 @@ def check_states(
     Args:
         step: shape of the inputs' step. Most states have this shape, too.
         device: device of the inputs.
-        shapes_of: function that returns the expected shapes of the states. This function is called if a state's shape
-            differs from `step`.
+        shapes_of: function that returns the expected shapes of the states. This function is only called if the shape of
+            a state differs from `step`, or if its device differs.
 
     Raises:
         TypeError: a state is not a tensor.

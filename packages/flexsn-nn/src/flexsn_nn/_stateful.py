@@ -27,17 +27,17 @@ def is_own_forward(module: nn.Module) -> bool:
     return is_own(module.forward)
 
 
-def check_first_run(what: str, reset_in: tuple[int, int] | None, remedy: str) -> None:
+def check_first_run(name: str, reset_in: tuple[int, int] | None, remedy: str) -> None:
     """Raises `StateError` in the second run of activation checkpointing, unless the state was set during that run.
 
     Args:
-        what: name of the module, for the message.
+        name: name of the module, for the message.
         reset_in: value of `recomputation()` when the state was last reset or set.
         remedy: advice on what to checkpoint instead, for the message.
     """
     if recomputation() not in (None, reset_in):
         raise StateError(
-            f"activation checkpointing runs {what} a second time, and the second run would not begin with the state "
+            f"activation checkpointing runs {name} a second time, and the second run would not begin with the state "
             f"of the first run. Checkpoint {remedy}."
         )
 
@@ -54,7 +54,7 @@ class Stateful(Leaf):
 
     Attributes:
         steps_apart: class attribute, True if each step of the output depends only on the same step of the input.
-            `functional.run` then accepts lengths and resets for the layer.
+            `functional.run` then accepts lengths and resets for networks with this layer.
         states: tensors; empty before the first call and after `reset()`. States are not part of `state_dict()`.
 
     Raises:
@@ -124,7 +124,7 @@ class Stateful(Leaf):
             self._graph = graph_of_states(self._states)
 
     def initial_states(self, x: Tensor) -> list[Tensor]:
-        """Returns the states before the first call with `x`, for `functional.stateless`. Your own layers override it.
+        """Returns the states before the first call with `x`, for `functional.stateless`. Your own layer overrides it.
 
         Raises:
             StateError: the layer does not define its initial states.
@@ -154,23 +154,23 @@ class Stateful(Leaf):
         return self
 
 
-def check_kept(name: str, kept: Tensor, shape: torch.Size, like: Tensor) -> None:
+def check_stored_state(name: str, state: Tensor, shape: torch.Size, like: Tensor) -> None:
     """Raises `StateError` unless a state matches the step of a call.
 
     Args:
         name: name of the state, for the message.
-        kept: the state.
+        state: the state.
         shape: expected shape for this call.
         like: input with the expected dtype and device.
     """
-    found = f"{list(kept.shape)} {kept.dtype} on {kept.device}"
-    wanted = f"{list(shape)} {like.dtype} on {like.device}"
-    if kept.shape != shape or kept.dtype != like.dtype or kept.device != like.device:
-        raise StateError(f"{name} is {found}; for this input it is {wanted}. Call reset() between batches.")
+    actual = f"{list(state.shape)} {state.dtype} on {state.device}"
+    expected = f"{list(shape)} {like.dtype} on {like.device}"
+    if state.shape != shape or state.dtype != like.dtype or state.device != like.device:
+        raise StateError(f"{name} is {actual}; for this input it is {expected}. Call reset() between batches.")
 
 
-def check_floating(what: str, x: Tensor) -> None:
+def check_floating(name: str, x: Tensor) -> None:
     """Raises `InputDtypeError` or `TypeError` unless the input is a floating-point tensor."""
     check_tensor("the input", x)
     if not x.is_floating_point():
-        raise InputDtypeError(f"the input is {x.dtype}; {what} needs floating-point input: x.float().")
+        raise InputDtypeError(f"the input is {x.dtype}; {name} needs floating-point input: x.float().")

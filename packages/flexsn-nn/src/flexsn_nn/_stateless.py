@@ -19,7 +19,7 @@ class Stateless(nn.Module):
     """A network that takes states as arguments, returns new states, and stores no state: `functional.stateless`.
 
     Args:
-        net: a network. Its parameters and step mode are shared. The states that it stores do not change.
+        net: a network. Its parameters and its step mode are shared with this module. Its stored states do not change.
 
     Attributes:
         net: the network.
@@ -48,20 +48,20 @@ class Stateless(nn.Module):
         """
         from flexsn_nn.reports._layers import forget, unchanged
 
-        found: dict[str, list[Tensor]] = {}
+        states_by_layer: dict[str, list[Tensor]] = {}
         with ExitStack() as stack:
             stack.enter_context(unchanged(self.net))
             forget(self.net)
             for name, layer in self._layers:
-                hook = layer.register_forward_pre_hook(_noting(found, name), with_kwargs=True)
+                hook = layer.register_forward_pre_hook(_make_hook(states_by_layer, name), with_kwargs=True)
                 stack.callback(hook.remove)
             with torch.no_grad():
                 self.net(*_as_tuple(inputs))
-        missing = [name for name, _ in self._layers if name not in found]
+        missing = [name for name, _ in self._layers if name not in states_by_layer]
         if missing:
             raise StateError(f"the network did not call {missing[0]}: its states are unknown.")
-        self._counts = [len(found[name]) for name, _ in self._layers]
-        return [state for name, _ in self._layers for state in found[name]]
+        self._counts = [len(states_by_layer[name]) for name, _ in self._layers]
+        return [state for name, _ in self._layers for state in states_by_layer[name]]
 
     def forward(
         self, inputs: Tensor | Sequence[Any], states: Sequence[Tensor] | None = None
@@ -73,30 +73,30 @@ class Stateless(nn.Module):
             states: states from `initial_states` or an earlier call; `None` for the initial states.
 
         Raises:
-            StateError: the network has another number of states.
+            StateError: the number of states differs from the network's, or is unknown before `initial_states` runs.
         """
-        given = self.initial_states(inputs) if states is None else list(states)
-        counts = self._counts_of(given)
-        before = [_left(layer) for _, layer in self._layers]
+        initial = self.initial_states(inputs) if states is None else list(states)
+        counts = self._counts_of(initial)
+        before = [_list_results(layer) for _, layer in self._layers]
         try:
             start = 0
             for (_, layer), count in zip(self._layers, counts, strict=True):
-                layer.states = given[start : start + count]
+                layer.states = initial[start : start + count]
                 start += count
                 if isinstance(layer, FlexSN):
                     layer._carries = True
             output = self.net(*_as_tuple(inputs))
             return output, [state for _, layer in self._layers for state in layer.states]
         finally:
-            for (_, layer), left in zip(self._layers, before, strict=True):
-                _put(layer, left)
+            for (_, layer), results in zip(self._layers, before, strict=True):
+                _restore_results(layer, results)
 
-    def _counts_of(self, given: list[Tensor]) -> list[int]:
+    def _counts_of(self, states: list[Tensor]) -> list[int]:
         counts = [count for count in self._counts if count is not None]
         if len(counts) < len(self._counts):
             raise StateError("a layer that is not a neuron keeps a state: call initial_states(inputs) first.")
-        if len(given) != sum(counts):
-            raise StateError(f"got {len(given)} states; the network has {sum(counts)}, as returned by initial_states.")
+        if len(states) != sum(counts):
+            raise StateError(f"got {len(states)} states; the network has {sum(counts)}, as returned by initial_states.")
         return counts
 
 
@@ -104,26 +104,26 @@ def _as_tuple(inputs: Tensor | Sequence[Any]) -> tuple[Any, ...]:
     return (inputs,) if isinstance(inputs, Tensor) or not isinstance(inputs, Iterable) else tuple(inputs)
 
 
-def _noting(found: dict[str, list[Tensor]], name: str) -> Any:
+def _make_hook(states_by_layer: dict[str, list[Tensor]], name: str) -> Any:
     def hook(layer: FlexSN | Stateful, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if isinstance(layer, FlexSN):
-            found[name] = [state.contiguous() for state in layer._initial(layer._checked(args))]
+            states_by_layer[name] = [state.contiguous() for state in layer._initial(layer._checked(args))]
         else:
-            found[name] = layer.initial_states(*args)
+            states_by_layer[name] = layer.initial_states(*args)
 
     return hook
 
 
-def _left(layer: FlexSN | Stateful) -> tuple[Any, ...]:
+def _list_results(layer: FlexSN | Stateful) -> tuple[Any, ...]:
     """Returns the results of earlier calls that a layer stores."""
     if isinstance(layer, FlexSN):
         return layer.states, layer.state_seqs, layer.spike_counts
     return (layer._states,)
 
 
-def _put(layer: FlexSN | Stateful, left: tuple[Any, ...]) -> None:
+def _restore_results(layer: FlexSN | Stateful, results: tuple[Any, ...]) -> None:
     if isinstance(layer, FlexSN):
         layer._carries = False
-        layer.states, layer.state_seqs, layer.spike_counts = left
+        layer.states, layer.state_seqs, layer.spike_counts = results
     else:
-        layer.states = left[0]
+        layer.states = results[0]

@@ -49,8 +49,8 @@ _foreach_copy = private("torch", "_foreach_copy_", "captured steps copy tensors 
 _KEPT_BACK = "after a capture that failed, the allocator of a GPU does not free memory"
 _end_allocation = private("torch._C", "_cuda_endAllocateToPool", _KEPT_BACK, default=lambda device, pool: None)
 _release_pool = private("torch._C", "_cuda_releasePool", _KEPT_BACK, default=lambda device, pool: None)
-# In torch 2.11, Dynamo also evaluates `torch.compiler.is_exporting()` as True in `torch.compile`, but correctly
-# evaluates the flag that it reads. Since torch 2.12, the function itself is right.
+# In torch 2.11, Dynamo evaluates `torch.compiler.is_exporting()` as True even in `torch.compile`. The flag that this
+# function reads is evaluated correctly. Since torch 2.12, the function is evaluated correctly, too.
 _FUNCTION_IS_RIGHT = torch.__version__.split(".")[:2] != ["2", "11"] or bool(
     lacking("torch.compiler", ["_is_exporting_flag"])
 )
@@ -71,7 +71,7 @@ def is_exporting() -> bool:
 
 
 def tracing_context() -> object | None:
-    """Returns the trace of a compiler, or of `torch.export`, that contains the call; `None` if none is known."""
+    """Returns the active trace of a compiler or of `torch.export`; `None` if no active trace is known."""
     return _tracing_context()  # type: ignore[no-any-return]
 
 
@@ -85,7 +85,7 @@ def between_graphs(reason: str) -> Callable[[_Function], _Function]:
     """Returns a decorator like `torch.compiler.disable` that delays the slow import of Dynamo until the first call.
 
     Args:
-        reason: reason why the call is between the graphs of `torch.compile`, for messages about graph breaks.
+        reason: reason why the function runs between the graphs of `torch.compile`, for messages about graph breaks.
     """
 
     def decorate(function: _Function) -> _Function:
@@ -106,10 +106,10 @@ def compiler_of(backend: str | Callable[..., Any]) -> Callable[..., Any]:
     """Returns the function that `torch.compile` calls for `backend`, which is a function or a name."""
     if not isinstance(backend, str):
         return backend
-    lacking = "`memory.PackingBackend` and `fusion.AbsorbingBackend` take functions only, and no names"
-    find = private("torch._dynamo", "lookup_backend", lacking)
-    found: Callable[..., Any] = find(backend)
-    return found
+    consequence = "`memory.PackingBackend` and `fusion.AbsorbingBackend` take functions only, and no names"
+    find = private("torch._dynamo", "lookup_backend", consequence)
+    compiler: Callable[..., Any] = find(backend)
+    return compiler
 
 
 def keeps_graph() -> bool:

@@ -1,4 +1,4 @@
-"""Finds parameters that a core captures and that no module or optimizer holds, so that training misses them."""
+"""Finds captured parameters that belong to no module and no optimizer, so that training does not update them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_ENTRIES = 1000
 
 
 def warn_of_unregistered(core: object) -> None:
-    """Warns of captured parameters that no optimizer updates.
+    """Warns of captured parameters that belong to no module and no optimizer.
 
     Such parameters receive gradients, but `module.parameters()` does not contain them. Without the warning, training
     would silently leave them unchanged.
@@ -36,62 +36,62 @@ def warn_of_unregistered(core: object) -> None:
 
 def unregistered(core: object) -> list[str]:
     """Returns the names under which `core` captures unregistered parameters."""
-    captured = {id(value): name for name, value in _captured(core, set()) if isinstance(value, nn.Parameter)}
+    captured = {id(value): name for name, value in _walk_captured(core, set()) if isinstance(value, nn.Parameter)}
     if not captured:
         return []
-    known = {id(parameter) for parameter in _all_registered()}
-    return [name for number, name in captured.items() if number not in known]
+    registered = {id(parameter) for parameter in _all_registered()}
+    return [name for number, name in captured.items() if number not in registered]
 
 
 def captured_by(core: object) -> Iterator[tuple[str, Any]]:
     """Yields `(name, value)` for each object that a core reads, except its arguments. Does not search modules."""
-    return _captured(core, set())
+    return _walk_captured(core, set())
 
 
-def _captured(value: object, seen: set[int]) -> Iterator[tuple[str, Any]]:
+def _walk_captured(value: object, visited: set[int]) -> Iterator[tuple[str, Any]]:
     """Yields `(name, value)` for each object that a callable reads, except its arguments. Searches recursively.
 
     Does not search modules, because their parameters are registered.
     """
-    if id(value) in seen:
+    if id(value) in visited:
         return
-    seen.add(id(value))
-    for name, item in _parts(value):
-        yield from _reached(name, item, seen)
+    visited.add(id(value))
+    for name, item in _list_parts(value):
+        yield from _walk(name, item, visited)
 
 
-def _reached(name: str, item: object, seen: set[int]) -> Iterator[tuple[str, Any]]:
+def _walk(name: str, item: object, visited: set[int]) -> Iterator[tuple[str, Any]]:
     """Yields an item. Also yields its parts if it is a callable, or its entries if it is a container."""
     yield name, item
     if not isinstance(item, list | tuple | dict):
-        yield from _captured(item, seen)
-    elif id(item) not in seen:
-        seen.add(id(item))
+        yield from _walk_captured(item, visited)
+    elif id(item) not in visited:
+        visited.add(id(item))
         entries = item.items() if isinstance(item, dict) else enumerate(item)
         for key, entry in islice(entries, _MOST_ENTRIES):
-            yield from _reached(f"{name}[{key!r}]", entry, seen)
+            yield from _walk(f"{name}[{key!r}]", entry, visited)
 
 
-def _parts(value: object) -> list[tuple[str, Any]]:
+def _list_parts(value: object) -> list[tuple[str, Any]]:
     """Returns the parts of a callable, by name. PyTorch's own callables have no parts."""
     kind = value if isinstance(value, types.FunctionType) else type(value)
     if (kind.__module__ or "").startswith("torch") or isinstance(value, nn.Module | type):
         return []
     if isinstance(value, types.MethodType):
-        return [("function", value.__func__), *_attributes(value.__self__)]
+        return [("function", value.__func__), *_list_attributes(value.__self__)]
     if isinstance(value, partial):
         arguments = [(f"argument {i}", v) for i, v in enumerate(value.args)]
         return [("function", value.func), *arguments, *value.keywords.items()]
     if isinstance(value, types.FunctionType):
-        return list(_read_by(value).items())
-    return [("function", type(value).__call__), *_attributes(value)] if callable(value) else []
+        return list(_list_variables(value).items())
+    return [("function", type(value).__call__), *_list_attributes(value)] if callable(value) else []
 
 
-def _attributes(value: object) -> list[tuple[str, Any]]:
+def _list_attributes(value: object) -> list[tuple[str, Any]]:
     return [] if isinstance(value, nn.Module) else list(getattr(value, "__dict__", {}).items())
 
 
-def _read_by(function: types.FunctionType) -> dict[str, Any]:
+def _list_variables(function: types.FunctionType) -> dict[str, Any]:
     """Returns the global variables, closure variables and defaults of a function, by name."""
     try:
         variables = inspect.getclosurevars(function)

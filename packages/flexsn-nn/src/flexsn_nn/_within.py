@@ -1,4 +1,4 @@
-"""Limits learned numbers to a range, with a gradient that leads them back into it."""
+"""Limits learned parameters to a range, with a gradient that leads them back into this range."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def within(value: Tensor, **limits: Unpack[Range]) -> Tensor:
     range, later steps can therefore move it back. (The gradient of `clamp` is 0 beyond its limits. Since torch 2.15,
     the gradient of `clamp` is also 0 at the limits.) Steps can also move the number further away from its range. In
     that case, the result does not change. To keep the number near its range, call `number.clamp_(0, 1)` under
-    `torch.no_grad()` after `optimizer.step()`. Sums over steps and elements commute with this function, so compiled
-    kernels give the gradients of the loop.
+    `torch.no_grad()` after `optimizer.step()`. The order of this function's backward and of the sums over steps and
+    elements does not matter, so compiled kernels give the gradients of the loop.
 
     The limit `above` is an exception. Close to it, most formulas have a pole (`x / tau`, `log(beta)`), where the
     gradient is infinite. At `above` and below it, the gradient is 0 unless `finite`.
@@ -38,14 +38,14 @@ def within(value: Tensor, **limits: Unpack[Range]) -> Tensor:
         >>> within(beta, at_least=0, at_most=1).tolist(), beta.grad.tolist()
         ([0.0, 0.5], [1.0, 1.0])
     """
-    numbers = torch.finfo(value.dtype)
+    info = torch.finfo(value.dtype)
     low, high = limits.get("at_least"), limits.get("at_most")
-    # An open limit is 0 or 1. The nearest number above 0 is the smallest normal number. The nearest number below 1 is 1
-    # - eps / 2.
+    # An open limit is 0 or 1. The nearest number above 0 is the smallest normal number. The nearest number below 1 is
+    # `1 - eps / 2`.
     if "above" in limits:
-        low = limits["above"] + numbers.tiny
+        low = limits["above"] + info.tiny
     if "below" in limits:
-        high = limits["below"] - numbers.eps / 2
+        high = limits["below"] - info.eps / 2
     if low is None and high is None:
         return value
     pole = None if limits.get("finite") else limits.get("above")
@@ -71,16 +71,16 @@ class _Nearest(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        return _passed(ctx, grads[0]), None, None, None
+        return _mask_below_pole(ctx, grads[0]), None, None, None
 
 
 class _NearestBothWays(_Nearest):
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *others: None) -> Tensor:
-        return _passed(ctx, tangent.clone())
+        return _mask_below_pole(ctx, tangent.clone())
 
 
-def _passed(ctx: Any, grad: Tensor) -> Tensor:
+def _mask_below_pole(ctx: Any, grad: Tensor) -> Tensor:
     if ctx.pole is None:
         return grad
     (value,) = ctx.saved_tensors

@@ -1,4 +1,4 @@
-"""Encoders: functions that map values to spike trains `[T, *shape of the values]`."""
+"""Encoders: functions that map values `[*shape]` to spike trains `[T, *shape]`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ __all__ = ["direct", "latency", "rate"]
 
 
 def rate(x: Tensor, num_steps: int, *, generator: torch.Generator | None = None) -> Tensor:
-    """Draws a Bernoulli spike with probability `x`, independently at each step: the discrete Poisson process.
+    """Draws a spike with probability `x` at each step, independently of all other steps.
+
+    Such a Bernoulli process is the discrete form of a Poisson process.
 
     Args:
         x: probabilities, floating point. Values below 0 count as 0, and values above 1 as 1.
@@ -30,7 +32,7 @@ def rate(x: Tensor, num_steps: int, *, generator: torch.Generator | None = None)
         [[0.0, 1.0], [0.0, 1.0], [0.0, 1.0]]
     """
     _check(x, num_steps)
-    # Numbers are drawn in float32 even for half precision, which has few different numbers in [0, 1).
+    # Numbers are drawn in float32 even for half precision, because few numbers in [0, 1) exist in half precision.
     dtype = torch.promote_types(x.dtype, torch.float32)
     draws = torch.rand((num_steps, *x.shape), generator=generator, dtype=dtype, device=x.device)
     return (draws < x).to(x.dtype)
@@ -73,7 +75,7 @@ def latency(x: Tensor, num_steps: int, *, curve: str = "linear") -> Tensor:
 def direct(x: Tensor, num_steps: int) -> Tensor:
     """Repeats the values at every step. The result, `[T, *x.shape]`, is a view of `x`, without new memory.
 
-    The first layer then learns its own encoding. Gradients flow to `x`.
+    If the first layer has weights, it learns its own encoding. Gradients flow to `x`.
 
     Args:
         x: values, floating point.

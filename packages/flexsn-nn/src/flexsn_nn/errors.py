@@ -16,7 +16,7 @@ class StepModeError(ValueError):
 
 
 class CaptureWarning(UserWarning):
-    """A captured step, or a part of it, runs in Python. The message gives the reason and the place."""
+    """A captured step, or a part of it, runs in Python. The message gives the reason and the line of code."""
 
 
 class InputCountError(ValueError):
@@ -40,11 +40,11 @@ class HandoverError(RuntimeError):
 
 
 class StateError(ValueError):
-    """States do not match the input, or their number differs from the neuron's."""
+    """States do not match the input, or the number of states differs from the neuron's."""
 
 
 class DrawError(ValueError):
-    """The step does not draw a random number of `flexsn_nn.random`, or the number's shape differs from the step's."""
+    """A random number of `flexsn_nn.random` is drawn outside of a step, or with an unsupported shape."""
 
 
 class PlacementError(ValueError):
@@ -64,7 +64,7 @@ class UnknownParameterError(TypeError):
 
 
 class UnknownAttributeError(AttributeError):
-    """The attribute exists in neurons of other libraries, and has another name here."""
+    """The attribute exists in neurons of other libraries, but has another name here."""
 
 
 class PortabilityWarning(UserWarning):
@@ -80,15 +80,15 @@ class FiringWarning(UserWarning):
 
 
 class SharedStateWarning(UserWarning):
-    """One module is at two places of a network, and its second call continues from the state of the first."""
+    """A network calls one module twice, and the second call continues from the state of the first call."""
 
 
 class PortabilityError(NotImplementedError):
-    """With `set_portability("error")`: a core runs as a loop here, but compiled kernels will reject it on a GPU."""
+    """A core runs as a loop here, but compiled kernels will reject it on a GPU. Requires `set_portability("error")`."""
 
 
 class NirError(ValueError):
-    """NIR cannot represent a network, or reading a graph would change its meaning."""
+    """NIR cannot represent a network, or a network cannot represent a NIR graph without changing its meaning."""
 
 
 class MissingExtraError(ImportError):

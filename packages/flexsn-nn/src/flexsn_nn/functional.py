@@ -60,9 +60,9 @@ def with_state(net: nn.Module) -> Iterator[tuple[str, FlexSN | Stateful]]:
 
 
 def _outside_of_steps(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yields all modules except those inside of a neuron."""
+    """Yields all modules with their names, except the submodules of neurons."""
     check_module("net", net)
-    inside: str | None = None  # prefix of the names of a neuron's parts, which follow it
+    inside: str | None = None  # prefix of the names of a neuron's submodules, which directly follow the neuron
     for name, module in net.named_modules():
         if inside is not None and name.startswith(inside):
             continue
@@ -86,14 +86,14 @@ def run(
     removes, but a norm includes padding in its statistics. Read the network's output with
     `data.readout(output, lengths)`.
 
-    Sequences without padding are nested tensors of layout `torch.jagged`, `[B, lengths, *step]`. The network receives
-    them padded, `[T, B, *step]`, together with their lengths, and its outputs are converted to jagged tensors again.
-    The call waits for the device, to read the largest length.
+    Inputs may also be sequences without padding: nested tensors of layout `torch.jagged`, `[B, lengths, *step]`. The
+    network then receives padded tensors `[T, B, *step]` and the lengths, and its outputs are converted back to jagged
+    tensors. Such a call waits for the device, to read the largest length.
 
     Args:
         inputs, options: arguments of the network.
         lengths: `[B]`, whole numbers from 0 to T, for all neurons.
-        resets: `[T, B]`, booleans; `[B]` in step mode `"s"`.
+        resets: `[T, B]`, booleans, for all neurons; `[B]` in step mode `"s"`.
         transforms: other changes of each neuron's step.
 
     Returns:
@@ -117,30 +117,30 @@ def run(
     inputs, packed = unpack(inputs)
     if packed is not None:
         if lengths is not None or resets is not None:
-            raise ParameterError("the input is jagged, and has its own lengths: leave out lengths and resets.")
+            raise ParameterError("the input is jagged, and therefore has its own lengths: omit lengths and resets.")
         lengths = packed.lengths
     changes: tuple[Transform, ...] = tuple(transforms)
     if resets is not None:
         changes = (*changes, Resets(resets))
     if lengths is not None:
         changes = (*changes, Lengths(lengths))
-    found = [neuron for _, neuron in neurons(net)]
+    all_neurons = [neuron for _, neuron in neurons(net)]
     if lengths is not None or resets is not None:
         for name, module in _outside_of_steps(net):
             if not getattr(type(module), "steps_apart", True):
                 raise StepModeError(
                     f"layer {name or type(module).__name__} ({type(module).__name__}) reads several steps, and "
-                    "takes no lengths and no resets: it would mix padding, or the run before, into its output. Run "
-                    "sequences of one length, or leave the layer out."
+                    "supports neither lengths nor resets: its output would depend on padding, or on the steps before a "
+                    "reset. Run sequences of equal length, or remove the layer."
                 )
-    earlier = [neuron._shared_transforms for neuron in found]
+    earlier = [neuron._shared_transforms for neuron in all_neurons]
     try:
-        for neuron in found:
+        for neuron in all_neurons:
             _share(neuron, (*neuron._shared_transforms, *changes))
         output = net(*inputs, **options)
         return output if packed is None else packed.jagged(output)
     finally:
-        for neuron, transforms in zip(found, earlier, strict=True):
+        for neuron, transforms in zip(all_neurons, earlier, strict=True):
             _share(neuron, tuple(transforms))
 
 
@@ -152,7 +152,7 @@ def _share(neuron: FlexSN, transforms: tuple[Transform, ...]) -> None:
 
 
 def reset_net(net: nn.Module) -> None:
-    """Resets every neuron, delay and dropout layer of a network. Call it between sequences that do not belong together.
+    """Resets every neuron, delay and dropout layer of a network. Call this function before each independent sequence.
 
     Example:
         >>> import torch
@@ -163,7 +163,7 @@ def reset_net(net: nn.Module) -> None:
         >>> net[1].states
         []
     """
-    if torch.compiler.is_compiling():  # Dynamo can trace only named_modules to visit a network
+    if torch.compiler.is_compiling():  # of the functions that visit all modules, Dynamo can trace only named_modules
         for _, module in with_state(net):
             module.reset()
     else:
@@ -177,32 +177,32 @@ def reset_net(net: nn.Module) -> None:
 
 
 def _all_with_state(net: nn.Module) -> list[Any]:
-    """Returns the modules of `with_state(net)` without their names, because names take most of the time."""
-    found: list[Any] = []  # `Any`, because a cast would be a call
+    """Returns the modules of `with_state(net)` and the neurons inside of neurons. Computing no names saves time."""
+    modules: list[Any] = []  # `Any`, because a cast would be a call
     kinds: dict[type, bool] = {}
-    seen, waiting, again = {net}, [net], False
-    while waiting:
-        module = waiting.pop()
+    visited, pending, has_shared = {net}, [net], False
+    while pending:
+        module = pending.pop()
         kind = type(module)
         if kind not in kinds:
             kinds[kind] = issubclass(kind, FlexSN | Stateful)
         if kinds[kind]:
-            found.append(module)
+            modules.append(module)
         for child in module._modules.values():
-            if child is not None and child not in seen:
-                seen.add(child)
-                waiting.append(child)
+            if child is not None and child not in visited:
+                visited.add(child)
+                pending.append(child)
             elif child is not None:
-                again = True
-    if again:
+                has_shared = True
+    if has_shared:
         check_sequences(net, (FlexSN, Stateful))
-    return found
+    return modules
 
 
 def detach_net(net: nn.Module) -> None:
-    """Detaches every neuron's state from its graph. The values do not change.
+    """Detaches the states of all neurons, and of other layers with a state, from their graphs. Values do not change.
 
-    For truncated backpropagation through time, call it between the chunks of one sequence, after `backward`.
+    For truncated backpropagation through time, call this function between the chunks of a sequence, after `backward`.
     """
     for _, module in with_state(net):
         module.detach()
@@ -215,12 +215,12 @@ def set_step_mode(net: nn.Module, step_mode: str) -> None:
         UnknownNameError: the step mode is unknown.
         StepModeError: a neuron's backend cannot run in this mode. The error leaves all neurons unchanged.
     """
-    found = [module for _, module in with_state(net)]
+    layers_with_state = [module for _, module in with_state(net)]
     mode = check_step_mode(step_mode)
-    for module in found:
+    for module in layers_with_state:
         if isinstance(module, FlexSN):
             check_backend(module.backend, mode)
-    for module in found:
+    for module in layers_with_state:
         module.step_mode = mode
     for layer in net.modules():
         if isinstance(layer, OverTime):
@@ -241,20 +241,20 @@ def set_backend(
     """
     for kind in instance if isinstance(instance, tuple) else (instance,):
         if not isinstance(kind, type):
-            raise TypeError(f"instance is {kind!r}; give a class of neurons, as LIF, or a tuple of classes.")
-    found = [neuron for _, neuron in neurons(net) if isinstance(neuron, instance)]
-    for neuron in found:
+            raise TypeError(f"instance is {kind!r}; give a class of neurons, such as LIF, or a tuple of classes.")
+    selected = [neuron for _, neuron in neurons(net) if isinstance(neuron, instance)]
+    for neuron in selected:
         check_backend(backend, neuron.step_mode)
-    for neuron in found:
+    for neuron in selected:
         neuron.backend = backend
 
 
 def explain(net: nn.Module, *inputs: Any, loss: Callable[[Any], Tensor] | None = None) -> NetworkReport:
     """Measures time and memory of a training step, with one row for each layer and a summary in one line.
 
-    Runs a few steps on these inputs, from initial states, and then restores parameters, gradients, running statistics,
-    states and random generators. The times include the time that Python takes. A captured step takes only the time of
-    its kernels.
+    Runs a few steps on these inputs, from initial states, and then restores gradients, running statistics, states and
+    random generators. The times include the time that Python takes. A training step that is captured as a CUDA graph
+    takes only the time of its kernels.
 
     Args:
         inputs: inputs of the network.
@@ -277,7 +277,7 @@ def explain(net: nn.Module, *inputs: Any, loss: Callable[[Any], Tensor] | None =
 
 
 def summary(net: nn.Module, *inputs: Any) -> NetworkSummary:
-    """Counts parameters, shapes, neurons, firing rates and synaptic operations of a network for one input.
+    """Reports the parameters, shapes, neurons, firing rates and synaptic operations of a network for one input.
 
     Runs the network once, without gradients, from initial states, and restores it afterwards.
 
@@ -303,37 +303,37 @@ def get_states(net: nn.Module) -> dict[str, list[Tensor]]:
 
     Other layers with a state are included. The state of a `Delay` is `[max_delay, *step]`.
 
-    The tensors are the neurons' own tensors, with their graph. You can run another sequence, and then return to the
-    first sequence with `set_states`.
+    The tensors are not copied, and keep their graph. You can run another sequence, and then return to the first
+    sequence with `set_states`.
     """
     return {name: list(module.states) for name, module in with_state(net)}
 
 
 def set_states(net: nn.Module, states: Mapping[str, Sequence[Tensor]]) -> None:
-    """Sets the states of neurons to those from `get_states`. Neurons without an entry keep their states.
+    """Sets the states of neurons to states from `get_states`. Neurons without an entry keep their states.
 
     Raises:
         UnknownNameError: `net` has no neuron with the name of an entry.
     """
-    found = dict(with_state(net))
+    layers = dict(with_state(net))
     if not isinstance(states, Mapping):
         raise TypeError(f"states is a {type(states).__name__}; give the result of get_states: a dict of lists by name.")
     for name in states:
-        check_name("neuron", name, found)
+        check_name("neuron", name, layers)
     for name, values in states.items():
-        found[name].states = values  # type: ignore[assignment]  # any sequence; None is a reset
+        layers[name].states = values  # type: ignore[assignment]  # any sequence; None is a reset
 
 
 def parameter_groups(net: nn.Module, *, tau_lr: float | None = None, **options: Any) -> list[dict[str, Any]]:
-    """Divides the parameters of a network into two groups for an optimizer: weights, and numbers of neurons.
+    """Divides the parameters of a network into two groups for an optimizer: weights, and neuron parameters.
 
-    Numbers of neurons are time constants, thresholds, decays and other learned values, one per neuron or per channel.
-    These numbers get no weight decay, which would pull a time constant to 0. Matrices inside of a step, and the
-    recurrent weights of a layer, are weights.
+    Neuron parameters are time constants, thresholds, decays and other learned values, one per neuron or per channel.
+    They get no weight decay, which would pull a time constant to 0. Matrices inside of a step, and the recurrent
+    weights of a layer, count as weights.
 
     Args:
-        tau_lr: learning rate of the numbers of neurons; `None` for the learning rate of the optimizer.
-        options: options of the group of numbers, such as `betas=(0.9, 0.99)`, or `weight_decay=1e-4`.
+        tau_lr: learning rate of the neuron parameters; `None` for the learning rate of the optimizer.
+        options: options of the group of neuron parameters, such as `betas=(0.9, 0.99)`, or `weight_decay=1e-4`.
 
     Returns:
         Groups in the order of `net.parameters()`, each with `params`. A group without parameters is left out.

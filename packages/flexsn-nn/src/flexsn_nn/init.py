@@ -1,6 +1,6 @@
 """Initial weights.
 
-`fluctuation_driven_` initializes weights before a neuron with a membrane.
+`fluctuation_driven_` initializes the weights in front of a neuron with a membrane.
 
 `torch.nn.init` has most of the usual initialisations. Common choices for `init=` of a recurrent neuron are:
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["fluctuation_driven_", "spectral_radius", "spectral_radius_"]
 
 # A response ends when it has fallen to the fraction `_NEGLIGIBLE` of its largest value. A response counts as endless if
-# more than the fraction `_DECAYED` is left after the first steps, or more than `_NEGLIGIBLE` after the longest run.
+# more than the fraction `_DECAYED` remains after the first run, or more than `_NEGLIGIBLE` after `_LONGEST` steps.
 _NEGLIGIBLE, _DECAYED, _LONGEST = 1e-6, 0.99, 16384
 
 
@@ -48,7 +48,7 @@ def spectral_radius(weight: Tensor) -> float:
     """
     check_tensor("weight", weight)
     if weight.dim() not in (1, 2) or weight.shape[0] != weight.shape[-1]:
-        raise ParameterError(f"weight has shape {list(weight.shape)}; a spectral radius is of a square matrix [N, N].")
+        raise ParameterError(f"weight has shape {list(weight.shape)}; only a square matrix has a spectral radius.")
     values = weight.detach().double().cpu()
     if not bool(values.isfinite().all()):
         raise ParameterError("weight has values that are not finite.")
@@ -59,13 +59,13 @@ def spectral_radius(weight: Tensor) -> float:
 
 
 def spectral_radius_(weight: Tensor, rho: float) -> Tensor:
-    """Scales `weight` in place so that its spectral radius is `rho`, and returns it.
+    """Scales `weight` in place so that its spectral radius is `rho`. Returns `weight`.
 
     With a radius below 1, a linear recurrence forgets its past. A spiking recurrence also has a threshold and a leak,
     so its radius may exceed 1.
 
     Args:
-        weight: matrix `[N, N]`, or its diagonal `[N]`. It may be a parameter.
+        weight: matrix `[N, N]`, or its diagonal `[N]`. The weight may be a parameter.
         rho: spectral radius, at least 0.
 
     Raises:
@@ -82,12 +82,12 @@ def spectral_radius_(weight: Tensor, rho: float) -> Tensor:
         0.9
     """
     check_number("rho", rho, at_least=0)
-    found = spectral_radius(weight)
+    radius = spectral_radius(weight)
     # The eigenvalues of a nilpotent matrix are 0 up to rounding.
-    if found <= torch.finfo(torch.float64).eps * float(weight.detach().double().abs().sum()):
-        raise ParameterError("the spectral radius of weight is 0: no factor gives it another one.")
+    if radius <= torch.finfo(torch.float64).eps * float(weight.detach().double().abs().sum()):
+        raise ParameterError("the spectral radius of weight is 0, and no factor can change it.")
     with torch.no_grad():
-        return weight.mul_(rho / found)
+        return weight.mul_(rho / radius)
 
 
 def fluctuation_driven_(
@@ -100,23 +100,23 @@ def fluctuation_driven_(
     num_steps: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Draws weights before a neuron, in place, so that its membrane fluctuates up to the threshold, and returns them.
+    """Draws the weights in front of a neuron, so that its membrane fluctuates up to the threshold. Returns the weights.
 
-    If inputs spike independently at `rate`, the membrane without resets has the mean `mean` and the standard deviation
-    `(threshold - mean) / xi`. The membrane's response to one small input is measured on a copy of the neuron.
-    Therefore, the result is correct for all time constants, also if the neuron divides its input by them. Let `n` be
-    the number of inputs, `e1` the sum of the response over time, and `e2` the sum of its squares. The weights are
-    normal, with the mean `mean / (n rate e1)`, and with the variance `share (threshold - mean)² / (xi² n rate e2)`
-    minus the square of their mean. Membranes are measured relative to their resting value.
+    The weights change in place. If inputs spike independently at `rate`, the membrane without resets has the mean
+    `mean` and the standard deviation `(threshold - mean) / xi`. The membrane's response to one small input is measured
+    on a copy of the neuron. Therefore, the result is correct for all time constants, even if the neuron divides its
+    input by a time constant. Let `n` be the number of inputs, `e1` the sum of the response over time, and `e2` the sum
+    of its squares. The weights are normally distributed. Their mean is `mean / (n rate e1)`. Their variance is
+    `share (threshold - mean)² / (xi² n rate e2)` minus the square of their mean. Membranes are measured relative to
+    their resting value.
 
     Args:
         weight: weight `[out, in, ...]` of a linear layer or a convolution. `n` is the number of elements of
             `weight[0]`.
-        neuron: neuron after the weights. Either a ready-made neuron, or your own neuron with a state `v` and a
-            threshold.
+        neuron: neuron after the weights: a ready-made neuron, or your own neuron with a state `v` and a threshold.
         rate: spikes per input and step, above 0 and at most 1. For inputs that are not spikes, `rate` is the mean of
             their squares.
-        xi: distance from mean to threshold in standard deviations, above 0. The source uses 1 to 3.
+        xi: distance from the mean to the threshold in standard deviations, above 0. The source uses 1 to 3.
         mean: mean of the membrane, below the threshold.
         share: fraction of the variance that these weights contribute, above 0 and at most 1. Recurrent weights
             contribute the rest.
@@ -146,7 +146,7 @@ def fluctuation_driven_(
     check_number("share", share, above=0, at_most=1)
     if num_steps is not None:
         check_count("num_steps", num_steps)
-    response, threshold = _membrane(neuron, num_steps)
+    response, threshold = _measure_response(neuron, num_steps)
     if mean >= threshold:
         raise ParameterError(f"mean is {mean:g}; it must be below the threshold, which is {threshold:g} above rest.")
     inputs = weight[0].numel()
@@ -155,13 +155,13 @@ def fluctuation_driven_(
     variance = share * ((threshold - mean) / xi) ** 2 / (inputs * rate * second) - center**2
     if variance <= 0:
         raise ParameterError(
-            f"no weights of {inputs} inputs give a membrane of mean {mean:g}: take a smaller mean or xi."
+            f"no weights of {inputs} inputs produce a membrane with the mean {mean:g}: use a smaller mean or xi."
         )
     with torch.no_grad():
         return weight.normal_(center, variance**0.5, generator=generator)
 
 
-def _membrane(neuron: FlexSN, num_steps: int | None) -> tuple[Tensor, float]:
+def _measure_response(neuron: FlexSN, num_steps: int | None) -> tuple[Tensor, float]:
     """Computes a membrane's response `[T, *step]` to an input of 1 at the first step, and the threshold above rest."""
     from flexsn_nn.neuron import Feedback, Neuron, Recurrent  # that module imports this one
 
@@ -178,29 +178,29 @@ def _membrane(neuron: FlexSN, num_steps: int | None) -> tuple[Tensor, float]:
         values = [*probe.parameters(), *probe.buffers()]
         step = torch.broadcast_shapes((1, 1), *(value.shape for value in values))
     length = num_steps or 256
-    size = 1e-6  # far below the threshold, where the step is linear
+    amplitude = 1e-6  # far below the threshold, where the step is linear
     while True:
         x = torch.zeros(length, *step, dtype=torch.float64)
-        resting = _voltage(probe, x)
-        x[0] = size
-        response = (_voltage(probe, x) - resting) / size
-        left = float(response[-1].abs().max()) / float(response.abs().max())
-        if num_steps is not None or left <= _NEGLIGIBLE:
+        resting = _run_membrane(probe, x)
+        x[0] = amplitude
+        response = (_run_membrane(probe, x) - resting) / amplitude
+        remaining = float(response[-1].abs().max()) / float(response.abs().max())
+        if num_steps is not None or remaining <= _NEGLIGIBLE:
             break
-        if length >= _LONGEST or left > _DECAYED:
+        if length >= _LONGEST or remaining > _DECAYED:
             raise ParameterError(f"the membrane of {type(inner).__name__} does not decay: give num_steps.")
         length *= 2
     height = torch.as_tensor(limit).detach().double().cpu() - resting[-1]
     return response, float(height.mean())
 
 
-def _voltage(probe: FlexSN, x: Tensor) -> Tensor:
+def _run_membrane(probe: FlexSN, x: Tensor) -> Tensor:
     from flexsn_nn.neuron import Neuron
 
     assert isinstance(probe, Neuron)
     probe.reset()
     with torch.no_grad():
         probe(x)
-    found = probe.state_seq("v")
-    assert found is not None
-    return found
+    voltage = probe.state_seq("v")
+    assert voltage is not None
+    return voltage

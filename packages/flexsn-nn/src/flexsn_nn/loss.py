@@ -20,7 +20,7 @@ __all__ = [
 
 
 def ce_rate_loss(spikes: Tensor, targets: Tensor) -> Tensor:
-    """Cross entropy of the spikes at every step, averaged over steps and batch.
+    """Computes the cross entropy of the spikes at every step, averaged over steps and batch.
 
     Args:
         spikes: `[T, B, C]`.
@@ -39,7 +39,7 @@ def ce_rate_loss(spikes: Tensor, targets: Tensor) -> Tensor:
 
 
 def ce_count_loss(spikes: Tensor, targets: Tensor) -> Tensor:
-    """Cross entropy of the spike counts, averaged over the batch.
+    """Computes the cross entropy of the spike counts, averaged over the batch.
 
     Args:
         spikes: `[T, B, C]`.
@@ -58,7 +58,7 @@ def ce_count_loss(spikes: Tensor, targets: Tensor) -> Tensor:
 
 
 def ce_max_membrane_loss(v: Tensor, targets: Tensor) -> Tensor:
-    """Cross entropy of each membrane's maximum over time, averaged over the batch.
+    """Computes the cross entropy of each membrane's maximum over time, averaged over the batch.
 
     Args:
         v: `[T, B, C]`, membranes.
@@ -77,7 +77,9 @@ def ce_max_membrane_loss(v: Tensor, targets: Tensor) -> Tensor:
 
 
 def mse_count_loss(spikes: Tensor, targets: Tensor, correct_rate: float = 1.0, incorrect_rate: float = 0.0) -> Tensor:
-    """Mean squared difference between the spike counts and `T` times the target rates, divided by `T`.
+    """Computes the mean squared difference between spike counts and target counts, divided by `T`.
+
+    The target counts are `T` times the target rates.
 
     Args:
         spikes: `[T, B, C]`.
@@ -96,17 +98,17 @@ def mse_count_loss(spikes: Tensor, targets: Tensor, correct_rate: float = 1.0, i
     _check(spikes, targets)
     check_number("correct_rate", correct_rate, at_least=0, at_most=1)
     check_number("incorrect_rate", incorrect_rate, at_least=0, at_most=1)
-    wanted = _levels(spikes[0], targets, correct_rate, incorrect_rate) * len(spikes)
-    return mse_loss(spikes.sum(0), wanted) / len(spikes)
+    target_counts = _levels(spikes[0], targets, correct_rate, incorrect_rate) * len(spikes)
+    return mse_loss(spikes.sum(0), target_counts) / len(spikes)
 
 
 def mse_membrane_loss(v: Tensor, targets: Tensor, on_target: float = 1.0, off_target: float = 0.0) -> Tensor:
-    """Mean squared difference between the membranes and their targets.
+    """Computes the mean squared difference between the membranes and their targets.
 
     Args:
         v: `[T, B, C]`, membranes.
-        targets: `[B]`, class numbers: at every step, the target is `on_target` for the membrane of the class, and
-            `off_target` for the others. Or `[T, B, C]`, the target membranes.
+        targets: `[B]`, class numbers: at every step, the target is `on_target` for the membrane of the correct class,
+            and `off_target` for the other membranes. Or `[T, B, C]`, the target membranes.
         on_target, off_target: target values of the membranes for targets `[B]`.
 
     Returns:
@@ -145,7 +147,7 @@ def l1_rate_sparsity(spikes: Tensor, Lambda: float = 1e-5) -> Tensor:
 
 
 def _levels(like: Tensor, targets: Tensor, on: float, off: float) -> Tensor:
-    """Returns `[B, C]`, which is `on` for the target's class and `off` elsewhere."""
+    """Returns a tensor `[B, C]` whose values are `on` for the correct class and `off` for other classes."""
     return off + (on - off) * one_hot(targets, like.shape[-1]).to(like.dtype)
 
 

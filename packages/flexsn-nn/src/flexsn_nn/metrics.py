@@ -12,7 +12,9 @@ __all__ = ["accuracy", "first_spike_accuracy", "time_to_first_spike"]
 
 
 def accuracy(spikes: Tensor, targets: Tensor, num_classes: int | None = None) -> Tensor:
-    """Fraction of the batch for which the target's neuron has the most spikes. In a tie, the first neuron counts.
+    """Computes the fraction of samples in which the neuron of the correct class has the most spikes.
+
+    If several neurons have equally many spikes, only the first of these neurons counts.
 
     Args:
         spikes: `[T, B, C]`, or membranes of this shape, which are summed over time.
@@ -41,7 +43,7 @@ def accuracy(spikes: Tensor, targets: Tensor, num_classes: int | None = None) ->
 
 
 def time_to_first_spike(spikes: Tensor) -> Tensor:
-    """Step of each neuron's first spike, counted from 0; `T` for a neuron without spikes.
+    """Returns the step of each neuron's first spike, counted from 0; `T` for a neuron without spikes.
 
     Args:
         spikes: `[T, *step]`, `T >= 1`. Every nonzero value is a spike.
@@ -61,9 +63,10 @@ def time_to_first_spike(spikes: Tensor) -> Tensor:
 
 
 def first_spike_accuracy(spikes: Tensor, targets: Tensor) -> Tensor:
-    """Fraction of the batch for which the target's neuron spikes first. In a tie, the first neuron counts.
+    """Computes the fraction of samples in which the neuron of the correct class spikes first.
 
-    A sample without spikes counts as wrong.
+    If several neurons spike first at the same step, only the first of these neurons counts. A sample without spikes
+    counts as wrong.
 
     Args:
         spikes: `[T, B, C]`.
@@ -87,7 +90,7 @@ def first_spike_accuracy(spikes: Tensor, targets: Tensor) -> Tensor:
 
 
 def _first(chosen: Tensor) -> Tensor:
-    """Returns the index of the first chosen class, `[B, C] -> [B]`. `argmax` may return a later one."""
+    """Returns the index of the first chosen class, `[B, C] -> [B]`. `argmax` may return a later chosen class."""
     classes = torch.arange(chosen.shape[1], device=chosen.device)
     return torch.where(chosen, classes, len(classes)).amin(1)
 

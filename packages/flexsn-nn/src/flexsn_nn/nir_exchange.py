@@ -7,10 +7,10 @@ NIR's neurons are differential equations. Here, one step is one Euler step of `d
     LI       tau v' = v_leak - v + r x
     CubaLIF  tau_syn i' = -i + w_in x;  tau_mem v' = v_leak - v + r i, with the new i
 
-For a network that NIR or these neurons cannot express, the functions raise an error. Networks consist of layers on
-sequences `[T, B, ...]` and sums of their outputs. A neuron with recurrent weights is a separate graph in the chain.
-This graph has the neuron, and a linear node from the neuron's output to its input. The neuron receives this input one
-step later.
+If a network or a graph cannot be expressed in the other form, the functions raise an error. Networks consist of layers
+on sequences `[T, B, ...]` and sums of their outputs. A neuron with recurrent weights is a separate graph inside of the
+network's graph. It contains the neuron, and a linear node from the neuron's output to its input. The neuron receives
+the output of this linear node one step later.
 
 Source: Pedersen et al., "Neuromorphic intermediate representation", Nature Communications 2024.
 """
@@ -61,8 +61,8 @@ def to_nir(
         ignore_equality: True to also export neurons that fire if `v >= v_threshold`, although NIR's neurons fire if
             `v > v_threshold`. False to raise an error for such neurons.
         soft_reset: True if the simulator that will read the graph resets by subtracting the threshold, which NIR's
-            equations cannot express. Only neurons with `v_reset=None` can then be exported. Their metadata contains
-            `"reset": "subtract"`, which `from_nir` reads.
+            equations cannot express. In this case, only neurons with `v_reset=None` can be exported, and their metadata
+            contain `"reset": "subtract"`. `from_nir` reads these metadata.
 
     Raises:
         NirError: NIR cannot express a layer. The message gives advice.
@@ -70,7 +70,7 @@ def to_nir(
     """
     nir = _import_nir()
     check_number("dt", dt, above=0)
-    return _to_graph(nir, net, sample, _Way(dt, ignore_equality, soft_reset))
+    return _to_graph(nir, net, sample, _ExportOptions(dt, ignore_equality, soft_reset))
 
 
 def from_nir(graph: Any, *, dt: float = 1e-4, backend: str = "auto") -> nn.Sequential:
@@ -79,7 +79,8 @@ def from_nir(graph: Any, *, dt: float = 1e-4, backend: str = "auto") -> nn.Seque
     A loop in the graph must lead from a neuron through a linear node back to the same neuron. A recurrent neuron may
     also be a graph inside of the graph. Layers have the names of the graph's nodes.
 
-    A file with a convolution whose kernel is not square needs `nir.read(path, type_check=False)` (nir 1.0.8).
+    To read a file that contains a convolution with a kernel that is not square, nir 1.0.8 needs
+    `nir.read(path, type_check=False)`.
 
     Neurons fire if `v > v_threshold`, as in NIR, and have their default surrogate.
 
@@ -89,8 +90,8 @@ def from_nir(graph: Any, *, dt: float = 1e-4, backend: str = "auto") -> nn.Seque
         backend: backend of the neurons, same as in `FlexSN`.
 
     Returns:
-        A sequence of layers; or a single layer `graph` if outputs are forked and summed. The network maps sequences
-        `[T, B, ...]` to sequences.
+        A sequence of layers. If outputs are forked and summed, the sequence contains a single layer, named `graph`. The
+        network maps sequences `[T, B, ...]` to sequences.
 
     Raises:
         NirError: the graph has another loop, several inputs or outputs, or a node that these neurons cannot express.
@@ -105,7 +106,7 @@ def from_nir(graph: Any, *, dt: float = 1e-4, backend: str = "auto") -> nn.Seque
 
 
 @dataclass(frozen=True)
-class _Way:
+class _ExportOptions:
     """Options of `to_nir`, for the export of neurons."""
 
     dt: float
@@ -114,9 +115,9 @@ class _Way:
 
 
 class _Builder:
-    """Collects nodes by name, and edges.
+    """Collection of nodes by name, and of edges.
 
-    The name of a node is its kind in lower case. The second and later nodes of a kind also have a number.
+    The name of a node is its class in lower case. The second and later nodes of a class also have a number.
     """
 
     def __init__(self, nir: Any) -> None:
@@ -127,7 +128,7 @@ class _Builder:
         self._counts: dict[str, int] = {}
 
     def add(self, node: Any, sources: Sequence[str]) -> str:
-        """Adds a node with edges from its sources. Returns its name."""
+        """Adds a node with edges from its sources. Returns the node's name."""
         kind = type(node).__name__.lower()
         count = self._counts[kind] = self._counts.get(kind, -1) + 1
         name = f"{kind}_{count}" if count else kind
@@ -152,31 +153,36 @@ class _Builder:
         return [self._outputs[name] for name in names]
 
 
-def _to_graph(nir: Any, net: nn.Module, sample: Tensor, way: _Way) -> Any:
+def _to_graph(nir: Any, net: nn.Module, sample: Tensor, options: _ExportOptions) -> Any:
     calls, last, shape = calls_of(net, sample)
     consumers = Counter(source for call in calls for source in call.sources) + Counter(last)
     builder = _Builder(nir)
-    builder.called(INPUT, builder.add(nir.Input({"input": _sizes(sample.shape[2:])}), []))
-    made: dict[str, str] = {}  # for each call, the node that was made for it
+    builder.called(INPUT, builder.add(nir.Input({"input": _to_sizes(sample.shape[2:])}), []))
+    node_of_call: dict[str, str] = {}  # for each call, the node that was made for it
     for call in calls:
         sources = builder.outputs(call.sources)
         if isinstance(call.layer, nn.modules.batchnorm._BatchNorm):
-            before = made.get(call.sources[0]) if len(call.sources) == 1 and consumers[call.sources[0]] == 1 else None
+            before = (
+                node_of_call.get(call.sources[0])
+                if len(call.sources) == 1 and consumers[call.sources[0]] == 1
+                else None
+            )
             node = _norm_to_nodes(builder, call, before, sources)
-        elif _passes(call):
+        elif _has_no_effect(call):
             if len(sources) > 1:
                 raise NirError(f"{call.name} ({type(call.layer).__name__}) receives a sum: leave it out.")
             (node,) = sources
         else:
-            node = builder.add(_to_node(nir, call.name, call.layer, call.shape, way), sources)
-            made[call.name] = node
+            node = builder.add(_to_node(nir, call.name, call.layer, call.shape, options), sources)
+            node_of_call[call.name] = node
         builder.called(call.name, node)
-    builder.add(nir.Output({"output": _sizes(shape)}), builder.outputs(last))
-    # The shapes come from a run, because the check of nir 1.0 mistakes a kernel [3, 1] for [3, 3].
+    builder.add(nir.Output({"output": _to_sizes(shape)}), builder.outputs(last))
+    # The type check is off, because the check of nir 1.0 mistakes a kernel [3, 1] for [3, 3]. The shapes were recorded
+    # in a run of the network instead.
     return nir.NIRGraph(nodes=builder.nodes, edges=builder.edges, type_check=False)
 
 
-def _passes(call: Call) -> bool:
+def _has_no_effect(call: Call) -> bool:
     """True for layers that have no effect in evaluation."""
     if isinstance(call.layer, nn.Identity):
         return True
@@ -188,7 +194,10 @@ def _passes(call: Call) -> bool:
 
 
 def _norm_to_nodes(builder: _Builder, call: Call, before: str | None, sources: Sequence[str]) -> str:
-    """Exports a batch norm in evaluation, folded into the weights before it, or as a layer that scales and shifts."""
+    """Exports a batch norm in evaluation. Folds it into the weights before it, or adds a layer that scales and shifts.
+
+    Returns the name of the node that has the norm's output.
+    """
     norm, nir = call.layer, builder.nir
     assert isinstance(norm, nn.modules.batchnorm._BatchNorm)
     if norm.training or norm.running_mean is None or norm.running_var is None:
@@ -203,61 +212,61 @@ def _norm_to_nodes(builder: _Builder, call: Call, before: str | None, sources: S
     node = builder.nodes.get(before) if before is not None else None
     kind = type(node).__name__
     if before is not None and node is not None and kind in ("Linear", "Affine", "Conv1d", "Conv2d"):
-        weight = _double(node.weight)
-        folded = _array((weight * scale.view(-1, *[1] * (weight.dim() - 1))).float())
-        bias = _array((shift if kind == "Linear" else _double(node.bias) * scale + shift).float())
+        weight = _to_double(node.weight)
+        folded = _to_array((weight * scale.view(-1, *[1] * (weight.dim() - 1))).float())
+        bias = _to_array((shift if kind == "Linear" else _to_double(node.bias) * scale + shift).float())
         if kind == "Linear":
             builder.nodes[before] = nir.Affine(weight=folded, bias=bias)
         else:
             node.weight, node.bias = folded, bias
         return before
-    bias = _array(shift.float())
+    bias = _to_array(shift.float())
     if len(call.shape) == 1:
-        return builder.add(nir.Affine(weight=_array(scale.diag().float()), bias=bias), sources)
+        return builder.add(nir.Affine(weight=_to_array(scale.diag().float()), bias=bias), sources)
     if len(call.shape) not in (2, 3):
         raise NirError(f"{call.name} normalises steps of {len(call.shape)} dimensions; NIR's layers have up to three.")
-    one = len(call.shape) == 2
-    made = (nir.Conv1d if one else nir.Conv2d)(
-        input_shape=call.shape[1] if one else call.shape[1:],
-        weight=_array(scale.float().view(-1, 1, *[1] * (len(call.shape) - 1))),
+    is_1d = len(call.shape) == 2
+    new_node = (nir.Conv1d if is_1d else nir.Conv2d)(
+        input_shape=call.shape[1] if is_1d else call.shape[1:],
+        weight=_to_array(scale.float().view(-1, 1, *[1] * (len(call.shape) - 1))),
         stride=1,
         padding=0,
         dilation=1,
         groups=len(scale),
         bias=bias,
     )
-    return builder.add(made, sources)
+    return builder.add(new_node, sources)
 
 
-def _sizes(shape: Sequence[int]) -> Any:
+def _to_sizes(shape: Sequence[int]) -> Any:
     return torch.tensor(list(shape)).numpy()
 
 
-def _to_node(nir: Any, name: str, layer: nn.Module, shape: tuple[int, ...], way: _Way) -> Any:
+def _to_node(nir: Any, name: str, layer: nn.Module, shape: tuple[int, ...], options: _ExportOptions) -> Any:
     if isinstance(layer, Feedback):
-        return _recurrent_to_node(nir, name, layer, shape, way)
+        return _recurrent_to_node(nir, name, layer, shape, options)
     if isinstance(layer, FlexSN):
-        return _neuron_to_node(nir, name, layer, shape, way)
+        return _neuron_to_node(nir, name, layer, shape, options)
     if isinstance(layer, nn.Linear):
         return _linear_to_node(nir, name, layer, shape)
     if isinstance(layer, nn.Conv1d | nn.Conv2d):
         return _conv_to_node(nir, name, layer, shape)
     if isinstance(layer, nn.Flatten):
-        kept = shape[: layer.start_dim - 2] if layer.start_dim >= 2 else None
-        if kept is None or layer.end_dim not in (-1, len(shape) + 1):
+        leading = shape[: layer.start_dim - 2] if layer.start_dim >= 2 else None
+        if leading is None or layer.end_dim not in (-1, len(shape) + 1):
             raise NirError(
                 f"{name} flattens dimensions {layer.start_dim} to {layer.end_dim} of [T, B, ...]: use "
                 "nn.Flatten(2), which does not flatten time and batch."
             )
-        return nir.Flatten({"input": list(shape)}, start_dim=len(kept), end_dim=len(shape) - 1)
+        return nir.Flatten({"input": list(shape)}, start_dim=len(leading), end_dim=len(shape) - 1)
     if isinstance(layer, nn.AvgPool2d):
         return _pool_to_node(nir, name, layer)
     if isinstance(layer, Scale):
-        return nir.Scale(scale=_values(layer.scale, shape, name))
+        return nir.Scale(scale=_expand_values(layer.scale, shape, name))
     if isinstance(layer, Delay):
-        return nir.Delay(delay=_values(layer.in_evaluation(), shape, name) * way.dt)
+        return nir.Delay(delay=_expand_values(layer.in_evaluation(), shape, name) * options.dt)
     raise NirError(
-        f"{name} is a {type(layer).__name__}, which NIR, or this export, does not have. Known: nn.Linear, "
+        f"{name} is a {type(layer).__name__}, which NIR or this export does not support. Supported: nn.Linear, "
         "nn.Conv1d, nn.Conv2d, nn.AvgPool2d, batch norms, nn.Flatten, Scale, Delay, IF, LIF, PLIF, CUBALIF, LI, Leaky, "
         "Synaptic, Recurrent, RLIF, RLeaky, RSynaptic."
     )
@@ -266,30 +275,33 @@ def _to_node(nir: Any, name: str, layer: nn.Module, shape: tuple[int, ...], way:
 def _linear_to_node(nir: Any, name: str, layer: nn.Linear, shape: tuple[int, ...]) -> Any:
     if len(shape) != 1:
         raise NirError(
-            f"{name} is a nn.Linear on {list(shape)}; NIR's linear layer takes vectors: apply nn.Flatten(2) first."
+            f"{name} is an nn.Linear on {list(shape)}; NIR's linear layer takes vectors: apply nn.Flatten(2) first."
         )
     if layer.bias is None:
-        return nir.Linear(weight=_array(layer.weight))
-    return nir.Affine(weight=_array(layer.weight), bias=_array(layer.bias))
+        return nir.Linear(weight=_to_array(layer.weight))
+    return nir.Affine(weight=_to_array(layer.weight), bias=_to_array(layer.bias))
 
 
-def _recurrent_to_node(nir: Any, name: str, layer: Feedback, shape: tuple[int, ...], way: _Way) -> Any:
-    """Creates a graph of the neuron and its weights, like snnTorch. Weights per neuron become a diagonal matrix."""
+def _recurrent_to_node(nir: Any, name: str, layer: Feedback, shape: tuple[int, ...], options: _ExportOptions) -> Any:
+    """Creates a graph of a neuron and its recurrent weights, as snnTorch does.
+
+    Weights with one value per neuron become a diagonal matrix.
+    """
     neuron: FlexSN = layer.neuron if type(layer) is Recurrent else layer
     if isinstance(layer, Recurrent) and layer.delay is not None:
         raise NirError(f"{name} has delays in its feedback; this export supports only those of layer.Delay.")
     if isinstance(layer.recurrent, nn.Linear):
         weights = _linear_to_node(nir, name, layer.recurrent, shape)
     elif isinstance(layer.recurrent, OneToOne) and len(shape) == 1:
-        weights = nir.Linear(weight=_array(layer.recurrent.V.expand(shape).diag()))
+        weights = nir.Linear(weight=_to_array(layer.recurrent.V.expand(shape).diag()))
     else:
         raise NirError(
             f"{name} feeds its spikes back through a {type(layer.recurrent).__name__} on {list(shape)}; NIR and this "
-            "export support only matrices on vectors for this."
+            "export only support a matrix that multiplies vectors."
         )
     nodes = {
         "input": nir.Input({"input": list(shape)}),
-        "neuron": _neuron_to_node(nir, name, neuron, shape, way),
+        "neuron": _neuron_to_node(nir, name, neuron, shape, options),
         "w_rec": weights,
         "output": nir.Output({"output": list(shape)}),
     }
@@ -301,20 +313,20 @@ def _conv_to_node(nir: Any, name: str, layer: nn.Conv1d | nn.Conv2d, shape: tupl
     if layer.padding_mode != "zeros":
         raise NirError(f"{name} pads with {layer.padding_mode!r}; NIR's convolutions pad with zeros.")
     bias = layer.weight.new_zeros(len(layer.weight)) if layer.bias is None else layer.bias
-    one = isinstance(layer, nn.Conv1d)
+    is_1d = isinstance(layer, nn.Conv1d)
     sizes = {
-        key: value[0] if one and isinstance(value, tuple) else value
+        key: value[0] if is_1d and isinstance(value, tuple) else value
         for key, value in (
             ("stride", layer.stride),
             ("padding", layer.padding),
             ("dilation", layer.dilation),
         )
     }
-    return (nir.Conv1d if one else nir.Conv2d)(
-        input_shape=shape[1] if one else shape[1:],
-        weight=_array(layer.weight),
+    return (nir.Conv1d if is_1d else nir.Conv2d)(
+        input_shape=shape[1] if is_1d else shape[1:],
+        weight=_to_array(layer.weight),
         groups=layer.groups,
-        bias=_array(bias),
+        bias=_to_array(bias),
         **sizes,
     )
 
@@ -333,29 +345,29 @@ def _pool_to_node(nir: Any, name: str, layer: nn.AvgPool2d) -> Any:
     if layer.divisor_override not in (None, 1):
         raise NirError(f"{name} has divisor_override={layer.divisor_override}; NIR has averages, and sums (1).")
     sizes = {
-        key: _sizes(_pair(value))
+        key: _to_sizes(_pair(value))
         for key, value in (("kernel_size", layer.kernel_size), ("stride", layer.stride), ("padding", layer.padding))
     }
     return (nir.AvgPool2d if layer.divisor_override is None else nir.SumPool2d)(**sizes)
 
 
-def _neuron_to_node(nir: Any, name: str, neuron: FlexSN, shape: tuple[int, ...], way: _Way) -> Any:
-    dt, ignore_equality = way.dt, way.ignore_equality
+def _neuron_to_node(nir: Any, name: str, neuron: FlexSN, shape: tuple[int, ...], options: _ExportOptions) -> Any:
+    dt, ignore_equality = options.dt, options.ignore_equality
 
     def array(value: float | Tensor) -> Any:
-        return _values(value, shape, name)
+        return _expand_values(value, shape, name)
 
     if isinstance(neuron, LI):
         tau = array(neuron.tau)
         return nir.LI(tau=tau * dt, r=tau**0 if neuron.decay_input else tau, v_leak=array(0.0))
     if isinstance(neuron, Leaky | Synaptic):
-        if way.soft_reset:
+        if options.soft_reset:
             raise NirError(f"{name} is a {type(neuron).__name__}; with soft_reset=True, give IF, LIF, PLIF or CUBALIF.")
         _check_delayed(name, neuron)
         _check_strict(name, neuron.spike_grad, ignore_equality)
-        steps = _steps(name, "beta", array(neuron.beta))
+        steps = _compute_time_constant(name, "beta", array(neuron.beta))
         if isinstance(neuron, Synaptic):
-            synapse = _steps(name, "alpha", array(neuron.alpha))
+            synapse = _compute_time_constant(name, "alpha", array(neuron.alpha))
             return nir.CubaLIF(
                 tau_syn=synapse * dt,
                 tau_mem=steps * dt,
@@ -375,26 +387,26 @@ def _neuron_to_node(nir: Any, name: str, neuron: FlexSN, shape: tuple[int, ...],
     if type(neuron) not in (IF, LIF, PLIF, CUBALIF, RLIF):
         raise NirError(f"{name} is a {type(neuron).__name__}, which NIR does not have.")
     assert isinstance(neuron, ImmediateReset)
-    if (neuron.v_reset is None) != way.soft_reset:
+    if (neuron.v_reset is None) != options.soft_reset:
         raise NirError(
             f"{name} resets to v_reset={neuron.v_reset}; a simulator that resets by subtraction cannot do this: train "
             "with v_reset=None, or leave soft_reset=True out."
-            if way.soft_reset
+            if options.soft_reset
             else f"{name} resets softly, by subtraction; NIR's neurons are set to v_reset. Train with v_reset=0.0, or, "
-            "for a simulator that resets by subtraction, give soft_reset=True."
+            "for a simulator that resets by subtraction, pass soft_reset=True."
         )
     _check_strict(name, neuron.surrogate_function, ignore_equality)
     v_reset = 0.0 if neuron.v_reset is None else neuron.v_reset
     ends = {"v_threshold": array(neuron.v_threshold), "v_reset": array(v_reset)}
-    if way.soft_reset:
+    if options.soft_reset:
         ends["metadata"] = {"reset": "subtract"}
     if isinstance(neuron, IF):
         return nir.IF(r=array(1 / dt), **ends)
     if isinstance(neuron, CUBALIF):
         if v_reset != 0:
             raise NirError(f"{name} starts at v_reset={neuron.v_reset} and leaks to 0: NIR has no such start.")
-        synapse = _steps(name, "c_decay", array(neuron.c_decay))
-        membrane = _steps(name, "v_decay", array(neuron.v_decay))
+        synapse = _compute_time_constant(name, "c_decay", array(neuron.c_decay))
+        membrane = _compute_time_constant(name, "v_decay", array(neuron.v_decay))
         return nir.CubaLIF(
             tau_syn=synapse * dt,
             tau_mem=membrane * dt,
@@ -430,18 +442,18 @@ def _check_strict(name: str, function: object, ignore_equality: bool) -> None:
         )
 
 
-def _steps(name: str, parameter: str, decay: Any) -> Any:
+def _compute_time_constant(name: str, parameter: str, decay: Any) -> Any:
     """Returns the time constant in steps for which an Euler step multiplies the value by `decay`."""
     if not (decay < 1).all():
         raise NirError(f"{name} has {parameter}=1: it never decays, and NIR has no infinite time constant.")
     return 1 / (1 - decay)
 
 
-def _array(value: Tensor) -> Any:
+def _to_array(value: Tensor) -> Any:
     return value.detach().cpu().numpy()
 
 
-def _values(value: float | Tensor, shape: tuple[int, ...], name: str) -> Any:
+def _expand_values(value: float | Tensor, shape: tuple[int, ...], name: str) -> Any:
     """Expands a parameter to one value per neuron, in float64, so that conversion to seconds and back is exact."""
     tensor = torch.as_tensor(value).detach().cpu().double()
     try:
@@ -457,8 +469,8 @@ def _values(value: float | Tensor, shape: tuple[int, ...], name: str) -> Any:
 
 
 def _from_graph(nir: Any, graph: Any, dt: float, backend: str) -> nn.Sequential:
-    edges, loops = _without_loops(graph)
-    order, sources, output = _ordered(nir, graph, edges)
+    edges, loops = _separate_loops(graph)
+    order, sources, output = _order(nir, graph, edges)
     layers: dict[str, nn.Module] = {}
     # In the name of a submodule, a dot would separate the parts of a path.
     names = {name: name.replace(".", "_") for name in order}
@@ -482,31 +494,34 @@ def _from_graph(nir: Any, graph: Any, dt: float, backend: str) -> nn.Sequential:
 
 
 def _recurrent_from_node(name: str, layer: nn.Module, node: Any) -> nn.Module:
-    """Creates a recurrent neuron with weights from output to input. A gain before it applies to both inputs."""
+    """Creates a recurrent neuron with weights from its output to its input.
+
+    A gain before the neuron applies to its input and to its feedback.
+    """
     gain: Tensor | None = None
     if isinstance(layer, nn.Sequential) and len(layer) == 2 and isinstance(layer[0], Scale):
         gain, layer = layer[0].scale, layer[1]
     if not isinstance(layer, FlexSN):
         raise NirError(f"{name} has weights from its output to its input, but is not a neuron.")
-    bias = _double(node.bias) if type(node).__name__ == "Affine" else None
-    weight = _double(node.scale) if type(node).__name__ == "Scale" else _double(node.weight)
+    bias = _to_double(node.bias) if type(node).__name__ == "Affine" else None
+    weight = _to_double(node.scale) if type(node).__name__ == "Scale" else _to_double(node.weight)
     if weight.dim() > 2 or weight.shape[0] != weight.shape[-1]:
         raise NirError(f"{name} has recurrent weights of shape {list(weight.shape)}; only square matrices can be read.")
     if gain is not None:
         weight = weight * (gain.double().unsqueeze(-1) if gain.dim() and weight.dim() == 2 else gain.double())
         bias = None if bias is None else bias * gain.double()
-    alone = weight.dim() == 1 or (bias is None and torch.equal(weight, weight.diag().diag()))
-    if alone:
+    is_diagonal = weight.dim() == 1 or (bias is None and torch.equal(weight, weight.diag().diag()))
+    if is_diagonal:
         V = (weight if weight.dim() == 1 else weight.diag()).float()
-        made = Recurrent(layer, all_to_all=False, V=V)
+        recurrent = Recurrent(layer, all_to_all=False, V=V)
     else:
-        made = Recurrent(layer, len(weight), bias=bias is not None)
-        _filled(made.recurrent, weight, bias)
-    return made if gain is None else nn.Sequential(Scale(gain), made)
+        recurrent = Recurrent(layer, len(weight), bias=bias is not None)
+        _fill(recurrent.recurrent, weight, bias)
+    return recurrent if gain is None else nn.Sequential(Scale(gain), recurrent)
 
 
-def _without_loops(graph: Any) -> tuple[list[tuple[str, str]], dict[str, Any]]:
-    """Returns the edges that are not part of recurrent weights, and the recurrent weights by their neuron."""
+def _separate_loops(graph: Any) -> tuple[list[tuple[str, str]], dict[str, Any]]:
+    """Returns the edges without those of recurrent weights, and the recurrent weights by the name of their neuron."""
     edges = [tuple(edge) for edge in graph.edges]
     loops: dict[str, Any] = {}
     for name, node in graph.nodes.items():
@@ -520,11 +535,11 @@ def _without_loops(graph: Any) -> tuple[list[tuple[str, str]], dict[str, Any]]:
     return [(source, target) for source, target in edges], loops
 
 
-def _ordered(nir: Any, graph: Any, edges: list[tuple[str, str]]) -> tuple[list[str], dict[str, list[str]], list[str]]:
+def _order(nir: Any, graph: Any, edges: list[tuple[str, str]]) -> tuple[list[str], dict[str, list[str]], list[str]]:
     """Orders the nodes from the input to the output.
 
-    Returns three values: their names, each after its sources; their sources by name, with `""` for the input; and the
-    sources of the output.
+    Returns three values: the names of the nodes, where each name follows its sources; the sources of each node, with
+    `""` for the input; and the sources of the output.
     """
     ends: dict[str, list[str]] = {"input": [], "output": []}
     for name, node in graph.nodes.items():
@@ -532,9 +547,9 @@ def _ordered(nir: Any, graph: Any, edges: list[tuple[str, str]]) -> tuple[list[s
             ends["input"].append(name)
         elif isinstance(node, nir.Output):
             ends["output"].append(name)
-    for end, found in ends.items():
-        if len(found) != 1:
-            raise NirError(f"the graph has {len(found)} {end}s; only graphs with one can be read.")
+    for end, names_of_ends in ends.items():
+        if len(names_of_ends) != 1:
+            raise NirError(f"the graph has {len(names_of_ends)} {end}s; only graphs with one can be read.")
     (first,), (last,) = ends.values()
     sources: dict[str, list[str]] = {}
     for source, target in edges:
@@ -568,11 +583,11 @@ def _ordered(nir: Any, graph: Any, edges: list[tuple[str, str]]) -> tuple[list[s
 def _from_node(name: str, node: Any, dt: float, backend: str) -> nn.Module:
     kind = type(node).__name__
     if kind in ("Linear", "Affine"):
-        weight = _tensor(node.weight)
+        weight = _to_tensor(node.weight)
         if weight.dim() != 2:
             raise NirError(f"{name} has a weight of shape {list(weight.shape)}; only matrices can be read.")
         layer = nn.Linear(weight.shape[1], weight.shape[0], bias=kind == "Affine")
-        return _filled(layer, weight, _tensor(node.bias) if kind == "Affine" else None)
+        return _fill(layer, weight, _to_tensor(node.bias) if kind == "Affine" else None)
     if kind in ("Conv1d", "Conv2d"):
         return OverTime(_conv_from_node(node, kind))
     if kind in ("AvgPool2d", "SumPool2d"):
@@ -585,33 +600,33 @@ def _from_node(name: str, node: Any, dt: float, backend: str) -> nn.Module:
             )
         return nn.Flatten(node.start_dim + 2)
     if kind == "Scale":
-        return Scale(_tensor(node.scale))
+        return Scale(_to_tensor(node.scale))
     if kind == "Delay":
-        return Delay(_compact(_delays(name, node.delay, dt)))
+        return Delay(_compact(_convert_delays(name, node.delay, dt)))
     if kind == "LI":
-        tau, gain = _charge(name, node.tau, node.r, dt)
-        _same(name, "v_leak", node.v_leak, 0.0, "A leaky integrator leaks to 0.")
+        tau, gain = _convert_charge(name, node.tau, node.r, dt)
+        _check_value(name, "v_leak", node.v_leak, 0.0, "A leaky integrator leaks to 0.")
         if gain is None:
             return LI(tau, decay_input=False, backend=backend)
-        return _scaled(gain, LI(tau, backend=backend))
+        return _scale_input(gain, LI(tau, backend=backend))
     if kind in ("IF", "LIF", "CubaLIF"):
         return _spiking_from_node(name, node, dt, backend)
     raise NirError(
-        f"{name} is a {kind}, which cannot be read. Known: Linear, Affine, Conv1d, Conv2d, AvgPool2d, "
+        f"{name} is a {kind}, which cannot be read. Supported: Linear, Affine, Conv1d, Conv2d, AvgPool2d, "
         "SumPool2d, Flatten, Scale, Delay, IF, LIF, CubaLIF, LI, and graphs of these."
     )
 
 
-def _delays(name: str, seconds: Any, dt: float) -> Tensor:
+def _convert_delays(name: str, seconds: Any, dt: float) -> Tensor:
     """Converts delays to steps. Rounds a delay that differs from a whole number only by the error of the division."""
-    steps = _double(seconds) / dt
+    steps = _to_double(seconds) / dt
     if not bool((steps >= 0).all()):
         raise NirError(f"{name} has a delay of {float(steps.min() * dt):g} s; a delay is at least 0.")
     return torch.where((steps - steps.round()).abs() < 1e-6, steps.round(), steps).float()
 
 
 def _conv_from_node(node: Any, kind: str) -> nn.Module:
-    weight = _tensor(node.weight)
+    weight = _to_tensor(node.weight)
     make: Any = nn.Conv1d if kind == "Conv1d" else nn.Conv2d
     layer: nn.Module = make(
         weight.shape[1] * node.groups,
@@ -622,42 +637,42 @@ def _conv_from_node(node: Any, kind: str) -> nn.Module:
         dilation=node.dilation,
         groups=node.groups,
     )
-    return _filled(layer, weight, _tensor(node.bias))
+    return _fill(layer, weight, _to_tensor(node.bias))
 
 
 def _spiking_from_node(name: str, node: Any, dt: float, backend: str) -> nn.Module:
-    v_reset = _number(name, "v_reset", node.v_reset)
+    v_reset = _to_number(name, "v_reset", node.v_reset)
     common: dict[str, Any] = {
-        "v_threshold": _compact(_tensor(node.v_threshold)),
+        "v_threshold": _compact(_to_tensor(node.v_threshold)),
         "v_reset": None if _resets_softly(node) else v_reset,
         "strict": True,
         "backend": backend,
     }
     if type(node).__name__ == "IF":
-        return _scaled(_compact(_tensor(node.r, dt)), IF(**common))
+        return _scale_input(_compact(_to_tensor(node.r, dt)), IF(**common))
     if type(node).__name__ == "LIF":
-        _same(name, "v_leak", node.v_leak, v_reset, "Here a membrane leaks to its v_reset.")
-        tau, gain = _charge(name, node.tau, node.r, dt)
+        _check_value(name, "v_leak", node.v_leak, v_reset, "Here a membrane leaks to its v_reset.")
+        tau, gain = _convert_charge(name, node.tau, node.r, dt)
         if gain is None:
             return LIF(tau, decay_input=False, **common)
-        return _scaled(gain, LIF(tau, **common))
-    _same(name, "v_leak", node.v_leak, 0.0, "CUBALIF leaks to 0.")
-    _same(name, "v_reset", node.v_reset, 0.0, "CUBALIF would start there.")
-    synapse = _in_steps(name, "tau_syn", node.tau_syn, dt)
-    membrane = _in_steps(name, "tau_mem", node.tau_mem, dt)
-    gain = _compact((_double(node.w_in) / synapse * _double(node.r) / membrane).float())
+        return _scale_input(gain, LIF(tau, **common))
+    _check_value(name, "v_leak", node.v_leak, 0.0, "CUBALIF leaks to 0.")
+    _check_value(name, "v_reset", node.v_reset, 0.0, "CUBALIF would start at v_reset.")
+    synapse = _convert_to_steps(name, "tau_syn", node.tau_syn, dt)
+    membrane = _convert_to_steps(name, "tau_mem", node.tau_mem, dt)
+    gain = _compact((_to_double(node.w_in) / synapse * _to_double(node.r) / membrane).float())
     neuron = CUBALIF(_compact((1 - 1 / synapse).float()), _compact((1 - 1 / membrane).float()), **common)
-    return _scaled(gain, neuron)
+    return _scale_input(gain, neuron)
 
 
 def _resets_softly(node: Any) -> bool:
-    found = (getattr(node, "metadata", None) or {}).get("reset")
-    return (found.decode() if isinstance(found, bytes) else found) == "subtract"
+    reset = (getattr(node, "metadata", None) or {}).get("reset")
+    return (reset.decode() if isinstance(reset, bytes) else reset) == "subtract"
 
 
-def _in_steps(name: str, parameter: str, tau: Any, dt: float) -> Tensor:
+def _convert_to_steps(name: str, parameter: str, tau: Any, dt: float) -> Tensor:
     """Converts a time constant to steps."""
-    steps = _double(tau) / dt
+    steps = _to_double(tau) / dt
     if not bool((steps > 1 - 1e-6).all()):
         raise NirError(
             f"{name} has {parameter} of {float(steps.min() * dt):g} s; Euler steps of dt={dt:g} s need at "
@@ -666,22 +681,22 @@ def _in_steps(name: str, parameter: str, tau: Any, dt: float) -> Tensor:
     return steps.clamp(min=1)
 
 
-def _charge(name: str, tau: Any, r: Any, dt: float) -> tuple[float | Tensor, float | Tensor | None]:
-    """Returns `tau` in steps, and the gain of a decaying input; `None` for a gain of `tau`, without a decay."""
-    steps, gain = _in_steps(name, "tau", tau, dt), _double(r)
+def _convert_charge(name: str, tau: Any, r: Any, dt: float) -> tuple[float | Tensor, float | Tensor | None]:
+    """Returns `tau` in steps, and the gain of the input; `None` if `decay_input=False` expresses the gain."""
+    steps, gain = _convert_to_steps(name, "tau", tau, dt), _to_double(r)
     compact_gain = _compact(gain.float())
     if (isinstance(compact_gain, Tensor) or compact_gain != 1) and torch.allclose(gain, steps, rtol=1e-6, atol=0):
         return _compact(steps.float()), None
     return _compact(steps.float()), compact_gain
 
 
-def _scaled(gain: float | Tensor, neuron: nn.Module) -> nn.Module:
+def _scale_input(gain: float | Tensor, neuron: nn.Module) -> nn.Module:
     if not isinstance(gain, Tensor) and gain == 1:
         return neuron
     return nn.Sequential(Scale(torch.as_tensor(gain)), neuron)
 
 
-def _filled(layer: Any, weight: Tensor, bias: Tensor | None) -> nn.Module:
+def _fill(layer: Any, weight: Tensor, bias: Tensor | None) -> nn.Module:
     with torch.no_grad():
         layer.weight.copy_(weight)
         if bias is not None:
@@ -690,30 +705,30 @@ def _filled(layer: Any, weight: Tensor, bias: Tensor | None) -> nn.Module:
     return layer
 
 
-def _double(array: Any) -> Tensor:
+def _to_double(array: Any) -> Tensor:
     return torch.as_tensor(array).double()
 
 
-def _tensor(array: Any, factor: float = 1.0) -> Tensor:
-    return (_double(array) * factor).float()
+def _to_tensor(array: Any, factor: float = 1.0) -> Tensor:
+    return (_to_double(array) * factor).float()
 
 
 def _compact(tensor: Tensor) -> float | Tensor:
-    """Returns one number if all elements are equal, because a number needs no memory traffic."""
+    """Returns a number instead of a tensor if all elements are equal, because kernels load no memory for a number."""
     first = tensor.flatten()[0]
     return float(first) if bool((tensor == first).all()) else tensor
 
 
-def _number(name: str, parameter: str, array: Any) -> float:
-    value = _compact(_tensor(array))
+def _to_number(name: str, parameter: str, array: Any) -> float:
+    value = _compact(_to_tensor(array))
     if isinstance(value, Tensor):
         raise NirError(f"{name} has several values of {parameter}; here a layer has one.")
     return value
 
 
-def _same(name: str, parameter: str, array: Any, wanted: float, why: str) -> None:
-    if not bool((_tensor(array) == wanted).all()):
-        raise NirError(f"{name} has {parameter} other than {wanted:g}. {why}")
+def _check_value(name: str, parameter: str, array: Any, expected: float, reason: str) -> None:
+    if not bool((_to_tensor(array) == expected).all()):
+        raise NirError(f"{name} has {parameter} other than {expected:g}. {reason}")
 
 
 def _import_nir() -> Any:

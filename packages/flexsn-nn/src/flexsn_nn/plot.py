@@ -27,8 +27,8 @@ def raster(spikes: Tensor, ax: Axes | None = None) -> Axes:
     """
     ax = _axes(ax)
     fired = spikes.detach().flatten(1) != 0
-    steps, numbers = fired.nonzero().cpu().unbind(1)
-    ax.scatter(steps.numpy(), numbers.numpy(), s=4, marker="|" if len(spikes) <= 200 else ".", color="black")
+    steps, neurons = fired.nonzero().cpu().unbind(1)
+    ax.scatter(steps.numpy(), neurons.numpy(), s=4, marker="|" if len(spikes) <= 200 else ".", color="black")
     ax.set(xlabel="step", ylabel="neuron", xlim=(-0.5, len(fired) - 0.5), ylim=(-0.5, fired.shape[1] - 0.5))
     return ax
 
@@ -41,7 +41,7 @@ def trace(
     *,
     label: str = "membrane",
 ) -> Axes:
-    """Draws the membrane or another state of one neuron over time, with its threshold and its spikes.
+    """Draws the membrane or another state of one neuron over time, with the neuron's threshold and spikes.
 
     Args:
         v: `[T]`, the state.
@@ -55,9 +55,9 @@ def trace(
         ParameterError: `v` has more than one neuron, or the tensors differ in length.
     """
     moving = threshold if isinstance(threshold, Tensor) and threshold.dim() else None
-    given = [tensor for tensor in (v, spikes, moving) if tensor is not None]
-    if v.dim() != 1 or any(tensor.shape != v.shape for tensor in given):
-        shapes = [list(tensor.shape) for tensor in given]
+    tensors = [tensor for tensor in (v, spikes, moving) if tensor is not None]
+    if v.dim() != 1 or any(tensor.shape != v.shape for tensor in tensors):
+        shapes = [list(tensor.shape) for tensor in tensors]
         raise ParameterError(f"got shapes {shapes}; expected [T] of one neuron, such as v[:, 0, 3].")
     ax = _axes(ax)
     values = v.detach().float().cpu()

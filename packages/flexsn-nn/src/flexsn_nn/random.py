@@ -1,12 +1,12 @@
-"""Random numbers inside of a step. The numbers are equal in loops and kernels, and in a forward and its backward.
+"""Random numbers inside of a step. Loops and kernels draw equal numbers, and so do a forward and its backward.
 
 A number depends on a key, the draw (first, second, … in a step), the time step, the row (index in the step's first
 dimension), and the position in the row. A number does not depend on the device, the backend, the memory format, or the
 other rows of the batch. No tensor of the size of the data is stored.
 
 A neuron draws its key from PyTorch's generator each time it begins with the initial state, so `torch.manual_seed` makes
-its numbers reproducible. While the neuron keeps its state, the count of time steps continues. A sequence in two calls
-therefore has the same numbers as the whole sequence in one call.
+its numbers reproducible. While the neuron keeps its state, the count of time steps continues. A sequence that is run in
+two calls therefore has the same numbers as the sequence in one call.
 
 Source: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011 (Philox).
 """
@@ -59,8 +59,8 @@ def uniform_like(x: Tensor) -> Tensor:
         x: same as for `normal_like`.
 
     Returns:
-        A tensor like that of `normal_like`. Its numbers are multiples of 2^-24, or of 2^-11 in float16, or of 2^-8 in
-        bfloat16.
+        A tensor like that of `normal_like`. Its numbers are multiples of 2^-24. In float16, they are multiples of
+        2^-11, and in bfloat16, multiples of 2^-8.
 
     Raises:
         The errors of `normal_like`.
@@ -97,9 +97,10 @@ def configure(
         seed: seed from which the key of each neuron is derived, instead of from PyTorch's generator. Every sequence
             that begins with the initial state then has equal numbers. A negative seed returns to keys from the
             generator.
-        first_row: index of the first row of a batch. A process with the rows from `n` onwards sets `n`.
-        in_evaluation: True (the initial setting) to also draw numbers in evaluation mode. False to use the mean of each
-            number in evaluation mode: 0, 0.5, and `p`.
+        first_row: index of the first row of a batch. A process whose rows begin at index `n` of the whole batch sets
+            `n`.
+        in_evaluation: True (the initial setting) to also draw numbers in evaluation mode. False to replace each number
+            by its mean in evaluation mode: normal numbers by 0, uniform numbers by 0.5, Bernoulli numbers by `p`.
 
     Raises:
         ParameterError: a seed or a row is not a whole number.

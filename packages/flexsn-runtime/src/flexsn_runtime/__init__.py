@@ -1,4 +1,4 @@
-"""Builds and launches scan kernels, and integrates them into torch: autograd, custom ops, handles."""
+"""Compiles and launches scan kernels, and integrates them into torch by autograd functions and custom operators."""
 
 from __future__ import annotations
 

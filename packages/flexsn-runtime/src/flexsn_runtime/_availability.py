@@ -1,12 +1,12 @@
-"""Availability of Triton on this machine: installed or not, interpreted or not, and the devices it can run on."""
+"""Checks whether Triton is installed or interpreted, and on which devices it can run."""
 
 from __future__ import annotations
 
 import torch
 
 try:
-    # Triton sets `INTERPRETED` when it is imported and never changes it. Every call reads this constant, which costs
-    # nothing in eager mode and under torch.compile.
+    # `INTERPRETED` is set when Triton is imported, and never changes. Every call reads this constant, which takes no
+    # time in eager mode or under torch.compile.
     from flexsn_codegen.targets.triton.device import INTERPRETED as _INTERPRETED
 
     _INSTALLED = True
@@ -20,12 +20,12 @@ def triton_interpreted() -> bool:
 
 
 def kernel_device() -> torch.device:
-    """Returns the device of compiled kernels on this machine; the CPU, for tracing only, if there is none."""
+    """Returns the device of compiled kernels; the CPU if no such device exists, so that steps can still be traced."""
     return torch.device("cuda" if torch.cuda.is_available() and not _INTERPRETED else "cpu")
 
 
 def why_no_triton(device: torch.device) -> str | None:
-    """The reason why Triton kernels cannot run on `device`, with a remedy; `None` if they can."""
+    """Returns the reason why Triton kernels cannot run on `device`, with a remedy; `None` if kernels can run."""
     if not _INSTALLED:
         return "Triton is not installed. Run `pip install triton` (Linux), or use backend='torch'."
     if device.type == "cpu" and not triton_interpreted():

@@ -9,9 +9,9 @@ _Value = TypeVar("_Value")
 
 
 class Recent(dict[Hashable, _Value]):
-    """A dictionary of at most `LIMIT` entries. When it is full, it drops the entry that was added first.
+    """A dictionary of at most `LIMIT` entries. A new entry in a full dictionary replaces the oldest entry.
 
-    The dictionary stores results that depend on sizes, and limits the memory of programs with many different sizes.
+    The dictionary stores results that depend on sizes. Its limit bounds the memory of programs with many sizes.
     """
 
     LIMIT = 256

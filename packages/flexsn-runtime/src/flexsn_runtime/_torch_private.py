@@ -1,4 +1,4 @@
-"""Access to private parts of torch. Importing this module probes each name."""
+"""Access to private names of torch. Importing this module checks that each name exists."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _saved_tensors_hooks = private(
 )
 number_of_modes = private("torch._C", "_len_torch_dispatch_stack", _BLIND)
 # Returns the nesting level of forward mode, which is at least 0 inside of forward mode. If this version of torch does
-# not expose the level, always returns the same number.
+# not expose the level, always returns 0.
 forward_level: Callable[[], int] = partial(getattr, forward_ad, "_current_level", 0)
 _mode_of = private("torch._C", "_get_dispatch_mode", _BLIND)
 _sees_forward_mode = private("torch.autograd.forward_ad", "_current_level", _BLIND, default=None) is not None
@@ -58,20 +58,20 @@ is_any_autocast = private("torch._C", "_is_any_autocast_enabled", "calls take lo
 
 _TensorGuards = private("torch._C", "_dynamo.guards.TensorGuards", "calls take longer", default=None)
 
-# The dispatch keys of a thread that runs no operator and no mode. They are read when this package is imported.
+# The dispatch keys of a thread that runs no operator and no mode, as read when this module is imported.
 _INCLUDED = _included_keys()
 _EXCLUDED = _excluded_keys()
 
 
 @contextmanager
 def as_outside() -> Iterator[None]:
-    """Isolates tracing from the caller's settings.
+    """Returns a context for tracing that is independent of the caller's dispatch keys and saved-tensor hooks.
 
-    The implementation of a custom op runs without some dispatch keys that a trace needs. Also, the caller's
+    The implementation of a custom op runs without some dispatch keys that tracing needs. Also, the caller's
     saved-tensor hooks (activation checkpointing) must not receive the tensors that a trace saves for its own backward.
     """
-    # Hooks that change nothing would leak memory: if an op saves its own result, torch would never free the op or the
-    # result.
+    # An alternative, hooks that change nothing, would leak memory: if an op saves its own result, torch would free
+    # neither the op nor the result.
     before = _set_hooks_tracing(True)
     try:
         with _force_keys(_INCLUDED, _EXCLUDED):
@@ -82,7 +82,7 @@ def as_outside() -> Iterator[None]:
 
 @contextmanager
 def untraced() -> Iterator[None]:
-    """Like `as_outside`, but also hides operations on real tensors from all dispatch modes of an active tracer."""
+    """Returns a context like `as_outside`, in which the dispatch modes of an active tracer are also disabled."""
     with as_outside(), _disable_current_modes():
         yield
 
@@ -94,9 +94,9 @@ _MODES = {
 
 
 def transform_at_work() -> str | None:
-    """The active transform of torch that would not see a launch; `None` if no such transform is active.
+    """Returns the name of an active transform that a launch would bypass; `None` if no such transform is active.
 
-    These are the transforms of `torch.func`, forward mode, and modes that trace operators or replace them.
+    These are the transforms of `torch.func`, forward mode, and modes that trace or replace operators.
     """
     if are_transforms_active():
         return "a transform of torch.func (grad, vjp, vmap, jvp, ...)"
@@ -112,12 +112,12 @@ def transform_at_work() -> str | None:
 
 
 def alike(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
-    """Returns a fast predicate that compares `len(tensors)` other tensors with `tensors`.
+    """Returns a fast function that compares `len(tensors)` other tensors with `tensors`.
 
-    If it returns True, the tensors have equal types, dtypes, devices, shapes, strides and `requires_grad`, and equal
-    flags for lazy negation. The dispatcher is then in the same state: autocast, modes, `torch.func`, inference mode.
-    The predicate does not check grad mode, forward mode, autocast's dtype or memory addresses. It returns False if any
-    tensor is not a plain tensor or parameter.
+    If the function returns True, the tensors have equal types, dtypes, devices, shapes, strides and `requires_grad`,
+    and equal flags for lazy negation. In addition, autocast, modes, `torch.func` and inference mode are as they were
+    when `alike` was called. The function does not compare grad mode, forward mode, autocast's dtype or memory
+    addresses. It returns False if any tensor is not a plain tensor or parameter.
     """
     if _TensorGuards is None or not all(type(t) in _PLAIN and t.layout is torch.strided for t in tensors):
         return never
@@ -133,12 +133,12 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def never(*tensors: object) -> bool:
-    """Always returns False. It can be called like a predicate from `alike`."""
+    """Returns False, for any tensors. Can be called like the functions that `alike` returns."""
     return False
 
 
 def is_batched(tensor: torch.Tensor | None) -> bool:
-    """True if a gradient tensor stands for a batch of gradients: in `is_grads_batched`, or in `vmap` of a backward."""
+    """True if a gradient is a batch of gradients, under `is_grads_batched=True` or `vmap` of a backward."""
     return tensor is not None and bool(_is_batched(tensor) or _is_legacy_batched(tensor))
 
 
@@ -148,21 +148,21 @@ def has_saved_tensors_hooks() -> bool:
 
 
 def size_expression(size: int | torch.SymInt) -> sympy.Expr:
-    """The sympy expression of a size."""
+    """Returns the sympy expression of a size."""
     if isinstance(size, torch.SymInt):
-        return _of_symbol(size, "expr")
+        return _read_symbol(size, "expr")
     import sympy
 
     return sympy.Integer(size)
 
 
 def size_hint(size: int | torch.SymInt) -> int | None:
-    """The value that a symbolic size had in the trace, or `None` if it is unknown. Reading it adds no guard."""
-    hint: int | None = _of_symbol(size, "hint") if isinstance(size, torch.SymInt) else size
+    """Returns the value of a symbolic size during tracing; `None` if the value is unknown. Adds no guard."""
+    hint: int | None = _read_symbol(size, "hint") if isinstance(size, torch.SymInt) else size
     return hint
 
 
-def _of_symbol(size: torch.SymInt, attribute: str) -> Any:
+def _read_symbol(size: torch.SymInt, attribute: str) -> Any:
     try:
         return getattr(size.node, attribute)
     except AttributeError:
@@ -179,23 +179,23 @@ _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 def convolution_into(
     out: torch.Tensor, value: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, numbers: Sequence[Any]
 ) -> Callable[[torch.Tensor, torch.Tensor], object] | None:
-    """A function `(value, out)` that makes cuDNN write a convolution to `out`, with the algorithm that PyTorch selects.
+    """Returns a function `(value, out)` by which cuDNN writes a convolution to `out`.
 
-    A transposed convolution of stride 1 equals a convolution with the mirrored weight. cuDNN can write this convolution
-    to existing memory, too.
+    The function uses the algorithm that PyTorch selects. A transposed convolution of stride 1 is computed as a
+    convolution with the mirrored weight, which cuDNN can also write to existing memory.
 
     Args:
         out, value: tensors with the same layouts as in all later calls.
         numbers: stride, padding, dilation, transposed, output_padding and groups.
 
     Returns:
-        The function; `None` if PyTorch computes the convolution in another way and allocates the result.
+        The function; `None` if PyTorch does not use cuDNN for this convolution, so that it allocates the result.
     """
     stride, padding, dilation, transposed, output_padding, groups = numbers
     if _select_conv_backend is None or bias is not None or not value.is_cuda or 0 in value.shape:
         return None
-    last = _FORMATS.get(value.dim())
-    if last is None:
+    channels_last = _FORMATS.get(value.dim())
+    if channels_last is None:
         return None
     if transposed:
         if groups != 1 or any(s != 1 for s in stride) or any(output_padding):
@@ -203,23 +203,23 @@ def convolution_into(
         padding = [d * (k - 1) - p for d, k, p in zip(dilation, weight.shape[2:], padding, strict=False)]
         if len(padding) != weight.dim() - 2 or min(padding) < 0:
             return None
-        kind = torch.contiguous_format if weight.is_contiguous() else last
-        weight = weight.flip(*range(2, weight.dim())).transpose(0, 1).contiguous(memory_format=kind)
+        memory_format = torch.contiguous_format if weight.is_contiguous() else channels_last
+        weight = weight.flip(*range(2, weight.dim())).transpose(0, 1).contiguous(memory_format=memory_format)
         transposed = False
     of_value, of_weight, of_out = (
-        (t.is_contiguous(), t.is_contiguous(memory_format=last)) for t in (value, weight, out)
+        (t.is_contiguous(), t.is_contiguous(memory_format=channels_last)) for t in (value, weight, out)
     )
-    usual = (True, False)  # contiguous, but not channels-last. PyTorch itself handles tensors that are both
-    if (of_value, of_weight, of_out) != (usual,) * 3 and (of_value, of_out) != ((False, True),) * 2:
+    contiguous = (True, False)  # contiguous, but not channels-last: tensors that are both are left to PyTorch
+    if (of_value, of_weight, of_out) != (contiguous,) * 3 and (of_value, of_out) != ((False, True),) * 2:
         return None
     try:
-        found = _select_conv_backend(
+        backend = _select_conv_backend(
             value, weight, None, stride, padding, dilation, transposed, output_padding, groups, None
         )
         tf32 = bool(torch.backends.cudnn.allow_tf32)
     except (RuntimeError, TypeError):
         return None
-    if found != _CUDNN:
+    if backend != _CUDNN:
         return None
     exact = torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
     settings = (padding, stride, dilation, groups, torch.backends.cudnn.benchmark, exact, tf32)
@@ -228,9 +228,12 @@ def convolution_into(
 
 
 def copy_each(into: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
-    """Copies each tensor into one of equal shape and dtype. Tensors of a single dtype are copied in few launches."""
+    """Copies each tensor into the tensor at the same position in `into`, which has the same shape and dtype.
+
+    If all tensors have one dtype, they are copied in few launches.
+    """
     if len({tensor.dtype for tensor in tensors}) == 1:
         torch._foreach_copy_(list(into), list(tensors))
         return
-    for one, tensor in zip(into, tensors, strict=True):
-        one.copy_(tensor)
+    for target, tensor in zip(into, tensors, strict=True):
+        target.copy_(tensor)

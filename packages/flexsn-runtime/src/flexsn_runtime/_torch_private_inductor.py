@@ -1,4 +1,4 @@
-"""Lets Inductor put launches of C++ kernels into programs that it generates in C++, as it does for AOTInductor."""
+"""Makes Inductor add launches of C++ kernels to the C++ programs that it generates, for example for AOTInductor."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def is_ahead_of_time() -> bool:
 
 
 def records_cuda_graphs() -> bool:
-    """True if Inductor records the code that it compiles in CUDA graphs, as with ``mode="reduce-overhead"``."""
+    """True if Inductor records its compiled code in CUDA graphs, for example in ``mode="reduce-overhead"``."""
     config = needed("torch._inductor", "config", _NO_CPP)
     return bool(getattr(config.triton, "cudagraphs", False))
 
@@ -46,7 +46,7 @@ def lower_launches(op: Any) -> None:
     call = fallback_handler(op, add_to_fallback_set=False)
 
     def lower(read: Sequence[Any], written: Sequence[Any], sizes: Sequence[Any], source: str) -> None:
-        # The written tensors are allocated with the requested strides.
+        # Only tensors that are read may have other strides. Written tensors are allocated with the required strides.
         strides = (node.meta["val"].stride() for node in V.graph.current_node.args[0])
         read = [ir.ExternKernel.require_exact_strides(x, s) for x, s in zip(read, strides, strict=True)]
         (_launch_node() if V.graph.cpp_wrapper else call)(read, written, sizes, source)
@@ -60,7 +60,7 @@ def _launch_node() -> Any:
     V = needed("torch._inductor.virtualized", "V", _NO_CPP)
 
     class LaunchNode(ir.ExternKernel):  # type: ignore[misc, name-defined]
-        """A launch in Inductor's graph."""
+        """A node of Inductor's graph that launches a kernel."""
 
         def __init__(self, read: Sequence[Any], written: Sequence[Any], sizes: Sequence[Any], source: str) -> None:
             inputs = [self.realize_input(x) for x in (*read, *written)]

@@ -1,4 +1,4 @@
-"""Access to private parts of Triton. Importing this module probes each name."""
+"""Access to private names of Triton. Importing this module checks that each name exists."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from flexsn_hop.versions import expect
 
-_MOST_SPILLS = 256  # in values of 4 bytes
+_MOST_SPILLS = 256  # spilled values of 4 bytes
 
 if importlib.util.find_spec("triton") is not None:
     expect(
@@ -18,10 +18,10 @@ if importlib.util.find_spec("triton") is not None:
 
 
 def resources(compiled: Any, most: int) -> tuple[int, int] | None:
-    """Resources of a compiled kernel: registers per thread, and bytes of shared memory per program.
+    """Returns the registers per thread and the bytes of shared memory per program of a compiled kernel.
 
     Returns `None` if the kernel cannot run because it needs more than `most` bytes of shared memory. Also returns
-    `None` if the kernel spills many values to local memory, since a series of launches is then faster.
+    `None` if the kernel spills many values to local memory, since one launch for each step is then faster.
     """
     shared = int(compiled.metadata.shared)
     if shared > most:

@@ -1,4 +1,4 @@
-"""One exception class for each mistake. Each is a subclass of a built-in exception."""
+"""Exception classes, one for each cause of an error. Each class is a subclass of a built-in exception."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from flexsn_hop.errors import DoubleBackwardError as DoubleBackwardError
 
 
 class BackendUnavailableError(RuntimeError):
-    """Compiled kernels cannot run here."""
+    """Compiled kernels cannot run on this device or machine."""
 
 
 class LauncherError(ValueError):
@@ -20,23 +20,23 @@ class TensorCountError(ValueError):
 
 
 class ShapeError(ValueError):
-    """Shapes that do not belong to one scan: unequal T, or a state whose shape differs from the step's."""
+    """The shapes do not belong to one scan: T differs, or the shape of a state differs from the shape of the step."""
 
 
 class DtypeError(TypeError):
-    """A dtype that kernels do not support, or that differs from the dtype in which the step reads a captured tensor."""
+    """Kernels do not support a dtype, or it differs from the dtype in which the step reads a captured tensor."""
 
 
 class LayoutError(TypeError):
-    """A tensor that is not a dense array of numbers in memory: a sparse, nested, quantized or fake one."""
+    """A tensor is not a dense array in memory: it is sparse, nested, quantized or fake, for example."""
 
 
 class ResidualsError(ValueError):
-    """An unknown choice of values to save for the backward."""
+    """The choice of values to save for the backward is unknown."""
 
 
 class SpikeBitsError(ValueError):
-    """Bits are requested for an output that may be neither 0 nor 1, or for a step that has no single kernel."""
+    """Bits are requested for an output with values other than 0 and 1, or for a step without a kernel for all steps."""
 
 
 class LateInputError(ValueError):
@@ -48,7 +48,7 @@ class TemplateNeededError(ValueError):
 
 
 class UnknownHandleError(RuntimeError):
-    """A kernel handle that was never registered, or has been removed."""
+    """A kernel handle was never registered, or has been removed."""
 
 
 class CapturedTensorError(RuntimeError):
@@ -73,12 +73,12 @@ class StepGoneError(RuntimeError):
 
 
 class GaveUpError(RuntimeError):
-    """Programs of a kernel waited for each other in vain; the kernel's results are NaN."""
+    """Programs of a kernel gave up waiting for each other, so the kernel's results are NaN."""
 
 
 class UnsupportedScanError(NotImplementedError):
-    """A step in a compiler's graph for which kernels cannot be generated."""
+    """Kernels cannot be generated for a step in a compiler's graph."""
 
 
 class SymbolicSizeError(UnsupportedScanError):
-    """Symbolic sizes for which kernels cannot be generated."""
+    """Kernels cannot be generated for symbolic sizes in a compiler's graph."""

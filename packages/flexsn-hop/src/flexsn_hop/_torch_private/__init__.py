@@ -1,6 +1,6 @@
-"""All uses of torch's private API in this package. Importing this module checks that each name exists.
+"""Access to private names of torch, for the whole package. Importing this module checks that each name exists.
 
-Only this folder looks up names that differ between versions.
+No other code of the package looks up names that differ between versions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""PyTorch's own control-flow operators, if this version has them."""
+"""PyTorch's own operators `scan` and `while_loop`. Each is None if this version of torch lacks it."""
 
 from __future__ import annotations
 

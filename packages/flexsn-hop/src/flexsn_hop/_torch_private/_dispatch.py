@@ -1,4 +1,4 @@
-"""The implementations of a higher-order operator, one for each dispatch key and mode."""
+"""Registers the implementations of a higher-order operator, one for each dispatch key and mode."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def implement(
             values_by_graph = samples(*args, **kwargs)
         for function, values in zip(args[:num_graphs], values_by_graph, strict=True):
             with disable_proxy_modes_tracing():
-                graph = _reenter_make_fx(function)(*_apart(values))
+                graph = _reenter_make_fx(function)(*_separate(values))
             _, name = _unique_graph_id(mode, prefix=f"{op.name()}_graph")
             mode.tracer.root.register_module(name, graph)
             graphs.append(graph)
@@ -96,37 +96,38 @@ def implement(
         plain = ctx.unwrap_tensors(args)
         with ctx.redispatch_to_next():
             functions = [
-                ctx.functionalize(_with_own_effects(ctx, _maybe_run_with_interpreter(function)))
+                ctx.functionalize(_isolate_effects(ctx, _maybe_run_with_interpreter(function)))
                 for function in plain[:num_graphs]
             ]
             results = op.redispatch(*functions, *plain[num_graphs:], **kwargs)
         return ctx.wrap_tensors(results)
 
 
-def _with_own_effects(ctx: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, with its effects contained in its own graph. An example is the check in ``linalg.solve``.
+def _isolate_effects(ctx: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns ``function``, with tokens of its own for operators with effects, such as the check in ``linalg.solve``.
 
-    A functional graph orders effects by tokens. The tokens of an outer graph are not values of this graph.
+    A functional graph orders operators with effects by tokens. The graph of ``function`` cannot use the tokens of the
+    outer graph, because they are not values of this graph.
     """
     mode: Any = getattr(ctx, "mode", None)
     if not hasattr(mode, "_tokens"):
         return function
 
     def run(*args: Any) -> Any:
-        outside, mode._tokens = mode._tokens, _Tokens()
+        outer_tokens, mode._tokens = mode._tokens, _Tokens()
         try:
             results = function(*args)
             if mode._tokens:
                 _sink_tokens([ctx.unwrap_tensors(token) for token in mode._tokens.values()])
             return results
         finally:
-            mode._tokens = outside
+            mode._tokens = outer_tokens
 
     return run
 
 
 class _Tokens(dict[Any, Any]):
-    """Tokens by kind of effect. Looking up a kind creates its token."""
+    """Tokens by kind of effect. The first lookup of a kind creates its token."""
 
     def __contains__(self, kind: object) -> bool:
         return True
@@ -137,23 +138,24 @@ class _Tokens(dict[Any, Any]):
         return token
 
 
-def _apart(values: Sequence[Any]) -> list[Any]:
-    """``values`` with a separate object for each tensor, because a repeated tensor would be one argument of the graph.
+def _separate(values: Sequence[Any]) -> list[Any]:
+    """Returns ``values``, in which a new tensor replaces each repetition of an earlier tensor.
 
-    Two states that start from the same tensor differ from the second step on.
+    A repeated tensor would become a single argument of the graph. However, two states that start from the same tensor
+    are different from the second step on.
     """
-    seen: set[int] = set()
+    seen_ids: set[int] = set()
     results = []
     for value in values:
-        if isinstance(value, torch.Tensor) and id(value) in seen:
+        if isinstance(value, torch.Tensor) and id(value) in seen_ids:
             value = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
-        seen.add(id(value))
+        seen_ids.add(id(value))
         results.append(value)
     return results
 
 
 def below_autograd() -> contextlib.AbstractContextManager[None]:
-    """Context in which calls run the implementation below autograd."""
+    """Returns a context in which calls run the implementation below autograd."""
     guard: contextlib.AbstractContextManager[None] = _below_autograd()
     return guard
 

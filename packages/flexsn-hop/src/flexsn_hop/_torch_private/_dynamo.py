@@ -24,8 +24,8 @@ class CapturedCall:
     """A call of the operator that Dynamo traces, independent of Dynamo's classes.
 
     Attributes:
-        core_fn: The core, or None if Dynamo has no callable for it. In that case, Dynamo's own tracing of the
-            call reports the problem.
+        core_fn: The core, or None if Dynamo cannot represent it as a callable. In that case, Dynamo reports the
+            problem when it traces the core.
         args: The positional arguments after the core. Tensors are fake.
         kwargs: The keyword arguments, which are constants.
     """
@@ -37,19 +37,20 @@ class CapturedCall:
 
 @dataclass(frozen=True, slots=True)
 class CaptureHooks:
-    """Hooks of the package that run before and after a capture.
+    """Functions of this package that Dynamo's variable calls before and after it captures a call.
 
     Attributes:
-        before: Checks a call. Returns the keyword arguments of the operator's node, or a function
+        before: Function that checks a call. It returns the keyword arguments of the operator's node, or a function
             that Dynamo traces instead of the operator.
-        instead: Takes the function from ``before``, the operator's positional arguments, and the keyword arguments
-            ``output_template_specs`` and ``final_state`` if they were passed.
-        after: Checks the captured graph. Takes the call, the graph, fake sample values for the graph,
-            and the result of the core, in which tensors are fake.
+        call_replacement: Function that calls the function from ``before``. It takes this function, the operator's
+            positional arguments, and the keyword arguments ``output_template_specs`` and ``final_state`` if they were
+            passed.
+        after: Function that checks the captured graph. It takes the call, the graph, fake sample values for the
+            graph, and the result of the core, in which tensors are fake.
     """
 
     before: Callable[[CapturedCall], dict[str, Any] | Callable[..., Any]]
-    instead: Callable[..., Any]
+    call_replacement: Callable[..., Any]
     after: Callable[[CapturedCall, torch.fx.GraphModule, Sequence[Any], Any], None]
 
 
@@ -58,10 +59,11 @@ class DynamoStep:
     """The graph of a step that Dynamo has captured.
 
     Attributes:
-        graph: The graph. Its results are the tensors among the leaves of the step's return value.
-        samples: Fake values of its arguments.
-        results: Fake values of its results. Two results that are one object are one tensor here.
-        returned: The step's return value, which contains these tensors.
+        graph: The graph. Its results are the leaves of the step's return value that are tensors.
+        samples: Fake values of the arguments of the graph.
+        results: Fake values of the results of the graph. If a step returns one tensor twice, this list contains the
+            same object twice.
+        returned: The step's return value, which contains the tensors in ``results``.
     """
 
     graph: torch.fx.GraphModule
@@ -75,10 +77,10 @@ class CapturedTreeCall:
     """A call of the operator on trees that Dynamo traces. Tensors are fake.
 
     Attributes:
-        step: An object with the signature of the step, or None if Dynamo has no callable for it.
+        step: An object with the signature of the step, or None if Dynamo cannot represent the step as a callable.
         carry_leaves, carry_spec: ``init``, flattened.
         x_leaves, x_spec: ``xs``, flattened.
-        length, reverse, dim, remat: The other arguments.
+        length, reverse, dim, remat: The other arguments of ``scan``.
     """
 
     step: Callable[..., Any] | None
@@ -100,9 +102,9 @@ class TreeParts:
         flatten: Maps ``(init, xs)`` to ``(carry leaves, carry spec, x leaves, x spec)``.
         open: Maps the step, these four values, length, reverse, dim and remat to the core, the input sequences
             and the states.
-        close: Maps the operator's results to the caller's result. Also takes the carry leaves and the carry spec,
-            the index of the result for each leaf of the step's return value, the structure of that value, and
-            the number of outputs, reverse, dim and remat.
+        close: Maps the operator's results to the result of ``scan``. It also takes the carry leaves and the carry
+            spec; for each leaf of the step's return value, the index of its result; the structure of the return
+            value; and the number of outputs, reverse, dim and remat.
     """
 
     flatten: Callable[..., Any]
@@ -112,13 +114,14 @@ class TreeParts:
 
 @dataclass(frozen=True, slots=True)
 class TreeCaptureHooks:
-    """Hooks of the package that run before and after a capture of trees.
+    """Functions of this package that Dynamo's variable calls before and after it captures a call on trees.
 
     Attributes:
-        before: Checks a call. Returns the keyword arguments of the operator's node, or a function of the
-            operator's arguments that Dynamo traces instead of the operator.
-        after: Checks the captured step. Returns the order that turns the graph's results into a core's results,
-            the index of the core result for each leaf of the step's return value, and the number of outputs.
+        before: Function that checks a call. It returns the keyword arguments of the operator's node, or a function of
+            the operator's arguments that Dynamo traces instead of the operator.
+        after: Function that checks the captured step. It returns the positions of a core's results among the results
+            of the graph; for each leaf of the step's return value, the index of the core's result; and the number of
+            outputs.
         parts: The functions that Dynamo traces before and after the operator.
         operator: The target of the graph's node.
     """
@@ -130,7 +133,7 @@ class TreeCaptureHooks:
 
 
 _REPLACEMENT_OPTIONS = ("output_template_specs", "final_state")
-"""Keyword arguments of the operator that are also passed to the function that is traced instead of the operator."""
+"""The operator's keyword arguments that a function which is traced instead of the operator also receives."""
 
 _CONSEQUENCE = "`torch.compile` breaks its graph at `flex_sn_scan`, which then runs as a loop"
 
@@ -167,7 +170,7 @@ _REQUIRED_FOR_DYNAMO: dict[str, tuple[str, ...]] = {
 
 
 def why_dynamo_cannot_capture() -> str | None:
-    """Lists names that this torch lacks and that Dynamo needs to capture the operator. None if no name is missing."""
+    """Returns a message about required private names that this torch lacks; None if no name is missing."""
     missing = [f"{module}.{name}" for module, names in _REQUIRED_FOR_DYNAMO.items() for name in lacking(module, names)]
     return f"torch {torch.__version__} has no {', no '.join(missing)}: {_CONSEQUENCE}" if missing else None
 
@@ -182,14 +185,14 @@ def register_with_dynamo(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> N
         return
     from torch._dynamo.variables import higher_order_ops
 
-    known = getattr(higher_order_ops, "_hop_name_to_variable_class", None)
-    if known is None or name in known or why_dynamo_cannot_capture() is not None:
+    variable_classes = getattr(higher_order_ops, "_hop_name_to_variable_class", None)
+    if variable_classes is None or name in variable_classes or why_dynamo_cannot_capture() is not None:
         return
-    known[name] = _dynamo_variable(name, hooks)
+    variable_classes[name] = _make_variable_class(name, hooks)
 
 
-def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
-    """The class with which Dynamo traces a call of the operator."""
+def _make_variable_class(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
+    """Returns the class with which Dynamo traces a call of the operator."""
     from torch._dynamo import config
     from torch._dynamo.exc import UncapturedHigherOrderOpError
     from torch._dynamo.variables.base import VariableTracker
@@ -205,36 +208,36 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
 
     @contextlib.contextmanager
     def readable() -> Iterator[None]:
-        """Makes Dynamo raise this package's errors unchanged, instead of reporting them as bugs of Dynamo."""
+        """Returns a context in which Dynamo raises this package's errors, instead of reporting bugs of Dynamo."""
         try:
             yield
         except Exception as error:
             if isinstance(error, UncapturedHigherOrderOpError) or type(error).__module__.startswith("torch."):
                 raise
             kind = type(error)
-            both = type(
+            combined_class = type(
                 kind.__name__,
                 (UncapturedHigherOrderOpError, kind),
                 {"__module__": kind.__module__},
             )
-            raise both(str(error)) from error
+            raise combined_class(str(error)) from error
 
     def example(variable: Any) -> Any:
-        """The value of a variable: a fake tensor, a symbolic size or a constant.
+        """Returns the value of a variable: a fake tensor, a symbolic size or a constant.
 
-        For any other object, this is a stand-in whose class has the same name.
+        For any other object, returns a stand-in whose class has the same name.
         """
         if _is_number_or_tensor(variable):
             return variable.maybe_fx_node().meta["example_value"]
         try:
             return variable.as_python_constant()
         except NotImplementedError:
-            return _likeness(variable.python_type())
+            return _make_likeness(variable.python_type())
 
     def constant(tx: Any, variable: Any) -> Any:
-        """The value of an option.
+        """Returns the value of an option.
 
-        Dynamo makes numbers symbolic if a module of FSDP contains them. Here, such numbers become constants.
+        Dynamo makes numbers symbolic if a module of FSDP contains them. This function specializes such numbers.
         """
         try:
             return variable.as_python_constant()
@@ -248,45 +251,45 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
         """Traces a call of ``function`` with variables."""
         return SourcelessBuilder.create(tx, function).call_function(tx, list(args), kwargs)
 
-    class TakenApart(VariableTracker):
-        """A core that returns the leaves of another core's result.
+    class FlattenedCore(VariableTracker):
+        """A variable that calls a core, and returns the leaves of the core's result.
 
-        After a call, ``spec`` is the structure of the result (a variable). ``odd`` contains, by position, a stand-in
-        for each leaf that no graph can return.
+        After a call, ``spec`` is a variable with the structure of the result. ``stand_ins`` contains, by position, a
+        stand-in for each leaf that no graph can return.
         """
 
         def __init__(self, core: Any) -> None:
             super().__init__()
             self.core = core
             self.spec: Any = None
-            self.odd: dict[int, Any] = {}
+            self.stand_ins: dict[int, Any] = {}
 
         def returned(self, values: list[Any]) -> Any:
             """Rebuilds the core's result from its leaves ``values``."""
-            leaves = [self.odd.get(index, value) for index, value in enumerate(values)]
+            leaves = [self.stand_ins.get(index, value) for index, value in enumerate(values)]
             return _tree_unflatten(leaves, self.spec.as_python_constant())
 
         def call_function(self, tx: Any, args: Any, kwargs: Any) -> Any:
-            # Dynamo does the same itself when it restores side effects.
+            # Dynamo also enters this context when it restores side effects.
             with getattr(tx.output.side_effects, "defer_side_effect_checks", contextlib.nullcontext)():
                 returned = self.core.call_function(tx, args, kwargs)
             leaves, self.spec = LazyVariableTracker.realize_all(inline(tx, _tree_flatten, returned).items)
             items = list(leaves.items)
             for index, leaf in enumerate(items):
                 if not (_is_number_or_tensor(leaf) or leaf.is_python_constant()):
-                    self.odd[index] = _likeness(leaf.python_type())
+                    self.stand_ins[index] = _make_likeness(leaf.python_type())
                     items[index] = SourcelessBuilder.create(tx, None)
             return inline(tx, tuple, SourcelessBuilder.create(tx, items))
 
     def specialized(tx: Any, variable: Any) -> Any:
-        """A number that determines the graph, such as `dim`, if Dynamo has made it symbolic."""
+        """Returns a constant variable for a number that determines the graph, such as `dim`, if it is symbolic."""
         value = example(variable)
         return SourcelessBuilder.create(tx, int(value)) if isinstance(value, torch.SymInt) else variable
 
     def capture(tx: Any, core: Any, num_inputs: int, tensors: Sequence[Any], op: Any) -> Any:
-        """Captures the graph of one step, from input sequences, states and lifted tensors. See `DynamoStep`.
+        """Captures the graph of one step, for these input sequences, states and lifted tensors.
 
-        Also returns the structure of the step's return value, and the proxies of the captured tensors.
+        Returns the `DynamoStep`, the structure of the step's return value, and the proxies of the captured tensors.
         """
 
         def sample(variable: Any, is_input: bool) -> Any:
@@ -298,17 +301,17 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
             # differently if its arguments require gradients.
             if value.dtype.is_floating_point and torch.is_grad_enabled():
                 value.requires_grad_()
-            # A leaf that requires grad would make in-place operations fail before the mutation is reported
-            # as a mutation.
+            # The copy is not a leaf that requires grad: for such a leaf, an in-place operation would fail before
+            # Dynamo reports it as a mutation.
             return copy.call_method(tx, "clone", [], {})
 
         with discard_graph_changes(tx):
             samples = [sample(variable, index < num_inputs) for index, variable in enumerate(tensors)]
-        taken_apart = TakenApart(core)
+        flattened = FlattenedCore(core)
         with config.patch(specialize_float=True):
             (result, spec), graph, freevars = speculate_subgraph(
                 tx,
-                taken_apart,
+                flattened,
                 samples,
                 {},
                 f"torch.ops.higher_order.{name}",
@@ -326,12 +329,12 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
             torch.fx.GraphModule(dict(tx.output.nn_modules), graph),
             [node.meta["example_value"] for node in graph.find_nodes(op="placeholder")],
             results,
-            taken_apart.returned(_leaves(spec, results)),
+            flattened.returned(_insert_constants(spec, results)),
         )
-        return step, taken_apart.spec, freevars
+        return step, flattened.spec, freevars
 
     def node(tx: Any, graph: torch.fx.GraphModule, op: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
-        """The operator's node in the graph under construction."""
+        """Adds the operator's node to the graph that Dynamo constructs."""
         core = make_attr(tx, tx.output.install_subgraph("flex_sn_scan_core", graph))
         return wrap_fx_proxy(tx, tx.output.create_proxy("call_function", op, args=(core, *args), kwargs=options))
 
@@ -344,9 +347,9 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
             args, kwargs = LazyVariableTracker.realize_all((args, kwargs))
             core, *rest = args
             call = CapturedCall(
-                _callable_behind(tx, core),
+                _find_callable(tx, core),
                 (
-                    # The counts determine the graph, but Dynamo may have made them symbolic.
+                    # The counts determine the graph, so they must be ints, although Dynamo may have made them symbolic.
                     *(int(example(variable)) for variable in rest[:3]),
                     *(example(variable) for variable in rest[3:]),
                 ),
@@ -355,8 +358,10 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
             with readable():
                 options = hooks.before(call)
             if callable(options):
-                kept = {key: kwargs[key] for key in _REPLACEMENT_OPTIONS if key in kwargs}
-                return inline(tx, hooks.instead, SourcelessBuilder.create(tx, options), *args, **kept)
+                replacement_options = {key: kwargs[key] for key in _REPLACEMENT_OPTIONS if key in kwargs}
+                return inline(
+                    tx, hooks.call_replacement, SourcelessBuilder.create(tx, options), *args, **replacement_options
+                )
             tensors = rest[3:]
             step, _, freevars = capture(tx, core, call.args[0], tensors, self.value)
             with readable():
@@ -376,7 +381,7 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
             args = (step_variable, init, xs, *options_given)
             parts = LazyVariableTracker.realize_all(inline(tx, hooks.parts.flatten, init, xs).items)
             call = CapturedTreeCall(
-                _callable_behind(tx, step_variable),
+                _find_callable(tx, step_variable),
                 [example(variable) for variable in parts[0].items],
                 parts[1].as_python_constant(),
                 [example(variable) for variable in parts[2].items],
@@ -392,13 +397,13 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
             counts = len(inputs.items), len(states.items)
             step, spec, freevars = capture(tx, core, counts[0], tensors, hooks.operator)
             with readable():
-                order, places, num_outputs = hooks.after(call, step)
+                order, result_indices, num_outputs = hooks.after(call, step)
             (output,) = step.graph.graph.find_nodes(op="output")
             output.args = (tuple(output.args[0][position] for position in order),)
             step.graph.recompile()
             proxies = (*counts, num_outputs, *(variable.as_proxy() for variable in tensors), *freevars)
             results = node(tx, step.graph, hooks.operator, proxies, options)
-            constants = [SourcelessBuilder.create(tx, value) for value in (places, num_outputs)]
+            constants = [SourcelessBuilder.create(tx, value) for value in (result_indices, num_outputs)]
             trees = (*parts[:2], constants[0], spec, constants[1])
             return inline(tx, hooks.parts.close, results, *trees, *options_given[1:])
 
@@ -406,32 +411,32 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
 
 
 def _is_number_or_tensor(variable: Any) -> bool:
-    """True if the graph computes Dynamo's ``variable``. NumPy arrays, which Dynamo emulates, do not count."""
+    """True if ``variable`` is a tensor or number in the graph. False for a NumPy array, which Dynamo emulates."""
     node = variable.maybe_fx_node() if hasattr(variable, "maybe_fx_node") else None
     if node is None:
         return False
     return not isinstance(node.meta["example_value"], torch.Tensor) or issubclass(variable.python_type(), torch.Tensor)
 
 
-def _likeness(kind: type) -> Any:
-    """A stand-in for an object of this class, for messages."""
-    telling = {name: None for name in ("__array__", "__dataclass_fields__") if hasattr(kind, name)}
-    return type(kind.__name__, (), telling)()
+def _make_likeness(kind: type) -> Any:
+    """Returns a stand-in for an object of this class, for messages."""
+    attributes = {name: None for name in ("__array__", "__dataclass_fields__") if hasattr(kind, name)}
+    return type(kind.__name__, (), attributes)()
 
 
-def _leaves(spec: Any, tensors: Sequence[Any]) -> list[Any]:
-    """The captured tensors, together with the constants among them that Dynamo has removed."""
+def _insert_constants(spec: Any, tensors: Sequence[Any]) -> list[Any]:
+    """Returns the captured tensors, with the constants that Dynamo has removed inserted at their positions."""
     if spec.masks_to_filter_const_values is None:
         return list(tensors)
-    came = iter(tensors)
+    remaining = iter(tensors)
     return [
-        constant if is_constant else next(came)
+        constant if is_constant else next(remaining)
         for is_constant, constant in zip(spec.masks_to_filter_const_values, spec.const_values, strict=True)
     ]
 
 
-def _callable_behind(tx: Any, core: Any) -> Callable[..., Any] | None:
-    """An object with the signature of Dynamo's variable ``core``, or None."""
+def _find_callable(tx: Any, core: Any) -> Callable[..., Any] | None:
+    """Returns an object with the signature of Dynamo's variable ``core``, or None if the signature is unknown."""
     from torch._dynamo import variables
     from torch._dynamo.variables.functions import FunctoolsPartialVariable
 
@@ -440,7 +445,7 @@ def _callable_behind(tx: Any, core: Any) -> Callable[..., Any] | None:
     if isinstance(core, variables.UserDefinedObjectVariable):  # modules, callables, bound methods
         return core.value if callable(core.value) else None
     if isinstance(core, FunctoolsPartialVariable):
-        inner = _callable_behind(tx, core.func)
+        inner = _find_callable(tx, core.func)
         if inner is None:
             return None
         return functools.partial(inner, *[None for _ in core.args], **dict.fromkeys(core.keywords))

@@ -1,4 +1,4 @@
-"""Inductor's lowering of a call of an operator with graphs among its arguments."""
+"""Lowers a call of an operator in Inductor, if some arguments of the operator are graphs."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class InductorCall:
     """A call of an operator that Inductor lowers.
 
     Attributes:
-        graphs: The ATen graphs among the operator's arguments.
-        args: The arguments after the graphs, as values of Inductor. Some may be sizes.
-        examples: These arguments as fake tensors and sizes.
-        results: Fake tensors with the properties of the results.
+        graphs: The operator's first arguments, which are ATen graphs.
+        args: The arguments after the graphs, as values of Inductor. Some arguments may be sizes.
+        examples: The arguments after the graphs, as fake tensors and sizes.
+        results: Fake tensors with the shapes, dtypes and devices of the results.
     """
 
     graphs: tuple[torch.fx.GraphModule, ...]
@@ -44,7 +44,7 @@ class InductorCall:
     results: tuple[torch.Tensor, ...]
 
     def without(self, count: int) -> InductorCall:
-        """The call without the first ``count`` arguments after the graphs."""
+        """Returns the call without the first ``count`` arguments after the graphs."""
         return InductorCall(self.graphs, self.args[count:], self.examples[count:], self.results)
 
     @property
@@ -53,14 +53,14 @@ class InductorCall:
         V = needed("torch._inductor.virtualized", "V", _NO_LOWERING)
         return bool(V.graph.aot_mode)
 
-    def inline(self, function: Callable[..., Any], who: str, unread: Collection[int] = ()) -> Sequence[Any]:
-        """Makes the operations of ``function(*args)`` part of Inductor's graph. Errors name the function ``who``.
+    def inline(self, function: Callable[..., Any], description: str, unread: Collection[int] = ()) -> Sequence[Any]:
+        """Adds the operations of ``function(*args)`` to Inductor's graph.
 
-        For arguments at the positions ``unread``, the function may use only the shape and the dtype, because Inductor
-        does not write values that no operation reads.
+        Error messages call the function ``description``. The function may only use the shapes and dtypes of the
+        arguments at the positions ``unread``, because Inductor does not write these arguments.
 
         Raises:
-            ValueError: The function created a constant, which Inductor would look up in the graph being lowered.
+            ValueError: The function created a constant tensor, which Inductor would not find in its graph.
         """
         config = needed("torch._inductor", "config", _NO_KERNELS)
         select_decomp_table = needed("torch._inductor.decomposition", "select_decomp_table", _NO_KERNELS)
@@ -69,7 +69,7 @@ class InductorCall:
         make_fx = needed("torch.fx.experimental.proxy_tensor", "make_fx", _NO_KERNELS)
 
         read = [i for i in range(len(self.args)) if i not in unread]
-        settled = [_settled(self.args[i], self.examples[i]) for i in read]
+        settled = [_fix_layout(self.args[i], self.examples[i]) for i in read]
 
         def run(*values: Any) -> Any:
             args = list(self.examples)
@@ -78,26 +78,30 @@ class InductorCall:
             return function(*args)
 
         with V.fake_mode:
-            traced = make_fx(run, decomposition_table=select_decomp_table())(*(alike for _, alike in settled))
+            traced = make_fx(run, decomposition_table=select_decomp_table())(
+                *(strided_example for _, strided_example in settled)
+            )
         if traced.graph.find_nodes(op="get_attr"):
-            raise ValueError(f"{who} created a constant tensor, perhaps with torch.tensor: use torch.full instead")
-        # Otherwise, Inductor compiles each kernel a second time to find the memory to which it writes.
-        free = {"triton_kernel_default_layout_constraint": "flexible_layout"}
-        patch = free if hasattr(config, next(iter(free))) and _layouts_are_settled(traced.graph) else {}
+            raise ValueError(
+                f"{description} created a constant tensor, perhaps with torch.tensor: use torch.full instead"
+            )
+        # Without this setting, Inductor compiles each kernel a second time, to find the memory that the kernel writes.
+        settings = {"triton_kernel_default_layout_constraint": "flexible_layout"}
+        patch = settings if hasattr(config, next(iter(settings))) and _layouts_are_settled(traced.graph) else {}
         with config.patch(patch):
             return process_subgraph_nodes(traced, [value for value, _ in settled])  # type: ignore[no-any-return]
 
     def fall_back_to(self, op: Any, *args: Any) -> Sequence[Any]:
-        """Replaces the call with a call of ``op``, an operator for which Inductor has no lowering."""
+        """Replaces the call by a call of ``op``, an operator for which Inductor has no lowering."""
         handler = needed("torch._inductor.lowering", "fallback_handler", _NO_LOWERING, takes=["add_to_fallback_set"])
         return handler(op, add_to_fallback_set=False)(*args)  # type: ignore[no-any-return]
 
 
-def _settled(value: Any, example: Any) -> tuple[Any, Any]:
-    """A value of Inductor with a fixed layout in memory, and an example with these strides.
+def _fix_layout(value: Any, example: Any) -> tuple[Any, Any]:
+    """Fixes the layout of a value of Inductor. Returns the value, and an example with the strides of this layout.
 
-    The strides of Inductor's examples are those of eager mode. Inductor may choose other strides until
-    the layout is fixed.
+    The strides of Inductor's examples are the strides in eager mode. Until a layout is fixed, Inductor may choose other
+    strides.
     """
     ir = needed("torch._inductor", "ir", _NO_KERNELS)
     V = needed("torch._inductor.virtualized", "V", _NO_LOWERING)
@@ -106,7 +110,7 @@ def _settled(value: Any, example: Any) -> tuple[Any, Any]:
     value.realize()
     base: Any = value.data.unwrap_view() if isinstance(value.data, ir.BaseView) else value.data
     if isinstance(base.data, ir.ComputedBuffer):
-        base.data.decide_layout()  # in the order of its reads, without a copy or a transposition
+        base.data.decide_layout()  # chooses the order of its reads, without a copy or a transposition
     realized: Any = ir.ExternKernel.realize_input(value)
     realized.freeze_layout()
     shapes = V.graph.sizevars.shape_env
@@ -115,14 +119,14 @@ def _settled(value: Any, example: Any) -> tuple[Any, Any]:
         for stride in realized.get_layout().stride
     ]
     with V.fake_mode:
-        alike = torch.empty_strided(example.shape, strides, dtype=example.dtype, device=example.device)
-    return ir.TensorBox(realized), alike
+        strided_example = torch.empty_strided(example.shape, strides, dtype=example.dtype, device=example.device)
+    return ir.TensorBox(realized), strided_example
 
 
 def _layouts_are_settled(graph: torch.fx.Graph) -> bool:
-    """True if all tensors that Triton kernels take are certain to have the traced strides.
+    """True if all tensors that Triton kernels take have the traced strides when the graph runs.
 
-    This is the case for arguments, for new memory, and for permutations of arguments or new memory.
+    This is certain for arguments, for new memory, and for permutations of arguments or new memory.
     """
     mutation = needed("torch._higher_order_ops.triton_kernel_wrap", "triton_kernel_wrapper_mutation", _NO_KERNELS)
     aten = torch.ops.aten
@@ -139,11 +143,11 @@ def _layouts_are_settled(graph: torch.fx.Graph) -> bool:
 
 
 class LowersItself:
-    """Mixin for an operator that lowers itself when Inductor calls it with values of Inductor.
+    """Base class of an operator that lowers itself when Inductor calls it with values of Inductor.
 
-    If a target has the attribute ``_inductor_lowering_function``, Inductor calls the target instead of
-    looking for a registered lowering, and does not change the target's fake tensors. The results have the
-    layouts that the lowering gives them. Inductor copies them if a caller relies on the strides of eager mode.
+    If the target of a node has the attribute ``_inductor_lowering_function``, Inductor calls the target and looks for
+    no registered lowering. It does not change the fake tensors of the node. The results have the layouts that the
+    lowering gives them. If a user of a result relies on the strides in eager mode, Inductor copies the result.
     """
 
     _inductor_lowering_function = True
@@ -155,14 +159,14 @@ class LowersItself:
     def _inductor_lowering_output_metadata_fn(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
         """Returns fake results for fake arguments.
 
-        From torch 2.15 on, Inductor recomputes the metadata of a node after a pass has changed its arguments.
-        If Inductor lowers a target by calling it, Inductor rejects the target unless it has this function.
+        From torch 2.15 on, Inductor recomputes the metadata of a node after a pass has changed the arguments of the
+        node. Inductor then rejects a target that lowers itself, unless the target has this function.
         """
         return self.redispatch(*args, **kwargs)
 
     @staticmethod
     def inductor_call(graphs: Sequence[Any], args: Sequence[Any]) -> InductorCall | None:
-        """The call if Inductor is the caller, otherwise None."""
+        """Returns the call if Inductor is the caller, otherwise None."""
         if type(graphs[0]).__module__ != "torch._inductor.ir":
             return None
         V = needed("torch._inductor.virtualized", "V", _NO_LOWERING)

@@ -1,4 +1,4 @@
-"""Classes of operators."""
+"""Torch's classes of operators."""
 
 from __future__ import annotations
 

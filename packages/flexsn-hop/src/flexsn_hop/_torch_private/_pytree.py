@@ -1,4 +1,4 @@
-"""PyTorch's trees of containers with tensors as leaves."""
+"""PyTorch's functions for pytrees, which are nested containers of tensors."""
 
 from __future__ import annotations
 

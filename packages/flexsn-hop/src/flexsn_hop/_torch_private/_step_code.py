@@ -1,4 +1,4 @@
-"""Inductor's code for the graph of one step."""
+"""Compiles the graph of one step with Inductor."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ expect("torch._inductor.compile_fx", ["compile_fx_inner"], _NO_CODE)
 expect("torch._inductor.config", ["size_asserts", "nan_asserts"], _NO_CODE)
 expect("torch._inductor.output_code", ["CompiledFxGraph.current_callable"], _NO_CODE)
 
-# These modules are imported when a step is compiled, because they import sympy, which is slow.
+# These modules are imported when a step is compiled, because they import sympy, which takes long.
 expect(_PROPAGATION, ["FakeTensorProp"], _NO_CODE)
 expect(
     _SYMBOLS, ["DimDynamic", "ShapeEnv", "ShapeEnv.create_symintnode", "ShapeEnv.create_unspecified_symbol"], _NO_CODE
@@ -32,47 +32,47 @@ expect(_SOURCES, ["ConstantSource"], _NO_CODE)
 _reinterpret_tensor = private("torch._C", "_dynamo.guards._reinterpret_tensor", _NO_CODE, default=None)
 
 StepCode = Callable[[list[Any]], Any]
-"""A function that takes its arguments as a list, and empties the list."""
+"""Compiled code: a function that takes its arguments as a list, and empties the list."""
 
-# Rows of a sequence have the layout of the first row, so a step need not check anything. If a CUDA graph is used, it
-# records the whole scan.
+# Compiled steps check no sizes and alignments, since all rows of a sequence have the layout of the first row. They use
+# no CUDA graphs, since a CUDA graph should record the whole scan.
 _OPTIONS = {"size_asserts": False, "alignment_asserts": False, "nan_asserts": False, "triton.cudagraphs": False}
 
 ALIGNMENT = 16
-"""Alignment in bytes. Code for a GPU depends on whether addresses are multiples of this number."""
+"""Alignment in bytes. Compiled code for a GPU depends on whether addresses are multiples of this number."""
 
 
 class RowsOf(Sequence[torch.Tensor]):
-    """The rows of a sequence at the given indices, as arguments of code for steps. They share the sequence's memory.
+    """The rows of a sequence at these indices, as arguments of compiled steps. Rows share the memory of the sequence.
 
-    Iteration creates one row at a time. This takes less time and memory than ``unbind``: the creation of one tensor
-    takes as long as a small step.
+    Iteration creates one row at a time, in less time and memory than ``unbind``. The creation of a tensor takes as long
+    as a small step.
     """
 
-    def __init__(self, sequence: torch.Tensor, numbers: range) -> None:
+    def __init__(self, sequence: torch.Tensor, indices: range) -> None:
         self._sequence = sequence
-        self._numbers = numbers
+        self._indices = indices
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return len(self._indices)
 
     def __getitem__(self, index: Any) -> Any:
-        return self._sequence[self._numbers[index]]
+        return self._sequence[self._indices[index]]
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         if _reinterpret_tensor is None:
-            return map(self._sequence.__getitem__, self._numbers)
-        sequence, numbers = self._sequence, self._numbers
+            return map(self._sequence.__getitem__, self._indices)
+        sequence, indices = self._sequence, self._indices
         row = sequence.stride(0)
-        offsets = range(numbers.start * row, numbers.stop * row, numbers.step * row)
+        offsets = range(indices.start * row, indices.stop * row, indices.step * row)
         shapes = repeat(tuple(sequence.shape[1:])), repeat(sequence.stride()[1:])
         return map(_reinterpret_tensor, repeat(sequence), *shapes, offsets)
 
 
 def fake_results(module: fx.GraphModule, rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Fake tensors with the properties of a graph's results. The graph takes tensors like ``rows``."""
+    """Returns fake tensors with the properties of a graph's results. The graph takes tensors like ``rows``."""
     mode = _fake_mode()
-    fakes = [_likeness(mode, row.shape, row, True) for row in rows]
+    fakes = [_make_fake(mode, row.shape, row, True) for row in rows]
     propagation = needed(_PROPAGATION, "FakeTensorProp", _NO_CODE)
     results: list[torch.Tensor] = list(propagation(module, mode).propagate_dont_convert_inputs(*fakes))
     return results
@@ -87,24 +87,24 @@ def compile_step(
 ) -> StepCode:
     """Compiles a graph of ATen operators with Inductor, for tensors with the memory layouts of the examples.
 
-    The graph takes a number below ``longest``, sequences of at most ``longest`` rows, and tensors like ``rows``. It
-    writes its results to arguments with ``copy_``, and returns nothing. ``aligned`` is True for each tensor whose
-    address is a multiple of ``ALIGNMENT``.
+    The graph takes an index below ``longest``, sequences of at most ``longest`` rows, and tensors like ``rows``. It
+    writes its results to arguments with ``copy_``, and returns no results. ``aligned`` contains True for each tensor
+    whose address is a multiple of ``ALIGNMENT``.
     """
     compile_fx_inner = needed("torch._inductor.compile_fx", "compile_fx_inner", _NO_CODE)
     config = needed("torch._inductor", "config", _NO_CODE)
     mode = _fake_mode()
     layouts = [((longest, *sequence.shape[1:]), sequence) for sequence in sequences]
     layouts += [(row.shape, row) for row in rows]
-    fakes = [_likeness(mode, *pair, is_aligned) for pair, is_aligned in zip(layouts, aligned, strict=True)]
-    with config.patch({name: value for name, value in _OPTIONS.items() if _has(config, name)}), torch.no_grad():
-        code = compile_fx_inner(module, [_number(mode.shape_env, longest), *fakes])
+    fakes = [_make_fake(mode, *pair, is_aligned) for pair, is_aligned in zip(layouts, aligned, strict=True)]
+    with config.patch({name: value for name, value in _OPTIONS.items() if _has_setting(config, name)}), torch.no_grad():
+        code = compile_fx_inner(module, [_make_index(mode.shape_env, longest), *fakes])
     result: StepCode = code.current_callable
     return result
 
 
-def _number(shape_env: Any, longest: int) -> Any:
-    """A symbolic number below ``longest``. The code is not specialized for any of its values."""
+def _make_index(shape_env: Any, longest: int) -> Any:
+    """Returns a symbolic index below ``longest``. Compiled code is valid for all of its values."""
     dynamic = needed(_SYMBOLS, "DimDynamic", _NO_CODE).DYNAMIC
     source = needed(_SOURCES, "ConstantSource", _NO_CODE)("row")
     hint = longest // 2
@@ -115,8 +115,8 @@ def _fake_mode() -> Any:
     return FakeTensorMode(allow_non_fake_inputs=True, shape_env=needed(_SYMBOLS, "ShapeEnv", _NO_CODE)())
 
 
-def _likeness(mode: Any, shape: Sequence[int], like: torch.Tensor, is_aligned: bool) -> torch.Tensor:
-    """A fake tensor of this shape with the strides of ``like``."""
+def _make_fake(mode: Any, shape: Sequence[int], like: torch.Tensor, is_aligned: bool) -> torch.Tensor:
+    """Returns a fake tensor of this shape with the strides, dtype and device of ``like``."""
     with mode:
         if is_aligned:
             return torch.empty_strided(shape, like.stride(), dtype=like.dtype, device=like.device)
@@ -125,7 +125,7 @@ def _likeness(mode: Any, shape: Sequence[int], like: torch.Tensor, is_aligned: b
         return memory.as_strided(shape, like.stride(), 1)
 
 
-def _has(config: Any, name: str) -> bool:
+def _has_setting(config: Any, name: str) -> bool:
     *path, last = name.split(".")
     for part in path:
         config = getattr(config, part)

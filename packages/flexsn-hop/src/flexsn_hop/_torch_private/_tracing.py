@@ -1,4 +1,4 @@
-"""Detects graphs under construction, and creates graphs independently of them."""
+"""Detects active tracers, and runs or traces functions independently of them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _peek_interpreter_stack = private("torch._C", "_functorch.peek_interpreter_stack
 
 
 def is_tracing(values: Sequence[Any]) -> bool:
-    """True if a graph is being traced, or shapes are being propagated, so that no values are computed."""
+    """True if a graph is being traced or shapes are being propagated. Tensors may then have no values."""
     if any(
         isinstance(value, (FakeTensor, FunctionalTensor))
         or (isinstance(value, torch.Tensor) and _is_functional_tensor(value))
@@ -74,14 +74,14 @@ def capture_with_dynamo(function: Callable[..., Any], *args: Any) -> Any:
     An active tracer then records the captured graph instead of the Python function.
     """
     with warnings.catch_warnings():
-        # Dynamo reads the gradients of its arguments. Torch issues a warning if a tensor is not a leaf.
+        # Dynamo reads `.grad` of its arguments. Torch issues a warning about this for tensors that are not leaves.
         warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf", UserWarning)
         return _maybe_compile_and_run_fn(function, *args)
 
 
 @contextlib.contextmanager
 def outside_of_tracing(values: Sequence[Any]) -> Iterator[list[Any]]:
-    """Yields fake copies of ``values``, in a context that no tracer, proxy or functionalization observes."""
+    """Returns a context with fake copies of ``values``, in which no tracer records and nothing is functionalized."""
     fake_mode = _detect_fake_mode(list(values)) or FakeTensorMode(allow_non_fake_inputs=True)
 
     def fake(value: Any) -> Any:
@@ -90,13 +90,13 @@ def outside_of_tracing(values: Sequence[Any]) -> Iterator[list[Any]]:
         return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
 
     with contextlib.ExitStack() as stack:
-        # Export uses a separate mode to record even changes of the grad mode.
+        # Export also records changes of the grad mode, with a separate mode.
         stack.enter_context(_without_pre_dispatch_mode())
         stack.enter_context(suspend_functionalization())
         stack.enter_context(disable_functional_mode())
         stack.enter_context(_disable_current_modes())
         stack.enter_context(fake_mode)
-        # Composite operators in C++, such as recurrent cells, compare sizes as numbers and thereby fix symbolic sizes.
+        # Without the Python dispatcher, composite operators in C++, such as recurrent cells, specialize symbolic sizes.
         stack.enter_context(_enable_python_dispatcher())
         stack.enter_context(numbers_of_a_step(mode=fake_mode))
         with disable_proxy_modes_tracing():
@@ -105,9 +105,10 @@ def outside_of_tracing(values: Sequence[Any]) -> Iterator[list[Any]]:
 
 
 def numbers_of_a_step(values: Sequence[Any] = (), mode: Any = None) -> contextlib.AbstractContextManager[None]:
-    """Allows a step to read a number (``.item()``). A tracer would expect the number's symbol in a result.
+    """Returns a context in which a step may read a number from a tensor (``.item()``).
 
-    The fake mode is ``mode``, or the mode of ``values``.
+    Without this context, the tracer raises an error unless a result contains the symbol of the number. The fake mode is
+    ``mode``, or the fake mode of ``values``.
     """
     shape_env = getattr(mode or _detect_fake_mode(list(values)), "shape_env", None)
     ignore = getattr(shape_env, "ignore_fresh_unbacked_symbols", contextlib.nullcontext)
@@ -117,13 +118,13 @@ def numbers_of_a_step(values: Sequence[Any] = (), mode: Any = None) -> contextli
 
 @contextlib.contextmanager
 def unlogged() -> Iterator[None]:
-    """Context in which failures on fake tensors raise errors without logging a traceback first."""
+    """Returns a context in which errors of operators on fake tensors are raised without logging a traceback."""
     logger = logging.getLogger(FakeTensorMode.__module__)
-    was, logger.disabled = logger.disabled, True
+    was_disabled, logger.disabled = logger.disabled, True
     try:
         yield
     finally:
-        logger.disabled = was
+        logger.disabled = was_disabled
 
 
 @contextlib.contextmanager
@@ -131,9 +132,10 @@ def watch_operators(
     callback: Callable[[Any, Sequence[Any], dict[str, Any]], None],
     inside: Sequence[torch.fx.GraphModule] = (),
 ) -> Iterator[None]:
-    """Calls ``callback(op, args, kwargs)`` before every operator that runs on tensors.
+    """Returns a context in which ``callback(op, args, kwargs)`` is called before every operator on tensors.
 
-    An operator such as ``cond`` runs its graphs below the mode. The graphs in ``inside`` enable the mode again.
+    An operator such as ``cond`` runs its graphs without the mode that calls ``callback``. The graphs in ``inside``
+    enable this mode again.
     """
 
     class Watch(_AnyMode):  # type: ignore[misc]
@@ -160,9 +162,9 @@ def watch_operators(
 
 
 def trace_step(function: Callable[..., Any], samples: Sequence[Any]) -> torch.fx.GraphModule:
-    """The ATen graph of ``function`` for values like ``samples``. The function may compute derivatives."""
-    # The dispatch keys of a new call, because autograd's own implementation excludes some of them. Keys of
-    # autocast are excluded wherever autocast is off.
+    """Traces ``function`` to an ATen graph, for values like ``samples``. The function may compute derivatives."""
+    # The trace uses the dispatch keys of a call from the outside, since autograd's implementation excludes some of
+    # them. Only keys of autocast remain excluded, where autocast is off.
     autocast = _DispatchKeySet(DispatchKey.Undefined)
     for name in dir(DispatchKey):
         if name.startswith("Autocast"):

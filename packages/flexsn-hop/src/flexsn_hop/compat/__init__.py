@@ -1,3 +1,3 @@
-"""Names for other projects. FlexSN itself does not use these names."""
+"""Functions whose names other projects use. FlexSN itself does not use these functions."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The scan with PyTorch's own operators: the lowerings ``"scan"`` and ``"while_loop"`` in eager mode."""
+"""Functions that run a scan with PyTorch's operators ``scan`` and ``while_loop``, also in eager mode."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ __all__ = [
 
 
 def lowerable_scan_available() -> bool:
-    """True if this torch has the ``scan`` operator, for :func:`lowerable_scan`."""
+    """True if this torch has the ``scan`` operator, which :func:`lowerable_scan` calls."""
     return builtin_scan is not None
 
 
 def lowerable_while_loop_available() -> bool:
-    """True if this torch has ``while_loop``, for :func:`lowerable_while_loop_scan`."""
+    """True if this torch has the ``while_loop`` operator, which :func:`lowerable_while_loop_scan` calls."""
     return builtin_while_loop is not None
 
 
@@ -39,7 +39,7 @@ def lowerable_scan(
     *flat_args: torch.Tensor,
     output_template_specs: Sequence[OutputTemplateSpec] | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """:func:`eager_scan` through PyTorch's ``scan`` operator.
+    """Runs :func:`eager_scan` with PyTorch's ``scan`` operator.
 
     Arguments, results and errors are those of :func:`eager_scan`.
 
@@ -63,7 +63,7 @@ def lowerable_scan_final_state(
     *flat_args: torch.Tensor,
     output_template_specs: Sequence[OutputTemplateSpec] | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """:func:`eager_scan_final_state` through ``scan``. See :func:`lowerable_scan`."""
+    """Runs :func:`eager_scan_final_state` with the ``scan`` operator. See :func:`lowerable_scan`."""
     layout = ScanLayout(num_inputs, num_states, num_outputs, final_state=True)
     return through_scan(ScanCall(core_fn, layout, flat_args, output_template_specs))
 
@@ -76,7 +76,7 @@ def lowerable_while_loop_scan(
     *flat_args: torch.Tensor,
     output_template_specs: Sequence[OutputTemplateSpec] | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """:func:`eager_scan` through PyTorch's ``while_loop`` operator, without gradients.
+    """Runs :func:`eager_scan` with PyTorch's ``while_loop`` operator, without gradients.
 
     Arguments, results and errors are those of :func:`eager_scan`. The first step runs before the
     loop, because it determines the shapes of the loop's results.
@@ -101,7 +101,7 @@ def lowerable_while_loop_scan_final_state(
     *flat_args: torch.Tensor,
     output_template_specs: Sequence[OutputTemplateSpec] | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """:func:`eager_scan_final_state` through ``while_loop``.
+    """Runs :func:`eager_scan_final_state` with the ``while_loop`` operator.
 
     See :func:`lowerable_while_loop_scan`.
     """

@@ -1,3 +1,3 @@
-"""The loop over time that defines the scan: the steps of its two operators, and the checks of a call."""
+"""The loop over time that defines the results of a scan and of its backward, and the checks of a call."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The VJP of a step with absent gradients, which remain absent as in autograd.
+"""Computes the VJP of a step for gradients some of which are absent, as autograd does.
 
-If zeros replaced absent gradients, their products with infinite derivatives would be NaN.
+Absent gradients are not replaced by zeros, because the product of a zero and an infinite derivative would be NaN.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ _aten = torch.ops.aten
 _SUMS = (_aten.add.Tensor, _aten.sub.Tensor)
 
 Gradients = tuple[Any, ...]
-"""A tuple of tensors. It contains None for absent gradients."""
+"""A tuple of gradients, with None for each absent gradient."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartialVJP:
-    """The VJP of a step for some present and some absent gradients.
+    """The VJP of a step for one combination of present and absent gradients.
 
     Attributes:
-        graph: Takes the step's values and all gradients, with stand-in tensors for absent gradients. Returns the
-            present results.
-        results: For each result of the whole VJP, True if it is present.
+        graph: Graph that takes the step's values and all gradients, with stand-in tensors for absent gradients. It
+            returns the present results.
+        results: For each result of the full VJP, True if the result is present.
     """
 
     graph: fx.GraphModule
@@ -40,24 +40,24 @@ class StepVJP:
     """Calls the VJP of a step with gradients, some of which may be absent.
 
     Args:
-        vjp: Takes the step's values and gradients. If it is a graph, it shows which results depend on which gradients.
-            Any other callable receives zeros for absent gradients.
+        vjp: Function of the step's values and gradients. If it is a graph, the graph shows on which gradients each
+            result depends. Any other callable receives zeros for absent gradients.
         num_values: Number of values of the step.
     """
 
     def __init__(self, vjp: Callable[..., Any], num_values: int) -> None:
         self._vjp = vjp
         self._num_values = num_values
-        self._linear: set[fx.Node] = set()  # nodes that depend on a gradient, present or absent
+        self._gradient_nodes: set[fx.Node] = set()  # nodes that depend on a present or absent gradient
         self._partial: dict[tuple[bool, ...], PartialVJP] = {}
         if isinstance(vjp, fx.GraphModule):
-            self._linear.update(list(vjp.graph.find_nodes(op="placeholder"))[num_values:])
+            self._gradient_nodes.update(list(vjp.graph.find_nodes(op="placeholder"))[num_values:])
             for node in vjp.graph.nodes:
-                if not self._linear.isdisjoint(node.all_input_nodes):
-                    self._linear.add(node)
+                if not self._gradient_nodes.isdisjoint(node.all_input_nodes):
+                    self._gradient_nodes.add(node)
 
     def __call__(self, values: Sequence[Any], gradients: Gradients, like: Sequence[torch.Tensor]) -> Gradients:
-        """Results of the VJP. A result is None if it is zero, or if it depends on absent gradients alone.
+        """Returns the results of the VJP. A result is None if it is zeros, or if it depends only on absent gradients.
 
         ``like`` contains one tensor for each of ``gradients``, with the shape and dtype of the gradient.
         """
@@ -66,26 +66,26 @@ class StepVJP:
             return tuple(self._vjp(*values, *filled))
         partial = self.partial([gradient is not None for gradient in gradients])
         results = iter(partial.graph(*values, *(t if g is None else g for g, t in zip(gradients, like, strict=True))))
-        return tuple(next(results) if is_there else None for is_there in partial.results)
+        return tuple(next(results) if is_present else None for is_present in partial.results)
 
     def partial(self, present: Sequence[bool]) -> PartialVJP:
-        """The VJP for the present gradients.
+        """Returns the VJP for a combination of present and absent gradients.
 
-        Its graph takes a stand-in tensor, of equal shape and dtype, for each absent gradient.
+        Its graph takes a stand-in tensor, with the same shape and dtype, for each absent gradient.
         """
         assert isinstance(self._vjp, fx.GraphModule)
         key = tuple(present)
         if key not in self._partial:
-            self._partial[key] = _Specialization(self._vjp, self._linear).build(self._num_values, key)
+            self._partial[key] = _Specialization(self._vjp, self._gradient_nodes).build(self._num_values, key)
         return self._partial[key]
 
 
 class _Specialization:
-    """Makes a copy of a graph for arguments, some of which are absent."""
+    """Copies the graph of a VJP, without the operations that depend only on absent gradients."""
 
     def __init__(self, module: fx.GraphModule, linear: set[fx.Node]) -> None:
         self._module = module
-        self._linear = linear
+        self._gradient_nodes = linear
         self._graph = fx.Graph()
         self._values: dict[fx.Node, fx.Node | None] = {}
         self._arguments: dict[fx.Node, fx.Node] = {}
@@ -98,48 +98,48 @@ class _Specialization:
                 self._arguments[node] = argument = self._graph.node_copy(node)
                 self._values[node] = argument if next(flags) else None
             elif node.op == "output":
-                return self._close(node.args[0])
+                return self._finish(node.args[0])
             else:
                 self._values[node] = self._copy(node)
         raise AssertionError("a graph ends with its output")
 
-    def _close(self, results: Sequence[Any]) -> PartialVJP:
-        matches = [self._result(result) for result in results]
+    def _finish(self, results: Sequence[Any]) -> PartialVJP:
+        matches = [self._find_result(result) for result in results]
         self._graph.output(tuple(value for value in matches if value is not None))
         self._graph.eliminate_dead_code()
         module = fx.GraphModule(self._module, self._graph, "StepVJP")
         return PartialVJP(module, tuple(value is not None for value in matches))
 
-    def _result(self, result: Any) -> Any:
+    def _find_result(self, result: Any) -> Any:
         if not isinstance(result, fx.Node):
             return result
-        return self._values[result] if result in self._linear or not is_zero(result) else None
+        return self._values[result] if result in self._gradient_nodes or not is_zero(result) else None
 
     def _copy(self, node: fx.Node) -> fx.Node | None:
         if node.op == "call_function" and any(self._values[source] is None for source in node.all_input_nodes):
-            if all(self._values[source] is None for source in node.all_input_nodes if source in self._linear):
+            if all(self._values[source] is None for source in node.all_input_nodes if source in self._gradient_nodes):
                 return None
-            # This op combines present and absent gradients. It is usually a sum, whose absent terms are omitted.
+            # This op combines present and absent gradients. It is usually a sum. Absent terms of a sum are omitted.
             if node.target in _SUMS:
-                return self._sum(node)
-        return self._apply(node)
+                return self._copy_sum(node)
+        return self._copy_node(node)
 
-    def _apply(self, node: fx.Node) -> fx.Node:
-        return self._graph.node_copy(node, lambda source: self._value(source, node))
+    def _copy_node(self, node: fx.Node) -> fx.Node:
+        return self._graph.node_copy(node, lambda source: self._find_value(source, node))
 
-    def _value(self, node: fx.Node, user: fx.Node) -> fx.Node:
-        """The copy of a node, or zeros if it is absent."""
+    def _find_value(self, node: fx.Node, user: fx.Node) -> fx.Node:
+        """Returns the copy of a node, or zeros if the value of the node is absent."""
         value = self._values[node]
         if value is not None:
             return value
         if node not in self._zeros:
-            # The node is computed with stand-in arguments, which determine its shape. Its numbers may be NaN.
-            copy = self._arguments[node] if node.op == "placeholder" else self._apply(node)
-            is_tuple = user.target is operator.getitem  # its items are replaced instead
+            # The node is computed from stand-ins, only for its shape. Its elements may be NaN.
+            copy = self._arguments[node] if node.op == "placeholder" else self._copy_node(node)
+            is_tuple = user.target is operator.getitem  # zeros replace the elements of the tuple, not the tuple
             self._zeros[node] = copy if is_tuple else self._graph.call_function(_aten.zeros_like.default, (copy,))
         return self._zeros[node]
 
-    def _sum(self, node: fx.Node) -> fx.Node | None:
+    def _copy_sum(self, node: fx.Node) -> fx.Node | None:
         first, second = (self._values[source] for source in node.all_input_nodes)
         if second is None:
             return first
@@ -149,7 +149,7 @@ class _Specialization:
 
 
 _ZEROS = (_aten.zeros.default, _aten.zeros_like.default, _aten.new_zeros.default)
-# For each operator, the position of the argument with which it fills the tensor.
+# For each operator that fills a new tensor, the position of the argument that is the value.
 _FILLS = {_aten.full.default: 1, _aten.full_like.default: 1, _aten.new_full.default: 2, _aten.scalar_tensor.default: 0}
 _VIEWS = (
     *(_aten.expand.default, _aten.view.default, _aten.detach.default, _aten.alias.default, _aten.clone.default),
@@ -158,12 +158,12 @@ _VIEWS = (
 
 
 def is_zero(node: fx.Node) -> bool:
-    """True for zeros that a graph creates, such as the gradient of a leaf on which no result depends."""
+    """True if a node creates zeros, for example as the gradient of a leaf on which no result depends."""
     if node.target in _FILLS:
         return bool(node.args[_FILLS[node.target]] == 0)
     return node.target in _ZEROS or (node.target in _VIEWS and is_zero(node.all_input_nodes[0]))
 
 
 def zeros(value: Any) -> Any:
-    """Zeros with the shape and dtype of a tensor. Other values are returned unchanged."""
+    """Returns zeros with the shape and dtype of a tensor. Returns other values unchanged."""
     return torch.zeros_like(value) if isinstance(value, torch.Tensor) else value

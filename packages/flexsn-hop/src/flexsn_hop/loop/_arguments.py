@@ -1,4 +1,4 @@
-"""A call of a scan in any form, and the checks of its arguments."""
+"""The arguments of a call of a scan, in any of its forms, and their checks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 StepFunction = Callable[..., Any]
-"""``core(*inputs, *states, *lifted) -> (*outputs, *new_states)``, one time step."""
+"""The function of one time step: ``core(*inputs, *states, *lifted) -> (*outputs, *new_states)``."""
 
 OutputTemplateSpec = tuple[Sequence[int], torch.dtype] | tuple[Sequence[int], torch.dtype, torch.device | str | None]
 """Description of one step of an output: ``(shape, dtype)`` or ``(shape, dtype, device)``."""
@@ -39,15 +39,15 @@ OutputTemplateSpec = tuple[Sequence[int], torch.dtype] | tuple[Sequence[int], to
 
 @dataclass(frozen=True, slots=True)
 class ScanCall:
-    """Arguments of a scan in any form, as one record.
+    """The arguments of a call of a scan. All forms of the scan take this record.
 
-    Dynamo traces through this record where another form replaces the operator.
+    If another form replaces the operator, Dynamo traces the code that uses the record.
 
     Attributes:
         core: One time step.
         layout: The counts. ``final_state`` is True to return the last states instead of the state sequences.
-        flat_args: ``[*input_seqs, *init_states, *lifted]``. Lifted values are tensors. They may also be sizes if
-            the core was captured with symbolic shapes.
+        flat_args: ``[*input_seqs, *init_states, *lifted]``. Lifted values are tensors. If the core was captured with
+            symbolic shapes, some lifted values may be sizes.
         output_template_specs: Description of the outputs for ``T == 0``.
     """
 
@@ -68,7 +68,7 @@ class ScanCall:
 
 
 def _check_counts(num_inputs: int, num_states: int, num_outputs: int) -> None:
-    """Rejects numbers of inputs, states and outputs that no scan can have."""
+    """Raises an error if no scan can have these numbers of inputs, states and outputs."""
     for name, value in (("num_inputs", num_inputs), ("num_states", num_states), ("num_outputs", num_outputs)):
         if not isinstance(value, int) or isinstance(value, bool):
             raise ScanCountError(f"{name} is {value!r}; it must be an int")
@@ -83,9 +83,10 @@ def _check_counts(num_inputs: int, num_states: int, num_outputs: int) -> None:
 
 
 def positional_range(core_fn: StepFunction) -> tuple[int, int | None, list[str]] | None:
-    """Fewest and most positional arguments (None for any number), and names of required keyword-only arguments.
+    """Returns the minimum and maximum number of positional arguments, and the required keyword-only arguments.
 
-    None if the signature is unknown, as for many builtins. In that case, the call itself raises an error.
+    The maximum is None if any number of arguments is possible. The result is None if the signature is unknown, for
+    example for many builtins. In that case, only a call of the function can raise an error.
     """
     target = core_fn.forward if isinstance(core_fn, torch.nn.Module) else core_fn
     try:
@@ -109,21 +110,21 @@ def positional_range(core_fn: StepFunction) -> tuple[int, int | None, list[str]]
 
 
 def _check_arity(core_fn: StepFunction, num_inputs: int, num_states: int, num_lifted: int) -> None:
-    """Rejects a core that cannot be called with one value per input, state and lifted tensor."""
+    """Raises an error if a core cannot be called with one value for each input, state and lifted tensor."""
     if not callable(core_fn):
         raise TypeError(f"core_fn is a {type(core_fn).__name__}; it must be callable")
     accepted = positional_range(core_fn)
     if accepted is None:
         return
     fewest, most, keywords = accepted
-    given = num_inputs + num_states + num_lifted
-    called_with = f"it is called with {given} ({num_inputs} inputs + {num_states} states + {num_lifted} lifted)"
+    num_arguments = num_inputs + num_states + num_lifted
+    called_with = f"it is called with {num_arguments} ({num_inputs} inputs + {num_states} states + {num_lifted} lifted)"
     if keywords:
         raise CoreArityError(
             f"the core has required keyword-only parameters ({', '.join(keywords)}), but "
             f"{called_with}, all positional: make them positional or bind them"
         )
-    if given < fewest or (most is not None and given > most):
+    if num_arguments < fewest or (most is not None and num_arguments > most):
         takes = f"{fewest}" if most == fewest else f"{fewest} to {'any number' if most is None else most}"
         raise CoreArityError(
             f"the core takes {takes} positional arguments; {called_with}: change the core's parameters or the counts"
@@ -131,7 +132,7 @@ def _check_arity(core_fn: StepFunction, num_inputs: int, num_states: int, num_li
 
 
 def check_call(call: ScanCall, *, captured: bool = False) -> None:
-    """Checks everything about a call that can be checked without calling the core.
+    """Checks the arguments of a call, as far as possible without calling the core.
 
     ``captured`` is True if the core is a graph, whose lifted values may also be sizes.
 
@@ -143,7 +144,7 @@ def check_call(call: ScanCall, *, captured: bool = False) -> None:
     if call.layout.zero_states and len(call.layout.zero_states) != num_states:
         raise ScanCountError(
             f"zero_states has {len(call.layout.zero_states)} entries and num_states is {num_states}: "
-            "pass one for each state, or none at all"
+            "pass one entry for each state, or no entries"
         )
     requested = num_inputs + num_states
     if len(call.flat_args) < requested:
@@ -172,7 +173,7 @@ def check_call(call: ScanCall, *, captured: bool = False) -> None:
 
 
 def check_zero_states(call: ScanCall) -> None:
-    """Checks the values of states in ``zero_states``. A compiled scan does not read them, and would start at zeros.
+    """Checks that the states in ``zero_states`` are zeros, since a compiled scan does not read these states.
 
     Raises:
         NonzeroStateError: A state is not zeros.
@@ -188,7 +189,7 @@ def check_zero_states(call: ScanCall) -> None:
 def check_output_specs(
     num_outputs: int, output_template_specs: Sequence[OutputTemplateSpec] | None
 ) -> tuple[OutputTemplateSpec, ...]:
-    """The specs from which the outputs of an empty scan are built, one for each output.
+    """Returns the specs of the outputs of an empty scan, one for each output.
 
     Raises:
         EmptyScanError: The number of specs differs from the number of outputs, or a spec is neither
@@ -196,9 +197,11 @@ def check_output_specs(
     """
     specs = () if output_template_specs is None else tuple(output_template_specs)
     if len(specs) != num_outputs:
-        came = "no output_template_specs" if output_template_specs is None else f"{len(specs)} output_template_specs"
+        received = (
+            "no output_template_specs" if output_template_specs is None else f"{len(specs)} output_template_specs"
+        )
         raise EmptyScanError(
-            f"the scan is empty (T == 0) and num_outputs is {num_outputs}, but the call has {came}: pass "
+            f"the scan is empty (T == 0) and num_outputs is {num_outputs}, but the call has {received}: pass "
             f"output_template_specs with {num_outputs} entries (shape, dtype) or "
             "(shape, dtype, device), one per output, without the time dimension"
         )

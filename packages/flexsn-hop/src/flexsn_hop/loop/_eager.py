@@ -1,4 +1,4 @@
-"""The reference: a plain Python loop over time, differentiable by ordinary autograd."""
+"""The reference: a plain Python loop over time, which PyTorch's autograd differentiates."""
 
 from __future__ import annotations
 
@@ -43,39 +43,39 @@ def eager_scan(
 ) -> tuple[torch.Tensor, ...]:
     """Runs ``core_fn`` over time in a plain loop and stacks its outputs and states.
 
-    Every kernel and every other form of the scan must give the same results as this function. Its cost is linear
-    in ``T``, forward and backward.
+    Every kernel and every other form of the scan must give the same results as this function. The time of its forward
+    and of its backward is linear in ``T``.
 
     Args:
         core_fn: One time step, ``core(*inputs, *states, *lifted) -> (*outputs, *new_states)``.
-            A single value need not be in a tuple.
+            If it returns a single value, the value need not be in a tuple.
         num_inputs: Number of input sequences, at least 1.
         num_states: Number of states carried over time.
         num_outputs: Number of outputs of one step.
         *flat_args: ``[*input_seqs, *init_states, *lifted]``. An input sequence is ``[T, *step]``.
-            A state is ``[*step]`` and keeps its shape, dtype and device. Lifted tensors are passed
-            to the core after the states, unchanged at every step. All dtypes and devices that the
-            core accepts are allowed.
+            A state is ``[*step]`` and keeps its shape, dtype and device. At every step, the core
+            receives the same lifted tensors after the states. All dtypes and devices that the core accepts
+            are allowed.
         output_template_specs: One ``(shape, dtype)`` or ``(shape, dtype, device)`` per output,
-            for one step. The device defaults to that of the first input. This argument is required, and
-            only used, if ``T == 0`` and ``num_outputs > 0``.
+            for one step. The default device is the device of the first input. This argument is only used if
+            ``T == 0`` and ``num_outputs > 0``, and is then required.
 
     Returns:
         ``(*output_seqs, *state_seqs)``, each ``[T, *shape of one step]``. A state sequence contains
-        the state after each step. For ``T == 0``, the core is not called and all sequences are empty. Their
-        memory format is that of an elementwise function of the input sequences, or of the states if the
-        inputs do not determine it. For example, channels-last inputs give channels-last outputs. A gradient
-        has the format of its argument.
+        the state after each step. For ``T == 0``, the core is not called and all sequences are empty. The
+        sequences have the memory format that an elementwise function of the input sequences returns. If the input
+        sequences do not determine the format, the states do. For example, channels-last inputs give channels-last
+        outputs. A gradient has the format of its argument.
 
     Raises:
-        ScanCountError: ``num_inputs`` below 1, or another count below 0 (a ``ValueError``).
-        TooFewTensorsError: Fewer than ``num_inputs + num_states`` tensors (a ``ValueError``).
+        ScanCountError: ``num_inputs`` is below 1, or another count is below 0 (a ``ValueError``).
+        TooFewTensorsError: The call passes fewer than ``num_inputs + num_states`` tensors (a ``ValueError``).
         SequenceLengthError: Leading dimensions are unequal or missing (a ``ValueError``).
         CoreArityError: The core cannot take this number of arguments (a ``ValueError``).
-        CoreReturnCountError: The core returned a different number of values (a ``ValueError``).
-        StateChangedError: A state changed shape, dtype or device (a ``ValueError``).
-        OutputChangedError: An output changed shape, dtype or device between two steps (a ``ValueError``).
-        EmptyScanError: ``T == 0`` without fitting specs (a ``ValueError``).
+        CoreReturnCountError: The core did not return ``num_outputs + num_states`` values (a ``ValueError``).
+        StateChangedError: The shape, dtype or device of a state changed in a step (a ``ValueError``).
+        OutputChangedError: The shape, dtype or device of an output differs between two steps (a ``ValueError``).
+        EmptyScanError: ``T == 0``, and ``output_template_specs`` does not describe the outputs (a ``ValueError``).
         NotATensorError: An argument or a returned value is not a tensor (a ``TypeError``).
 
     Example:
@@ -91,7 +91,7 @@ def eager_scan(
         tensor([0., 1., 0.])
     """
     layout = ScanLayout(num_inputs, num_states, num_outputs)
-    return _checked_scan(ScanCall(core_fn, layout, flat_args, output_template_specs))
+    return _check_and_scan(ScanCall(core_fn, layout, flat_args, output_template_specs))
 
 
 def eager_scan_final_state(
@@ -121,16 +121,16 @@ def eager_scan_final_state(
         tensor([4., 4.])
     """
     layout = ScanLayout(num_inputs, num_states, num_outputs, final_state=True)
-    return _checked_scan(ScanCall(core_fn, layout, flat_args, output_template_specs))
+    return _check_and_scan(ScanCall(core_fn, layout, flat_args, output_template_specs))
 
 
-def _checked_scan(call: ScanCall) -> tuple[torch.Tensor, ...]:
+def _check_and_scan(call: ScanCall) -> tuple[torch.Tensor, ...]:
     check_call(call)
     return plain_scan(call)
 
 
 def empty_scan(call: ScanCall) -> tuple[torch.Tensor, ...]:
-    """The results of a scan with ``T == 0``. The core is not called."""
+    """Returns the results of a scan with ``T == 0``, without calling the core."""
     outputs = []
     for spec in check_output_specs(call.layout.num_outputs, call.output_template_specs):
         device = spec[2] if len(spec) == 3 and spec[2] is not None else call.flat_args[0].device
@@ -142,28 +142,28 @@ def empty_scan(call: ScanCall) -> tuple[torch.Tensor, ...]:
 
 
 def contiguous_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy in new memory, whose strides do not depend on those of ``tensor``."""
+    """Returns a contiguous copy of ``tensor``."""
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def state_copies(
     inputs: Sequence[torch.Tensor], states: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """Copies of final states in new memory, in the format of the results."""
+    """Returns copies of final states, in the memory format of the results."""
     return [copy_in_order(value, state_order(value.shape, inputs, states)) for value in values]
 
 
 def stack_values(
     inputs: Sequence[torch.Tensor], states: Sequence[torch.Tensor], by_step: Sequence[Tensors]
 ) -> list[torch.Tensor]:
-    """Stacks T tuples of values. Returns one tensor ``[T, *shape]`` for each value, in the format of the results."""
+    """Stacks T tuples of values to one tensor ``[T, *shape]`` for each value, in the memory format of the results."""
     return [
         stack_in_order(values, sequence_order(values[0].shape, inputs, states)) for values in zip(*by_step, strict=True)
     ]
 
 
 def step_values(returned: object, num_outputs: int, num_states: int) -> tuple[torch.Tensor, ...]:
-    """The result of one call of the core, as a tuple of ``num_outputs + num_states`` tensors."""
+    """Returns the result of one call of the core, as a tuple of ``num_outputs + num_states`` tensors."""
     values = (returned,) if isinstance(returned, torch.Tensor) else returned
     if not isinstance(values, (tuple, list)):
         raise NotATensorError(
@@ -202,18 +202,18 @@ def check_step(
 
 
 def plain_scan(call: ScanCall) -> tuple[torch.Tensor, ...]:
-    """Both forms of the eager scan, after the checks, in code that Dynamo can trace step by step."""
+    """Runs the loop without checking the arguments, in code that Dynamo can trace step by step."""
     if call.steps == 0:
         return empty_scan(call)
     inputs, states, lifted = call.split()
     last = call.steps - 1
-    kept = range(last, last + 1) if call.layout.final_state else range(last + 1)
+    kept_steps = range(last, last + 1) if call.layout.final_state else range(last + 1)
     take_step = CoreSteps(call.core, lifted, call.layout.num_outputs)
-    outputs_by_step, states_after = run_steps(take_step, inputs, states, kept)
+    outputs_by_step, states_after = run_steps(take_step, inputs, states, kept_steps)
     outputs = stack_values(inputs, states, outputs_by_step)
     if not call.layout.final_state:
         return (*outputs, *stack_values(inputs, states, list(states_after.values())))
-    # A core may return a state unchanged. The copy separates the result's memory from the argument's memory.
+    # A core may return a state unchanged. The copies ensure that results and arguments do not share memory.
     return (*outputs, *state_copies(inputs, states, states_after[last]))
 
 
@@ -222,7 +222,7 @@ class CoreSteps:
 
     Args:
         core_fn: ``core(*inputs, *states, *lifted) -> (*outputs, *new_states)``.
-        lifted: Arguments of the core after the states. They are equal at every step.
+        lifted: Arguments of the core after the states, which are the same at every step.
         num_outputs: Number of outputs of one step.
     """
 
@@ -234,7 +234,7 @@ class CoreSteps:
         self._kinds: list[Kind] = []
 
     def __call__(self, slices: Sequence[Any], states: Sequence[Any], step: int) -> tuple[Tensors, Tensors]:
-        """Outputs and new states of the step."""
+        """Returns the outputs and new states of a step."""
         returned = self._core(*slices, *states, *self._lifted)
         if type(returned) is tuple and self._first is not None and are_plain_and_of(returned, self._kinds):
             return returned[: self._num_outputs], returned[self._num_outputs :]
@@ -242,10 +242,10 @@ class CoreSteps:
         if self._first is None:
             self._first = outputs
             self._kinds = kinds((*outputs, *new_states))
-        for index, (first, now) in enumerate(zip(self._first, outputs, strict=True)):
-            if not alike(first, now):
+        for index, (first, current) in enumerate(zip(self._first, outputs, strict=True)):
+            if not alike(first, current):
                 raise OutputChangedError(
-                    f"output {index} was {describe(first)} at step 0 and {describe(now)} "
+                    f"output {index} was {describe(first)} at step 0 and {describe(current)} "
                     f"at step {step}; an output keeps its shape, dtype and device"
                 )
         return outputs, new_states
@@ -255,50 +255,52 @@ def run_steps(
     take_step: Callable[[Sequence[Any], Sequence[Any], int], tuple[Tensors, Tensors]],
     inputs: Sequence[torch.Tensor],
     states: Sequence[torch.Tensor],
-    kept: Container[int],
+    kept_steps: Container[int],
     *,
     backwards: bool = False,
     go_on: bool = False,
 ) -> tuple[list[Tensors], dict[int, Tensors]]:
-    """Outputs of every step, and the states after each step in ``kept``.
+    """Returns the outputs of every step, and the states after each step in ``kept_steps``.
 
     ``take_step(slices, states, step)`` returns a step's outputs and new states. Steps are counted in the order of
-    the calls. If ``backwards``, the first step takes the last slices. If ``go_on``, earlier steps computed the states.
+    the calls. If ``backwards`` is True, the first step takes the last slices. If ``go_on`` is True, ``states`` are the
+    results of earlier steps, not initial states.
     """
     outputs_by_step: list[Tensors] = []
     states_after: dict[int, Tensors] = {}
-    # unbind is used instead of x[t], because the backward of T separate selects writes T full-size gradients, O(T^2).
-    # Initial states become sequences of one step, so that their gradients also have their own format.
-    states = states if go_on else [_first_state(state) for state in states]
+    # unbind is used instead of x[t], because the backward of x[t] writes a gradient of the size of x for each t, which
+    # takes O(T^2). The gradient of an initial state has the format of the state, because `split_steps` receives the
+    # state as a sequence of one step.
+    states = states if go_on else [_prepare_state(state) for state in states]
     slices_by_step = list(zip(*[split_steps(sequence) for sequence in inputs], strict=True))
     if backwards:
         slices_by_step.reverse()
     for step, slices in enumerate(slices_by_step):
         outputs, new_states = take_step(slices, states, step)
         outputs_by_step.append(outputs)
-        if step in kept:
+        if step in kept_steps:
             states_after[step] = new_states
         states = new_states
     return outputs_by_step, states_after
 
 
-def _first_state(state: torch.Tensor) -> torch.Tensor:
+def _prepare_state(state: torch.Tensor) -> torch.Tensor:
     return split_steps(state.unsqueeze(0))[0] if state.requires_grad and state.layout is torch.strided else state
 
 
 Kind = tuple[torch.Size, torch.dtype, torch.device]
-"""Shape, dtype and device. A value keeps them in all steps."""
+"""The shape, dtype and device of a value, which are the same in all steps."""
 
 
 def kinds(values: Sequence[torch.Tensor]) -> list[Kind]:
-    """The kinds of values, for comparison with later values."""
+    """Returns the shape, dtype and device of each value, for comparisons with values of later steps."""
     return [(value.shape, value.dtype, value.device) for value in values]
 
 
 def are_plain_and_of(values: Sequence[Any], expected: Sequence[Kind]) -> bool:
-    """True if all values are plain tensors of these kinds. If False, a more thorough check has to decide.
+    """True if all values are plain tensors of these kinds. If False, the values may still pass `check_step`.
 
-    This check is most of the time that a loop adds to a step. Therefore, it makes no function call per value.
+    Most of the time that the loop adds to a step is the time of this check, so it calls no function for each value.
     """
     if len(values) != len(expected):
         return False

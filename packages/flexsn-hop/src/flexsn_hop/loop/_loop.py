@@ -1,4 +1,4 @@
-"""The two operators as loops over steps: on dense tensors, and on fake tensors to get the shapes."""
+"""Implementations of the two operators: loops over steps on dense tensors, and the shapes of results for fake ones."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ Tensors = tuple[torch.Tensor, ...]
 
 
 def forward_samples(layout: ScanLayout, flat_args: Sequence[Any]) -> tuple[Any, ...]:
-    """Arguments of the core at the first step."""
+    """Returns the arguments of the core at the first step."""
     inputs, states, lifted = layout.split(flat_args)
     return (*(sequence.select(0, 0) for sequence in inputs), *states, *lifted)
 
 
 def forward_loop(core: StepFunction, layout: ScanLayout, flat_args: Sequence[Any]) -> Tensors:
-    """The forward operator on dense tensors, for ``T >= 1``. The results must equal the results of ``eager_scan``."""
+    """Computes the forward operator on dense tensors, for ``T >= 1``, with the results of ``eager_scan``."""
     inputs, states, lifted = layout.split(flat_args)
     steps = inputs[0].shape[0]
     interval = layout.checkpoint_interval
@@ -60,7 +60,7 @@ def forward_loop(core: StepFunction, layout: ScanLayout, flat_args: Sequence[Any
 
 
 def forward_shapes(core: StepFunction, layout: ScanLayout, flat_args: Sequence[Any]) -> Tensors:
-    """Tensors with the properties of the forward operator's results, from one call of the core."""
+    """Returns tensors like the results of the forward operator, but without values. Calls the core once."""
     inputs, states, lifted = layout.split(flat_args)
     first = [sequence[:1] for sequence in inputs]
     (outputs,), states_after = run_steps(CoreSteps(core, lifted, layout.num_outputs), first, states, [0])
@@ -68,30 +68,30 @@ def forward_shapes(core: StepFunction, layout: ScanLayout, flat_args: Sequence[A
     steps = inputs[0].shape[0]
 
     def over_time(value: torch.Tensor) -> torch.Tensor:
-        return _empty(value, (steps, *value.shape), sequence_order(value.shape, inputs, states))
+        return _allocate(value, (steps, *value.shape), sequence_order(value.shape, inputs, states))
 
     results = [over_time(output) for output in outputs]
     orders = [state_order(state.shape, inputs, states) for state in new_states]
     for state, order in zip(new_states, orders, strict=True):
-        results.append(_empty(state, state.shape, order) if layout.final_state else over_time(state))
+        results.append(_allocate(state, state.shape, order) if layout.final_state else over_time(state))
     if layout.checkpoint_interval:
         rows = num_checkpoints(steps, layout.checkpoint_interval) + layout.spare_checkpoints
         for state, order in zip(new_states, orders, strict=True):
-            results.append(_empty(state, (rows, *state.shape), _checkpoint_order(order)))
+            results.append(_allocate(state, (rows, *state.shape), _checkpoint_order(order)))
     return tuple(results)
 
 
-def _empty(like: torch.Tensor, shape: Sequence[Any], order: Sequence[int]) -> torch.Tensor:
+def _allocate(like: torch.Tensor, shape: Sequence[Any], order: Sequence[int]) -> torch.Tensor:
     return like.new_empty_strided(tuple(shape), dense_strides(shape, tuple(order)))
 
 
 def _checkpoint_order(step: Sequence[int]) -> tuple[int, ...]:
-    """The order of stored states whose rows have the order ``step``. Each row is contiguous in memory."""
+    """Returns the order of a checkpoint tensor whose rows have the order ``step``. Time is the outermost dimension."""
     return (0, *(d + 1 for d in step))
 
 
 def backward_samples(layout: BackwardLayout, args: Sequence[Any]) -> tuple[Any, ...]:
-    """Arguments of the step's VJP: the step's values, output gradients, and cotangents of active states."""
+    """Returns example arguments of the step's VJP: the step's values, output gradients, and cotangents."""
     flat_args, _, output_grads, _ = layout.split(args)
     _, states, _ = layout.scan.split(flat_args)
     return (
@@ -102,9 +102,9 @@ def backward_samples(layout: BackwardLayout, args: Sequence[Any]) -> tuple[Any, 
 
 
 def backward_loop(core: StepFunction, vjp: StepFunction, layout: BackwardLayout, args: Sequence[Any]) -> Tensors:
-    """The backward operator on dense tensors. It walks back in time, segment by segment.
+    """Computes the backward operator on dense tensors, segment by segment, from the last segment to the first.
 
-    The states within a segment are recomputed from the state at its start.
+    The states within a segment are recomputed from the state before the segment.
     """
     flat_args, saved, output_grads, state_grads = layout.split(args)
     inputs, states, lifted = layout.scan.split(flat_args)
@@ -114,34 +114,36 @@ def backward_loop(core: StepFunction, vjp: StepFunction, layout: BackwardLayout,
         list(zip(*(gradient.unbind(0) for gradient in output_grads), strict=True)) if output_grads else [()] * steps
     )
     step_vjp = StepVJP(vjp, len(flat_args))
-    active = _needed(states, layout.active_states)
-    added = _StateGradients(layout, states, state_grads, steps)
-    cotangents = added.initial()
+    active = _select(states, layout.active_states)
+    state_gradients = _StateGradients(layout, states, state_grads, steps)
+    cotangents = state_gradients.initial()
     input_grads: list[Tensors] = []
     input_needs, _, lifted_needs = layout.scan.split(layout.needs)
     num_inputs, num_carried = sum(input_needs), len(cotangents)
     lifted_grads: Gradients = (None,) * sum(lifted_needs)
     for first, last, start in _segments_backwards(layout, states, saved, steps):
-        befores = [start]
+        states_before = [start]
         for step in range(first, last - 1):
             values = step_values(
-                core(*inputs_by_step[step], *befores[-1], *lifted),
+                core(*inputs_by_step[step], *states_before[-1], *lifted),
                 layout.scan.num_outputs,
                 layout.scan.num_states,
             )
-            befores.append(values[layout.scan.num_outputs :])
+            states_before.append(values[layout.scan.num_outputs :])
         for step in range(last - 1, first - 1, -1):
-            values = (*inputs_by_step[step], *befores[step - first], *lifted)
-            came = grads_by_step[step]
-            gradients = step_vjp(values, (*came, *added.at(step, cotangents)), (*came, *active))
-            input_grads.append(_filled(gradients[:num_inputs], _needed(inputs_by_step[step], input_needs)))
+            values = (*inputs_by_step[step], *states_before[step - first], *lifted)
+            output_gradients = grads_by_step[step]
+            gradients = step_vjp(
+                values, (*output_gradients, *state_gradients.at(step, cotangents)), (*output_gradients, *active)
+            )
+            input_grads.append(_fill_absent(gradients[:num_inputs], _select(inputs_by_step[step], input_needs)))
             cotangents = gradients[num_inputs : num_inputs + num_carried]
-            of_step = gradients[num_inputs + num_carried :]
-            lifted_grads = tuple(_sum(old, new) for old, new in zip(lifted_grads, of_step, strict=True))
+            step_lifted_grads = gradients[num_inputs + num_carried :]
+            lifted_grads = tuple(_add(old, new) for old, new in zip(lifted_grads, step_lifted_grads, strict=True))
     sequences = list(zip(*input_grads[::-1], strict=True))
-    all_carried = _filled(cotangents, active)
+    all_carried = _fill_absent(cotangents, active)
     carried = [all_carried[i] for i in needed_carried(layout)]
-    of_lifted = _filled(lifted_grads, _needed(lifted, lifted_needs))
+    of_lifted = _fill_absent(lifted_grads, _select(lifted, lifted_needs))
     orders = iter([order_like(argument) for argument in differentiated(layout, flat_args)])
     return (
         *[stack_in_order(gradients, next(orders)) for gradients in sequences],
@@ -149,24 +151,24 @@ def backward_loop(core: StepFunction, vjp: StepFunction, layout: BackwardLayout,
     )
 
 
-def _needed(values: Sequence[Any], needs: Sequence[bool]) -> list[Any]:
+def _select(values: Sequence[Any], needs: Sequence[bool]) -> list[Any]:
     return [value for value, need in zip(values, needs, strict=True) if need]
 
 
-def _sum(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:
-    if one is None or other is None:
-        return one if other is None else other
-    return one + other
+def _add(left: torch.Tensor | None, right: torch.Tensor | None) -> torch.Tensor | None:
+    if left is None or right is None:
+        return left if right is None else right
+    return left + right
 
 
-def _filled(gradients: Gradients, like: Sequence[torch.Tensor]) -> Tensors:
-    """The gradients, with zeros for absent gradients."""
+def _fill_absent(gradients: Gradients, like: Sequence[torch.Tensor]) -> Tensors:
+    """Returns the gradients, with zeros for absent gradients."""
     pairs = zip(gradients, like, strict=True)
     return tuple(zeros(value) if gradient is None else gradient for gradient, value in pairs)
 
 
 def backward_shapes(vjp: StepFunction, layout: BackwardLayout, args: Sequence[Any], samples: Sequence[Any]) -> Tensors:
-    """Tensors with the properties of the backward operator's results, from one call of the step's VJP."""
+    """Returns tensors like the results of the backward operator, but without values. Calls the VJP once."""
     flat_args, *_ = layout.split(args)
     gradients = tuple(vjp(*samples))
     num_inputs = sum(layout.needs[: layout.scan.num_inputs])
@@ -179,18 +181,18 @@ def backward_shapes(vjp: StepFunction, layout: BackwardLayout, args: Sequence[An
     )
     arguments = differentiated(layout, flat_args)
     return tuple(
-        _empty(gradient, argument.shape, order_like(argument))
+        _allocate(gradient, argument.shape, order_like(argument))
         for gradient, argument in zip(requested, arguments, strict=True)
     )
 
 
 def differentiated(layout: BackwardLayout, flat_args: Sequence[Any]) -> list[torch.Tensor]:
-    """The arguments whose gradients are the results, in the order of the results."""
+    """Returns the arguments whose gradients are the results of the backward, in the order of the results."""
     return [argument for argument, need in zip(flat_args, layout.needs, strict=True) if need]
 
 
 def needed_carried(layout: BackwardLayout) -> list[int]:
-    """Positions, among the active states, of the states whose initial value needs a gradient."""
+    """Returns the positions, among the active states, of the states whose initial value needs a gradient."""
     _, needs, _ = layout.scan.split(layout.needs)
     flags = zip(needs, layout.active_states, strict=True)
     carried = [need for need, active in flags if active]
@@ -200,20 +202,20 @@ def needed_carried(layout: BackwardLayout) -> list[int]:
 def _segments_backwards(
     layout: BackwardLayout, states: Sequence[Any], saved: Sequence[Any], steps: int
 ) -> Iterator[tuple[int, int, Tensors]]:
-    """The first step, the end (exclusive) and the initial states of each segment, from the last segment on."""
+    """Iterates over the first step, the end (exclusive) and the initial states of each segment, last segment first."""
     interval = layout.saved_interval
-    befores = [tuple(states), *zip(*(sequence.unbind(0) for sequence in saved), strict=True)]
+    states_before = [tuple(states), *zip(*(sequence.unbind(0) for sequence in saved), strict=True)]
     for segment in range(num_checkpoints(steps, interval), -1, -1):
         first = segment * interval
-        yield first, min(first + interval, steps), befores[segment] if states else ()
+        yield first, min(first + interval, steps), states_before[segment] if states else ()
 
 
 class _StateGradients:
-    """The gradients of the state results, by active state. Absent gradients are None."""
+    """The gradients of the results of active states. Absent gradients are None."""
 
     def __init__(self, layout: BackwardLayout, states: Sequence[Any], gradients: Sequence[Any], steps: int) -> None:
-        came = iter(gradients)
-        by_state = [next(came) if present else None for present in layout.state_grads]
+        remaining = iter(gradients)
+        by_state = [next(remaining) if present else None for present in layout.state_grads]
         active = list(zip(states, by_state, layout.active_states, strict=True))
         self._final = layout.scan.final_state
         self._gradients = [gradient for _, gradient, is_active in active if is_active]
@@ -222,12 +224,12 @@ class _StateGradients:
         ]
 
     def initial(self) -> Gradients:
-        """Cotangents after the last step."""
+        """Returns the cotangents of the states after the last step."""
         return tuple(gradient if self._final else None for gradient in self._gradients)
 
     def at(self, step: int, cotangents: Gradients) -> Gradients:
-        """Cotangents of the states after ``step``: the carried cotangents plus the gradients of the state results."""
+        """Returns the carried cotangents plus the gradients of the state results at ``step``."""
         return tuple(
-            carried if sequence is None else _sum(carried, sequence[step])
+            carried if sequence is None else _add(carried, sequence[step])
             for carried, sequence in zip(cotangents, self._by_step, strict=True)
         )

@@ -1,3 +1,3 @@
-"""The operator in compiled graphs: registered kernels, PyTorch's own loops, opaque loops."""
+"""Lowerings of the operator in compiled graphs: to registered kernels, to PyTorch's operators, and to loops."""
 
 from __future__ import annotations

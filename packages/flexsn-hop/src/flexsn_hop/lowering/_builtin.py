@@ -1,7 +1,8 @@
 """Runs a scan with PyTorch's own control-flow operators, ``scan`` and ``while_loop``, for comparison.
 
-Both operators silently compute wrong gradients in some cases (see `flexsn_hop.lowerable_scan`), so calls of this kind
-are rejected. Neither operator accepts results that are aliases or unchanged arguments, so all results are copied here.
+Both operators silently compute wrong gradients in some cases (see `flexsn_hop.lowerable_scan`). Calls in these cases
+raise an error. Neither operator accepts results that are aliases or unchanged arguments, so this module copies all
+results.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ def through_scan(call: ScanCall) -> tuple[torch.Tensor, ...]:
     def combine(carry: list[torch.Tensor], slices: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         before = carry[: layout.num_states]
         outputs, new_states = check_step(call.core(*slices, *before, *lifted), before, layout.num_outputs, step=0)
-        kept = outputs if layout.final_state else (*outputs, *new_states)
-        # Copies, because the operator rejects results that alias an argument or each other.
+        sequence_values = outputs if layout.final_state else (*outputs, *new_states)
+        # All results are copies, because the operator rejects results that alias an argument or another result.
         next_carry = [contiguous_copy(state) for state in new_states] or [carry[0].clone()]
-        return next_carry, [contiguous_copy(value) for value in kept]
+        return next_carry, [contiguous_copy(value) for value in sequence_values]
 
     last, sequences = builtin_scan(combine, carried, list(inputs))
-    results = _in_format(call, sequences, last[: layout.num_states] if layout.final_state else ())
+    results = _convert_formats(call, sequences, last[: layout.num_states] if layout.final_state else ())
     if any(result.requires_grad for result in results) and not all(
         state.requires_grad for state in carried if state.dtype.is_floating_point
     ):
@@ -64,10 +65,10 @@ def through_while_loop(call: ScanCall) -> tuple[torch.Tensor, ...]:
     def step_results(
         slices: list[torch.Tensor], before: Sequence[torch.Tensor]
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """New states and entries of the sequences, as copies in new memory."""
+        """Returns copies of the new states, and of the values that are written to the sequences."""
         outputs, new_states = check_step(call.core(*slices, *before, *lifted), before, layout.num_outputs, step=0)
-        kept = outputs if layout.final_state else (*outputs, *new_states)
-        return [contiguous_copy(state) for state in new_states], [contiguous_copy(value) for value in kept]
+        sequence_values = outputs if layout.final_state else (*outputs, *new_states)
+        return [contiguous_copy(state) for state in new_states], [contiguous_copy(value) for value in sequence_values]
 
     first_states, first = step_results([sequence[0] for sequence in inputs], states)
     if any(value.requires_grad for value in (*first_states, *first)):
@@ -84,22 +85,22 @@ def through_while_loop(call: ScanCall) -> tuple[torch.Tensor, ...]:
     def body(step: torch.Tensor, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         index = step.reshape(1)
         slices = [sequence.index_select(0, index).squeeze(0) for sequence in inputs]
-        new_states, kept = step_results(slices, values[: layout.num_states])
+        new_states, sequence_values = step_results(slices, values[: layout.num_states])
         filled = [
             buffer.index_copy(0, index, value.unsqueeze(0))
-            for buffer, value in zip(values[layout.num_states :], kept, strict=True)
+            for buffer, value in zip(values[layout.num_states :], sequence_values, strict=True)
         ]
         return (step + 1, *new_states, *filled)
 
     results = builtin_while_loop(unfinished, body, (step, *first_states, *buffers))
     last, sequences = results[1 : 1 + layout.num_states], results[1 + layout.num_states :]
-    return _in_format(call, sequences, last if layout.final_state else ())
+    return _convert_formats(call, sequences, last if layout.final_state else ())
 
 
-def _in_format(
+def _convert_formats(
     call: ScanCall, sequences: Sequence[torch.Tensor], finals: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, ...]:
-    """The operators' contiguous results, converted to the memory formats of the eager scan."""
+    """Converts the operators' contiguous results to the memory formats of the eager scan."""
     inputs, states, _ = call.split()
     orders = [sequence_order(sequence.shape[1:], inputs, states) for sequence in sequences]
     orders += [state_order(final.shape, inputs, states) for final in finals]
@@ -110,9 +111,9 @@ def _in_format(
 
 
 def _check(call: ScanCall) -> None:
-    """Performs the checks of the eager scan.
+    """Checks the arguments like the eager scan, unless Dynamo traces this function.
 
-    Compiled code skips the checks, because Dynamo cannot trace them and the operator has already performed them.
+    Dynamo cannot trace the checks, and the operator has already checked the arguments before Dynamo traces.
     """
     if not torch.compiler.is_compiling():
         check_call(call)

@@ -1,7 +1,8 @@
 """The two operators as loops over Inductor's code for one step.
 
-The code writes its results into memory for all steps. This memory consists of the rows of the sequences that the
-operators return, and of two alternating rows for a state whose values are not kept. The loop only calls the code.
+The code for a step writes its results to memory that is allocated before the loop: to the rows of the sequences that
+the operators return, and to two alternating rows for a state whose sequence is not returned. The loop only calls the
+code.
 """
 
 from __future__ import annotations
@@ -31,20 +32,20 @@ __all__ = ["CompiledBackward", "CompiledForward", "has_no_elements"]
 
 Tensors = tuple[torch.Tensor, ...]
 Rows = Sequence[torch.Tensor]
-"""A tensor for each step. All tensors have the same layout."""
+"""One tensor for each step. All tensors have the same layout."""
 
 
 def has_no_elements(layout: ScanLayout | BackwardLayout, args: Sequence[Any]) -> bool:
-    """True if an argument of the forward operator is empty, so that code for a step has nothing to compute."""
+    """True if an argument of the forward operator has no elements. A step has no compiled code in this case."""
     forward = args[: layout.num_given] if isinstance(layout, BackwardLayout) else args
-    return any(value.numel() == 0 for value in _tensors(forward))
+    return any(value.numel() == 0 for value in _list_tensors(forward))
 
 
 Plan = TypeVar("Plan")
 
 
 class _Plans(Generic[Plan]):
-    """Plans by the layouts of the arguments for which they are made. Making a plan takes longer than many steps."""
+    """A cache of plans by the layouts of the arguments, since making a plan takes longer than many steps."""
 
     _MOST = 64
 
@@ -65,13 +66,16 @@ class _Plans(Generic[Plan]):
 
 
 class CompiledForward:
-    """The forward operator. It equals ``eager_scan`` as far as Inductor's code for a step equals the step."""
+    """The forward operator as a loop over Inductor's code for a step.
+
+    Its results equal the results of ``eager_scan`` as far as Inductor's code for a step computes the same values.
+    """
 
     def __init__(self, core: fx.GraphModule, layout: ScanLayout) -> None:
         self._core = core
         self._layout = layout
         self._steps: dict[tuple[Any, ...], tuple[WritingStep, list[torch.Tensor]]] = {}
-        self._plans = _Plans(self._plan)
+        self._plans = _Plans(self._make_plan)
 
     def __call__(self, flat_args: Sequence[Any]) -> Tensors:
         """Runs the operator for ``T >= 1``.
@@ -83,8 +87,8 @@ class CompiledForward:
         plan = self._plans.of(flat_args)
         inputs, states, lifted = layout.split(flat_args)
         steps = plan.steps
-        constants = _tensors(lifted)
-        sequences = [_copied(*pair) for pair in zip(inputs, plan.input_orders, strict=True)]
+        constants = _list_tensors(lifted)
+        sequences = [_copy_to_order(*pair) for pair in zip(inputs, plan.input_orders, strict=True)]
         outputs = [memory.empty() for memory in plan.outputs]
         memories = [_StateMemory(*pair, steps) for pair in zip(plan.states, states, strict=True)]
         for first in range(0, steps, BLOCK):
@@ -97,17 +101,17 @@ class CompiledForward:
                 *(afters for _, afters in of_states),
             ]
             plan.step.run(range(last - first), [sequence[first:last] for sequence in sequences], columns)
-        results = [_in_order(*pair) for pair in zip(outputs, plan.output_orders, strict=True)]
+        results = [_arrange(*pair) for pair in zip(outputs, plan.output_orders, strict=True)]
         results += [memory.result() for memory in memories]
         return (*results, *(memory.checkpoints for memory in memories if layout.checkpoint_interval))
 
-    def _plan(self, flat_args: Sequence[Any]) -> _ForwardPlan:
+    def _make_plan(self, flat_args: Sequence[Any]) -> _ForwardPlan:
         layout = self._layout
         inputs, states, lifted = layout.split(flat_args)
         steps = inputs[0].shape[0]
-        input_orders = [_needed_order(sequence) for sequence in inputs]
-        rows = [_copied(*pair)[0] for pair in zip(inputs, input_orders, strict=True)]
-        step, likes = self._step(flat_args, [*rows, *states, *_tensors(lifted)])
+        input_orders = [_find_needed_order(sequence) for sequence in inputs]
+        rows = [_copy_to_order(*pair)[0] for pair in zip(inputs, input_orders, strict=True)]
+        step, likes = self._find_step(flat_args, [*rows, *states, *_list_tensors(lifted)])
         orders = [sequence_order(like.shape, inputs, states) for like in likes[: layout.num_outputs]]
         return _ForwardPlan(
             step,
@@ -118,8 +122,8 @@ class CompiledForward:
             [_StatePlan.of(layout, steps, inputs, states, state) for state in states],
         )
 
-    def _step(self, flat_args: Sequence[Any], rows: Rows) -> tuple[WritingStep, list[torch.Tensor]]:
-        """The step, and fake tensors with the properties of its results."""
+    def _find_step(self, flat_args: Sequence[Any], rows: Rows) -> tuple[WritingStep, list[torch.Tensor]]:
+        """Returns the step, and fake tensors with the shapes and dtypes of its results."""
         sizes = tuple(value for value in flat_args if not isinstance(value, torch.Tensor))
         key = (sizes, *((row.shape, row.dtype, row.device) for row in rows))
         if key not in self._steps:
@@ -129,7 +133,7 @@ class CompiledForward:
 
 
 class _Memory(NamedTuple):
-    """A description of memory for a value of each step. The memory is allocated later."""
+    """The layout of memory with one row for each step."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -138,7 +142,7 @@ class _Memory(NamedTuple):
 
     @classmethod
     def of(cls, steps: int, like: torch.Tensor, order: Order) -> _Memory:
-        """Describes adjacent rows whose order is the order ``order`` of a sequence without its time dimension."""
+        """Describes adjacent rows, whose dimensions have the order ``order`` without the time dimension."""
         shape = (steps, *like.shape)
         return cls(shape, dense_strides(shape, (0, *(d for d in order if d != 0))), like.dtype, like.device)
 
@@ -147,13 +151,14 @@ class _Memory(NamedTuple):
 
 
 class _ForwardPlan(NamedTuple):
-    """The part of a forward that only depends on the layouts of its arguments.
+    """The values in a forward that only depend on the layouts of its arguments.
 
     Attributes:
         step, steps: The step, and the number of steps.
         input_orders: For each input, the order in which it is copied, or None if it is not copied.
-        outputs, output_orders: Memory for the outputs, and their orders as results.
-        states: Memory for the states.
+        outputs: The layout of memory for each output.
+        output_orders: For each output, the order of the result.
+        states: The layouts of memory for each state.
     """
 
     step: WritingStep
@@ -165,16 +170,17 @@ class _ForwardPlan(NamedTuple):
 
 
 class _StatePlan(NamedTuple):
-    """Memory for a state.
+    """The layouts of memory for a state.
 
     Attributes:
-        kept: The steps after which checkpoints are taken.
-        checkpoints, scratch: Memory for the checkpoints, and two rows.
-        sequence: Memory for the states after all steps, or None if only the last state is a result.
+        checkpoint_steps: The steps whose new states are checkpoints.
+        checkpoints: The layout of the checkpoints.
+        scratch: The layout of the two alternating rows.
+        sequence: The layout of the states after all steps, or None if only the last state is a result.
         order: The order of ``sequence`` as a result.
     """
 
-    kept: range
+    checkpoint_steps: range
     checkpoints: _Memory
     scratch: _Memory
     sequence: _Memory | None
@@ -185,12 +191,12 @@ class _StatePlan(NamedTuple):
         cls, layout: ScanLayout, steps: int, inputs: Sequence[Any], states: Sequence[Any], initial: torch.Tensor
     ) -> _StatePlan:
         interval = layout.checkpoint_interval
-        kept = range(interval - 1, steps - 1, interval) if interval else range(0)
+        checkpoint_steps = range(interval - 1, steps - 1, interval) if interval else range(0)
         row_order = (0, *(d + 1 for d in state_order(initial.shape, inputs, states)))
         order = row_order if layout.final_state else sequence_order(initial.shape, inputs, states)
         return cls(
-            kept,
-            _Memory.of(len(kept) + layout.spare_checkpoints, initial, row_order),
+            checkpoint_steps,
+            _Memory.of(len(checkpoint_steps) + layout.spare_checkpoints, initial, row_order),
             _Memory.of(2, initial, order),
             None if layout.final_state else _Memory.of(steps, initial, order),
             order,
@@ -201,56 +207,61 @@ class _StateMemory:
     """Memory for a state before and after each step. All rows have one layout.
 
     Attributes:
-        checkpoints: The states that are stored according to the layout's interval.
+        checkpoints: The states before each segment except for the first segment.
     """
 
     def __init__(self, plan: _StatePlan, initial: torch.Tensor, steps: int) -> None:
-        self._kept = plan.kept
+        self._checkpoint_steps = plan.checkpoint_steps
         self._steps = steps
         self.checkpoints = plan.checkpoints.empty()
-        self.checkpoints[len(self._kept) :].zero_()
+        self.checkpoints[len(self._checkpoint_steps) :].zero_()
         self._order = plan.order
         self._sequence = None if plan.sequence is None else plan.sequence.empty()
         self._scratch = plan.scratch.empty().unbind(0)
-        self._current = _like_rows(initial, self._scratch)
+        self._current = _copy_like_rows(initial, self._scratch)
 
     def rows(self, first: int, last: int) -> tuple[Rows, Rows]:
-        """The state before and after each of these steps. Call this for adjacent blocks of steps, in order."""
+        """Returns rows for the state before and after each of these steps.
+
+        Must be called for the blocks of steps in order.
+        """
         if self._sequence is not None:
             afters = [*RowsOf(self._sequence, range(first, last))]
         else:
             afters = [self._scratch[step % 2] for step in range(first, last)]
             if last == self._steps:
-                afters[-1] = torch.empty_like(self._scratch[0])  # the result, which does not share memory
-            kept = self._kept_within(first, last)
-            for index, checkpoint in zip(kept, RowsOf(self.checkpoints, kept), strict=True):
-                afters[self._kept[index] - first] = checkpoint
+                afters[-1] = torch.empty_like(self._scratch[0])  # the result, in memory of its own
+            checkpoint_indices = self._find_checkpoints(first, last)
+            for index, checkpoint in zip(checkpoint_indices, RowsOf(self.checkpoints, checkpoint_indices), strict=True):
+                afters[self._checkpoint_steps[index] - first] = checkpoint
         befores = [self._current, *afters[:-1]]
         self._current = afters[-1]
         return befores, afters
 
-    def _kept_within(self, first: int, last: int) -> range:
-        if not self._kept:
+    def _find_checkpoints(self, first: int, last: int) -> range:
+        if not self._checkpoint_steps:
             return range(0)
-        start, interval = self._kept.start, self._kept.step
+        start, interval = self._checkpoint_steps.start, self._checkpoint_steps.step
         before = max(0, -((start - first) // interval))
-        return range(before, min(len(self._kept), max(0, -((start - last) // interval))))
+        return range(before, min(len(self._checkpoint_steps), max(0, -((start - last) // interval))))
 
     def result(self) -> torch.Tensor:
-        """The last state, or the states after all steps."""
+        """Returns the last state, or the states after all steps."""
         if self._sequence is None:
             return self._current
-        if self._kept:
-            kept = self._sequence[self._kept.start : self._steps - 1 : self._kept.step]
-            self.checkpoints[: len(self._kept)].copy_(kept)
-        return _in_order(self._sequence, self._order)
+        if self._checkpoint_steps:
+            checkpoint_rows = self._sequence[
+                self._checkpoint_steps.start : self._steps - 1 : self._checkpoint_steps.step
+            ]
+            self.checkpoints[: len(self._checkpoint_steps)].copy_(checkpoint_rows)
+        return _arrange(self._sequence, self._order)
 
 
 class CompiledBackward:
     """The backward operator, as a loop over Inductor's code for the VJP of a step.
 
-    Some cotangents may be absent for a few steps, such as the cotangent of a state without a gradient at the end.
-    Such steps run operator by operator. The code is compiled for the cotangents that are present in the other steps.
+    Some cotangents may be absent for a few steps, for example if a final state has no gradient. If the set of present
+    cotangents changes in a step, this step runs operator by operator. All other steps run Inductor's code.
     """
 
     def __init__(self, core: fx.GraphModule, vjp: fx.GraphModule, layout: BackwardLayout) -> None:
@@ -273,7 +284,7 @@ class CompiledBackward:
 
 
 class _BackwardGraphs:
-    """The graphs of a backward, for fixed values of the sizes among its arguments."""
+    """The graphs of a backward, for fixed values of its size arguments."""
 
     def __init__(self, forward: WritingStep, vjp: StepVJP, layout: BackwardLayout, num_values: int) -> None:
         self.forward = forward
@@ -286,13 +297,13 @@ class _BackwardGraphs:
     def bound(
         cls, core: fx.GraphModule, vjp: fx.GraphModule, layout: BackwardLayout, flat_args: Sequence[Any]
     ) -> _BackwardGraphs:
-        num_values = len(_tensors(flat_args))
+        num_values = len(_list_tensors(flat_args))
         step_vjp = StepVJP(bind_sizes(vjp, flat_args), num_values)
         forward = forward_step(bind_sizes(core, flat_args), layout.scan, skipped=layout.scan.num_outputs)
         return cls(forward, step_vjp, layout, num_values)
 
     def backward(self, carried: Sequence[bool], in_sequences: Sequence[bool]) -> BackwardStep:
-        """The step for the present cotangents. A graph has the same ``in_sequences`` in all of its calls."""
+        """Returns the step for the present cotangents. All calls must pass the same ``in_sequences``."""
         key = tuple(carried)
         if key not in self._steps:
             self._steps[key] = backward_step(self._vjp, self._layout, self._num_values, carried, in_sequences)
@@ -301,13 +312,13 @@ class _BackwardGraphs:
 
 @dataclass
 class _Carried:
-    """The cotangent of one state, and alternating memory for the following cotangents."""
+    """The cotangent of one state, and two alternating rows for the cotangents of earlier steps."""
 
     current: torch.Tensor | None
     memory: Rows
 
     def following(self, steps: int) -> Rows:
-        """Memory for the cotangents after the current cotangent."""
+        """Returns rows for the cotangents that the next ``steps`` steps of the backward compute."""
         first = 1 if self.current is self.memory[0] else 0
         return [self.memory[(first + step) % 2] for step in range(steps)]
 
@@ -322,31 +333,31 @@ class _BackwardRun:
         self._layout = layout
         self._flat_args = flat_args
         self._steps: int = inputs[0].shape[0]
-        self._inputs = [_time_major(sequence) for sequence in inputs]
-        self._constants = _tensors(lifted)
-        self._gradients = [_time_major(gradient) for gradient in output_grads]
+        self._inputs = [_make_time_major(sequence) for sequence in inputs]
+        self._constants = _list_tensors(lifted)
+        self._gradients = [_make_time_major(gradient) for gradient in output_grads]
         self._states = states
-        self._saved = [_time_major(sequence) for sequence in saved]
+        self._saved = [_make_time_major(sequence) for sequence in saved]
 
         input_needs, _, lifted_needs = layout.scan.split(layout.needs)
-        self._input_grads = [_sequence(x.shape[0], x[0], order_like(x)) for x in _needed(inputs, input_needs)]
-        self._sums = [_empty(value, order_like(value)).zero_() for value in _needed(lifted, lifted_needs)]
-        came = iter(state_grads)
-        by_state = [next(came) if present else None for present in layout.state_grads]
-        by_state = _needed(by_state, layout.active_states)
+        self._input_grads = [_allocate_rows(x.shape[0], x[0], order_like(x)) for x in _select(inputs, input_needs)]
+        self._sums = [_allocate(value, order_like(value)).zero_() for value in _select(lifted, lifted_needs)]
+        remaining = iter(state_grads)
+        by_state = [next(remaining) if present else None for present in layout.state_grads]
+        by_state = _select(by_state, layout.active_states)
         is_final = layout.scan.final_state
-        self._by_step = [None if gradient is None or is_final else _time_major(gradient) for gradient in by_state]
+        self._by_step = [None if gradient is None or is_final else _make_time_major(gradient) for gradient in by_state]
         self._carried = []
-        for state, gradient in zip(_needed(states, layout.active_states), by_state, strict=True):
-            memory = _sequence(2, state, (0, *(d + 1 for d in order_like(state)))).unbind(0)
-            current = None if gradient is None or not is_final else _like_rows(gradient, memory)
+        for state, gradient in zip(_select(states, layout.active_states), by_state, strict=True):
+            memory = _allocate_rows(2, state, (0, *(d + 1 for d in order_like(state)))).unbind(0)
+            current = None if gradient is None or not is_final else _copy_like_rows(gradient, memory)
             self._carried.append(_Carried(current, memory))
 
     def results(self) -> Tensors:
         for first, last, befores in self._segments():
             while last > first:
-                last = self._walk_back(first, last, befores)
-        states = _needed(self._states, self._layout.active_states)
+                last = self._run_block(first, last, befores)
+        states = _select(self._states, self._layout.active_states)
         carried = [
             zeros(state) if carried.current is None else carried.current
             for carried, state in zip(self._carried, states, strict=True)
@@ -357,15 +368,16 @@ class _BackwardRun:
         sequences = zip(self._input_grads, orders[:num_inputs], strict=True)
         copies = zip(matches, orders[num_inputs:], strict=False)
         return (
-            *(_in_order(*pair) for pair in sequences),
+            *(_arrange(*pair) for pair in sequences),
             *(copy_in_order(*pair) for pair in copies),
             *self._sums,
         )
 
-    def _walk_back(self, first: int, last: int, befores: Sequence[torch.Tensor]) -> int:
-        """Walks back from step ``last`` towards ``first``, by a block if the same cotangents stay present, or one step.
+    def _run_block(self, first: int, last: int, befores: Sequence[torch.Tensor]) -> int:
+        """Computes a block of steps before ``last``, or one step if the set of present cotangents changes.
 
-        Returns the step that it reached. ``befores`` contains the states before the steps from ``first`` on.
+        Returns the first of the computed steps, which is at least ``first``. ``befores`` contains the states before the
+        steps from ``first`` on.
         """
         present = [carried.current is not None for carried in self._carried]
         step = self._graphs.backward(present, [sequence is not None for sequence in self._by_step])
@@ -374,16 +386,16 @@ class _BackwardRun:
         count = last - begin
 
         before, after = [], []
-        for carried, is_there, will_be in zip(self._carried, present, step.states, strict=True):
+        for carried, is_present, is_carried in zip(self._carried, present, step.states, strict=True):
             afters = carried.following(count)
-            if is_there:
+            if is_present:
                 assert carried.current is not None
                 before.append([carried.current, *afters[:-1]])
-            if will_be:
+            if is_carried:
                 after.append(afters)
-            carried.current = afters[-1] if will_be else None
-        for sequence, is_there in zip(self._input_grads, step.inputs, strict=True):
-            if not is_there:
+            carried.current = afters[-1] if is_carried else None
+        for sequence, is_present in zip(self._input_grads, step.inputs, strict=True):
+            if not is_present:
                 sequence[begin:last].zero_()
         by_step = [*self._gradients, *(sequence for sequence in self._by_step if sequence is not None)]
         sequences = [
@@ -394,9 +406,9 @@ class _BackwardRun:
         columns = [
             *([value] * count for value in self._constants),
             *before,
-            *(RowsOf(sequence, range(last - 1, begin - 1, -1)) for sequence in _needed(self._input_grads, step.inputs)),
+            *(RowsOf(sequence, range(last - 1, begin - 1, -1)) for sequence in _select(self._input_grads, step.inputs)),
             *after,
-            *([value] * count for value in _needed(self._sums, step.lifted)),
+            *([value] * count for value in _select(self._sums, step.lifted)),
         ]
         if is_steady:
             step.step.run(range(count - 1, -1, -1), sequences, columns)
@@ -405,9 +417,10 @@ class _BackwardRun:
         return begin
 
     def _segments(self) -> Iterator[tuple[int, int, list[torch.Tensor]]]:
-        """For each segment, from the last one on: its first step, the step after it, and the states before its steps.
+        """Iterates over the segments, from the last segment to the first.
 
-        Memory for the states of a segment is reused for the next segment.
+        Yields the first step of a segment, the step after the segment, and the states before its steps. The memory of
+        these states is reused for the next segment.
         """
         interval = min(self._layout.saved_interval, self._steps)
         number = num_checkpoints(self._steps, self._layout.saved_interval)
@@ -416,20 +429,20 @@ class _BackwardRun:
         if interval == 1:
             if number:
                 yield 1, self._steps, [saved[:number] for saved in self._saved]
-            rows = [_like_rows(state, [row]) for state, row in zip(self._states, like, strict=True)]
+            rows = [_copy_like_rows(state, [row]) for state, row in zip(self._states, like, strict=True)]
             yield 0, 1, [row.as_strided((1, *row.shape), (row.numel(), *row.stride())) for row in rows]
             return
-        memory = [_sequence(interval, row, (0, *(d + 1 for d in order_like(row)))) for row in like]
+        memory = [_allocate_rows(interval, row, (0, *(d + 1 for d in order_like(row)))) for row in like]
         for segment in range(number, -1, -1):
             first = segment * self._layout.saved_interval
             last = min(first + interval, self._steps)
             for (state, saved), sequence in zip(pairs, memory, strict=True):
                 sequence[0].copy_(saved[segment - 1] if segment else state)
-            self._compute_again(first, last, memory)
+            self._recompute_states(first, last, memory)
             yield first, last, memory
 
-    def _compute_again(self, first: int, last: int, memory: Sequence[torch.Tensor]) -> None:
-        """Recomputes the states before the steps of a segment from its first state."""
+    def _recompute_states(self, first: int, last: int, memory: Sequence[torch.Tensor]) -> None:
+        """Recomputes the states before all steps of a segment from the state before its first step."""
         for begin in range(first, last - 1, BLOCK) if memory else ():
             count = min(begin + BLOCK, last - 1) - begin
             start = begin - first
@@ -443,47 +456,47 @@ class _BackwardRun:
             )
 
 
-def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
+def _list_tensors(values: Sequence[Any]) -> list[torch.Tensor]:
     return [value for value in values if isinstance(value, torch.Tensor)]
 
 
-def _needed(values: Sequence[Any], needs: Sequence[bool]) -> list[Any]:
+def _select(values: Sequence[Any], needs: Sequence[bool]) -> list[Any]:
     return [value for value, need in zip(values, needs, strict=True) if need]
 
 
-def _empty(like: torch.Tensor, order: Order) -> torch.Tensor:
+def _allocate(like: torch.Tensor, order: Order) -> torch.Tensor:
     return torch.empty_strided(like.shape, dense_strides(like.shape, order), dtype=like.dtype, device=like.device)
 
 
-def _sequence(steps: int, like: torch.Tensor, order: Order) -> torch.Tensor:
-    """Adjacent memory for a value of each step, in the order ``order`` of a sequence without its time dimension."""
+def _allocate_rows(steps: int, like: torch.Tensor, order: Order) -> torch.Tensor:
+    """Allocates adjacent rows, whose dimensions have the order ``order`` without the time dimension."""
     shape = (steps, *like.shape)
     strides = dense_strides(shape, (0, *(d for d in order if d != 0)))
     return torch.empty_strided(shape, strides, dtype=like.dtype, device=like.device)
 
 
-def _in_order(sequence: torch.Tensor, order: Order) -> torch.Tensor:
-    """The sequence in this order. It is returned unchanged if time is the outermost dimension."""
+def _arrange(sequence: torch.Tensor, order: Order) -> torch.Tensor:
+    """Returns a sequence with adjacent rows in this order. Copies it unless time is the outermost dimension."""
     return sequence if order[0] == 0 else copy_in_order(sequence, order)
 
 
-def _time_major(sequence: torch.Tensor) -> torch.Tensor:
-    """The sequence with dense, adjacent rows, so that the layout of a row does not depend on the number of steps."""
-    return _copied(sequence, _needed_order(sequence))
+def _make_time_major(sequence: torch.Tensor) -> torch.Tensor:
+    """Returns the sequence with dense, adjacent rows. The layout of a row is then the same for any number of steps."""
+    return _copy_to_order(sequence, _find_needed_order(sequence))
 
 
-def _needed_order(sequence: torch.Tensor) -> Order | None:
-    """The order of a copy with dense, adjacent rows, or None if the sequence already has such rows."""
-    ours = (0, *(d for d in order_like(sequence) if d != 0))
-    return None if sequence.stride() == dense_strides(sequence.shape, ours) else ours
+def _find_needed_order(sequence: torch.Tensor) -> Order | None:
+    """Returns the order of a copy with dense, adjacent rows, or None if the sequence already has such rows."""
+    order = (0, *(d for d in order_like(sequence) if d != 0))
+    return None if sequence.stride() == dense_strides(sequence.shape, order) else order
 
 
-def _copied(sequence: torch.Tensor, order: Order | None) -> torch.Tensor:
+def _copy_to_order(sequence: torch.Tensor, order: Order | None) -> torch.Tensor:
     return sequence if order is None else copy_in_order(sequence, order)
 
 
-def _like_rows(value: torch.Tensor, rows: Rows) -> torch.Tensor:
-    """The value in the layout of the rows."""
+def _copy_like_rows(value: torch.Tensor, rows: Rows) -> torch.Tensor:
+    """Returns the value in the layout of the rows, as a copy if necessary."""
     if value.stride() == rows[0].stride():
         return value
     return torch.empty_like(rows[0]).copy_(value)

@@ -1,4 +1,4 @@
-"""Graphs of steps without writes. Inductor may introduce in-place operations before it lowers the operators."""
+"""Removes writes from the graphs of steps, since Inductor may add in-place operations before it lowers them."""
 
 from __future__ import annotations
 
@@ -19,18 +19,20 @@ _SCATTERS = {
     _aten.slice.Tensor: _aten.slice_scatter.default,
     _aten.as_strided.default: _aten.as_strided_scatter.default,
 }
-"""Maps an operator that takes a part of a tensor to the operator that replaces this part."""
+"""Maps each operator that takes a view of a tensor to the operator that replaces the elements of this view."""
 
 
 class _UnknownWriteError(Exception):
-    """Raised for a write for which there is no operator without a write."""
+    """A write cannot be replaced, because no operator computes the same value without a write."""
 
 
 def without_writes(module: fx.GraphModule) -> fx.GraphModule:
-    """The graph with a new value for each write. Returns the graph itself if it has no write or an unsupported write.
+    """Returns a copy of the graph that creates a new value for each write.
 
-    For example, the gradient of a step that takes a diagonal consists of zeros to which a diagonal is written. Only a
-    graph without writes shows which results depend on which gradient, and which results are zero.
+    If the graph has no write, or a write that cannot be replaced, returns the graph itself.
+
+    For example, the gradient of a step that takes a diagonal is a tensor of zeros to which a diagonal is written. The
+    edges of a graph without writes show on which gradients a result depends, and whether the result is zeros.
     """
     if not any(_is_write(node) for node in module.graph.nodes):
         return module
@@ -45,14 +47,14 @@ def _is_write(node: fx.Node) -> bool:
 
 
 class _Rewrite:
-    """A copy of a graph. Nodes of the old graph represent memory, and nodes of the new graph represent values."""
+    """Copies a graph. Nodes of the original graph stand for memory, and nodes of the copy stand for values."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         self._module = module
         self._graph = fx.Graph()
         self._values: dict[fx.Node, Any] = {}
         self._parents: dict[fx.Node, fx.Node] = {}  # maps a view to the memory of which it is a view
-        self._same: dict[fx.Node, fx.Node] = {}  # maps the result of a write to the memory that was written
+        self._written_memory: dict[fx.Node, fx.Node] = {}  # maps the result of a write to the memory that was written
         self._versions: dict[fx.Node, int] = {}
 
     def run(self) -> fx.GraphModule:
@@ -62,25 +64,25 @@ class _Rewrite:
                 continue
             self._values[node] = self._graph.node_copy(node, self._read)
             if isinstance(node.target, OpOverload) and node.target.is_view:
-                self._parents[node] = self._memory(node.all_input_nodes[0])
-                self._versions[node] = self._versions.get(self._root(node), 0)
+                self._parents[node] = self._find_memory(node.all_input_nodes[0])
+                self._versions[node] = self._versions.get(self._find_root(node), 0)
         self._graph.eliminate_dead_code()
         return fx.GraphModule(self._module, self._graph)
 
-    def _memory(self, node: fx.Node) -> fx.Node:
-        return self._same.get(node, node)
+    def _find_memory(self, node: fx.Node) -> fx.Node:
+        return self._written_memory.get(node, node)
 
-    def _root(self, node: fx.Node) -> fx.Node:
+    def _find_root(self, node: fx.Node) -> fx.Node:
         while node in self._parents:
             node = self._parents[node]
         return node
 
     def _read(self, node: fx.Node) -> Any:
-        """The current value of memory. A view is taken again if its source has been written to."""
-        node = self._memory(node)
-        if node in self._parents and self._versions[node] != self._versions.get(self._root(node), 0):
+        """Returns the current value of memory. If the source of a view has been written to, creates the view again."""
+        node = self._find_memory(node)
+        if node in self._parents and self._versions[node] != self._versions.get(self._find_root(node), 0):
             self._values[node] = self._graph.node_copy(node, self._read)
-            self._versions[node] = self._versions[self._root(node)]
+            self._versions[node] = self._versions[self._find_root(node)]
         return self._values[node]
 
     def _write(self, node: fx.Node) -> None:
@@ -94,10 +96,10 @@ class _Rewrite:
         if not is_usual or op is None:
             raise _UnknownWriteError
         assert isinstance(into, fx.Node)
-        into = self._memory(into)
+        into = self._find_memory(into)
         new = self._graph.call_function(op, *fx.map_arg((node.args, node.kwargs), self._read))
         new.meta = {**node.meta}
-        self._same[node] = into
+        self._written_memory[node] = into
         self._replace(into, new)
 
     def _replace(self, memory: fx.Node, value: fx.Node) -> None:
@@ -108,12 +110,12 @@ class _Rewrite:
             if memory.target not in _SCATTERS:
                 raise _UnknownWriteError
             arguments, options = fx.map_arg((memory.args[1:], memory.kwargs), self._read)
-            whole = self._graph.call_function(
+            full_value = self._graph.call_function(
                 _SCATTERS[memory.target], (self._read(parent), value, *arguments), options
             )
-            whole.meta = {**self._root(memory).meta}
-            self._replace(parent, whole)
-            self._values[memory], self._versions[memory] = value, self._versions[self._root(memory)]
+            full_value.meta = {**self._find_root(memory).meta}
+            self._replace(parent, full_value)
+            self._values[memory], self._versions[memory] = value, self._versions[self._find_root(memory)]
         else:
             self._values[memory] = value
             self._versions[memory] = self._versions.get(memory, 0) + 1

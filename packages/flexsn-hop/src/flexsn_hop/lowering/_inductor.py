@@ -1,4 +1,4 @@
-"""Lowering of the two operators by Inductor: to a registered package's launches, or to the loop."""
+"""Lowers the two operators in Inductor's graphs, to launches of a registered package or to the loop."""
 
 from __future__ import annotations
 
@@ -49,23 +49,24 @@ def lower(
             refused[lowering.name] = str(error)
     if not result.may_be_the_loop:
         raise LoweringError(
-            f"the lowering {result.asked!r} cannot compile this core: {reasons(refused)} Use 'auto' or 'loop' instead"
+            f"the lowering {result.requested!r} cannot compile this core: {reasons(refused)} "
+            "Use 'auto' or 'loop' instead"
         )
-    if result.lowerings and not _attributes(call):
+    if result.lowerings and not _list_attributes(call):
         warn(f"a compiled scan runs as a loop, without kernels: {reasons(refused)}")
-    elif result.asked == "auto":
+    elif result.requested == "auto":
         _log_once(f"a compiled scan runs as a loop, without kernels: {reasons(refused) or NO_KERNELS}")
-    return _lower_to_loop(call, layout, result.asked)
+    return _lower_to_loop(call, layout, result.requested)
 
 
 @functools.cache
 def _log_once(message: str) -> None:
-    """Logs a fallback once, because it may be intended. ``lowering="loop"`` requests it explicitly."""
+    """Logs once that a scan runs as a loop. This may be intended, so it is no warning."""
     _logger.warning("%s (lowering='loop', or %s=loop, selects the loop)", message, LOWERING_VARIABLE)
 
 
 def _lower_with(lowering: ScanLowering, call: InductorCall, layout: ScanLayout | BackwardLayout) -> Sequence[Any]:
-    attributes = _attributes(call)
+    attributes = _list_attributes(call)
     if any(isinstance(attribute, torch.Tensor) for attribute in attributes):
         raise NotImplementedError(
             "the core creates a constant tensor, which only the loop supports: create it outside of the core."
@@ -76,33 +77,33 @@ def _lower_with(lowering: ScanLowering, call: InductorCall, layout: ScanLayout |
             "loop supports."
         )
 
-    what = "backward" if isinstance(layout, BackwardLayout) else "forward"
-    who = f"{what} of the lowering {lowering.name!r}"
+    direction = "backward" if isinstance(layout, BackwardLayout) else "forward"
+    description = f"{direction} of the lowering {lowering.name!r}"
 
     def run(*args: Any) -> Sequence[torch.Tensor]:
-        with naming(lowering, what):
+        with naming(lowering, direction):
             if isinstance(layout, BackwardLayout):
                 results = tuple(lowering.backward(call.graphs[0], call.graphs[1], layout, args))
             else:
                 results = tuple(lowering.forward(call.graphs[0], layout, args))
-        _check_results(who, results, call.results)
+        _check_results(description, results, call.results)
         return results
 
-    return call.inline(run, who, unread=() if isinstance(layout, BackwardLayout) else layout.zero_positions)
+    return call.inline(run, description, unread=() if isinstance(layout, BackwardLayout) else layout.zero_positions)
 
 
-def _check_results(who: str, results: Sequence[Any], wanted: Sequence[torch.Tensor]) -> None:
-    """Rejects results that differ from the results for which the rest of the graph was made.
+def _check_results(description: str, results: Sequence[Any], expected: Sequence[torch.Tensor]) -> None:
+    """Checks that results have the properties that the rest of the graph relies on.
 
     Raises:
-        LoweringError.
+        LoweringError: A result differs.
     """
-    if len(results) != len(wanted):
-        raise LoweringError(f"{who} returned {len(results)} results; the layout requires {len(wanted)}")
-    for index, (result, like) in enumerate(zip(results, wanted, strict=True)):
+    if len(results) != len(expected):
+        raise LoweringError(f"{description} returned {len(results)} results; the layout requires {len(expected)}")
+    for index, (result, like) in enumerate(zip(results, expected, strict=True)):
         if not isinstance(result, torch.Tensor):
             raise LoweringError(
-                f"{who} returned a {type(result).__name__} as result {index}; it must be a torch.Tensor"
+                f"{description} returned a {type(result).__name__} as result {index}; it must be a torch.Tensor"
             )
         sizes = zip(result.shape, like.shape, strict=False)
         if (
@@ -110,11 +111,13 @@ def _check_results(who: str, results: Sequence[Any], wanted: Sequence[torch.Tens
             or any(type(size) is type(right) is int and size != right for size, right in sizes)
             or (result.dtype, result.device) != (like.dtype, like.device)
         ):
-            raise LoweringError(f"{who} returned {describe(result)} as result {index}; it must be {describe(like)}")
+            raise LoweringError(
+                f"{description} returned {describe(result)} as result {index}; it must be {describe(like)}"
+            )
 
 
-def _attributes(call: InductorCall) -> list[Any]:
-    """Attributes of the graphs that are not operators: constant tensors, and graphs."""
+def _list_attributes(call: InductorCall) -> list[Any]:
+    """Returns the attributes of the graphs: constant tensors, and graphs that operators contain."""
     return [
         operator.attrgetter(str(node.target))(graph)
         for graph in call.graphs
@@ -122,7 +125,7 @@ def _attributes(call: InductorCall) -> list[Any]:
     ]
 
 
-def _lower_to_loop(call: InductorCall, layout: ScanLayout | BackwardLayout, asked: str) -> Sequence[Any]:
+def _lower_to_loop(call: InductorCall, layout: ScanLayout | BackwardLayout, requested: str) -> Sequence[Any]:
     if call.is_ahead_of_time:
         warn(
             "a program that is compiled ahead of time calls a scan's loop, which is Python: it runs only in processes "
@@ -133,7 +136,7 @@ def _lower_to_loop(call: InductorCall, layout: ScanLayout | BackwardLayout, aske
     tensors = [value for index, value in enumerate(call.args) if index not in sizes]
     return call.fall_back_to(
         run_scan,
-        encode_program(call.graphs, layout, asked),
+        encode_program(call.graphs, layout, requested),
         tensors,
         [call.args[index] for index in sizes],
         sizes,

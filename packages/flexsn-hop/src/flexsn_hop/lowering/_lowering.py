@@ -1,4 +1,4 @@
-"""Selection of the code for a compiled scan, and registration of lowerings by other packages."""
+"""Registers the lowerings of other packages, and selects the lowerings for a compiled scan."""
 
 from __future__ import annotations
 
@@ -36,65 +36,69 @@ LOWERING_VARIABLE = "FLEXSN_HOP_LOWERING"
 LOWERINGS = ("auto", "kernel", "compiled_loop", "scan", "while_loop", "loop")
 
 KERNELS = "flexsn_runtime"
-"""The lowering that is tried first, and the name of its package. The order of imports does not matter."""
+"""The name of the lowering that is tried first, in any order of imports, and the name of its package."""
 
 NO_KERNELS = "flexsn-runtime, which has kernels, is not installed"
 
 CODE_VERSION = 9
-"""A version number, increased whenever the code that this package generates for a scan or its gradient changes.
+"""A version number, which must be increased whenever this package generates other code for a scan or its gradient.
 
-The number is among the operator's arguments, and thus in the key by which Inductor finds compiled code on
-disk. This key does not contain the lowering itself.
+The number is part of the operator's arguments. Inductor's keys for compiled code on disk thus contain the number. They
+do not contain the lowering itself.
 """
 
 
 class ScanLowering(Protocol):
-    """Interface that a package with kernels registers, so that compiled scans become its launches.
+    """Interface of an object with which a package replaces compiled scans by launches of its kernels.
 
-    ``forward`` and ``backward`` are not run. Inductor traces them with fake tensors when it lowers
-    the operator, and all of their calls, even Triton launches through ``torch.library.wrap_triton``,
-    become part of its graph. The two methods must not depend on the values of tensors. The number of steps may be
-    symbolic, so the methods must not rely on a plain int. Strides are the strides that the tensors will
-    have. For an initial state for which ``layout.zero_states`` is True, the methods may use only the shape and
-    the dtype, because the memory of this state is not written. A ``NotImplementedError`` means that there are no
-    kernels for this core. In that case, the next lowering is tried. If no lowering is left, the scan becomes the loop
-    with a warning that lists all reasons, or is rejected if ``"kernel"`` is requested.
+    Inductor traces ``forward`` and ``backward`` with fake tensors when it lowers the operator. Their operations, and
+    Triton launches through ``torch.library.wrap_triton``, become part of Inductor's graph. The two methods must not
+    depend on the values of tensors. The number of steps may be symbolic, so the methods must not require an int. The
+    strides of the fake tensors are the strides of the tensors when the graph runs. If ``layout.zero_states`` is True
+    for an initial state, the methods may only use its shape and dtype, because the memory of this state is not written.
+    A method raises ``NotImplementedError`` if no kernels exist for this core. In that case, the next lowering is tried.
+    If no lowering remains, the scan becomes the loop with a warning that lists all reasons, or an error is raised if
+    ``"kernel"`` is requested.
 
-    Inductor lowers the two operators one by one. Therefore, a backward may receive checkpoints at the interval of
-    another lowering, which was tried before and rejected the core.
+    Inductor lowers the forward operator and the backward operator separately. A backward may therefore receive
+    checkpoints at the interval of another lowering, which was tried first and rejected the core.
     """
 
     @property
     def name(self) -> str:
-        """A name for messages, such as ``"flexsn_runtime"``."""
+        """The name of the lowering, such as ``"flexsn_runtime"``."""
         ...
 
     @property
     def version(self) -> str:
-        """Version of the generated code.
+        """The version of the generated code.
 
-        It changes whenever this code changes, and is part of the keys of caches on disk.
+        The version must change whenever this code changes. It is part of the keys of caches on disk.
         """
         ...
 
     def checkpoint_interval(self, core: torch.fx.GraphModule, primals: Sequence[Any]) -> int:
-        """K of the states that a training forward saves, at least 1. See :class:`ScanLayout`.
+        """Returns the interval K of the checkpoints that a training forward saves, at least 1. See :class:`ScanLayout`.
 
-        ``core`` is the captured graph of one step. ``primals`` are (fake) input sequences and states.
+        ``core`` is the captured graph of one step. ``primals`` contains the input sequences and states, which may be
+        fake.
         """
         ...
 
     def why_unavailable(self, flat_args: Sequence[Any]) -> str | None:
-        """The reason why the lowering cannot lower a scan of (fake) arguments like ``flat_args``, otherwise None."""
+        """Returns the reason why the lowering cannot lower a scan of arguments like ``flat_args``, otherwise None.
+
+        ``flat_args`` may be fake.
+        """
         ...
 
     def forward(
         self, core: torch.fx.GraphModule, layout: ScanLayout, flat_args: Sequence[Any]
     ) -> Sequence[torch.Tensor]:
-        """The forward operator. ``core`` is the ATen graph of one step.
+        """Computes the forward operator. ``core`` is the ATen graph of one step.
 
-        ``layout`` defines the results, which have the memory format of :func:`eager_scan` and do not share memory.
-        Rows of checkpoints are adjacent, and each row has the format of the state.
+        ``layout`` defines the results. They must have the memory formats of the results of :func:`eager_scan`, and must
+        not share memory. Rows of checkpoints are adjacent, and each row has the format of the state.
         """
         ...
 
@@ -105,11 +109,11 @@ class ScanLowering(Protocol):
         layout: BackwardLayout,
         args: Sequence[Any],
     ) -> Sequence[torch.Tensor]:
-        """The backward operator. ``vjp`` is the ATen graph of the step's VJP.
+        """Computes the backward operator. ``vjp`` is the ATen graph of the step's VJP.
 
-        ``vjp`` takes the values of one step (inputs, states, lifted), the output gradients that are
-        present, and the cotangents of the active new states. It returns the gradients of the inputs
-        that need a gradient, of the active states, and of the lifted tensors that need a gradient.
+        ``vjp`` takes the arguments of one step (inputs, states, lifted), the present output gradients, and the
+        cotangents of the active new states. It returns the gradients of the inputs that need a gradient, of the active
+        states, and of the lifted tensors that need a gradient.
         """
         ...
 
@@ -122,7 +126,7 @@ class _Registration:
 
 @functools.cache
 def _installed_kernels() -> ScanLowering | None:
-    """The kernels of flexsn-runtime, if this package is installed. The package need not be imported."""
+    """Imports the lowering of flexsn-runtime. Returns None if the package is not installed or cannot be imported."""
     if importlib.util.find_spec(KERNELS) is None:
         return None
     try:
@@ -137,11 +141,11 @@ def _installed_kernels() -> ScanLowering | None:
 
 
 _registered: list[_Registration | None] = [None]
-"""Registrations in order. None represents the installed kernels."""
+"""Registrations in order. None stands for the lowering of flexsn-runtime, if it is installed."""
 
 
-def _registrations() -> list[_Registration]:
-    """The registered lowerings, and the installed kernels unless a lowering of the same name is registered."""
+def _list_registrations() -> list[_Registration]:
+    """Returns the registered lowerings, and the installed kernels unless a lowering with their name is registered."""
     results = [entry for entry in _registered if entry is not None]
     if None in _registered and all(entry.lowering.name != KERNELS for entry in results):
         kernels = _installed_kernels()
@@ -151,20 +155,23 @@ def _registrations() -> list[_Registration]:
 
 
 def register_scan_lowering(lowering: ScanLowering, *, before: str | None = None) -> Callable[[], None]:
-    """Registers a lowering for compiled scans after the existing lowerings. Returns a function that removes it again.
+    """Registers a lowering for compiled scans, after the existing lowerings.
 
-    A scan is lowered by the first lowering that can lower it. The order of lowerings does not depend on imports. The
-    first lowering is ``"flexsn_runtime"``, the kernels of flexsn-runtime, which are used if they are installed. All
-    others follow in the order of registration. A lowering with ``before`` precedes the lowering of this name.
+    The first lowering that can lower a scan is used. The order of lowerings does not depend on imports. If
+    flexsn-runtime is installed, the first lowering is ``"flexsn_runtime"``, which launches its kernels. The other
+    lowerings follow in the order of registration. A lowering with ``before`` precedes the lowering with this name.
     :func:`scan_lowerings` lists the order, and the reasons why lowerings cannot lower a scan.
 
     Args:
         lowering: The lowering. Its name must be unique.
         before: The name of a lowering, registered now or later, that ``lowering`` precedes.
 
+    Returns:
+        A function without arguments that removes the lowering.
+
     Raises:
-        LoweringError: There is already a lowering of this name, or the name is that of the kernels and ``lowering``
-            does not belong to them (a ``ValueError``).
+        LoweringError: Another lowering has this name, or the name is ``"flexsn_runtime"`` and ``lowering`` does not
+            belong to flexsn-runtime (a ``ValueError``).
         TypeError: ``lowering`` is not an object with all attributes of :class:`ScanLowering`.
 
     Example:
@@ -183,12 +190,13 @@ def register_scan_lowering(lowering: ScanLowering, *, before: str | None = None)
     _check_lowering(lowering)
     if lowering.name in (*LOWERINGS, *(entry.lowering.name for entry in _registered if entry is not None)):
         raise LoweringError(
-            f"there is a lowering {lowering.name!r}: give yours another name, or undo the registration of the other"
+            f"the name {lowering.name!r} belongs to another lowering: choose another name, or undo the registration of "
+            "that lowering"
         )
     if lowering.name == KERNELS and not _is_of_package(lowering, KERNELS):
         raise LoweringError(
             f"{KERNELS!r} is the name of the kernels of that package: give your lowering another name, and register it "
-            f"with before={KERNELS!r} if it is to be tried first"
+            f"with before={KERNELS!r} if it should be tried first"
         )
     entry = _Registration(lowering, before)
     _registered.append(entry)
@@ -216,22 +224,24 @@ def _is_of_package(lowering: object, package: str) -> bool:
 
 
 def scan_lowerings(*flat_args: torch.Tensor) -> dict[str, str | None]:
-    """The registered lowerings in the order in which they are tried, each with the reason why it cannot lower a scan.
+    """Returns the registered lowerings in the order in which they are tried, with reasons why they cannot lower a scan.
 
     Args:
         *flat_args: Arguments of the scan: ``[*input_seqs, *init_states, *lifted]``. Without arguments, all
             reasons are None.
 
     Returns:
-        For each name of a lowering, the reason why the lowering cannot lower a scan of tensors like ``flat_args``. None
-        means that it can lower such a scan, unless it rejects the core.
+        A dictionary from the name of each lowering to the reason why it cannot lower a scan of tensors like
+        ``flat_args``. The reason is None if it can lower such a scan, although it may still reject the core.
 
     Example:
         >>> from flexsn_hop import scan_lowerings
         >>> isinstance(scan_lowerings(), dict)
         True
     """
-    return {lowering.name: _why_unavailable(lowering, flat_args) if flat_args else None for lowering in _in_order()}
+    return {
+        lowering.name: _why_unavailable(lowering, flat_args) if flat_args else None for lowering in _sort_lowerings()
+    }
 
 
 def _why_unavailable(lowering: ScanLowering, flat_args: Sequence[Any]) -> str | None:
@@ -240,7 +250,7 @@ def _why_unavailable(lowering: ScanLowering, flat_args: Sequence[Any]) -> str | 
 
 
 def checkpoint_interval(lowering: ScanLowering, core: torch.fx.GraphModule, primals: Sequence[Any]) -> int:
-    """The interval between checkpoints that a lowering specifies.
+    """Returns the interval between checkpoints that a lowering chooses.
 
     Raises:
         LoweringError: The interval is invalid. Without checkpoints, the gradient would be wrong.
@@ -256,11 +266,13 @@ def checkpoint_interval(lowering: ScanLowering, core: torch.fx.GraphModule, prim
 
 
 @contextlib.contextmanager
-def naming(lowering: ScanLowering, what: str) -> Iterator[None]:
-    """Adds the lowering's name to its errors, except for a ``NotImplementedError``, which rejects a core.
+def naming(lowering: ScanLowering, method: str) -> Iterator[None]:
+    """Returns a context that converts errors of a lowering to a `LoweringError` with the lowering's name.
+
+    A ``NotImplementedError``, by which a lowering rejects a core, is not converted.
 
     Raises:
-        LoweringError: The lowering raised any other error.
+        LoweringError: The lowering raised another error.
     """
     try:
         yield
@@ -268,14 +280,14 @@ def naming(lowering: ScanLowering, what: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise LoweringError(
-            f"{what} of the lowering {lowering.name!r} failed with {type(error).__name__}: {error}; "
-            f"lowering='loop', or {LOWERING_VARIABLE}=loop, avoids it"
+            f"{method} of the lowering {lowering.name!r} failed with {type(error).__name__}: {error}; "
+            f"lowering='loop', or {LOWERING_VARIABLE}=loop, avoids the lowering"
         ) from error
 
 
-def _in_order() -> list[ScanLowering]:
-    """The registered lowerings, in the order in which they are tried."""
-    registrations = _registrations()
+def _sort_lowerings() -> list[ScanLowering]:
+    """Returns the registered lowerings in the order in which they are tried."""
+    registrations = _list_registrations()
     order = [entry.lowering for entry in registrations if entry.before is None]
     order.sort(key=lambda lowering: lowering.name != KERNELS)  # stable
     waiting = [entry for entry in registrations if entry.before is not None]
@@ -283,81 +295,81 @@ def _in_order() -> list[ScanLowering]:
         names = [lowering.name for lowering in order]
         entry = next((entry for entry in waiting if entry.before in names), waiting[0])
         waiting.remove(entry)
-        place = names.index(entry.before) if entry.before in names else len(order)
-        order.insert(place, entry.lowering)
+        position = names.index(entry.before) if entry.before in names else len(order)
+        order.insert(position, entry.lowering)
     return order
 
 
 def requested_lowering(argument: str | None) -> str:
-    """The lowering that the argument or else ``FLEXSN_HOP_LOWERING`` requests, or ``"auto"``.
+    """Returns the requested lowering: ``argument``, otherwise ``FLEXSN_HOP_LOWERING``, otherwise ``"auto"``.
 
     Raises:
-        LoweringError: There is no lowering of this name.
+        LoweringError: No lowering has this name.
     """
     origin = "the argument lowering" if argument else f"the environment's {LOWERING_VARIABLE}"
     name = argument or os.environ.get(LOWERING_VARIABLE) or "auto"
     if name in LOWERINGS:
         return name
-    known = (*LOWERINGS, *(lowering.name for lowering in _in_order()))
-    if name not in known:
-        raise LoweringError(f"{origin} is {name!r}; it must be one of {', '.join(known)}")
+    names = (*LOWERINGS, *(lowering.name for lowering in _sort_lowerings()))
+    if name not in names:
+        raise LoweringError(f"{origin} is {name!r}; it must be one of {', '.join(names)}")
     return name
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The registered lowerings that can lower a scan, in order, and the reasons why other lowerings cannot.
+    """The registered lowerings that can lower a scan, in order, and the reasons why the other lowerings cannot.
 
     Attributes:
-        asked: The requested lowering: ``"auto"``, ``"kernel"``, ``"loop"`` or a registered name.
-        lowerings: The lowerings that can lower the scan. If empty, the scan becomes the loop.
+        requested: The requested lowering: ``"auto"``, ``"kernel"``, ``"loop"`` or a registered name.
+        lowerings: The lowerings that can lower the scan. If no lowering can, the scan becomes the loop.
         refused: The reasons why other lowerings cannot lower the scan, by name of the lowering.
     """
 
-    asked: str
+    requested: str
     lowerings: Sequence[ScanLowering]
     refused: dict[str, str]
 
     @property
     def may_be_the_loop(self) -> bool:
         """True if the loop may replace the requested lowering."""
-        return self.asked in ("auto", "compiled_loop", "loop")
+        return self.requested in ("auto", "compiled_loop", "loop")
 
 
 def reasons(refused: dict[str, str]) -> str:
-    """The reasons why lowerings cannot lower a scan, as text. A single reason has no name."""
+    """Joins the reasons why lowerings cannot lower a scan. Omits the name of the lowering if there is one reason."""
     if len(refused) == 1:
         return next(iter(refused.values()))
-    return "; ".join(f"{name}: {why}" for name, why in refused.items())
+    return "; ".join(f"{name}: {reason}" for name, reason in refused.items())
 
 
 def find_lowerings(name: str, flat_args: Sequence[Any]) -> Candidates:
-    """The registered lowerings to use for ``name``.
+    """Finds the registered lowerings that are tried if ``name`` is requested.
 
     Raises:
-        LoweringError: A lowering is requested, and none accepts arguments like these.
+        LoweringError: The request requires kernels, and no lowering accepts arguments like these.
     """
     if name in ("scan", "while_loop"):
         raise LoweringError(
             f"the lowering {name!r} replaces flex_sn_scan when Dynamo captures it; a graph "
             "that already contains the operator, and `scan`, accept auto, kernel and loop"
         )
-    able, refused = [], {}
-    for lowering in _in_order():
+    available, refused = [], {}
+    for lowering in _sort_lowerings():
         if name not in ("auto", "kernel", lowering.name):
             continue
-        why = _why_unavailable(lowering, flat_args)
-        if why is None:
-            able.append(lowering)
+        reason = _why_unavailable(lowering, flat_args)
+        if reason is None:
+            available.append(lowering)
         else:
-            refused[lowering.name] = why
-    result = Candidates(name, able, refused)
-    if not able and not result.may_be_the_loop:
-        why = reasons(refused) or f"none is registered, and {NO_KERNELS}"
-        raise LoweringError(f"the lowering {name!r} is not available: {why}. Use 'auto' or 'loop' instead")
+            refused[lowering.name] = reason
+    result = Candidates(name, available, refused)
+    if not available and not result.may_be_the_loop:
+        reason = reasons(refused) or f"no lowering is registered, and {NO_KERNELS}"
+        raise LoweringError(f"the lowering {name!r} is not available: {reason}. Use 'auto' or 'loop' instead")
     return result
 
 
 def code_version() -> str:
-    """The versions on which code generated for a scan depends, in addition to its graph."""
-    return "+".join([str(CODE_VERSION), *(f"{lowering.name}:{lowering.version}" for lowering in _in_order())])
+    """Returns the versions on which the code that is generated for a scan depends, in addition to its graph."""
+    return "+".join([str(CODE_VERSION), *(f"{lowering.name}:{lowering.version}" for lowering in _sort_lowerings())])

@@ -17,8 +17,9 @@ _aten = torch.ops.aten
 def masks_as_conditions(module: fx.GraphModule) -> fx.GraphModule:
     """Rewrites `v[mask] = number` as `where(mask, number, v)`.
 
-    In a compiled step, Inductor of torch 2.11 and 2.13 reads such a mask from memory that the assignment has already
-    changed, if an assignment by an index tensor comes first. Returns `module` itself if it has no such assignment.
+    If an assignment by an index tensor precedes this assignment in a compiled step, the code of Inductor in torch 2.11
+    and 2.13 reads the mask from memory that the assignment has already changed. Returns `module` itself if it contains
+    no assignment by a mask.
 
     Args:
         module: a graph of ATen operations, with examples of their results in `meta["val"]`.
@@ -31,35 +32,35 @@ def masks_as_conditions(module: fx.GraphModule) -> fx.GraphModule:
 def _assigns_by_mask(node: fx.Node) -> bool:
     if node.target is not _aten.index_put.default:
         return False
-    values, indices, number = _operands(node)
+    values, indices, number = _split_operands(node)
     return (
         len(indices) == 1
         and indices[0] is not None
         and indices[0].meta["val"].dtype == torch.bool
         and number.meta["val"].dim() <= values.meta["val"].dim()
-        and all(str(size) == "1" for size in number.meta["val"].shape)  # the comparison of texts adds no guard
+        and all(str(size) == "1" for size in number.meta["val"].shape)  # comparing text adds no guard
     )
 
 
 def _rewrite(graph: fx.Graph, node: fx.Node) -> None:
-    values, (mask,), number = _operands(node)
+    values, (mask,), number = _split_operands(node)
     accumulates = (*node.args[3:], *node.kwargs.values(), False)[0]
     with graph.inserting_before(node):
         while mask.meta["val"].dim() < values.meta["val"].dim():
-            mask = _call(graph, _aten.unsqueeze.default, mask, -1)
+            mask = _add_call(graph, _aten.unsqueeze.default, mask, -1)
         if accumulates:
-            number = _call(graph, _aten.add.Tensor, values, number)
+            number = _add_call(graph, _aten.add.Tensor, values, number)
         new = graph.call_function(_aten.where.self, (mask, number, values))
     new.meta = dict(node.meta)
     node.replace_all_uses_with(new)
 
 
-def _call(graph: fx.Graph, operator: Any, *args: Any) -> fx.Node:
+def _add_call(graph: fx.Graph, operator: Any, *args: Any) -> fx.Node:
     node = graph.call_function(operator, args)
     node.meta["val"] = operator(*fx.map_arg(args, lambda arg: arg.meta["val"]))
     return node
 
 
-def _operands(node: fx.Node) -> Any:
-    """Returns the values, the list of indices, and the numbers of an assignment."""
+def _split_operands(node: fx.Node) -> Any:
+    """Returns the tensor, the list of indices, and the assigned values of an assignment."""
     return node.args[:3]

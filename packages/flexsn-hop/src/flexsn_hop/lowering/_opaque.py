@@ -1,6 +1,6 @@
 """The loop as an ordinary custom operator that takes the step's graph as text.
 
-A compiler without support for the scan can call this operator. Inductor calls it if no kernel is registered.
+A compiler without support for the scan can call this operator. Inductor calls it if no kernel can run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SCHEMA = "(str program, Tensor[] tensors, SymInt[] sizes, int[] size_positions)
 
 
 class _Program:
-    """One of the two operators with its graphs, ready to be called."""
+    """The forward operator or the backward operator, with its graphs and its layout."""
 
     def __init__(
         self, graphs: tuple[torch.fx.GraphModule, ...], layout: ScanLayout | BackwardLayout, lowering: str
@@ -62,12 +62,12 @@ class _Program:
         return forward_loop(self.graphs[0], self.layout, args)
 
     def _refuse(self, reason: str) -> None:
-        """Logs the reason why steps run operator by operator, or raises an error if compiled steps were required."""
+        """Logs the reason why steps run operator by operator, or raises an error if compiled steps are required."""
         if self._lowering == "compiled_loop":
             raise StepCodeError(
                 f"the lowering 'compiled_loop' is not available: {reason}. Use 'auto' or 'loop' instead"
             )
-        _log_once(f"a compiled scan runs operator by operator: {reason} (lowering='loop' requests it)")
+        _log_once(f"a compiled scan runs operator by operator: {reason} (lowering='loop' requests this)")
 
     def shapes(self, args: Sequence[Any]) -> Sequence[torch.Tensor]:
         if isinstance(self.layout, BackwardLayout):
@@ -82,7 +82,7 @@ def _log_once(message: str) -> None:
 
 
 def encode_program(graphs: Sequence[torch.fx.GraphModule], layout: ScanLayout | BackwardLayout, lowering: str) -> str:
-    """The argument ``program`` of :func:`run_scan`: the layout and the graphs as text.
+    """Returns the argument ``program`` of :func:`run_scan`: the layout and the graphs as text.
 
     Args:
         lowering: ``"compiled_loop"`` for Inductor's code for the steps, ``"loop"`` for single operators, or
@@ -117,12 +117,12 @@ def _shapes(
     sizes: Sequence[int] | None,
     size_positions: Sequence[int] | None,
 ) -> list[torch.Tensor]:
-    # Bypasses the cache, because the graph's constants are fake here.
+    # Bypasses the cache, because the constants of this graph are fake tensors.
     with numbers_of_a_step(tensors):
         return list(_decode.__wrapped__(program).shapes(merged(tensors, sizes, size_positions)))
 
 
-# The loop works with any strides, so the compiler need not copy inputs to a certain layout.
+# The loop accepts any strides, so compilers need not copy inputs to a certain layout.
 torch.library.define("flexsn_hop::run_scan", _SCHEMA, tags=(torch.Tag.flexible_layout,))
 torch.library.impl("flexsn_hop::run_scan", "CompositeExplicitAutograd", _run)
 torch.library.register_fake("flexsn_hop::run_scan", _shapes)

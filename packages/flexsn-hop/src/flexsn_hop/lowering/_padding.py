@@ -12,7 +12,7 @@ from flexsn_hop.lowering._rewriting import rewrite_nodes
 __all__ = ["without_padding"]
 
 _aten = torch.ops.aten
-# For each product, the positions of its matrices among its arguments.
+# For each operator of a product, the positions of its two matrices among its arguments.
 _PRODUCTS: dict[Any, tuple[int, int]] = {
     _aten.mm.default: (0, 1),
     _aten.bmm.default: (0, 1),
@@ -22,11 +22,11 @@ _ZEROS = (_aten.new_zeros.default, _aten.zeros.default, _aten.full.default)
 
 
 def without_padding(module: fx.GraphModule) -> fx.GraphModule:
-    """Restores a step's graph to its form before Inductor padded the matrices of its products for alignment on a GPU.
+    """Removes the padding by which Inductor aligns the matrices of products on a GPU.
 
-    Inductor times both forms and keeps the faster form, before any lowering is tried. For a lowering with its own
-    products, the padding would be an additional operation that mixes elements. Returns `module` itself if nothing is
-    padded.
+    Inductor times a product with and without padding, and chooses the faster form, before any lowering is tried. A
+    lowering with its own products would have to treat the padding as an operation that mixes elements. Returns `module`
+    itself if it contains no padding.
 
     Args:
         module: a graph of ATen operations, with examples of their results in `meta["val"]`.
@@ -37,16 +37,20 @@ def without_padding(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def _unpad(graph: fx.Graph, product: fx.Node) -> None:
-    one, other = _PRODUCTS[product.target]
-    args = [_within(arg) for arg in product.args]
-    sizes = [*_shape(args[one])[:-1], _shape(args[other])[-1]]
+    left, right = _PRODUCTS[product.target]
+    args = [_remove_padding(arg) for arg in product.args]
+    sizes = [*_write_shape(args[left])[:-1], _write_shape(args[right])[-1]]
     last = product
-    while _shape(last) != sizes and len(last.users) == 1 and _is_beginning(user := next(iter(last.users))):
+    while _write_shape(last) != sizes and len(last.users) == 1 and _is_beginning(user := next(iter(last.users))):
         last = user
-    if args == list(product.args) or _shape(last) != sizes or _shape(args[one])[-1] != _shape(args[other])[-2]:
+    if (
+        args == list(product.args)
+        or _write_shape(last) != sizes
+        or _write_shape(args[left])[-1] != _write_shape(args[right])[-2]
+    ):
         return
-    for i, arg in enumerate(args[:one]):  # the addend
-        if arg is not product.args[i] and _shape(arg) != sizes[-len(_shape(arg)) :]:
+    for i, arg in enumerate(args[:left]):  # the addend
+        if arg is not product.args[i] and _write_shape(arg) != sizes[-len(_write_shape(arg)) :]:
             return  # the trailing zeros of the addend do not belong to the padding
     with graph.inserting_before(product):
         new = graph.call_function(product.target, tuple(args), dict(product.kwargs))  # type: ignore[arg-type]
@@ -54,8 +58,8 @@ def _unpad(graph: fx.Graph, product: fx.Node) -> None:
     last.replace_all_uses_with(new)
 
 
-def _within(value: Any) -> Any:
-    """The value inside of padding with zeros at the end of each dimension. Without padding, the value itself."""
+def _remove_padding(value: Any) -> Any:
+    """Returns a value without padding by zeros at the end of its dimensions. A value without padding is unchanged."""
     if not isinstance(value, fx.Node) or not _is_padding(value):
         return value
     padded = value.args[0]
@@ -83,6 +87,6 @@ def _is_beginning(node: fx.Node) -> bool:
     return node.target is _aten.slice.Tensor and start in (0, None) and step in (1, None)
 
 
-def _shape(node: Any) -> list[str]:
-    """The sizes as text, so that they can be compared without a guard."""
+def _write_shape(node: Any) -> list[str]:
+    """Returns the sizes as text. Comparing text adds no guard."""
     return [str(size) for size in node.meta["val"].shape]

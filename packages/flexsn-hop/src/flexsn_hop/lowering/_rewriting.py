@@ -12,11 +12,11 @@ __all__ = ["rewrite_nodes"]
 def rewrite_nodes(
     module: fx.GraphModule, is_affected: Callable[[fx.Node], bool], rewrite: Callable[[fx.Graph, fx.Node], None]
 ) -> fx.GraphModule:
-    """Returns a copy of a graph in which each affected node is rewritten. Nodes without users are then removed.
+    """Returns a copy of a graph in which each affected node is rewritten, without the nodes that have no users.
 
     Args:
-        is_affected: returns True for a node that `rewrite` is called for.
-        rewrite: receives the copy and the node, and may replace the uses of the node.
+        is_affected: function that returns True for each node that `rewrite` receives.
+        rewrite: function that receives the copy of the graph and a node of it. It may replace the uses of the node.
     """
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))

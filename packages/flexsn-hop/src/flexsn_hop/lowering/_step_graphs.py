@@ -1,4 +1,4 @@
-"""Graphs of one step that write their results into arguments, for the compiled loop."""
+"""Graphs of one step that write their results to arguments, for the compiled loop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["BLOCK", "BackwardStep", "StepCodeError", "WritingStep", "backward_st
 _aten = torch.ops.aten
 
 BLOCK = 1024
-"""Number of steps whose rows exist as tensors at a time. Each of these tensors takes about 500 bytes."""
+"""Maximum number of steps whose rows exist as tensors at the same time. Each of these tensors takes about 500 bytes."""
 
 
 class StepCodeError(LoweringError):
@@ -29,9 +29,10 @@ class StepCodeError(LoweringError):
 
 
 class WritingStep:
-    """A step that reads rows of sequences by their number, and writes its results to its last arguments.
+    """A step that reads rows of sequences by their index, and writes its results to its last arguments.
 
-    Its graph takes the number, the sequences, and tensors. Its code is compiled once for each memory layout.
+    The graph of the step takes the index, the sequences, and other tensors. Its code is compiled once for each
+    combination of memory layouts.
     """
 
     def __init__(self, module: fx.GraphModule) -> None:
@@ -39,20 +40,20 @@ class WritingStep:
         self._codes: dict[tuple[Any, ...], StepCode] = {}
 
     def run(self, numbers: range, sequences: Sequence[torch.Tensor], columns: Sequence[Sequence[torch.Tensor]]) -> None:
-        """Runs a step for each of at most ``BLOCK`` consecutive numbers.
+        """Runs the step for each of at most ``BLOCK`` consecutive indices.
 
-        A step reads the row of its number from each sequence, and its entry of each column. All entries of a column
-        have the same properties. The sequences are dense, and time is their outermost dimension.
+        For an index, the step receives the row with this index from each sequence, and the next tensor of each column.
+        All tensors of a column have the same layout. The sequences are dense, and time is their outermost dimension.
 
         Raises:
             StepCodeError: Inductor failed to compile the step.
         """
-        code = self._code(sequences, columns)
+        code = self._find_code(sequences, columns)
         repeated = ([sequence] * len(numbers) for sequence in sequences)
         # This loop runs in C, because a loop in Python would take a large part of the time of a small step.
         deque(map(code, map(list, zip(numbers, *repeated, *columns, strict=True))), maxlen=0)
 
-    def _code(self, sequences: Sequence[torch.Tensor], columns: Sequence[Sequence[torch.Tensor]]) -> StepCode:
+    def _find_code(self, sequences: Sequence[torch.Tensor], columns: Sequence[Sequence[torch.Tensor]]) -> StepCode:
         rows = [column[0] for column in columns]
         aligned = [_are_aligned(column) for column in (*((sequence,) for sequence in sequences), *columns)]
         layouts = [(sequence.shape[1:], sequence.dtype, sequence.device) for sequence in sequences]
@@ -77,9 +78,9 @@ def _are_aligned(column: Sequence[torch.Tensor]) -> bool:
 
 
 def bind_sizes(module: fx.GraphModule, values: Sequence[Any]) -> fx.GraphModule:
-    """Replaces the sizes among the arguments of a graph with numbers, so that all its arguments are tensors.
+    """Replaces the size arguments of a graph by their values, so that all of its arguments are tensors.
 
-    ``values`` are the values of its first arguments. The arguments after them are tensors.
+    ``values`` contains the values of the first arguments. All later arguments are tensors.
     """
     if all(isinstance(value, torch.Tensor) for value in values):
         return module
@@ -94,7 +95,7 @@ def bind_sizes(module: fx.GraphModule, values: Sequence[Any]) -> fx.GraphModule:
 
 
 class _Builder:
-    """Builds a graph around a step: its arguments, and the values that are written to them."""
+    """Builds the graph of a `WritingStep`: its arguments, the operations of the step, and the writes."""
 
     def __init__(self, source: fx.GraphModule) -> None:
         self._source = source
@@ -109,18 +110,18 @@ class _Builder:
         return [self.argument(kind) for _ in range(count)]
 
     def row(self, sequence: fx.Node) -> fx.Node:
-        """A step's row of a sequence. Call this after all arguments have been created."""
+        """Adds a node that selects the step's row of a sequence. All arguments must have been created before."""
         return self._graph.call_function(_aten.select.int, (sequence, 0, self._number))
 
     def inline(self, arguments: Sequence[fx.Node]) -> Sequence[Any]:
-        """The results of the step for these arguments."""
+        """Adds the operations of the step for these arguments, and returns its results."""
         result: Any = self._graph.graph_copy(
             self._source.graph, dict(zip(self._source.graph.find_nodes(op="placeholder"), arguments, strict=True))
         )
         return result  # type: ignore[no-any-return]
 
-    def add(self, one: fx.Node, other: Any) -> fx.Node:
-        return self._graph.call_function(_aten.add.Tensor, (one, other))
+    def add(self, left: fx.Node, right: Any) -> fx.Node:
+        return self._graph.call_function(_aten.add.Tensor, (left, right))
 
     def write(self, into: fx.Node, value: Any) -> None:
         self._writes.append((into, value))
@@ -134,7 +135,7 @@ class _Builder:
 
 
 def forward_step(core: fx.GraphModule, layout: ScanLayout, skipped: int = 0) -> WritingStep:
-    """A step that takes the arguments of ``core``, and memory for its results without the first ``skipped`` results."""
+    """Builds a step that takes the arguments of ``core``, and memory for its results except the first ``skipped``."""
     builder = _Builder(core)
     sequences = builder.arguments("sequence", layout.num_inputs)
     constants = builder.arguments("value", len(core.graph.find_nodes(op="placeholder")) - layout.num_inputs)
@@ -148,16 +149,16 @@ def forward_step(core: fx.GraphModule, layout: ScanLayout, skipped: int = 0) -> 
 
 @dataclass(frozen=True, slots=True)
 class BackwardStep:
-    """A step of the backward, for cotangents of the active states, some of which are absent.
+    """A step of the backward, for one combination of present and absent cotangents of the active states.
 
     Its sequences are the inputs, the states before each step, the gradients of the outputs, and the gradients of the
-    states' sequences. The other arguments are the lifted tensors, the present cotangents, and memory for three kinds of
-    results: the present gradients of inputs, the cotangents that are present before the step, and the sums of the
-    present gradients of lifted tensors.
+    sequences of states. Its other arguments are the lifted tensors, the present cotangents, and memory for three kinds
+    of results: the present gradients of inputs, the present cotangents of the states before the step, and the sums of
+    the present gradients of lifted tensors.
 
     Attributes:
-        step: The step itself.
-        inputs, states, lifted: For each result of the VJP, True if it is present.
+        step: The step, with its graph and code.
+        inputs, states, lifted: For each result of the VJP, True if the result is present.
     """
 
     step: WritingStep
@@ -169,7 +170,12 @@ class BackwardStep:
 def backward_step(
     vjp: StepVJP, layout: BackwardLayout, num_values: int, carried: Sequence[bool], in_sequences: Sequence[bool]
 ) -> BackwardStep:
-    """The step for these cotangents, and for gradients of the states by step. True means that a gradient is present."""
+    """Builds the step for one combination of present and absent gradients.
+
+    Args:
+        carried: For each active state, True if the cotangent from the later step is present.
+        in_sequences: For each active state, True if the gradient of its sequence is present.
+    """
     is_present = [c or s for c, s in zip(carried, in_sequences, strict=True)]
     partial = vjp.partial([*[True] * sum(layout.output_grads), *is_present])
     builder = _Builder(partial.graph)
@@ -189,8 +195,8 @@ def backward_step(
     states = values[layout.scan.num_inputs : num_by_step]
     states = [value for value, active in zip(states, layout.active_states, strict=True) if active]
     received = [
-        builder.add(one, other) if one is not None and other is not None else one or other or like
-        for one, other, like in zip(cotangents, by_step, states, strict=True)
+        builder.add(left, right) if left is not None and right is not None else left or right or like
+        for left, right, like in zip(cotangents, by_step, states, strict=True)
     ]
     results = builder.inline([*values, *map(builder.row, gradients), *received])
     sums = into[2]

@@ -1,3 +1,3 @@
-"""The higher-order operator: eager loop, autograd, Dynamo, checks."""
+"""The higher-order operator, and its implementations for eager mode, autograd and Dynamo."""
 
 from __future__ import annotations

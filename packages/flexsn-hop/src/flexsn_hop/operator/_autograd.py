@@ -1,4 +1,4 @@
-"""The gradient of ``flex_sn_scan``: one backward operator, whose graph is the step's VJP."""
+"""The gradient of ``flex_sn_scan``: one node of the backward operator, which contains the graph of the step's VJP."""
 
 from __future__ import annotations
 
@@ -24,22 +24,26 @@ LOOP_CHECKPOINT_INTERVAL = 1
 """A loop saves every state, so that the backward recomputes no state."""
 
 SPARE_CHECKPOINTS = 2
-"""Additional rows for a symbolic number of steps. See :class:`ScanLayout`."""
+"""Additional rows of checkpoints if the number of steps is symbolic. See :class:`ScanLayout`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    """Options of the two operators. If there is no interval of checkpoints, state sequences are saved."""
+    """Options of the two operators.
+
+    ``checkpoints`` contains the interval of checkpoints and the number of spare rows. If the interval is 0, state
+    sequences are saved instead of checkpoints.
+    """
 
     lowering: str
     version: str
     checkpoints: tuple[int, int]
 
 
-def _under_autocast_of_now(core: StepFunction, flat_args: Sequence[Any]) -> StepFunction:
-    """The core with the current autocast settings. The backward traces it again while autocast is off."""
+def _bind_autocast(core: StepFunction, flat_args: Sequence[Any]) -> StepFunction:
+    """Returns the core with the current autocast settings, since the backward traces it again without autocast."""
     kinds = {value.device.type for value in flat_args if isinstance(value, torch.Tensor)}
-    kinds = {kind for kind in kinds if torch.amp.is_autocast_available(kind)}  # excludes tensors without data
+    kinds = {kind for kind in kinds if torch.amp.is_autocast_available(kind)}  # excludes the meta device
     enabled = {kind: torch.get_autocast_dtype(kind) for kind in kinds if torch.is_autocast_enabled(kind)}
     if not enabled:
         return core
@@ -67,9 +71,9 @@ def _autograd(
     version: str,
     remat: int,
 ) -> tuple[torch.Tensor, ...]:
-    assert checkpoints == (0, 0)  # checkpoints are only added by this function, below autograd
+    assert checkpoints == (0, 0)  # only this function adds checkpoints, below autograd
     needs = [isinstance(value, torch.Tensor) and value.requires_grad for value in flat_args]
-    # Only arguments of the backward operator can have gradients.
+    # A state that needs a gradient must be an argument of the backward operator, so it does not count as known zeros.
     zeros = tuple(zero and not needs[num_inputs + index] for index, zero in enumerate(zero_states))
     layout = ScanLayout(num_inputs, num_states, num_outputs, final_state, zero_states=zeros)
     with outside_of_tracing(flat_args) as fakes:
@@ -114,20 +118,20 @@ class _ScanFunction(torch.autograd.Function):
                 zero_states=layout.zero_states,
                 checkpoints=options.checkpoints,
                 version=options.version,
-                remat=0,  # the checkpoints replace it
+                remat=0,  # `checkpoints` contains its value
             )
-        visible = layout.num_outputs + layout.num_states
-        results, checkpoints = results[:visible], results[visible:]
+        num_results = layout.num_outputs + layout.num_states
+        results, checkpoints = results[:num_results], results[num_results:]
         flows = (*activity.outputs, *activity.state_results)
         ctx.mark_non_differentiable(*(result for result, flow in zip(results, flows, strict=True) if not flow))
         ctx.set_materialize_grads(False)
         saved = checkpoints if interval else results[layout.num_outputs :]
-        kept = [value for i, value in enumerate(flat_args) if i not in layout.zero_positions]
-        ctx.is_tensor = [isinstance(value, torch.Tensor) for value in kept]
-        ctx.sizes = [value for value in kept if not isinstance(value, torch.Tensor)]
-        tensors = [value for value in kept if isinstance(value, torch.Tensor)]
+        saved_args = [value for i, value in enumerate(flat_args) if i not in layout.zero_positions]
+        ctx.is_tensor = [isinstance(value, torch.Tensor) for value in saved_args]
+        ctx.sizes = [value for value in saved_args if not isinstance(value, torch.Tensor)]
+        tensors = [value for value in saved_args if isinstance(value, torch.Tensor)]
         ctx.save_for_backward(*tensors, *saved)
-        ctx.core = _under_autocast_of_now(core, flat_args)
+        ctx.core = _bind_autocast(core, flat_args)
         ctx.layout, ctx.activity, ctx.options = layout, activity, options
         ctx.interval = interval or 1
         return tuple(results)
@@ -148,8 +152,8 @@ class _ScanFunction(torch.autograd.Function):
             state_grads=tuple(gradient is not None for gradient in state_grads),
             saved_interval=ctx.interval,
         )
-        came = [gradient for gradient in gradients if gradient is not None]
-        args = [*flat_args, *tensors, *came]
+        received = [gradient for gradient in gradients if gradient is not None]
+        args = [*flat_args, *tensors, *received]
         with outside_of_tracing(args) as fakes:
             samples = backward_samples(layout, fakes)
         vjp, layout = without_absent(trace_step(step_vjp(ctx.core, layout), samples), layout)
@@ -168,5 +172,5 @@ class _ScanFunction(torch.autograd.Function):
             )
         if torch.is_grad_enabled():  # create_graph
             results = refuse_double_backward(results, args, _NO_SECOND)
-        matches = iter(results)
-        return (None, None, None, None, *(next(matches) if need else None for need in layout.needs))
+        remaining = iter(results)
+        return (None, None, None, None, *(next(remaining) if need else None for need in layout.needs))

@@ -27,7 +27,7 @@ __all__ = ["complete_captured", "dynamo_hop_available", "node_options", "offer_t
 def dynamo_hop_available() -> bool:
     """True if ``torch.compile`` can capture :data:`flex_sn_scan` as one node with this torch.
 
-    If not, :func:`why_dynamo_hop_unavailable` returns the reason. :func:`eager_scan` works in any case.
+    If it cannot, :func:`why_dynamo_hop_unavailable` returns the reason. :func:`eager_scan` works with any torch.
 
     Example:
         >>> from flexsn_hop import dynamo_hop_available
@@ -38,23 +38,25 @@ def dynamo_hop_available() -> bool:
 
 
 def why_dynamo_hop_unavailable() -> str | None:
-    """The names that this torch lacks if :func:`dynamo_hop_available` returns False, otherwise None."""
+    """Returns the names that this torch lacks if :func:`dynamo_hop_available` returns False, otherwise None."""
     return why_dynamo_cannot_capture()
 
 
 def offer_to_dynamo(name: str) -> None:
-    """Registers the operator ``name`` with Dynamo if Dynamo is loaded. Further calls are cheap."""
-    register_with_dynamo(name, CaptureHooks(before=_before, instead=_instead, after=_after))
+    """Registers the operator ``name`` with Dynamo if Dynamo is loaded. Repeated calls take little time."""
+    register_with_dynamo(
+        name, CaptureHooks(before=_check_captured_call, call_replacement=_call_form, after=_check_captured_graph)
+    )
 
 
 _COMPLETIONS: list[Callable[[torch.fx.GraphModule], None]] = []
 
 
 def complete_captured(complete: Callable[[torch.fx.GraphModule], None]) -> None:
-    """Registers a function that changes the graph of each step that Dynamo captures, in place.
+    """Registers a function that changes, in place, the graph of each step that Dynamo captures.
 
-    Dynamo rejects a step that changes an object while it runs. Such a step calls an operator instead, and the
-    registered function replaces the operator's nodes.
+    Dynamo rejects a step that changes an object while the step runs. Such a step can call an operator instead, whose
+    nodes in the graph are then replaced by the registered function.
 
     Example:
         >>> from flexsn_hop import complete_captured
@@ -63,10 +65,10 @@ def complete_captured(complete: Callable[[torch.fx.GraphModule], None]) -> None:
     _COMPLETIONS.append(complete)
 
 
-def _before(call: CapturedCall) -> dict[str, Any] | Callable[..., Any]:
+def _check_captured_call(call: CapturedCall) -> dict[str, Any] | Callable[..., Any]:
     num_inputs, num_states, num_outputs, *flat_args = call.args
     zero_states = tuple(call.kwargs.get("zero_states", ()))
-    core = _any_arity if call.core_fn is None else call.core_fn
+    core = _accept_any_arguments if call.core_fn is None else call.core_fn
     scan = ScanCall(core, ScanLayout(num_inputs, num_states, num_outputs, zero_states=zero_states), flat_args)
     check_call(scan, captured=isinstance(core, torch.fx.GraphModule))
     if scan.steps == 0:
@@ -74,7 +76,7 @@ def _before(call: CapturedCall) -> dict[str, Any] | Callable[..., Any]:
         return empty_scan
     lowering = requested_lowering(call.kwargs.get("lowering"))
     if is_transforming():
-        # For a node, Dynamo would have to capture a transformed step. The unrolled loop is long, but correct.
+        # A node would need a transformed step, which Dynamo cannot capture. The unrolled loop is long, but correct.
         return plain_scan
     replacement = {"scan": through_scan, "while_loop": through_while_loop}.get(lowering)
     if replacement is not None:
@@ -90,7 +92,7 @@ def node_options(
     zero_states: tuple[bool, ...] = (),
     remat: int = 0,
 ) -> dict[str, Any]:
-    """The keyword arguments of the operator's node. Rejects an unavailable lowering."""
+    """Returns the keyword arguments of the operator's node. Raises an error if the lowering is unavailable."""
     lowering = requested_lowering(lowering)
     find_lowerings(lowering, flat_args)
     return {
@@ -103,7 +105,7 @@ def node_options(
     }
 
 
-def _instead(
+def _call_form(
     form: Callable[[ScanCall], tuple[torch.Tensor, ...]],
     core_fn: StepFunction,
     num_inputs: int,
@@ -113,16 +115,18 @@ def _instead(
     output_template_specs: Sequence[OutputTemplateSpec] | None = None,
     final_state: bool = False,
 ) -> tuple[torch.Tensor, ...]:
-    """Another form of the scan, with the arguments of the operator."""
+    """Calls another form of the scan with the arguments of the operator."""
     layout = ScanLayout(num_inputs, num_states, num_outputs, final_state)
     return form(ScanCall(core_fn, layout, flat_args, output_template_specs))
 
 
-def _any_arity(*args: Any) -> None:
-    """Replaces a core whose parameters Dynamo cannot determine. The call itself raises the error."""
+def _accept_any_arguments(*args: Any) -> None:
+    """Replaces a core whose parameters Dynamo cannot determine, in checks. The call of the core raises any error."""
 
 
-def _after(call: CapturedCall, graph: torch.fx.GraphModule, samples: Sequence[Any], returned: Any) -> None:
+def _check_captured_graph(
+    call: CapturedCall, graph: torch.fx.GraphModule, samples: Sequence[Any], returned: Any
+) -> None:
     num_inputs, num_states, num_outputs = call.args[:3]
     states = samples[num_inputs : num_inputs + num_states]
     check_step(returned, states, num_outputs, step=0)

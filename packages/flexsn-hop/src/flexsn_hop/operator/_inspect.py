@@ -1,4 +1,4 @@
-"""Finds operations that a core must not perform inside the operator, by running one step on fake tensors."""
+"""Runs one step on fake tensors, to find operations that a core must not perform inside the operator."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ def inspect_step(core: torch.fx.GraphModule, samples: Sequence[Any]) -> None:
     """Rejects a core that draws random numbers or writes to its arguments.
 
     Such a core would silently give wrong results. The backward recomputes the step, and would draw different
-    numbers. An argument is a slice that only exists in the loop, so a write to the argument would be lost.
+    random numbers. An argument of a step may be a temporary slice, so a write to the argument would be lost.
 
     Raises:
-        RandomOpError, MutationError.
+        RandomOpError: The core draws random numbers.
+        MutationError: The core writes to one of its arguments.
     """
     with outside_of_tracing(samples) as values:
         storages = {
@@ -37,8 +38,8 @@ def inspect_step(core: torch.fx.GraphModule, samples: Sequence[Any]) -> None:
             if _draws(op, args, kwargs):
                 rejections.append(
                     RandomOpError(
-                        f"the core calls {op}, which draws random numbers{interpreter.place()}: the "
-                        "backward recomputes each step and would draw other numbers. In a step of flexsn_nn, "
+                        f"the core calls {op}, which draws random numbers{interpreter.locate()}: the "
+                        "backward recomputes each step and would draw other random numbers. In a step of flexsn_nn, "
                         "draw with flexsn_nn.random.normal_like, uniform_like or bernoulli_like; or draw before "
                         "the scan and pass the numbers as an input sequence, or use eager_scan"
                     )
@@ -49,19 +50,21 @@ def inspect_step(core: torch.fx.GraphModule, samples: Sequence[Any]) -> None:
                     rejections.append(
                         MutationError(
                             f"the core writes into its argument {index} with {op}"
-                            f"{interpreter.place()}: return the new value instead"
+                            f"{interpreter.locate()}: return the new value instead"
                         )
                     )
 
-        inside = [graph for graph in core.modules() if isinstance(graph, torch.fx.GraphModule) and graph is not core]
-        with watch_operators(check, inside):
+        inner_graphs = [
+            graph for graph in core.modules() if isinstance(graph, torch.fx.GraphModule) and graph is not core
+        ]
+        with watch_operators(check, inner_graphs):
             interpreter.run(*values)
-    if rejections:  # raised outside of the interpreter, which would add its own text to the error
+    if rejections:  # not raised inside of the interpreter, because it adds text to errors
         raise rejections[0]
 
 
 def _draws(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """True if a call of ``op`` draws random numbers. The tag is not sufficient: dropout only draws in training."""
+    """True if a call of ``op`` draws random numbers. The tag alone does not decide: dropout only draws in training."""
     if torch.Tag.nondeterministic_seeded not in op.tags:
         return False
     parameters = op._schema.arguments
@@ -76,7 +79,7 @@ def _draws(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 
 
 class _Located(torch.fx.Interpreter):
-    """Runs a graph, and records the line of the user's code from which the current node comes."""
+    """Runs a graph. ``locate`` returns the line of the user's code that created the current node."""
 
     _node: torch.fx.Node | None = None
 
@@ -84,7 +87,7 @@ class _Located(torch.fx.Interpreter):
         self._node = n
         return super().run_node(n)
 
-    def place(self) -> str:
+    def locate(self) -> str:
         trace = None if self._node is None else self._node.meta.get("stack_trace")
         if not trace:
             return ""

@@ -1,4 +1,4 @@
-"""``flex_sn_scan``: the scan as one higher-order operator, and the operator of its backward."""
+"""``flex_sn_scan``, the scan as one higher-order operator, and a second operator for its backward."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ __all__ = [
 class FlexSNScan(LowersItself, HigherOrderOperator):
     """The scan over time as one operator. ``flex_sn_scan`` is its only instance.
 
-    The operator must be equal to :func:`eager_scan`, with the same arguments, results and errors. A direct call
-    runs the loop of :func:`eager_scan`. Under ``torch.compile``, ``make_fx`` and ``torch.export``, a graph contains
-    one node for the scan, and one node for its backward. The size of the nodes does not depend on the number of
-    steps. The first argument of a node is the graph of the core.
+    The operator has the arguments, results and errors of :func:`eager_scan`. A direct call runs the loop of
+    :func:`eager_scan`. Under ``torch.compile``, ``make_fx`` and ``torch.export``, a graph contains one node for the
+    scan, and one node for its backward. The size of the nodes does not depend on the number of steps. The first
+    argument of a node is the graph of the core.
 
     Args:
         core_fn: One time step, ``core(*inputs, *states, *lifted) -> (*outputs, *new_states)``.
-            Captured tensors (closure, parameters, ``functools.partial``, bound method) become
-            arguments of the node and get gradients.
+            Tensors that it captures (in a closure, as parameters, in a ``functools.partial``, or in a bound method)
+            become arguments of the node and receive gradients.
         num_inputs: Number of input sequences, at least 1.
         num_states: Number of states.
         num_outputs: Number of outputs of one step.
@@ -62,11 +62,11 @@ class FlexSNScan(LowersItself, HigherOrderOperator):
         final_state: True to return the last states ``[*step]`` instead of the state sequences, as
             :func:`flex_sn_scan_final_state` does.
         lowering: The form of a compiled scan: ``"auto"``, ``"kernel"``, ``"scan"``,
-            ``"while_loop"``, ``"loop"`` or the name of a registered lowering. None uses the environment
-            variable ``FLEXSN_HOP_LOWERING``, and otherwise ``"auto"``.
-        zero_states: For each initial state, True if the caller guarantees that it is zeros, so that
-            kernels need not read it. Empty if no state is zero.
-        checkpoints, version, remat: Set in graphs by this package. Do not pass them.
+            ``"while_loop"``, ``"loop"`` or the name of a registered lowering. None selects the value of
+            the environment variable ``FLEXSN_HOP_LOWERING``, or ``"auto"`` if the variable is not set.
+        zero_states: For each initial state, True if the caller guarantees that the state is zeros, so that
+            kernels need not read it. Empty if no initial state is known to be zeros.
+        checkpoints, version, remat: Arguments that this package sets in graphs. Do not pass these arguments.
 
     Returns:
         ``(*output_seqs, *state_seqs)``, or ``(*output_seqs, *final_states)``.
@@ -74,10 +74,9 @@ class FlexSNScan(LowersItself, HigherOrderOperator):
     Raises:
         The errors of :func:`eager_scan`.
         NonzeroStateError: ``zero_states`` is True for a state that is not zeros (a
-            ``ValueError``). Only a call that runs the loop checks this.
-        In addition, under a compiler
-        RandomOpError: The core draws random numbers (a ``NotImplementedError``).
-        MutationError: The core writes to its arguments (a ``RuntimeError``). Dynamo raises its
+            ``ValueError``). Only a call that runs the loop checks the values.
+        RandomOpError: Under a compiler, the core draws random numbers (a ``NotImplementedError``).
+        MutationError: Under a compiler, the core writes to its arguments (a ``RuntimeError``). Dynamo raises its
             own error about a mutation.
         LoweringError: The lowering is unknown or unavailable (a ``ValueError``).
 
@@ -104,8 +103,8 @@ class FlexSNScan(LowersItself, HigherOrderOperator):
     def __name__(self) -> str:
         """The operator's name.
 
-        Dynamo uses this name to find out how to trace an operator. Therefore, a read of the name registers the operator
-        with Dynamo. Registration at import time would import all of Dynamo.
+        Dynamo looks up the tracing rule of an operator by this name. Reading the name therefore registers the operator
+        with Dynamo. A registration when this module is imported would import all of Dynamo.
         """
         offer_to_dynamo(self._name)
         return str(self._name)
@@ -115,7 +114,7 @@ class FlexSNScan(LowersItself, HigherOrderOperator):
         assert name == self._name
 
     def __reduce__(self) -> tuple[Callable[[], FlexSNScan], tuple[()]]:
-        """Reduces to the only instance, so that modules that contain it can be copied and pickled."""
+        """Makes copies and unpickled objects refer to the only instance."""
         return _the_operator, ()
 
     def __call__(
@@ -183,7 +182,7 @@ class FlexSNScan(LowersItself, HigherOrderOperator):
 
 
 class FlexSNScanBackward(LowersItself, HigherOrderOperator):
-    """The backward of the scan as an operator, for use by autograd only.
+    """The backward of the scan as an operator. Only autograd calls it.
 
     Its arguments are the core's graph, the graph of the step's VJP, the three counts, and the arguments that
     :class:`BackwardLayout` defines.
@@ -223,8 +222,8 @@ def flex_sn_scan_final_state(
 ) -> tuple[torch.Tensor, ...]:
     """:data:`flex_sn_scan` with the last states as results instead of the state sequences.
 
-    It is the same operator. It returns no state sequence, but training may save state sequences.
-    It must be equal to :func:`eager_scan_final_state`, with the same arguments and errors.
+    The call is a call of the same operator, with ``final_state=True``. It returns no state sequence, but training may
+    save state sequences. Results and errors are those of :func:`eager_scan_final_state`.
 
     Example:
         >>> import torch
@@ -252,14 +251,14 @@ flex_sn_scan_backward = FlexSNScanBackward()
 
 
 def _forward_layout(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[ScanLayout, Sequence[Any]]:
-    """The layout and the flat arguments of a call ``flex_sn_scan(core, I, S, O, *flat_args, **kwargs)``."""
+    """Returns the layout and the flat arguments of a call ``flex_sn_scan(core, I, S, O, *flat_args, **kwargs)``."""
     interval, spare = kwargs["checkpoints"]
     layout = ScanLayout(args[1], args[2], args[3], kwargs["final_state"], interval, spare, kwargs["zero_states"])
     return layout, args[4:]
 
 
 def _backward_layout(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[BackwardLayout, Sequence[Any]]:
-    """The layout and the arguments of a call ``flex_sn_scan_backward(core, vjp, I, S, O, *tensors, **kwargs)``."""
+    """Returns the layout and tensors of a call ``flex_sn_scan_backward(core, vjp, I, S, O, *tensors, **kwargs)``."""
     options = {key: value for key, value in kwargs.items() if key not in ("lowering", "version")}
     final_state, zero_states = options.pop("final_state"), options.pop("zero_states")
     scan = ScanLayout(args[2], args[3], args[4], final_state, zero_states=zero_states)

@@ -1,4 +1,4 @@
-"""The backward of one time step: the values that need a gradient, and the traced vector-Jacobian product."""
+"""The backward of one time step: a search for values with gradients, and the vector-Jacobian product (VJP)."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Activity:
     """The outputs and states through which a gradient flows.
 
     Attributes:
-        outputs: For each output, True if it depends differentiably on an argument that needs a gradient.
+        outputs: For each output, True if the output depends differentiably on an argument that needs a gradient.
         states: For each state, True if its initial value or its value after any step depends differentiably on such an
             argument.
-        state_results: For each state, True if its value after any step depends differentiably on such an argument.
-            False for a state that every step sets to a constant.
+        state_results: For each state, True if its value after any step depends differentiably on such an argument,
+            and False if every step sets the state to a constant.
     """
 
     outputs: tuple[bool, ...]
@@ -35,16 +35,16 @@ class Activity:
 
 
 def find_activity(core: StepFunction, layout: ScanLayout, samples: Sequence[Any], needs: Sequence[bool]) -> Activity:
-    """The outputs and states that depend differentiably, at some step, on an argument in ``needs``.
+    """Finds the outputs and states that depend differentiably, at any step, on an argument in ``needs``.
 
-    ``samples`` are values, possibly fake tensors, of one step's arguments. A state may need a gradient
-    only after several steps, so the search is repeated until it finds nothing new.
+    ``samples`` contains one step's arguments, which may be fake tensors. A state may depend on such an argument only
+    after several steps, so the search is repeated until it finds no more states.
     """
     _, states, _ = layout.split(needs)
     active = tuple(states)
     while True:
         inputs, _, lifted = layout.split(needs)
-        values = _differentiable_step(core, layout, samples, (*inputs, *active, *lifted))[1]
+        values = _run_differentiably(core, layout, samples, (*inputs, *active, *lifted))[1]
         flags = tuple(value.requires_grad for value in values)
         outputs, after = flags[: layout.num_outputs], flags[layout.num_outputs :]
         grown = tuple(old or new for old, new in zip(active, after, strict=True))
@@ -54,20 +54,20 @@ def find_activity(core: StepFunction, layout: ScanLayout, samples: Sequence[Any]
 
 
 def step_vjp(core: StepFunction, layout: BackwardLayout) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """The function whose trace is the step's VJP graph.
+    """Returns the function whose trace is the graph of the step's VJP.
 
-    It takes the values of one step (inputs, states, lifted), the output gradients that are
-    present, and the cotangents of the active new states. It returns the gradients of
-    ``layout.wanted``, in order. It recomputes the step, because no intermediate values are saved.
+    The function takes the arguments of one step (inputs, states, lifted), the present output gradients, and the
+    cotangents of the active new states. It returns the gradients of the arguments in ``layout.wanted``, in order. It
+    recomputes the step, because no intermediate values are saved.
     """
     scan = layout.scan
     num_values = len(layout.needs)
     receives = (*layout.output_grads, *layout.active_states)
 
     def vjp(*args: Any) -> tuple[torch.Tensor, ...]:
-        leaves, values = _differentiable_step(core, scan, args[:num_values], layout.wanted)
+        leaves, values = _run_differentiably(core, scan, args[:num_values], layout.wanted)
         receivers = [value for value, received in zip(values, receives, strict=True) if received]
-        # A value may be constant at this step. An example is a state that is reset to a constant.
+        # A value may be constant at this step, for example a state that is reset to a constant.
         pairs = [
             (value, cotangent)
             for value, cotangent in zip(receivers, args[num_values:], strict=True)
@@ -88,20 +88,20 @@ def step_vjp(core: StepFunction, layout: BackwardLayout) -> Callable[..., tuple[
 
 
 def without_absent(vjp: fx.GraphModule, layout: BackwardLayout) -> tuple[fx.GraphModule, BackwardLayout]:
-    """Drops results that depend on no output gradient at any step. For such results, autograd returns None, not zeros.
+    """Removes results of a VJP that depend on no present gradient at any step. Autograd returns None for them.
 
-    ``vjp`` is the traced :func:`step_vjp` of ``layout``. Returns the graph without the dropped results, and
-    the layout that no longer needs them. The gradient of an active state remains a result of the graph.
+    ``vjp`` is the traced :func:`step_vjp` of ``layout``. Returns the graph without the removed results, and the
+    layout without the corresponding ``needs``. The gradient of an active state remains a result of the graph.
     """
     (output,) = vjp.graph.find_nodes(op="output")
     entries: Any = output.args[0]
-    sources = _sources(vjp.graph, len(layout.needs))
-    requested = [position for position, want in enumerate(layout.wanted) if want]
+    sources = _find_sources(vjp.graph, len(layout.needs))
+    requested = [position for position, is_requested in enumerate(layout.wanted) if is_requested]
     by_position = {position: sources[entry] for position, entry in zip(requested, entries, strict=True)}
     states = [index for index, active in enumerate(layout.active_states) if active]
     num_outputs = sum(layout.output_grads)
-    came = [state for state, given in enumerate(layout.state_grads) if given]
-    present = {*range(num_outputs), *(num_outputs + states.index(state) for state in came)}
+    present_states = [state for state, is_present in enumerate(layout.state_grads) if is_present]
+    present = {*range(num_outputs), *(num_outputs + states.index(state) for state in present_states)}
 
     def flows(position: int) -> bool:
         result = by_position[position]
@@ -114,18 +114,18 @@ def without_absent(vjp: fx.GraphModule, layout: BackwardLayout) -> tuple[fx.Grap
         present |= carried
     needs = tuple(need and flows(position) for position, need in enumerate(layout.needs))
     reduced = replace(layout, needs=needs)
-    kept = [entry for position, entry in zip(requested, entries, strict=True) if reduced.wanted[position]]
-    if len(kept) < len(entries):
-        output.args = (tuple(kept),)
+    remaining = [entry for position, entry in zip(requested, entries, strict=True) if reduced.wanted[position]]
+    if len(remaining) < len(entries):
+        output.args = (tuple(remaining),)
         vjp.graph.eliminate_dead_code()
         vjp.recompile()
     return vjp, reduced
 
 
-def _sources(graph: fx.Graph, num_values: int) -> dict[fx.Node, frozenset[int] | None]:
+def _find_sources(graph: fx.Graph, num_values: int) -> dict[fx.Node, frozenset[int] | None]:
     """Maps each node to the positions of the cotangents on which it depends.
 
-    A nonzero node that depends on no cotangent is mapped to None.
+    A node that depends on no cotangent is mapped to None, unless its value is known to be zeros.
     """
     sources: dict[fx.Node, frozenset[int] | None] = {}
     placeholders = graph.find_nodes(op="placeholder")
@@ -139,16 +139,16 @@ def _sources(graph: fx.Graph, num_values: int) -> dict[fx.Node, frozenset[int] |
     return sources
 
 
-def _differentiable_step(
-    core: StepFunction, layout: ScanLayout, samples: Sequence[Any], wanted: Sequence[bool]
+def _run_differentiably(
+    core: StepFunction, layout: ScanLayout, samples: Sequence[Any], needs: Sequence[bool]
 ) -> tuple[list[torch.Tensor], tuple[torch.Tensor, ...]]:
-    """Calls the core on leaves. Returns the leaves in ``wanted``, which require grad, and the results."""
+    """Calls the core on detached samples. Returns the samples in ``needs``, which require grad, and the results."""
     leaves = []
     arguments = []
-    for sample, want in zip(samples, wanted, strict=True):
+    for sample, needs_grad in zip(samples, needs, strict=True):
         if isinstance(sample, torch.Tensor):
             sample = sample.detach()
-            if want:
+            if needs_grad:
                 leaves.append(sample.requires_grad_())
         arguments.append(sample)
     with torch.enable_grad():

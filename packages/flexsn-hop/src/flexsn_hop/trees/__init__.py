@@ -1,3 +1,3 @@
-"""`scan`: the operator on pytrees."""
+"""`scan`, which applies the operator to pytrees."""
 
 from __future__ import annotations

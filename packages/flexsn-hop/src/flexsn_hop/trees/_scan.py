@@ -32,47 +32,48 @@ def scan(
     """Calls ``step`` once for each time step, and passes the carry on to the next step.
 
     In eager mode, the scan is a loop with ordinary autograd. Under ``torch.compile``, ``make_fx`` and
-    ``torch.export``, it is one node of the graph, :data:`flex_sn_scan`, and one node in the graph of the backward. The
-    size of these nodes does not depend on the number of steps.
+    ``torch.export``, the scan is one node of the graph, :data:`flex_sn_scan`, and one node in the graph of the
+    backward. The size of these nodes does not depend on the number of steps.
 
     Args:
-        step: ``step(carry, x) -> (new_carry, y)``, one time step. Captured tensors (closure, parameters
-            of a module, ``functools.partial``, bound method) get gradients.
+        step: ``step(carry, x) -> (new_carry, y)``, one time step. Tensors that it captures (in a
+            closure, as parameters of a module, in a ``functools.partial``, or in a bound method) receive gradients.
         init: The first carry: a tensor, or containers of ``torch.utils._pytree`` that contain tensors and None
             (dict, list, tuple, namedtuple, registered dataclasses).
             A carry keeps its structure, and each tensor keeps its shape, dtype and device.
-        xs: The sequences, as a tree of the same kind. ``step`` receives their slices along ``dim``. If ``xs`` is None
-            or a tree without tensors, ``step`` receives ``xs`` unchanged, ``length`` times.
+        xs: The sequences: a tensor, or containers of the kinds listed for ``init``. ``step`` receives their slices
+            along ``dim``. If ``xs`` is None or a tree without tensors, ``step`` receives ``xs`` unchanged, ``length``
+            times.
         length: The number of steps T, an int or a symbolic size. Required if ``xs`` has no tensor. Otherwise,
-            it must agree with ``xs``. If ``length`` depends on data, compilers need a check that it is not 0:
+            it must be the length of ``xs``. If ``length`` depends on data, compilers need a check that it is not 0:
             ``torch._check(length >= 1)``.
-        reverse: True to go from the last slice to the first slice. The y of step t is still at position t.
-        dim: The dimension of time, in all of ``xs`` and in the returned sequences. A negative number
-            counts from the end of each tensor.
-        remat: If it is an integer K, only the carry of every K-th step is kept, and the backward recomputes the
-            steps in between. The memory then holds about ``T / K + K`` carries, and the fewest for
-            ``K = sqrt(T)``. Gradients are bitwise equal. If it is None, autograd keeps everything that it needs.
+        reverse: True to go from the last slice to the first slice. The y for the slice at position t is at position t.
+        dim: The dimension of time, in all of ``xs`` and in the returned sequences. A negative dimension
+            counts from the last dimension of each tensor.
+        remat: If it is an integer K, only the carry of every K-th step is stored, and the backward recomputes the
+            other steps. About ``T / K + K`` carries are then in memory, which is least for ``K = sqrt(T)``. The
+            gradients are bitwise equal. If it is None, autograd stores all tensors that it needs.
 
     Returns:
-        ``(carry, ys)``: the last carry, which does not share memory, and the sequences of y, with
-        T elements along ``dim``. A y may have any shape and dtype. They must be the same at every step.
-        None stays None. For ``T == 0``, the carry is a copy of ``init``, and the sequences are empty, with
-        the shapes and dtypes that ``step`` returns for fake tensors.
+        ``(carry, ys)``: the last carry, which does not share memory with an argument, and the sequences of y, with
+        T elements along ``dim``. A y may have any shape and dtype, which must be the same at every step. A leaf of y
+        that is None is None in ``ys``. For ``T == 0``, the carry is a copy of ``init``, and the sequences are empty,
+        with the shapes and dtypes that ``step`` returns for fake tensors.
 
     Raises:
         CoreArityError: ``step`` cannot be called with two positional arguments (a ``ValueError``).
         CoreReturnCountError: ``step`` did not return a pair (a ``ValueError``).
         CarryStructureError: ``step`` returned a carry with a different structure (a ``ValueError``).
         StateChangedError: ``step`` returned a carry with a different shape, dtype or device (a ``ValueError``).
-        OutputChangedError: y changed from one step to another (a ``ValueError``).
+        OutputChangedError: The structure, a shape, a dtype or a device of y changed between steps (a ``ValueError``).
         SequenceLengthError: The sequences have unequal lengths (a ``ValueError``).
-        ScanLengthError: ``length`` is missing, negative, or not that of ``xs`` (a ``ValueError``).
+        ScanLengthError: ``length`` is missing, negative, or not the length of ``xs`` (a ``ValueError``).
         ScanDimError: A sequence has no dimension ``dim`` (a ``ValueError``, an ``IndexError``).
         RematError: ``remat`` is below 1, or a transform of torch.func is active (a ``ValueError``).
         NotATensorError: A leaf is neither a tensor nor None (a ``TypeError``).
         EmptyScanError: ``T == 0``, and ``step`` cannot run on fake tensors (a ``ValueError``).
 
-    Under a compiler, also the errors of :data:`flex_sn_scan`.
+    Under a compiler, the errors of :data:`flex_sn_scan` may also be raised.
 
     Example:
         >>> import torch
@@ -129,7 +130,7 @@ _tree_scan = _TreeScan()
 def _capture(call: TreeCall) -> tuple[Any, Any]:
     """Makes Dynamo capture the call for the active tracer."""
     num_states = len(call.states)
-    # The number of steps is the size of a tensor, because a symbolic number cannot be captured.
+    # The number of steps is passed as the size of a tensor, because a symbolic number cannot be captured.
     ticks = [] if call.inputs else [clock(call.states, call.length)]
 
     def run(*tensors: torch.Tensor) -> Any:

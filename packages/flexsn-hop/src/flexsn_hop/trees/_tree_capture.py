@@ -1,4 +1,4 @@
-"""Makes ``torch.compile`` capture ``scan`` as one node of ``flex_sn_scan``, with trees before and after it."""
+"""Makes ``torch.compile`` capture ``scan`` as one node of ``flex_sn_scan``. Trees are converted outside of the node."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ __all__ = ["offer_trees_to_dynamo"]
 
 
 def offer_trees_to_dynamo(name: str) -> None:
-    """Registers the operator ``name`` with Dynamo if Dynamo is loaded. Further calls are cheap."""
+    """Registers the operator ``name`` with Dynamo if Dynamo is loaded. Repeated calls take little time."""
     parts = TreeParts(_flatten, _open, _close)
-    register_with_dynamo(name, TreeCaptureHooks(_before, _after, parts, flex_sn_scan))
+    register_with_dynamo(name, TreeCaptureHooks(_check_captured_call, _check_captured_step, parts, flex_sn_scan))
 
 
-# Dynamo traces these functions like the user's code. They raise no errors, because the hooks perform the checks.
+# Dynamo traces the following functions like the user's code. They check nothing, because the hooks check the call.
 
 
 def _flatten(init: Any, xs: Any) -> Any:
@@ -50,7 +50,7 @@ def _open(
     dim: int,
     remat: int | None,
 ) -> Any:
-    """The core, the input sequences and the states with which the operator is called."""
+    """Returns the core, the input sequences and the states with which the operator is called."""
     in_carry = [leaf is not None for leaf in carry_leaves]
     in_x = [leaf is not None for leaf in x_leaves]
     states = [leaf for leaf in carry_leaves if leaf is not None]
@@ -70,7 +70,7 @@ def _close(
     results: Sequence[torch.Tensor],
     carry_leaves: Sequence[Any],
     carry_spec: Any,
-    places: Sequence[int | None],
+    result_indices: Sequence[int | None],
     spec: Any,
     num_outputs: int,
     reverse: bool,
@@ -79,48 +79,48 @@ def _close(
 ) -> Any:
     """Builds the result of ``scan``: the operator's results in the trees of ``init`` and of a step's result.
 
-    A container may check its contents, so even the carry in the step's result is filled with states.
+    The carry in the step's result also receives tensors, because its containers may check their contents.
     """
     leaves = [
-        None if place is None else results[place] if place >= num_outputs else as_given(results[place], reverse, dim)
-        for place in places
+        None if index is None else results[index] if index >= num_outputs else as_given(results[index], reverse, dim)
+        for index in result_indices
     ]
     _, ys = tree_unflatten(leaves, spec)
     return fill(carry_spec, [leaf is not None for leaf in carry_leaves], results[num_outputs:]), ys
 
 
-def _plain(step: Callable[..., Any], init: Any, xs: Any, *options: Any) -> Any:
+def _run_plain_loop(step: Callable[..., Any], init: Any, xs: Any, *options: Any) -> Any:
     return run_trees(TreeCall.of(step, init, xs, *options))
 
 
-def _without_steps(
+def _scan_no_steps(
     step: Callable[..., Any], init: Any, xs: Any, length: Any, reverse: bool, dim: int, remat: int | None
 ) -> Any:
-    """The results for ``T == 0``. Their shapes come from a scan of one step, which is discarded."""
+    """Returns the results for ``T == 0``. Their shapes are those of a scan of one step, whose values are discarded."""
 
     def on_copies(carry: Any, x: Any) -> Any:
-        return step(_copies(carry), _copies(x))  # copies, because a step in a loop may write to its arguments
+        return step(_copy_tree(carry), _copy_tree(x))  # copies, because a step in a loop may write to its arguments
 
     leaves, spec = tree_flatten(xs)
-    ticks = [None if leaf is None else leaf.new_zeros(_with_size(leaf, dim, 1)) for leaf in leaves]
+    ticks = [None if leaf is None else leaf.new_zeros(_replace_size(leaf, dim, 1)) for leaf in leaves]
     with torch.no_grad():
         _, y = torch.ops.higher_order.flexsn_scan(
             on_copies, init, tree_unflatten(ticks, spec), None if length is None else 1, reverse, dim, None
         )
     y_leaves, y_spec = tree_flatten(y)
     ys = [
-        None if leaf is None else torch.empty(_with_size(leaf, dim, 0), dtype=leaf.dtype, device=leaf.device)
+        None if leaf is None else torch.empty(_replace_size(leaf, dim, 0), dtype=leaf.dtype, device=leaf.device)
         for leaf in y_leaves
     ]
-    return _copies(init), tree_unflatten(ys, y_spec)
+    return _copy_tree(init), tree_unflatten(ys, y_spec)
 
 
-def _copies(tree: Any) -> Any:
+def _copy_tree(tree: Any) -> Any:
     leaves, spec = tree_flatten(tree)
     return tree_unflatten([None if leaf is None else leaf.clone() for leaf in leaves], spec)
 
 
-def _with_size(leaf: torch.Tensor, dim: int, size: int) -> list[int]:
+def _replace_size(leaf: torch.Tensor, dim: int, size: int) -> list[int]:
     shape = list(leaf.shape)
     shape[dim] = size
     return shape
@@ -129,31 +129,31 @@ def _with_size(leaf: torch.Tensor, dim: int, size: int) -> list[int]:
 # The following functions run on fake tensors while Dynamo traces.
 
 
-def _tree_call(call: CapturedTreeCall) -> TreeCall:
+def _make_tree_call(call: CapturedTreeCall) -> TreeCall:
     carry, x = Tree.of(call.carry_leaves, call.carry_spec), Tree.of(call.x_leaves, call.x_spec)
     states = [leaf for leaf in call.carry_leaves if leaf is not None]
     inputs = [leaf for leaf in call.x_leaves if leaf is not None]
     return TreeCall(call.step, carry, states, x, inputs, call.length, call.reverse, call.dim, call.remat)
 
 
-def _before(captured: CapturedTreeCall) -> dict[str, Any] | Callable[..., Any]:
-    call = _tree_call(captured)
+def _check_captured_call(captured: CapturedTreeCall) -> dict[str, Any] | Callable[..., Any]:
+    call = _make_tree_call(captured)
     check_tree_call(call)
     if call.steps == 0:
-        return _without_steps
+        return _scan_no_steps
     if is_transforming():
-        return _plain  # see flex_sn_scan
+        return _run_plain_loop  # see flex_sn_scan
     remat = 0 if call.remat is None else int(call.remat)
     return node_options([*call.inputs, *call.states], final_state=True, remat=remat)
 
 
-def _after(captured: CapturedTreeCall, step: DynamoStep) -> tuple[list[int], list[int | None], int]:
+def _check_captured_step(captured: CapturedTreeCall, step: DynamoStep) -> tuple[list[int], list[int | None], int]:
     """Checks the results of one step.
 
-    Returns the order of a core's results among the tensors of the step's graph, the index of the core result for
-    each leaf of the step's return value (None for a leaf that is None), and the number of outputs.
+    Returns three values: the positions of a core's results among the results of the step's graph; for each leaf of the
+    step's return value, the index of the core's result (None for a leaf that is None); and the number of outputs.
     """
-    call = _tree_call(captured)
+    call = _make_tree_call(captured)
     take_step = TreeSteps(call)
     num_inputs = max(1, len(call.inputs))
     states = step.samples[num_inputs : num_inputs + len(call.states)]
@@ -163,12 +163,12 @@ def _after(captured: CapturedTreeCall, step: DynamoStep) -> tuple[list[int], lis
     check_sequence_dims(take_step.y, "ys", sequences, call.dim)
     inspect_step(step.graph, step.samples)
     position = {id(result): index for index, result in enumerate(step.results)}
-    of_states = [position[id(state)] for state in new_states]
+    state_positions = [position[id(state)] for state in new_states]
     # A core returns its outputs first, but a step returns its carry first.
     in_carry = tree_flatten(step.returned[0])[0]
-    places: list[int | None] = [
-        None if leaf is None else len(outputs) + of_states.index(position[id(leaf)]) for leaf in in_carry
+    result_indices: list[int | None] = [
+        None if leaf is None else len(outputs) + state_positions.index(position[id(leaf)]) for leaf in in_carry
     ]
     numbers = iter(range(len(outputs)))
-    places += [next(numbers) if is_there else None for is_there in take_step.y.present]
-    return [*(position[id(output)] for output in outputs), *of_states], places, len(outputs)
+    result_indices += [next(numbers) if is_present else None for is_present in take_step.y.present]
+    return [*(position[id(output)] for output in outputs), *state_positions], result_indices, len(outputs)

@@ -20,20 +20,20 @@ __all__ = ["as_given", "clock", "in_order", "run_trees"]
 
 
 def clock(states: Sequence[torch.Tensor], length: Any) -> torch.Tensor:
-    """A sequence of T unused numbers, because the loop over time needs a sequence.
+    """Returns a sequence of T unused zeros, for a loop over time without input sequences.
 
-    The sequence has memory for T elements. For an expanded tensor, compilers would check if T is 1, but the answer is
-    unknown if T depends on data.
+    The sequence has memory for T elements. If it were an expanded tensor, compilers would check whether T is 1, which
+    is unknown if T depends on data.
     """
     like = states[0] if states else torch.zeros(())
     return torch.zeros(length, dtype=like.dtype, device=like.device)
 
 
 def run_trees(call: TreeCall) -> tuple[Any, Any]:
-    """Runs the loop, on plain tensors or on tensors of a transform."""
+    """Runs the loop on plain tensors, or on tensors of a transform of ``torch.func``."""
     take_step = TreeSteps(call)
     if call.steps == 0:
-        outputs = _outputs_of_no_step(call, take_step)
+        outputs = _allocate_empty_outputs(call, take_step)
         finals = state_copies(call.states, call.states, call.states)
     else:
         inputs = [in_order(sequence, False, call.dim) for sequence in call.inputs] or [clock(call.states, call.length)]
@@ -51,12 +51,12 @@ def run_trees(call: TreeCall) -> tuple[Any, Any]:
 def _run_segments(
     take_step: TreeSteps, inputs: Sequence[torch.Tensor], states: Sequence[torch.Tensor], interval: int, backwards: bool
 ) -> tuple[list[Tensors], Tensors]:
-    """Outputs of every step, and the states after the last step.
+    """Returns the outputs of every step, and the states after the last step.
 
     The backward recomputes each segment of ``interval`` steps, unless it is the only segment.
     """
     steps = inputs[0].shape[0]
-    segments = list(zip(*[_segments_of(sequence, interval) for sequence in inputs], strict=True))
+    segments = list(zip(*[_split_segments(sequence, interval) for sequence in inputs], strict=True))
     if backwards:
         segments.reverse()
     outputs_by_step: list[Tensors] = []
@@ -84,8 +84,8 @@ def _run_segments(
     return outputs_by_step, last
 
 
-def _segments_of(sequence: torch.Tensor, interval: int) -> Sequence[torch.Tensor]:
-    """``sequence.split(interval)``, whose gradient has the format of the sequence."""
+def _split_segments(sequence: torch.Tensor, interval: int) -> Sequence[torch.Tensor]:
+    """Returns ``sequence.split(interval)``, such that the gradient of the sequence has the format of the sequence."""
     if interval == sequence.shape[0]:
         return [sequence]
     order = order_like(sequence)
@@ -94,42 +94,45 @@ def _segments_of(sequence: torch.Tensor, interval: int) -> Sequence[torch.Tensor
 
 
 def in_order(sequence: torch.Tensor, reverse: bool, dim: int) -> torch.Tensor:
-    """``[T, *step]``, starting with the first step."""
+    """Returns the sequence as ``[T, *step]``, beginning with the slice that the first step takes."""
     if dim != 0:
         sequence = sequence.movedim(dim, 0)
     return sequence.flip(0) if reverse else sequence
 
 
 def as_given(sequence: torch.Tensor, reverse: bool, dim: int) -> torch.Tensor:
-    """Moves time back to the caller's dimension and direction."""
+    """Returns the sequence with time in the caller's dimension and direction."""
     if reverse:
         sequence = sequence.flip(0)
     return sequence if dim == 0 else sequence.movedim(0, dim)
 
 
-def _outputs_of_no_step(call: TreeCall, take_step: TreeSteps) -> Sequence[torch.Tensor]:
-    """Empty sequences with the shapes and dtypes of a step's outputs."""
-    slices = [sequence.movedim(call.dim, 0).new_empty(_without(sequence, call.dim)) for sequence in call.inputs]
+def _allocate_empty_outputs(call: TreeCall, take_step: TreeSteps) -> Sequence[torch.Tensor]:
+    """Returns empty sequences with the shapes and dtypes of a step's outputs."""
+    slices = [sequence.movedim(call.dim, 0).new_empty(_remove_dim(sequence, call.dim)) for sequence in call.inputs]
     with outside_of_tracing([*slices, *call.states]) as fakes, torch.no_grad(), unlogged():
         try:
             outputs, _ = take_step(fakes[: len(slices)], fakes[len(slices) :], 0)
         except RuntimeError as error:
             raise EmptyScanError(
                 "the scan is empty (T == 0), so step was called on tensors without data, to find the shapes of y, and "
-                f"failed: {error}{_place(error)}. Either it needs data, or it fails on data, too"
+                f"failed: {error}{_locate(error)}. Either step needs data, or step fails on data, too"
             ) from error
     return [torch.empty((0, *output.shape), dtype=output.dtype, device=output.device) for output in outputs]
 
 
-def _place(error: Exception) -> str:
-    """The line of the step that raised an error, as text. Empty if the stack consists of library frames only."""
+def _locate(error: Exception) -> str:
+    """Returns the line of the step that raised an error, as text. Empty if all frames belong to libraries."""
     frames = traceback.extract_tb(error.__traceback__)
     libraries = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
-    own = [frame for frame in frames if not frame.filename.startswith(libraries)]
-    return f' (File "{own[-1].filename}", line {own[-1].lineno}, in {own[-1].name} {own[-1].line})' if own else ""
+    user_frames = [frame for frame in frames if not frame.filename.startswith(libraries)]
+    if not user_frames:
+        return ""
+    frame = user_frames[-1]
+    return f' (File "{frame.filename}", line {frame.lineno}, in {frame.name} {frame.line})'
 
 
-def _without(sequence: torch.Tensor, dim: int) -> list[int]:
+def _remove_dim(sequence: torch.Tensor, dim: int) -> list[int]:
     shape = list(sequence.shape)
     del shape[dim]
     return shape

@@ -1,4 +1,4 @@
-"""Trees of tensors among the arguments and results of ``scan`` and its step, and their checks."""
+"""Trees of tensors, which are the arguments and results of ``scan`` and its step, and checks of these trees."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ __all__ = ["Tree", "TreeCall", "TreeSteps", "check_remat", "check_sequence_dims"
 
 
 def fill(spec: TreeSpec, present: Sequence[bool], tensors: Sequence[Any]) -> Any:
-    """A tree of the given structure. Its leaves are the tensors where ``present`` is True, and None elsewhere."""
+    """Builds a tree with the structure ``spec``: a tensor for each True in ``present``, and None for each False."""
     leaves = []
-    taken = 0
-    for is_there in present:
-        leaves.append(tensors[taken] if is_there else None)
-        taken += is_there
+    num_used = 0
+    for is_present in present:
+        leaves.append(tensors[num_used] if is_present else None)
+        num_used += is_present
     return tree_unflatten(leaves, spec)
 
 
@@ -63,35 +63,35 @@ class Tree:
         return cls(spec, tuple(leaf is not None for leaf in leaves))
 
     def fill(self, tensors: Sequence[Any]) -> Any:
-        """A tree of this structure whose leaves are the given tensors."""
+        """Builds a tree with this structure whose leaves are ``tensors``."""
         return fill(self.spec, self.present, tensors)
 
     def leaves_of(self, tree: Any) -> list[Any] | None:
-        """The leaves of ``tree`` that are not None, in the order of this tree. None if its structure differs.
+        """Returns the leaves of ``tree`` that are not None, in the order of this structure.
 
-        The order of the keys of a dict does not matter.
+        Returns None if ``tree`` has another structure. Two dicts may have their keys in different orders.
         """
         try:
             leaves = self.spec.flatten_up_to(tree)
         except ValueError:
             return None
         fits = all(
-            (leaf is not None) == is_there and tree_flatten(leaf)[1].is_leaf()
-            for leaf, is_there in zip(leaves, self.present, strict=True)
+            (leaf is not None) == is_present and tree_flatten(leaf)[1].is_leaf()
+            for leaf, is_present in zip(leaves, self.present, strict=True)
         )
         return [leaf for leaf in leaves if leaf is not None] if fits else None
 
     def name(self, root: str, tensors: Sequence[Any], index: int) -> str:
-        """The user's expression for tensor ``index``, such as ``"carry['h'][0]"``. ``root`` is the name of the tree.
+        """Returns the user's expression for the tensor ``index``, such as ``"carry['h'][0]"``, for messages.
 
-        The tensors are necessary because a container may check its contents.
+        ``root`` is the name of the tree. ``tensors`` fill the containers, which may check their contents.
         """
-        place = [leaf for leaf, is_there in enumerate(self.present) if is_there][index]
+        position = [leaf for leaf, is_present in enumerate(self.present) if is_present][index]
         try:
             paths, _ = tree_flatten_with_path(self.fill(tensors))
-            return f"{root}{keystr(paths[place][0])}"
-        except ValueError:  # a container that was registered without names for its parts
-            return f"leaf {place} of {root}"
+            return f"{root}{keystr(paths[position][0])}"
+        except ValueError:  # a container that was registered without names for its elements
+            return f"leaf {position} of {root}"
 
     def __str__(self) -> str:
         try:
@@ -107,10 +107,10 @@ class _Star:
 
 @dataclass(frozen=True, slots=True)
 class TreeCall:
-    """A call of ``scan``, with its trees flattened.
+    """A call of ``scan`` with flattened trees.
 
     Attributes:
-        step: The user's step, or None if a compiler has no callable for it.
+        step: The user's step, or None if a compiler cannot represent it as a callable.
         carry, x: The structures of ``init`` and ``xs``.
         states, inputs: The leaves of ``init`` and ``xs`` that are not None.
         length, reverse, dim, remat: The arguments of ``scan``.
@@ -143,7 +143,7 @@ class TreeCall:
 
 
 def check_tree_call(call: TreeCall) -> None:
-    """Checks everything about a call that can be checked without calling the step.
+    """Checks the arguments of a call, as far as possible without calling the step.
 
     Raises:
         TypeError, CoreArityError, NotATensorError, ScanDimError, SequenceLengthError, ScanLengthError, RematError.
@@ -159,9 +159,9 @@ def check_tree_call(call: TreeCall) -> None:
     check_sequence_dims(call.x, "xs", call.inputs, call.dim)
     for index, sequence in enumerate(call.inputs):
         if sequence.shape[call.dim] != call.steps:
-            first, other = (call.x.name("xs", call.inputs, place) for place in (0, index))
+            first, current = (call.x.name("xs", call.inputs, position) for position in (0, index))
             raise SequenceLengthError(
-                f"{first} has {call.steps} steps in dimension {call.dim} and {other} has {sequence.shape[call.dim]}: "
+                f"{first} has {call.steps} steps in dimension {call.dim} and {current} has {sequence.shape[call.dim]}: "
                 "all sequences in xs must have the same number of steps"
             )
     _check_length(call)
@@ -218,12 +218,12 @@ def _check_leaves(tree: Tree, root: str, leaves: Sequence[Any]) -> None:
         if leaf.is_nested:
             raise NotATensorError(
                 f"{tree.name(root, leaves, index)} is a nested tensor, whose steps may differ; it must be a plain "
-                "torch.Tensor: torch.nested.to_padded_tensor makes one"
+                "torch.Tensor: torch.nested.to_padded_tensor returns one"
             )
 
 
 def _remedy(leaf: object) -> str:
-    """Advice for a leaf that is not a tensor."""
+    """Returns advice for a leaf that is not a tensor, as the end of a message."""
     if isinstance(leaf, (bool, int, float, complex)):
         return f": write torch.tensor({leaf!r})"
     if hasattr(leaf, "__array__"):
@@ -265,50 +265,51 @@ def _check_length(call: TreeCall) -> None:
 
 
 def _split_returned(returned: object, carry: Tree, step: int) -> tuple[list[Any], Any]:
-    """The leaves of the new carry in the order of ``carry``, and y, from the return value of a step.
+    """Splits the return value of a step into the leaves of the new carry, in the order of ``carry``, and y.
 
     Raises:
         CoreReturnCountError: The return value is not a pair.
         CarryStructureError: The new carry has a different structure.
     """
     if not isinstance(returned, (tuple, list)) or len(returned) != 2:
-        what = f"{len(returned)} values" if isinstance(returned, (tuple, list)) else f"a {_kind(returned)}"
-        raise CoreReturnCountError(f"step returned {what}; it must return 2, (new_carry, y), and y may be None")
+        received = f"{len(returned)} values" if isinstance(returned, (tuple, list)) else f"a {_name_type(returned)}"
+        raise CoreReturnCountError(f"step returned {received}; it must return 2, (new_carry, y), and y may be None")
     new_carry, y = returned
     leaves = carry.leaves_of(new_carry)
     if leaves is None:
-        now = Tree.of(*tree_flatten(new_carry))
+        current = Tree.of(*tree_flatten(new_carry))
         raise CarryStructureError(
-            f"the carry was {carry} before step {step} and {now} after it, {sum(carry.present)} tensors and "
-            f"{sum(now.present)}: a carry keeps its structure"
+            f"the carry was {carry} before step {step} and {current} after it, {sum(carry.present)} tensors and "
+            f"{sum(current.present)}: a carry keeps its structure"
         )
     return leaves, y
 
 
-def _kind(value: object) -> str:
+def _name_type(value: object) -> str:
     return "tensor" if isinstance(value, torch.Tensor) else type(value).__name__
 
 
-def _filler(tree: Tree, tensors: Sequence[Any]) -> Callable[[Sequence[Any]], Any]:
-    """``tree.fill``, or a faster function if the tree is one tensor, or a flat tuple, list or dict of tensors."""
+def _make_filler(tree: Tree, tensors: Sequence[Any]) -> Callable[[Sequence[Any]], Any]:
+    """Returns ``tree.fill``, or a faster function for one tensor or a flat tuple, list or dict of tensors."""
     if tree.spec.is_leaf() and all(tree.present):
         return operator.itemgetter(0)
-    kind, keys = _plainest(tree, tensors)
+    kind, keys = _find_plain_type(tree, tensors)
     if kind is dict:
         return lambda tensors: dict(zip(keys, tensors, strict=True))
     return tree.fill if kind is None else kind
 
 
-def _reader(tree: Tree, tensors: Sequence[Any]) -> Callable[[Any], Sequence[Any]]:
-    """A fast function that returns the leaves of a value with the structure of ``tree``, or ``(None,)`` if it cannot.
+def _make_reader(tree: Tree, tensors: Sequence[Any]) -> Callable[[Any], Sequence[Any]]:
+    """Returns a fast function that takes a value with the structure of ``tree``, and returns its leaves.
 
-    The caller checks the leaves, which may be of any type.
+    The function returns ``(None,)`` if it cannot read the value. The caller checks the leaves, which may be of any
+    type.
     """
     if tree.spec.is_leaf() and all(tree.present):
         return lambda value: (value,)
     if tree.spec.is_leaf():
         return lambda value: () if value is None else _UNREAD
-    kind, keys = _plainest(tree, tensors)
+    kind, keys = _find_plain_type(tree, tensors)
 
     def read(value: Any) -> Sequence[Any]:
         if kind is None or type(value) is not kind:
@@ -324,14 +325,17 @@ def _reader(tree: Tree, tensors: Sequence[Any]) -> Callable[[Any], Sequence[Any]
 _UNREAD: Sequence[Any] = (None,)
 
 
-def _plainest(tree: Tree, tensors: Sequence[Any]) -> tuple[type | None, dict[Any, None]]:
-    """The type of the tree, and the keys of a dict, if it is a flat tuple, list or dict of tensors. Otherwise None."""
+def _find_plain_type(tree: Tree, tensors: Sequence[Any]) -> tuple[type | None, dict[Any, None]]:
+    """Returns the type of a flat tuple, list or dict of tensors, and the keys of the dict.
+
+    The type is None for any other tree.
+    """
     if not all(tree.present) or not tensors:
         return None, {}
     value = tree.fill(tensors)
     if type(value) is dict:
-        same = [a is b for a, b in zip(value.values(), tensors, strict=False)]
-        return (dict, dict.fromkeys(value)) if len(value) == len(tensors) and all(same) else (None, {})
+        are_same = [a is b for a, b in zip(value.values(), tensors, strict=False)]
+        return (dict, dict.fromkeys(value)) if len(value) == len(tensors) and all(are_same) else (None, {})
     if type(value) in (tuple, list) and len(value) == len(tensors):
         return (type(value), {}) if all(a is b for a, b in zip(value, tensors, strict=True)) else (None, {})
     return None, {}
@@ -341,7 +345,7 @@ class TreeSteps:
     """Calls the user's step for each time step, and checks its results.
 
     Attributes:
-        y: The structure of the output. It is known after the first step.
+        y: The structure of the output, or None before the first step.
     """
 
     def __init__(self, call: TreeCall) -> None:
@@ -349,15 +353,15 @@ class TreeSteps:
         self._call = call
         self._first: Tensors = ()
         self._num_inputs = len(call.inputs)
-        self._fill_x = _filler(call.x, call.inputs)
-        self._fill_carry = _filler(call.carry, call.states)
-        self._read_carry = _reader(call.carry, call.states)
+        self._fill_x = _make_filler(call.x, call.inputs)
+        self._fill_carry = _make_filler(call.carry, call.states)
+        self._read_carry = _make_reader(call.carry, call.states)
         self._read_y: Callable[[Any], Sequence[Any]] | None = None
         self._carry_kinds = kinds(call.states) if all(isinstance(s, torch.Tensor) for s in call.states) else []
         self._y_kinds: list[Any] = []
 
     def __call__(self, slices: Sequence[Any], states: Sequence[Any], step: int) -> tuple[Tensors, Tensors]:
-        """Outputs and new states of the step that takes ``slices`` and ``states``."""
+        """Calls the step with ``slices`` and ``states``, and returns its outputs and new states."""
         call = self._call
         assert call.step is not None
         returned = call.step(self._fill_carry(states), self._fill_x(slices[: self._num_inputs]))
@@ -368,7 +372,7 @@ class TreeSteps:
         return self.check(returned, states, step)
 
     def check(self, returned: object, states: Sequence[Any], step: int) -> tuple[Tensors, Tensors]:
-        """Outputs and new states in the return value of the step that took ``states``."""
+        """Checks the return value of the step that took ``states``, and returns its outputs and new states."""
         carry = self._call.carry
         new_states, y = _split_returned(returned, carry, step)
         _check_leaves(carry, "carry", new_states)
@@ -384,12 +388,14 @@ class TreeSteps:
             self.y = Tree.of(leaves, spec)
             outputs = self._first = tuple(leaf for leaf in leaves if leaf is not None)
             if all(isinstance(output, torch.Tensor) and not output.is_nested for output in outputs):
-                self._read_y, self._y_kinds = _reader(self.y, outputs), kinds(outputs)
+                self._read_y, self._y_kinds = _make_reader(self.y, outputs), kinds(outputs)
         else:
             result = self.y.leaves_of(y)
             if result is None:
-                now = Tree.of(*tree_flatten(y))
-                raise OutputChangedError(f"y was {self.y} at step 0 and {now} at step {step}; y keeps its structure")
+                current = Tree.of(*tree_flatten(y))
+                raise OutputChangedError(
+                    f"y was {self.y} at step 0 and {current} at step {step}; y keeps its structure"
+                )
             outputs = tuple(result)
         _check_leaves(self.y, "y", outputs)
         for index, (first, value) in enumerate(zip(self._first, outputs, strict=True)):

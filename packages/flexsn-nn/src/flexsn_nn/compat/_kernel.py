@@ -1,4 +1,4 @@
-"""`FlexSNKernel`: a step function as a plain callable on sequences and states."""
+"""`FlexSNKernel`: the compiled scan of a step function, as a callable object."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class FlexSNKernel:
 
     Raises:
         TypeError: an argument is not a tensor.
-        ValueError: the number of tensors is wrong, or their shapes do not match.
+        ValueError: the number of tensors is wrong, or the shapes of the tensors do not match.
         RuntimeError: the tensors are on several devices, or on a device that cannot run compiled kernels.
     """
 

@@ -1,7 +1,7 @@
 """Batches of sequences of different lengths, and readouts over the steps of each sequence.
 
-Data sets and their transforms come from torchvision and tonic. The documentation about data shows how to use both
-libraries together with this package.
+torchvision and tonic provide data sets and transforms. The documentation about data shows how to use these libraries
+with this package.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Handles the padding in batches of sequences of different lengths."""
+"""Masks for the padding in batches of sequences of different lengths, and readouts that exclude the padding."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def length_mask(lengths: Tensor, num_steps: int) -> Tensor:
 
     Raises:
         ParameterError: `lengths` have another shape or dtype. On the CPU, also raised if a length is out of range. On a
-            GPU, the values are not checked, because reading them would wait for the GPU. Leave the lengths on the CPU.
+            GPU, the values are not checked, because reading them would wait for the GPU. For this check, keep the
+            lengths on the CPU.
 
     Example:
         >>> length_mask(torch.tensor([3, 1]), 3).T.tolist()
@@ -47,9 +48,9 @@ def length_mask(lengths: Tensor, num_steps: int) -> Tensor:
 def mask_padding(sequence: Tensor, lengths: Tensor, value: float = 0.0) -> Tensor:
     """Returns the sequences with `value` at all padding steps. No gradient flows to the padding.
 
-    On the result, losses and metrics that count or sum spikes, such as `loss.ce_count_loss` and `metrics.accuracy`, are
-    right for sequences of different lengths. Losses and metrics that divide by the number of steps are wrong; use
-    `readout` instead.
+    Losses and metrics that count or sum spikes, such as `loss.ce_count_loss` and `metrics.accuracy`, are correct for
+    the result. Losses and metrics that divide by the number of steps are not, because they would also count padding.
+    Use `readout` instead.
 
     Args:
         sequence: output of a network, `[T, B, *step]`.
@@ -60,7 +61,7 @@ def mask_padding(sequence: Tensor, lengths: Tensor, value: float = 0.0) -> Tenso
         A tensor `[T, B, *step]` with the sequence's dtype.
 
     Raises:
-        ParameterError: the tensors have other shapes; or for the reasons in `length_mask`.
+        ParameterError: the tensors have other shapes, or `length_mask` rejects the lengths.
 
     Example:
         >>> mask_padding(torch.ones(3, 2), torch.tensor([3, 1])).T.tolist()
@@ -79,15 +80,15 @@ def readout(sequence: Tensor, lengths: Tensor, reduction: str = "mean") -> Tenso
     Args:
         sequence: output of a network, `[T, B, *step]`.
         lengths: lengths of the sequences, whole numbers `[B]` from 1 to `T`, on the CPU or on the sequence's device.
-        reduction: `"mean"` or `"sum"` or `"max"` over the steps of the sequence, or `"last"` for the value at its last
+        reduction: `"mean"`, `"sum"` or `"max"` over the steps of the sequence, or `"last"` for the value at its last
             step.
 
     Returns:
         A tensor `[B, *step]` with the sequence's dtype. Sums in half precision are computed in float32.
 
     Raises:
-        ParameterError: the tensors have other shapes; the sequence has whole numbers; or for the reasons in
-            `length_mask`.
+        ParameterError: the tensors have other shapes, the sequence is not floating-point, or `length_mask` rejects the
+            lengths.
         UnknownNameError: the reduction is unknown.
 
     Example:

@@ -15,12 +15,12 @@ __all__ = ["pad_sequences"]
 
 
 def pad_sequences(batch: Sequence[tuple[Any, Any]], dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor, Any]:
-    """Combines sequences into a batch, padded with zeros at their ends: a `collate_fn` for a `DataLoader`.
+    """Combines sequences into a batch. Pads them with zeros at their ends. Serves as `collate_fn` of a `DataLoader`.
 
     Args:
         batch: samples `(sequence, target)`. A sequence is a tensor or an array `[T_i, *step]` with at least one step,
             for example frames from `tonic.transforms.ToFrame`. All steps have the same shape and dtype.
-        dtype: dtype of the sequences in the batch. With `None`, whole numbers and booleans are converted to
+        dtype: dtype of the sequences in the batch. If it is `None`, whole numbers and booleans are converted to
             `torch.get_default_dtype()`, which neurons and weights accept, and floating-point numbers keep their dtype.
 
     Returns:
@@ -29,7 +29,7 @@ def pad_sequences(batch: Sequence[tuple[Any, Any]], dtype: torch.dtype | None = 
         `[B]`.
 
     Raises:
-        ParameterError: the batch is empty; a sequence has no steps; steps have several shapes or dtypes.
+        ParameterError: the batch is empty, a sequence has no steps, or the steps differ in shape or dtype.
 
     Example:
         >>> x, lengths, targets = pad_sequences([(torch.ones(3, 2), 5), (torch.ones(1, 2), 7)])
@@ -37,7 +37,7 @@ def pad_sequences(batch: Sequence[tuple[Any, Any]], dtype: torch.dtype | None = 
         ([[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]], [3, 1], [5, 7])
     """
     if not batch:
-        raise ParameterError("got no samples to make a batch of.")
+        raise ParameterError("got no samples; a batch needs at least one.")
     sequences = [torch.as_tensor(sequence) for sequence, _ in batch]
     for number, sequence in enumerate(sequences):
         if sequence.dim() == 0 or len(sequence) == 0:

@@ -1,6 +1,6 @@
 """Tools for neurons on several GPUs and machines, for cases that torch's own tools do not support.
 
-`DistributedDataParallel`, `fully_shard` and tensor-parallel linear layers work with neurons directly: see
+`DistributedDataParallel`, `fully_shard` and tensor-parallel linear layers support neurons without these tools: see
 docs/distributed.md.
 """
 

@@ -12,10 +12,10 @@ from flexsn_nn.functional import reset_net
 
 
 class FromReset(Leaf):
-    """Calls a network from the initial states of its neurons, and drops their states after each call.
+    """A network that begins each call with the initial states of its neurons, and drops their states after the call.
 
     A pipeline (`torch.distributed.pipelining`) sends one micro-batch after another through a stage. Micro-batches
-    contain different samples, so a micro-batch must not begin with the final states of the previous one.
+    contain different samples, so a micro-batch must not begin with the final states of the previous micro-batch.
 
     Args:
         net: network, or part of a network, that forms the stage.
@@ -35,7 +35,7 @@ class FromReset(Leaf):
         self.net = net
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls `net` from the initial states, and returns its result."""
+        """Calls `net`, beginning with the initial states, and returns its result."""
         reset_net(self.net)
         try:
             return self.net(*args, **kwargs)

@@ -35,28 +35,30 @@ def time_shard(sequence: Tensor, group: dist.ProcessGroup | None = None) -> Tens
     """
     count = dist.get_world_size(group)
     if sequence.shape[0] < count:
-        raise StateError(f"{sequence.shape[0]} time steps cannot be shared by {count} processes: use fewer.")
+        raise StateError(
+            f"{sequence.shape[0]} time steps cannot be divided between {count} processes: use fewer processes."
+        )
     return sequence.tensor_split(count)[dist.get_rank(group)]
 
 
 class TimeShards(Leaf):
-    """Runs a network over a sequence that is divided along time, with one part on each process.
+    """A network that runs over a sequence that is divided along time, with one part on each process.
 
     Each neuron, and each layer with a state (`Delay`, `SlidingPSN`, `SharedDropout`, or a class derived from
     `Stateful`), waits for its states from the previous process, runs over this process's steps, and sends its states to
-    the next process. While the next process runs the same layer, this process runs the layer after it. With many
-    layers, all processes are busy. Each process has the whole network. Average the parameters' gradients as in
-    data-parallel training: `DistributedDataParallel(TimeShards(net))` sums the gradients and divides by the number of
-    processes.
+    the next process. While the next process runs this layer, this process runs the layers after it. In a network with
+    many layers, all processes therefore run at the same time. Each process has the whole network. Average the
+    parameters' gradients as in data-parallel training: `DistributedDataParallel(TimeShards(net))` sums the gradients
+    and divides by the number of processes.
 
     Args:
-        net: network of neurons, layers with a state, and layers that treat all steps in the same way. Neurons and
-            layers with a state run once per call, in the same order on all processes. Every call begins with the
-            initial states.
+        net: network of neurons, layers with a state, and layers that process each step separately. Neurons and layers
+            with a state run once per call, in the same order on all processes. Every call begins with the initial
+            states.
         group: the processes, in the order of time; `None` for all processes.
-        bptt: with `"exact"`, gradients flow through the states to the previous processes, as if one process had the
-            whole sequence. Every process then has to call `backward`, on a loss of its own outputs. With `"truncated"`,
-            gradients do not leave their process.
+        bptt: with `"exact"`, gradients flow through the states to the previous processes, as if one process ran the
+            whole sequence. Every process then has to call `backward` on a loss of its own outputs. With `"truncated"`,
+            no gradient flows from process to process.
 
     Raises:
         UnknownNameError: `bptt` is unknown.
@@ -96,63 +98,63 @@ class TimeShards(Leaf):
 
 
 class _Chain:
-    """Passes the states of one call from process to process."""
+    """Hooks that pass the states of one call from process to process."""
 
     def __init__(self, group: dist.ProcessGroup | None, *, exact: bool) -> None:
         self._exact = exact and torch.is_grad_enabled()
         self._group = group
         rank, count = dist.get_rank(group), dist.get_world_size(group)
-        self._before = None if rank == 0 else _peer(group, rank - 1)
-        self._behind = None if rank == count - 1 else _peer(group, rank + 1)
+        self._previous = None if rank == 0 else _peer(group, rank - 1)
+        self._next = None if rank == count - 1 else _peer(group, rank + 1)
         self._received: dict[str, list[Tensor]] = {}
 
     def receive(self, name: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Pre-hook of a layer. Passes the states after the steps of the previous processes to the layer."""
+        """Sets a layer's states to the final states of the previous process, before the layer runs."""
         assert isinstance(layer, FlexSN | Stateful)
         if name in self._received:
             raise StateError(
-                f"the layer {name} ({type(layer).__name__}) is called twice in one call: its state would go through "
-                "the sequence twice. Give each place in the network its own layer."
+                f"the layer {name} ({type(layer).__name__}) is called twice in one call of the network, and the "
+                "second call would continue from the state of the first. Give each place in the network its own layer."
             )
         self._received[name] = []
-        if self._before is None:
+        if self._previous is None:
             return
         x = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
         if isinstance(layer, FlexSN):
             like = [s.detach() for s in layer.init_states(layer.num_states, layer.step_mode, *args)]
         else:  # only the layer can define the shapes of its states
-            like = _described(_receive(_description([], x.device), self._before, self._group))
+            like = _make_empty(_receive(_encode_states([], x.device), self._previous, self._group))
         if not like:
             return
         if self._exact:
-            received = _Receive.apply(self._before, self._group, _anchor(x), *like)
+            received = _Receive.apply(self._previous, self._group, _make_anchor(x), *like)
             self._received[name] = list(received)
             layer.states = list(received)
         else:
-            layer.states = [_receive(state, self._before, self._group) for state in like]
+            layer.states = [_receive(state, self._previous, self._group) for state in like]
 
     def send(self, name: str, layer: nn.Module, args: tuple[Any, ...], outputs: Any) -> Any:
-        """Hook after a layer. Sends its states to the next process.
+        """Sends a layer's states to the next process, after the layer has run.
 
-        The gradients of the states return with the gradients of the outputs.
+        Returns the outputs. In their backward, the gradients of the states are received from the next process.
         """
         assert isinstance(layer, FlexSN | Stateful)
         outgoing = list(layer.states)
         several = isinstance(outputs, list | tuple)
-        given = list(outputs) if several else [outputs]
-        if self._behind is not None and not isinstance(layer, FlexSN):
-            _send([_description(outgoing, given[0].device)], self._behind, self._group)
+        tensors = list(outputs) if several else [outputs]
+        if self._next is not None and not isinstance(layer, FlexSN):
+            _send([_encode_states(outgoing, tensors[0].device)], self._next, self._group)
         if not self._exact:
-            if self._behind is not None:
-                _send(outgoing, self._behind, self._group)
+            if self._next is not None:
+                _send(outgoing, self._next, self._group)
             return outputs
         passed = _HandOver.apply(
-            self._behind,
+            self._next,
             self._group,
-            len(given),
+            len(tensors),
             len(outgoing),
-            _anchor(given[0]),
-            *given,
+            _make_anchor(tensors[0]),
+            *tensors,
             *outgoing,
             *self._received[name],
         )
@@ -160,7 +162,7 @@ class _Chain:
 
 
 class _Receive(torch.autograd.Function):
-    """Receives states from the previous process. The backward sends the states' gradients to that process."""
+    """Function that receives states from the previous process. The backward sends their gradients to that process."""
 
     @staticmethod
     def forward(
@@ -178,12 +180,12 @@ class _Receive(torch.autograd.Function):
 
 
 class _HandOver(torch.autograd.Function):
-    """Returns outputs unchanged, and sends states to the next process. The backward receives the states' gradients.
+    """Function that returns outputs unchanged, and sends states to the next process.
 
-    One process sends gradients while another waits for them. Therefore, both processes must run their backward, even if
-    no loss depends on the states. This function always has a backward, because the anchor requires grad. The backward
-    of `_Receive` always follows, because the received states are arguments of this function, even though this function
-    passes no gradient to them.
+    The backward receives the states' gradients. One process sends gradients, and another process waits for them.
+    Therefore, both processes must run their backward, even if no loss depends on the states. The backward of this
+    function always runs, because the anchor requires grad. The backward of `_Receive` always follows, because the
+    received states are arguments of this function, even though this function passes no gradient to them.
     """
 
     @staticmethod
@@ -232,7 +234,7 @@ _DTYPES = (
 _DESCRIPTION = 128
 
 
-def _description(states: Sequence[Tensor], device: torch.device) -> Tensor:
+def _encode_states(states: Sequence[Tensor], device: torch.device) -> Tensor:
     """Encodes the number, dtypes and shapes of states as integers `[128]`, which are sent before the states."""
     numbers = [len(states)]
     for state in states:
@@ -242,18 +244,18 @@ def _description(states: Sequence[Tensor], device: torch.device) -> Tensor:
     return torch.tensor(numbers + [0] * (_DESCRIPTION - len(numbers)), dtype=torch.int64, device=device)
 
 
-def _described(description: Tensor) -> list[Tensor]:
+def _make_empty(description: Tensor) -> list[Tensor]:
     """Creates empty tensors with the dtypes and shapes of a description."""
     count, *numbers = description.tolist()
-    found = []
+    tensors = []
     for _ in range(count):
         dtype, dims, *numbers = numbers
         shape, numbers = numbers[:dims], numbers[dims:]
-        found.append(torch.empty(shape, dtype=_DTYPES[dtype], device=description.device))
-    return found
+        tensors.append(torch.empty(shape, dtype=_DTYPES[dtype], device=description.device))
+    return tensors
 
 
-def _anchor(like: Tensor) -> Tensor:
+def _make_anchor(like: Tensor) -> Tensor:
     return torch.zeros((), device=like.device, requires_grad=True)
 
 

@@ -34,7 +34,7 @@ from flexsn_runtime import ScanProgram, transform_at_work
 PLAIN = frozenset({Tensor, nn.Parameter})
 
 
-# Beginning of the message for a call that runs as a loop because kernels reject it.
+# Beginning of the reason for a call that runs as a loop because kernels reject the core.
 _INSTEAD = "the loop ran instead: here as on a GPU, compiled kernels refuse"
 
 
@@ -43,7 +43,7 @@ class Chooses(KeepsStates):
 
     _output_specs: list[Spec] | None
     _ready_made: bool | None
-    _undelayed: Callable[..., Any] | None = None  # core with kernels that do not load earlier steps
+    _undelayed: Callable[..., Any] | None = None  # core whose kernels cannot load earlier steps
 
     def _checked(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Checks the inputs of a call, and returns the inputs of the core."""
@@ -62,7 +62,7 @@ class Chooses(KeepsStates):
     # arguments.
     @constant
     def _choose(self, backend: Backend, step_mode: StepMode, device: torch.device, compiling: bool) -> str:
-        """Chooses the backend, once for each type of device. Compilers have separate choices."""
+        """Returns the name of the backend. Chooses once for each type of device, and separately for compilers."""
         if compiling and is_onnx_exporting():
             return choose_for_onnx(backend)
         situation = (device.type, compiling)
@@ -77,7 +77,7 @@ class Chooses(KeepsStates):
     def _asks_kernels(self, backend: str) -> bool:
         """True if, with `backend="auto"`, a call that kernels reject runs as a loop.
 
-        On a GPU, a sequence that kernels reject is an error. A single step may run without kernels on any device,
+        On a GPU, a sequence that kernels reject raises an error. A single step may run without kernels on any device,
         because its caller loops over time in any case.
         """
         return backend == "cpp" or (self._step_mode == "s" and backend in COMPILED)
@@ -86,10 +86,10 @@ class Chooses(KeepsStates):
         self, inputs: tuple[Tensor, ...], states: list[Tensor], transforms: tuple[Transform, ...]
     ) -> bool:
         """True if kernels can run this call, according to the checks before the run. Otherwise, records the reason."""
-        why = self._why_loop(inputs, states) or self._why_unchanged(inputs, states, transforms)
+        reason = self._why_loop(inputs, states) or self._why_unchanged(inputs, states, transforms)
         if not torch.compiler.is_compiling():
-            self._decisions.ran((inputs[0].device.type, False), why, kinds_of(self.modules()))
-        return why is None
+            self._decisions.ran((inputs[0].device.type, False), reason, kinds_of(self.modules()))
+        return reason is None
 
     def _why_loop(self, inputs: tuple[Tensor, ...], states: list[Tensor]) -> str | None:
         """Returns the reason why a call runs as a loop although kernels are chosen; `None` if kernels can run it."""
@@ -101,25 +101,25 @@ class Chooses(KeepsStates):
             return f"the loop, in calls inside of {transform}, which supports operations but no kernels"
         if self._step_mode == "m" and inputs[0].shape[:1] in ((), (0,)):
             return "the loop, in calls without steps (T == 0)"
-        ready = self._ready_made
-        if ready is None:
-            ready = self.__dict__["_ready_made"] = self._is_ready_made()
-        if ready:
+        is_ready_made = self._ready_made
+        if is_ready_made is None:
+            is_ready_made = self.__dict__["_ready_made"] = self._is_ready_made()
+        if is_ready_made:
             return None
-        why = self._refusal(inputs, states, training=self._trains((*inputs, *states)))
-        return None if why is None else f"{_INSTEAD} the core: {why}"
+        reason = self._refusal(inputs, states, training=self._trains((*inputs, *states)))
+        return None if reason is None else f"{_INSTEAD} the core: {reason}"
 
     def _why_unchanged(
         self, inputs: tuple[Tensor, ...], states: list[Tensor], transforms: tuple[Transform, ...]
     ) -> str | None:
         """Returns the reason why kernels reject the core with a user's transforms; `None` if they accept it."""
-        why = None
+        reason = None
         if any(not is_own(type(transform)) for transform in transforms):
-            why = self._refusal(inputs, states, training=self._trains((*inputs, *states)), transforms=transforms)
-        return None if why is None else f"{_INSTEAD} the core with its transforms: {why}"
+            reason = self._refusal(inputs, states, training=self._trains((*inputs, *states)), transforms=transforms)
+        return None if reason is None else f"{_INSTEAD} the core with its transforms: {reason}"
 
-    def _trains(self, given: Sequence[Tensor]) -> bool:
-        return torch.is_grad_enabled() and any(t.requires_grad for t in (*given, *self.parameters()))
+    def _trains(self, tensors: Sequence[Tensor]) -> bool:
+        return torch.is_grad_enabled() and any(t.requires_grad for t in (*tensors, *self.parameters()))
 
     def _ask_for_portability(
         self,
@@ -128,12 +128,12 @@ class Chooses(KeepsStates):
         results: Sequence[Tensor],
         transforms: tuple[Transform, ...],
     ) -> None:
-        """Reports once the reason why kernels would reject the call that has just run as a loop."""
+        """Reports, once for each reason, that kernels on a GPU would reject the call that has just run as a loop."""
         foreign = tuple(transform for transform in transforms if not is_own(type(transform)))
         if portability() == "ignore" or inputs[0].shape[:1] == (0,) or (self._is_ready_made() and not foreign):
             return
         training = any(result.requires_grad for result in results)
-        self._refusals.tell(self._refusal(inputs, states, training=training, transforms=foreign))
+        self._refusals.report_once(self._refusal(inputs, states, training=training, transforms=foreign))
 
     def _refusal(
         self,
@@ -153,7 +153,7 @@ class Chooses(KeepsStates):
             more_inputs, more_states = added(call._replace(inputs=inputs), used)
             if more_states:
                 states = [*(states or self._initial(inputs)), *more_states]
-        return self._refusals.why(
+        return self._refusals.find_reason(
             lambda: self._program(used).scan,
             (*inputs, *more_inputs),
             states,
@@ -164,7 +164,7 @@ class Chooses(KeepsStates):
         )
 
     def _is_ready_made(self) -> bool:
-        """True if the whole core belongs to this package, so that kernels accept it."""
+        """True if the whole core belongs to this package, so that kernels certainly accept it."""
         return False
 
     def _is_empty(self, inputs: Sequence[Tensor]) -> bool:
@@ -177,18 +177,18 @@ class Chooses(KeepsStates):
         if not self.num_outputs:
             return []
         step = step_shape(inputs, self._step_mode)
-        given = self._output_specs
-        return given if given is not None and all(tuple(shape) == tuple(step) for shape, _ in given) else None
+        specs = self._output_specs
+        return specs if specs is not None and all(tuple(shape) == tuple(step) for shape, _ in specs) else None
 
     def _empty_specs(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Spec]:
         """Returns shapes and dtypes of one step's outputs, for a sequence with zero steps.
 
-        If the shape of the examples differs from that of the step, the examples are compared with a trace of the core,
-        provided that tracing succeeds.
+        If the examples have another shape than the step, they are compared with a trace of the core. This comparison is
+        omitted if tracing fails.
         """
-        known = self._specs_beforehand(inputs, states)
-        if known is not None:
-            return known
+        specs_beforehand = self._specs_beforehand(inputs, states)
+        if specs_beforehand is not None:
+            return specs_beforehand
         if self._output_specs is None:
             return self._traced_specs(inputs, states)
         try:
@@ -199,7 +199,7 @@ class Chooses(KeepsStates):
         return self._output_specs
 
     def _traced_specs(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Spec]:
-        """Raises `ExampleError`, because the outputs' shapes and dtypes are unknown without an example."""
+        """Raises `ExampleError`, because the outputs' shapes and dtypes are unknown without examples."""
         raise ExampleError(
             "the input has no steps (T == 0), and the shape and dtype of an output are unknown without one: give "
             "FlexSN example_outputs=(...), one step's outputs."
@@ -230,8 +230,8 @@ class Chooses(KeepsStates):
 
     def _traced(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Spec]:
         """Returns shapes and dtypes of one step's outputs from a trace. The values of the arguments do not matter."""
-        program, given = self._completed(Call(tuple(inputs), "m", True, False, lambda: None))
-        outputs = program.specialize(given, states)[0].trace.outputs
+        program, step_inputs = self._completed(Call(tuple(inputs), "m", True, False, lambda: None))
+        outputs = program.specialize(step_inputs, states)[0].trace.outputs
         return [(value.shape, value.dtype) for value in outputs]
 
     def _program(self, transforms: Sequence[Transform]) -> StepProgram:
@@ -244,11 +244,11 @@ class Chooses(KeepsStates):
         return self._programs.get(core, self.requires_grad, written_in(self._backend), transforms)
 
     def _absorbs(self, inputs: tuple[Tensor, ...]) -> bool:
-        """True if the step is the only reader of the first input."""
+        """True if only the step reads the values of the first input, so that the step can apply a function to it."""
         return not self._starts_by_input() and PLAIN.issuperset(map(type, inputs))
 
     def _call(self, backend: str, inputs: tuple[Tensor, ...]) -> Call:
-        """Describes the call, as an argument of transforms."""
+        """Returns the description of the call that transforms receive."""
         compiling = torch.compiler.is_compiling()
         kernels = backend in COMPILED
         in_step = (kernels or (backend == "hop" and compiling)) and self._absorbs(inputs)

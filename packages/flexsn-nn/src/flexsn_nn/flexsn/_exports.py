@@ -11,7 +11,7 @@ from flexsn_nn._torch_private import tracing_context
 
 
 class InExport:
-    """States after a call, with which the next call of the same program begins.
+    """States after a call. The next call in the same exported program begins with these states.
 
     The states are in a separate object, because `torch.export` warns of tensors in attributes, lists and dicts of a
     module.

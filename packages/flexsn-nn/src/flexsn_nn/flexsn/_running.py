@@ -38,7 +38,7 @@ from flexsn_runtime import (
 
 Ran = tuple[list[Tensor], list[Tensor], list[Tensor]]
 _Kinds = tuple[type[Transform], ...]
-_Asked = tuple[str, bool, _Kinds]
+_Description = tuple[str, bool, _Kinds]
 
 
 class _Repeats(NamedTuple):
@@ -46,23 +46,26 @@ class _Repeats(NamedTuple):
 
     Attributes:
         program: program that runs the later calls.
-        asked: results and side effects of the call, from `Runs._asked`. Calls with other values are not repeated.
+        description: results of the call, as described by `Runs._describe_results`. Only calls with an equal description
+            repeat the call.
     """
 
     program: StepProgram
-    asked: _Asked
+    description: _Description
 
 
 class _Again(NamedTuple):
-    """Earlier call that the compiled launcher repeats. Its transforms may be a function of the first input, and bits.
+    """Earlier call that the compiled launcher repeats.
+
+    The only transforms of such a call are a function of the first input, and the bits of spikes.
 
     Attributes:
-        core: core of that call.
-        call: that call, prepared for repetition.
-        run: launcher of such calls.
+        core: core of the earlier call.
+        call: the earlier call, prepared for repetition.
+        run: function of the compiled launcher that runs such calls.
         num_states: number of states at the beginning of the call.
         packs: True if a `PackedSpikes` was active.
-        front: key of the function of the first input; `None` if the call had none.
+        front: key of the function of the first input; `None` if the call applied no function.
         places: for each captured tensor, its position among the tensors of the function.
         bits: True if the last result contains bits.
     """
@@ -91,7 +94,7 @@ class Runs(Chooses):
         keep: bool,
         transforms: tuple[Transform, ...] = (),
     ) -> Ran:
-        """Runs `_run_unexplained`. If the core's operations fail, the error names the responsible argument."""
+        """Runs `_run_unexplained`. If an operation of the core fails, the error names the cause if it is found."""
         if torch.compiler.is_compiling():
             return self._run_unexplained(inputs, states, keep=keep, transforms=transforms)
         try:
@@ -108,7 +111,7 @@ class Runs(Chooses):
             raise
 
     def _explain_error(self, inputs: Sequence[Tensor], states: Sequence[Tensor], error: Exception) -> None:
-        """Raises a clearer error than `error` if the cause is found. The checks are too slow for successful calls.
+        """Raises a clearer error than `error` if the cause is found. These checks are too slow to precede every call.
 
         Args:
             inputs, states: arguments of the failed call.
@@ -127,8 +130,8 @@ class Runs(Chooses):
         """Returns outputs, final states and state sequences. State sequences are empty unless `keep`.
 
         Args:
-            states: states of this call; empty for the initial states.
-            transforms: transforms of this call.
+            states: states at the beginning of this call; empty for the initial states.
+            transforms: transforms of this call, without `_own_transforms`.
         """
         inputs = self._checked(inputs)
         if not PLAIN.issuperset(map(type, inputs)) and _are_sharded(inputs):
@@ -169,10 +172,11 @@ class Runs(Chooses):
         keep: bool,
         transforms: tuple[Transform, ...],
     ) -> Ran:
-        """Runs a call on the chosen backend, and returns the result of `_run`."""
+        """Runs a call on the chosen backend. Returns outputs, final states and state sequences, like `_run`."""
         compiling = torch.compiler.is_compiling()
         at_zero = compiling and not states and self._starts_at_zero()
-        asked, begun, given, transforms = inputs, states, transforms, (*self._own_transforms, *transforms)
+        call_inputs, call_states, call_transforms = inputs, states, transforms
+        transforms = (*self._own_transforms, *transforms)
         more_inputs: Values = ()
         more_states: Values = ()
         call = self._call(backend, inputs) if transforms else None
@@ -192,17 +196,17 @@ class Runs(Chooses):
             if compiling:
                 results = self._between_graphs(*tensors, keep, transforms)
             else:
-                lacks = any(transform.optional and transform not in transforms for transform in given)
-                kinds = None if lacks else tuple(map(type, given))
+                lacks = any(transform.optional and transform not in transforms for transform in call_transforms)
+                kinds = None if lacks else tuple(map(type, call_transforms))
                 try:
                     results = self._run_kernels(*tensors, keep, transforms, kinds)
                 except LateInputError:
                     self.__dict__["_undelayed"] = self.core
-                    return self._run_on(backend, asked, begun, keep, given)
+                    return self._run_on(backend, call_inputs, call_states, keep, call_transforms)
         else:
             results = self._run_core(backend, *tensors, keep, at_zero, transforms)
             if backend == "torch" and self._backend == "auto" and self._step_mode == "m" and not compiling:
-                self._ask_for_portability(asked, states, results, given)
+                self._ask_for_portability(call_inputs, states, results, call_transforms)
         end = self.num_outputs + sum(transform.num_outputs for transform in transforms)
         outputs, finals = list(results[:end]), list(results[end:])
         sequences: list[Tensor] = []
@@ -230,8 +234,8 @@ class Runs(Chooses):
 
         Args:
             inputs, states: inputs and states, including those of the transforms.
-            kinds: types of the call's own transforms. Later calls with transforms of these types may repeat this call.
-                `None` if no call may repeat it.
+            kinds: types of the call's transforms, without `_own_transforms`. Later calls with transforms of these types
+                may repeat this call. `None` if no call may repeat it.
         """
         program = self._program(transforms)
         try:
@@ -261,9 +265,9 @@ class Runs(Chooses):
         if program.stand_ins is None:
             return single_step(program.scan, inputs, states)
         sequences = [x.unsqueeze(0) for x in inputs]
-        found = run_kernels(program.scan, (*sequences, *states), False, program.changes(transforms))
+        results = run_kernels(program.scan, (*sequences, *states), False, program.changes(transforms))
         end = program.scan.num_outputs
-        return [*[output.squeeze(0) for output in found[:end]], *found[end:]]
+        return [*[output.squeeze(0) for output in results[:end]], *results[end:]]
 
     @between_graphs(BETWEEN)
     def _between_graphs(
@@ -276,7 +280,7 @@ class Runs(Chooses):
         return self._run_kernels(inputs, states, keep, transforms, None)
 
     def _without_bits(self, program: StepProgram, results: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Stores the bits, if the program writes them as its last result, and returns the other results."""
+        """Returns the results of a program without bits. If the last result contains bits, stores them."""
         if not program.scan.bits:
             return results
         *others, bits = results
@@ -302,8 +306,8 @@ class Runs(Chooses):
         counts = Counts(self.num_inputs, self.num_states, self.num_outputs)
         core = compose(self.core, counts, transforms, [transform.tensors for transform in transforms])
         if self.requires_grad is not None:  # kernels apply this setting themselves
-            inputs = (*_masked(inputs, self.requires_grad[: self.num_inputs]), *inputs[self.num_inputs :])
-            states = (*_masked(states, self.requires_grad[self.num_inputs :]), *states[self.num_states :])
+            inputs = (*_detach_disallowed(inputs, self.requires_grad[: self.num_inputs]), *inputs[self.num_inputs :])
+            states = (*_detach_disallowed(states, self.requires_grad[self.num_inputs :]), *states[self.num_states :])
         if single:
             backend, keep, at_zero = "torch", False, False
             inputs = tuple([x.unsqueeze(0) for x in inputs])
@@ -319,7 +323,7 @@ class Runs(Chooses):
         if backend == "hop" and self._backend in KERNEL_BACKENDS:
             options["lowering"] = "kernel"  # kernels are requested, so the operator must become kernels
         num_outputs = counts.with_all(transforms).outputs
-        found = (sequences if keep else finals)(
+        results = (sequences if keep else finals)(
             core,
             len(inputs),
             len(states),
@@ -330,8 +334,8 @@ class Runs(Chooses):
             **options,
         )
         if not single:
-            return found
-        return [*[output.squeeze(0) for output in found[:num_outputs]], *found[num_outputs:]]
+            return results
+        return [*[output.squeeze(0) for output in results[:num_outputs]], *results[num_outputs:]]
 
     @between_graphs("a neuron on DTensors runs between the graphs of torch.compile")
     def _run_shards(self, inputs: tuple[Tensor, ...], states: list[Tensor], *, keep: bool) -> Ran:
@@ -341,12 +345,12 @@ class Runs(Chooses):
         lead = 1 if self._step_mode == "m" else 0
         shards = StepShards.of(inputs, lead)
         parts = tuple(shards.local(x) for x in inputs)
-        own = [shards.state(state, i) for i, state in enumerate(states)]
+        own_states = [shards.state(state, i) for i, state in enumerate(states)]
         with shards.local_parameters(self) as local:
             if shards.is_cut:
                 sequences = parts if lead else [x.unsqueeze(0) for x in parts]
-                check_parts(self._get_program(), sequences, own or self._initial(parts), local)
-            outputs, new_states, state_seqs = self._run(parts, own, keep=keep)
+                check_parts(self._get_program(), sequences, own_states or self._initial(parts), local)
+            outputs, new_states, state_seqs = self._run(parts, own_states, keep=keep)
         return (
             [shards.whole(output, lead) for output in outputs],
             [shards.whole(state, 0) for state in new_states],
@@ -365,36 +369,36 @@ class Runs(Chooses):
             return False
         return self._bits.why_refused(self.core) is None
 
-    def _asked(self, transforms: tuple[Transform, ...]) -> _Asked:
-        """Describes the results and side effects of a `forward` call with the current attributes."""
-        own = self.__dict__  # reading this dict is five times as fast as reading a module's attributes
-        mode = own["_step_mode"]
-        return mode, own["store_state_seqs"] and mode == "m", tuple(map(type, transforms))
+    def _describe_results(self, transforms: tuple[Transform, ...]) -> _Description:
+        """Describes the results of a `forward` call: step mode, storage of state sequences, and types of transforms."""
+        attributes = self.__dict__  # reading this dict is five times as fast as reading a module's attributes
+        mode = attributes["_step_mode"]
+        return mode, attributes["store_state_seqs"] and mode == "m", tuple(map(type, transforms))
 
     def _repeat(
         self, inputs: tuple[Tensor, ...], transforms: tuple[Transform, ...]
     ) -> tuple[Tensor | list[Tensor] | None, tuple[Tensor, ...], tuple[Transform, ...]]:
-        """Runs a call of `forward` with the program of an earlier call, if the call can repeat the earlier one.
+        """Runs a call of `forward` with the program of an earlier call, if the call can repeat the earlier call.
 
         Returns:
-            The result, the inputs and the transforms. The result is `None` if no earlier call can be repeated. In that
-            case, the call runs with the returned inputs and transforms, so that a norm computes its statistics only
-            once.
+            The result, the inputs and the transforms. The result is `None` if no earlier call can be repeated. The
+            caller then runs the call with the returned inputs and transforms, so that a norm computes its statistics
+            only once.
         """
         none = None, inputs, transforms
-        own = self.__dict__
-        repeats: _Repeats | None = own["_repeats"]
-        if repeats is None or repeats.asked != self._asked(transforms):
+        attributes = self.__dict__
+        repeats: _Repeats | None = attributes["_repeats"]
+        if repeats is None or repeats.description != self._describe_results(transforms):
             return none
         program = repeats.program
-        if (own["core"] if "core" in own else own["_modules"].get("core")) is not program.core:
+        if (attributes["core"] if "core" in attributes else attributes["_modules"].get("core")) is not program.core:
             return none  # another core was registered without an assignment
-        single = own["_step_mode"] == "s"
-        states, num_states = own["states"], own["num_states"]
-        every = (*self._own_transforms, *transforms)
-        tensors, changes, used = inputs, None, every
-        if every:
-            plain = len(inputs) == own["num_inputs"] and PLAIN.issuperset(map(type, inputs))
+        single = attributes["_step_mode"] == "s"
+        states, num_states = attributes["states"], attributes["num_states"]
+        all_transforms = (*self._own_transforms, *transforms)
+        tensors, changes, used = inputs, None, all_transforms
+        if all_transforms:
+            plain = len(inputs) == attributes["num_inputs"] and PLAIN.issuperset(map(type, inputs))
             if not plain or (not single and not inputs[0].dim()) or transform_at_work() is not None:
                 return none
         if single:
@@ -402,9 +406,9 @@ class Runs(Chooses):
                 return none
         elif len(states) != num_states and (states or not self._kernels_start_alike(inputs)):
             return none
-        if every:
+        if all_transforms:
             call = self._call("cpp", inputs)  # kernels ran the earlier call
-            inputs, used = before(call, every)
+            inputs, used = before(call, all_transforms)
             constant = self._own_transforms
             none = None, inputs, tuple([t for t in used if t not in constant]) if constant else used
             if key_of(used) != program.key:
@@ -418,40 +422,40 @@ class Runs(Chooses):
                 states = (*(states or self._initial(inputs)), *more_states)
         if single and program.stand_ins is not None:
             return none
-        instead, completion = (None, None) if changes is None else changes
-        formula, keep = completion and completion.formula, repeats.asked[1]
-        found = find_call(program.scan, tensors, states, instead, formula, single=single, state_seqs=keep)
-        results = None if found is None else found[0].run(found[1])
-        if found is None or results is None or (keep and not len(inputs[0])):
+        replacements, completion = (None, None) if changes is None else changes
+        formula, keep = completion and completion.formula, repeats.description[1]
+        match = find_call(program.scan, tensors, states, replacements, formula, single=single, state_seqs=keep)
+        results = None if match is None else match[0].run(match[1])
+        if match is None or results is None or (keep and not len(inputs[0])):
             return none
-        own["_again"] = None
-        if not keep and getattr(found[0].run, "is_native", False):
-            self._note_again(program, *found, transforms, instead)
+        attributes["_again"] = None
+        if not keep and getattr(match[0].run, "is_native", False):
+            self._note_again(program, *match, transforms, replacements)
         if program.scan.bits:
             results = self._without_bits(program, results)
-        end, behind, count = own["num_outputs"], program.scan.num_outputs, own["num_states"]
-        carried = list(results[behind:])
+        end, end_of_program, count = attributes["num_outputs"], program.scan.num_outputs, attributes["num_states"]
+        carried = list(results[end_of_program:])
         # The update bypasses nn.Module's __setattr__, because __setattr__ takes half the time of a kernel launch.
         finals = [sequence[-1] for sequence in carried] if keep else carried
         if used:
-            tell_ends(used, results[end:behind], finals[count:])
+            tell_ends(used, results[end:end_of_program], finals[count:])
             carried, finals = carried[:count], finals[:count]
-        own.update(states=finals, state_seqs=carried if keep else [], spike_counts=None)
+        attributes.update(states=finals, state_seqs=carried if keep else [], spike_counts=None)
         return results[0] if end == 1 else list(results[:end]), inputs, transforms
 
     def _run_again(self, inputs: tuple[Tensor, ...], front: Producer | Delayed | None) -> Tensor | list[Tensor] | None:
-        """Runs a call in the same way as the call that `_note_again` stored; `None` if the two calls differ."""
-        own = self.__dict__
-        again: _Again | None = own["_again"]
-        states = own["states"]
+        """Repeats the call that `_note_again` stored, with these inputs. Returns `None` if the two calls differ."""
+        attributes = self.__dict__
+        again: _Again | None = attributes["_again"]
+        states = attributes["states"]
         if (
             again is None
             or len(states) != again.num_states
-            or (states and own["_looks_for_sharing"] and torch.is_grad_enabled())
-            or (own["_bits"].num_users > 0) is not again.packs
+            or (states and attributes["_looks_for_sharing"] and torch.is_grad_enabled())
+            or (attributes["_bits"].num_users > 0) is not again.packs
             or self._shared_transforms
-            or "_exchange" in own
-            or (own["core"] if "core" in own else own["_modules"].get("core")) is not again.core
+            or "_exchange" in attributes
+            or (attributes["core"] if "core" in attributes else attributes["_modules"].get("core")) is not again.core
             or backward_pass() != -1
         ):
             return None
@@ -471,9 +475,9 @@ class Runs(Chooses):
             return None
         if again.bits:
             bits = results.pop()
-            own["_bits"].note(results[0], bits)
-        end = own["num_outputs"]
-        own["states"], own["state_seqs"], own["spike_counts"] = results[end:], [], None
+            attributes["_bits"].note(results[0], bits)
+        end = attributes["num_outputs"]
+        attributes["states"], attributes["state_seqs"], attributes["spike_counts"] = results[end:], [], None
         return results[0] if end == 1 else results[:end]
 
     def _note_again(
@@ -482,56 +486,58 @@ class Runs(Chooses):
         call: RepeatedCall,
         tensors: tuple[Tensor | None, ...],
         transforms: tuple[Transform, ...],
-        instead: Mapping[int, Tensor] | None,
+        replacements: Mapping[int, Tensor] | None,
     ) -> None:
         """Stores a call for `_run_again`, if the compiled launcher can run such calls.
 
         Args:
-            tensors: tensors of `call.run`.
+            tensors: tensors with which `call.run` was called.
             transforms: transforms of the call, before their method `before` is called.
+            replacements: tensors of the transforms, by the ids of their stand-ins.
         """
-        own, scan = self.__dict__, program.scan
-        others = [one for one in transforms if not isinstance(one, SpikesAsBits)]
-        if scan.requires_grad is not None or own["_draws"] or self._own_transforms or self._shared_transforms:
+        attributes, scan = self.__dict__, program.scan
+        others = [transform for transform in transforms if not isinstance(transform, SpikesAsBits)]
+        if scan.requires_grad is not None or attributes["_draws"] or self._own_transforms or self._shared_transforms:
             return
         front: Hashable = None
         places: tuple[int, ...] = ()
         compute = None
         if others:
             parts = parts_of(others[0].producer) if len(others) == 1 and type(others[0]) is Absorb else None
-            found = None if parts is None or instead is None else call.places(instead)
-            if parts is None or found is None:
+            positions = None if parts is None or replacements is None else call.places(replacements)
+            if parts is None or positions is None:
                 return
-            first, end = len(tensors) - len(found), len(tensors)
-            same = [a is b for a, b in zip(parts.tensors, (instead or {}).values(), strict=True)]
-            front, places = parts.key, tuple([found.index(i) for i in range(first, end)])
+            first, end = len(tensors) - len(positions), len(tensors)
+            unchanged = [a is b for a, b in zip(parts.tensors, (replacements or {}).values(), strict=True)]
+            front, places = parts.key, tuple([positions.index(i) for i in range(first, end)])
             tensors = (*tensors[:first], *[parts.tensors[i] for i in places], *parts.more)
             if parts.compute is not None:
-                compute = partial(_computed, parts.compute, found, end)
-            if not all(same[0 if compute is None else same.count(False) :]):
+                compute = partial(_compute_tensors, parts.compute, positions, end)
+            if not all(unchanged[0 if compute is None else unchanged.count(False) :]):
                 return
         run = call.again(front, tensors, compute)
         if run is not None:
-            num_states = len(own["states"])
-            own["_again"] = _Again(
-                program.core, call, run, num_states, own["_bits"].num_users > 0, front, places, any(scan.bits)
+            num_states = len(attributes["states"])
+            attributes["_again"] = _Again(
+                program.core, call, run, num_states, attributes["_bits"].num_users > 0, front, places, any(scan.bits)
             )
 
 
-def _computed(
-    compute: Callable[..., tuple[Tensor, ...]], places: Sequence[int], end: int, given: Sequence[Tensor | None]
+def _compute_tensors(
+    compute: Callable[..., tuple[Tensor, ...]], places: Sequence[int], end: int, tensors: Sequence[Tensor | None]
 ) -> dict[int, Tensor]:
-    """Returns the tensors that `FrontParts.compute` computes, by their positions in a call.
+    """Runs `FrontParts.compute`. Returns the computed tensors by their positions among the tensors of a call.
 
     Args:
-        places: positions of `FrontParts.tensors`.
-        end: position of the first of `FrontParts.more`.
+        places: positions of `FrontParts.tensors` among the tensors of the call.
+        end: position of the first tensor of `FrontParts.more`.
+        tensors: tensors of the call, where the first tensor is `x`.
     """
-    found = compute(given[0], *[given[place] for place in places], *given[end:])
-    return dict(zip(places, found, strict=False))
+    computed = compute(tensors[0], *[tensors[place] for place in places], *tensors[end:])
+    return dict(zip(places, computed, strict=False))
 
 
-# For each backend: the scan that returns state sequences, and the scan that returns final states.
+# For each backend, the scan that returns state sequences, and the scan that returns final states.
 _SCANS: dict[str, tuple[Callable[..., tuple[Tensor, ...]], Callable[..., tuple[Tensor, ...]]]] = {
     "torch": (eager_scan, eager_scan_final_state),
     "hop": (flex_sn_scan, flex_sn_scan_final_state),
@@ -543,7 +549,7 @@ def _start_at_zero(transforms: Sequence[Transform]) -> bool:
     return all(transform.starts_at_zero or not transform.num_states for transform in transforms)
 
 
-def _masked(tensors: Sequence[Tensor], allowed: Sequence[bool]) -> list[Tensor]:
+def _detach_disallowed(tensors: Sequence[Tensor], allowed: Sequence[bool]) -> list[Tensor]:
     """Detaches the inputs or states whose entry in `allowed` is False."""
     return [t if flows else t.detach() for t, flows in zip(tensors, allowed, strict=False)]
 

@@ -47,7 +47,7 @@ class Settings(Leaf):
 
     @property
     def backend(self) -> str:
-        """Requested backend; `explain()` reports the backend that runs."""
+        """Requested backend. `explain()` reports the backend that runs."""
         return self._backend
 
     @backend.setter
@@ -76,8 +76,8 @@ class Settings(Leaf):
     def spike_range(self) -> tuple[int, int] | None:
         """Smallest and largest whole number in the (first) output: `(0, 1)` for spikes; `None` for arbitrary numbers.
 
-        Ready-made neurons define this range. Set it for your own step if the step returns only whole numbers.
-        `memory.PackedSpikes` then stores its output as bits.
+        Ready-made neurons define this range. If your own step returns only whole numbers, set the range, so that
+        `memory.PackedSpikes` can store the output as bits.
         """
         if self._spike_range is None and is_own_forward(self):
             return self._own_spike_range()

@@ -43,8 +43,8 @@ class KeepsStates(Settings):
     _carries: bool = False
 
     def __setattr__(self, name: str, value: Any) -> None:
-        kept: Any = self._as_states(value) if name == "states" else value
-        super().__setattr__(name, kept)
+        stored: Any = self._as_states(value) if name == "states" else value
+        super().__setattr__(name, stored)
         if not torch.compiler.is_compiling():
             self.__dict__.update(_ready_made=None, _repeats=None, _again=None)
             if name == "states":
@@ -54,7 +54,7 @@ class KeepsStates(Settings):
                 self._forget_decisions()
 
     def _as_states(self, states: Any) -> list[Any]:
-        """Converts a value that is assigned to `states` to a list. `None` is a reset."""
+        """Converts a value that is assigned to `states` to a list. `None` becomes an empty list, which is a reset."""
         if isinstance(states, Tensor):
             raise TypeError(f"states is a tensor; give a list of num_states={self.num_states} tensors.")
         if states is not None and not isinstance(states, Iterable):
@@ -74,7 +74,7 @@ class KeepsStates(Settings):
             self.states, self.state_seqs, self.spike_counts = [], [], None
             if is_exporting():
                 self._end_export()
-        else:  # same as in forward
+        else:  # without `__setattr__`, as in `forward`
             self._forget(recomputation())
 
     def _forget(self, inside: tuple[int, int] | None) -> None:
@@ -92,7 +92,7 @@ class KeepsStates(Settings):
         counts = None if self.spike_counts is None else self.spike_counts.detach()
         if torch.compiler.is_compiling():
             self.states, self.state_seqs, self.spike_counts = states, state_seqs, counts
-        else:  # an assignment by the user would begin a second run of checkpointing
+        else:  # not an assignment, because an assignment of `states` would count as a reset during recomputation
             self._hold_results(states, state_seqs, counts)
 
     def _states_in_export(self) -> list[Tensor]:
@@ -115,21 +115,23 @@ class KeepsStates(Settings):
                     "neuron.step(inputs, states) and passes the states on."
                 )
             return []
-        held = self._exported
-        return [] if held is None or not held.is_now() else held.states
+        exported = self._exported
+        return [] if exported is None or not exported.is_now() else exported.states
 
-    @constant  # Dynamo runs this method itself, and does not see the assignment
+    @constant  # Dynamo runs this method without tracing it, so that the assignment is not part of the graph
     def _is_exported_again(self) -> bool:
-        held = self._exported
+        exported = self._exported
         self.__dict__["_exported"] = InExport(())
-        return held is not None and held.is_now()
+        return exported is not None and exported.is_now()
 
     @constant
     def _end_export(self) -> None:
         self.__dict__["_exported"] = None
 
     def init_states(self, num_states: int, step_mode: str, *inputs: Tensor) -> list[Tensor]:
-        """Returns the initial states, `[*step]` each: zeros in the first input's dtype. Override it for other states.
+        """Returns the initial states, `[*step]` each: zeros in the first input's dtype.
+
+        To begin with other states, override this method.
 
         The states have the memory format of the first input that has the step's shape.
 
@@ -148,21 +150,21 @@ class KeepsStates(Settings):
         return [inputs[0].new_zeros(shape, dtype=dtype) for _ in range(num_states)]
 
     def _starts_at_zero(self) -> bool:
-        """True if `init_states` returns zeros, so that it does not have to be called."""
+        """True if `init_states` certainly returns zeros, so that it does not have to be called."""
         return self._starts_by(KeepsStates)
 
     def _starts_by(self, kind: type[KeepsStates]) -> bool:
-        """True if `init_states` is the method of this class, which no subclass and no assignment has replaced."""
+        """True if `init_states` is the method of the class `kind`: no subclass and no assignment has replaced it."""
         return type(self).init_states is kind.init_states and "init_states" not in self.__dict__
 
     def _starts_by_input(self) -> bool:
-        """True if `init_states` may read more than the inputs' shape, dtype and format, as a user's method may."""
+        """True if `init_states` is a user's method, which may also read the values of the inputs."""
         # In torch 2.11, Dynamo mistakes `__module__` of a bound method for a descriptor.
-        own = self.__dict__
-        return not is_own(own["init_states"] if "init_states" in own else type(self).init_states)
+        attributes = self.__dict__
+        return not is_own(attributes["init_states"] if "init_states" in attributes else type(self).init_states)
 
     def _kernels_start_alike(self, inputs: Sequence[Tensor]) -> bool:
-        """True if kernels begin with the initial states without receiving them: zeros in the first input's dtype."""
+        """True if kernels need not receive the initial states, because these are zeros in the first input's dtype."""
         if not self._own_transforms:
             return self._starts_at_zero()
         return self._starts_at_zero() and self._state_dtype(inputs) == inputs[0].dtype
@@ -202,7 +204,7 @@ class KeepsStates(Settings):
         return self._shapes_for[1]
 
     def _fitting(self, states: list[Tensor], inputs: tuple[Tensor, ...]) -> list[Tensor]:
-        """Returns the states. Raises an error if they do not match these inputs."""
+        """Prepares states for a call with these inputs. Raises an error if the states do not match the inputs."""
         if len(states) != self.num_states:
             raise StateError(f"there are {len(states)} states; num_states is {self.num_states}.")
         if not torch.compiler.is_compiling():
@@ -211,13 +213,17 @@ class KeepsStates(Settings):
         check_states(states, shape, device, lambda: self._state_shapes(inputs))
         if not torch.compiler.is_compiling():
             states = for_autograd(states)
-        # Converting a module to half precision also converts its states.
+        # States may have another dtype, because converting a module to half precision also converts its states.
         return self._in_state_dtype(states)
 
     # -- random numbers ------------------------------------------------------------------------------------
 
     def _drawing(self, transforms: Sequence[Transform]) -> type[Transform] | None:
-        """Returns the transform that passes random numbers to the transformed step; `None` if the step draws none."""
+        """Returns the class of transforms that the random numbers of the step require; `None` if the step draws none.
+
+        Args:
+            transforms: transforms of the call, whose steps may also draw numbers.
+        """
         draws: bool = self._draws
         for transform in transforms:
             draws = draws or step_draws(type(transform))
@@ -263,7 +269,10 @@ class KeepsStates(Settings):
 
 
 def for_autograd(states: list[Tensor]) -> list[Tensor]:
-    """Copies states that were created in `torch.inference_mode` outside of it, so that autograd can save them."""
+    """Copies states that were created in `torch.inference_mode`, so that autograd can save them.
+
+    Does nothing inside of `torch.inference_mode`.
+    """
     if torch.is_inference_mode_enabled():
         return states
     return [state.clone() if state.is_inference() else state for state in states]

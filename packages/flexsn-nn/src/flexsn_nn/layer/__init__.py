@@ -1,4 +1,4 @@
-"""Layers between neurons that depend on time: delays, dropout with one mask, normalisation, and residual blocks."""
+"""Layers to place between neurons: delays, dropout with one mask for all steps, normalisation, and residual blocks."""
 
 from __future__ import annotations
 

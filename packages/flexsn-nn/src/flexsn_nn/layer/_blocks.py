@@ -15,11 +15,12 @@ Connect = Callable[[Tensor, Tensor], Tensor]
 
 
 class SEWBlock(nn.Module):
-    """Computes `out = g(A(x), x)`, which combines the spikes of a branch with the incoming spikes element by element.
+    """A block that computes `g(A(x), x)`: it combines the spikes of a branch `A` with the incoming spikes elementwise.
 
-    The branch `A` consists of a 3x3 convolution, batch norm and a neuron, twice. `g(a, x)` is `a + x` ("add"), `a x`
-    ("and") or `(1 - a) x` ("iand"). With `stride`, or with a different number of channels, `x` first passes through a
-    separate 1x1 convolution, batch norm and neuron. The identity path of a network remains an identity at any depth.
+    The branch consists of a 3x3 convolution, a batch norm and a neuron, followed by the same three layers again.
+    `g(a, x)` is `a + x` ("add"), `a x` ("and") or `(1 - a) x` ("iand"). If `stride` is not 1, or if the number of
+    channels changes, `x` first passes through a separate 1x1 convolution, batch norm and neuron. Otherwise, `x` reaches
+    `g` unchanged. A network of such blocks can therefore represent the identity at any depth.
 
     Args:
         in_channels, out_channels: channels of `[T, B, C, H, W]`.
@@ -29,7 +30,7 @@ class SEWBlock(nn.Module):
 
     Raises:
         UnknownNameError: `connect` is unknown.
-        ParameterError: `neuron` does not return neurons, or a size is below 1.
+        ParameterError: `neuron` does not return a new module in each call, or a size is below 1.
 
     Source: Fang et al., "Deep residual learning in spiking neural networks", NeurIPS 2021.
     """
@@ -53,7 +54,7 @@ class SEWBlock(nn.Module):
         self.connect = connect
         makes_shortcut = stride != 1 or in_channels != out_channels
         _check_sizes(in_channels, out_channels, stride)
-        first, second, *third = _made(neuron, 3 if makes_shortcut else 2)
+        first, second, *third = _create_neurons(neuron, 3 if makes_shortcut else 2)
         self.branch = nn.Sequential(
             _conv(in_channels, out_channels, 3, stride), first, _conv(out_channels, out_channels, 3), second
         )
@@ -70,11 +71,11 @@ class SEWBlock(nn.Module):
 
 
 class MSBlock(nn.Module):
-    """Computes `out = A(x) + x`: membrane potentials, not spikes, bypass the branch.
+    """A block that computes `A(x) + x`: membrane potentials, not spikes, bypass the branch `A`.
 
-    The branch `A` consists of a neuron, a 3x3 convolution and batch norm, twice. With `stride`, or with a different
-    number of channels, `x` first passes through a separate 1x1 convolution and batch norm. All convolutions of the
-    branch read only spikes.
+    The branch consists of a neuron, a 3x3 convolution and a batch norm, followed by the same three layers again. If
+    `stride` is not 1, or if the number of channels changes, the bypassing `x` passes through a separate 1x1 convolution
+    and batch norm. All convolutions of the branch read only spikes.
 
     Args:
         in_channels, out_channels: channels of `[T, B, C, H, W]`.
@@ -87,7 +88,7 @@ class MSBlock(nn.Module):
     def __init__(self, in_channels: int, out_channels: int, neuron: Callable[[], nn.Module], stride: int = 1) -> None:
         super().__init__()
         _check_sizes(in_channels, out_channels, stride)
-        first, second = _made(neuron, 2)
+        first, second = _create_neurons(neuron, 2)
         self.branch = nn.Sequential(
             first, _conv(in_channels, out_channels, 3, stride), second, _conv(out_channels, out_channels, 3)
         )
@@ -107,27 +108,28 @@ def _check_sizes(in_channels: int, out_channels: int, stride: int) -> None:
         check_count(name, value)
 
 
-def _made(neuron: Callable[[], nn.Module], count: int) -> list[nn.Module]:
+def _create_neurons(neuron: Callable[[], nn.Module], count: int) -> list[nn.Module]:
     """Creates the neurons of a block.
 
     Raises:
-        ParameterError: `neuron` does not return modules, or returns one instance twice.
+        ParameterError: `neuron` does not return modules, or returns the same instance twice.
     """
     if isinstance(neuron, nn.Module) or not callable(neuron):
-        found = f"an instance of {type(neuron).__name__}" if isinstance(neuron, nn.Module) else repr(neuron)
+        description = f"an instance of {type(neuron).__name__}" if isinstance(neuron, nn.Module) else repr(neuron)
         raise ParameterError(
-            f"neuron is {found}; the block needs several neurons: give a function, LIF or lambda: LIF(tau=2.0)."
+            f"neuron is {description}; the block needs several neurons: give a function, such as LIF or "
+            "lambda: LIF(tau=2.0)."
         )
-    made = [neuron() for _ in range(count)]
-    for module in made:
+    neurons = [neuron() for _ in range(count)]
+    for module in neurons:
         if not isinstance(module, nn.Module):
             raise ParameterError(f"neuron() returned {module!r}, a {type(module).__name__}; it must return a module.")
-    if len(set(map(id, made))) < count:
+    if len(set(map(id, neurons))) < count:
         raise ParameterError(
-            "neuron() returned one instance twice, whose state two places would share: make a new one in each call, "
-            "lambda: LIF()."
+            "neuron() returned the same instance twice, so that two layers would share one state: return a new "
+            "instance in each call, lambda: LIF()."
         )
-    return made
+    return neurons
 
 
 def _conv(in_channels: int, out_channels: int, size: int, stride: int = 1) -> OverTime:

@@ -12,7 +12,7 @@ from flexsn_nn.noise._numbers import Numbers, draw_all
 
 
 class SharedDropout(Stateful):
-    """Drops the same elements at every step of a sequence, and scales the others by `1 / (1 - p)`.
+    """Dropout that drops the same elements at every step of a sequence, and scales the others by `1 / (1 - p)`.
 
     The mask is drawn in the first call in training mode, from the random numbers of `flexsn_nn.random`, and kept until
     `reset()`. In evaluation mode, no elements are dropped.
@@ -38,8 +38,8 @@ class SharedDropout(Stateful):
         """Maps `[T, *step] -> [T, *step]`, or `[*step] -> [*step]` in step mode `"s"`.
 
         Raises:
-            StateError: the mask has another shape.
-            InputDtypeError: the input is integer or boolean, in training.
+            StateError: the mask does not have the shape and device of the input's step.
+            InputDtypeError: the layer is in training mode, and the input is integer or boolean.
         """
         check_tensor("the input", x, dims=1 if self.step_mode == "m" else 0)
         if not self.training:
@@ -66,7 +66,7 @@ class SharedDropout(Stateful):
         return torch.ones_like(step) * (number >= self.p).to(step.dtype) / (1 - self.p)
 
     def initial_states(self, x: Tensor) -> list[Tensor]:
-        """Returns no states, because evaluation needs no mask.
+        """Returns an empty list, because evaluation needs no mask.
 
         Raises:
             StateError: the layer is in training mode, where the first call draws the mask.

@@ -12,7 +12,7 @@ from flexsn_nn.errors import ParameterError
 
 
 class _ThresholdDependent(OverTime):
-    """Computes `y = weight (x - mean) / sqrt(var + eps) + bias`, with statistics over steps and batch.
+    """Batch norm `y = weight (x - mean) / sqrt(var + eps) + bias`, with statistics over steps and batch.
 
     The initial `weight` is `alpha v_threshold`.
 
@@ -46,8 +46,8 @@ class ThresholdDependentBatchNorm1d(_ThresholdDependent):
 class ThresholdDependentBatchNorm2d(_ThresholdDependent):
     """tdBN for `[T, B, C, H, W]`: batch norm over steps and batch. The initial `weight` is `alpha v_threshold`.
 
-    Its output is about as large as the threshold for any input, so initially some neurons fire, but not all. The layer
-    is an `OverTime` of PyTorch's own batch norm, which `nn.SyncBatchNorm.convert_sync_batchnorm` finds.
+    For any input, the initial output is about as large as the threshold, so some of the neurons fire, but not all. The
+    layer is an `OverTime` of PyTorch's own batch norm, which `nn.SyncBatchNorm.convert_sync_batchnorm` can convert.
 
     Args:
         num_features: number of channels.

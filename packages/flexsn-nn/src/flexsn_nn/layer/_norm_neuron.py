@@ -16,23 +16,23 @@ from flexsn_nn.flexsn._options import StepChanges
 
 
 class NormNeuron(Leaf):
-    """Computes `neuron(norm(x))`. The norm computes its statistics, and the neuron's step applies them.
+    """A layer that computes `neuron(norm(x))`. The norm computes its statistics, and the neuron's step applies them.
 
     The normalised sequence is neither written nor stored for the backward. The backward reads `x` and the values that
     the neuron stores. The step computes
 
-        h = (x - mean) scale + shift        in the step; scale = weight / sqrt(var + eps), shift = bias
+        h = (x - mean) scale + shift        scale = weight / sqrt(var + eps), shift = bias
         s, v = neuron(h, v)
 
     Statistics, running statistics and gradients are those of `OverTime(norm)`, over all steps and the batch. For equal
     statistics, outputs in float32 are bitwise equal to those of the neuron for the input `(x - mean) scale + shift`.
-    PyTorch's norms differ from this formula in the last bits, and differ between devices. Without compiled kernels, the
-    norm itself runs, and then the neuron.
+    PyTorch's norms differ from this formula in the last bits, and their results also differ between devices. Without
+    compiled kernels, the norm itself runs before the neuron.
 
     Args:
         norm: `nn.BatchNorm1d` to `3d`, or `nn.SyncBatchNorm`; or an `OverTime` whose only layer is one of these norms,
             such as `ThresholdDependentBatchNorm2d`. In evaluation mode, the norm uses its running statistics as usual.
-        neuron: any `FlexSN`. Its step normalises its first input, so its hooks receive `x`.
+        neuron: any `FlexSN`. Its step normalises the first input, so hooks on the neuron receive `x`.
 
     Raises:
         ParameterError: the norm is not supported, or `neuron` is not a `FlexSN`.
@@ -67,7 +67,7 @@ class NormNeuron(Leaf):
                 padding.
 
         Raises:
-            InputShapeError: the norm does not accept the shape.
+            InputShapeError: the norm does not accept the shape of `x`.
             The errors of the neuron.
         """
         output: Tensor | list[Tensor] = self.neuron(x, *others, affine=self._normalisation(), **options)
@@ -83,7 +83,7 @@ class NormNeuron(Leaf):
         return self.neuron.step(inputs, states, affine=self._normalisation(), **options)
 
     def explain(self, x: Tensor, *others: Tensor) -> str:
-        """Returns `FlexSN.explain` of the neuron with the norm in its step. Does not change running statistics."""
+        """Returns the text of `FlexSN.explain` for the neuron with the norm in its step. Changes no statistics."""
         return self.neuron.explain(x, *others, affine=self._normalisation())
 
     def _normalisation(self) -> Normalisation:
@@ -94,7 +94,10 @@ class NormNeuron(Leaf):
 
 
 def norm_of(module: nn.Module) -> BatchNorm | None:
-    """Returns `module` if it is a batch norm, or the batch norm that is the only layer of an `OverTime`, or `None`."""
+    """Returns `module` if it is a batch norm. For an `OverTime` whose only layer is a batch norm, returns this layer.
+
+    Returns `None` for all other modules.
+    """
     if isinstance(module, OverTime) and len(module) == 1:
         module = module[0]
     return module if is_batch_norm(module) else None

@@ -1,4 +1,4 @@
-"""Memory that a network uses between forward and backward."""
+"""Ways to reduce the memory that a network uses between forward and backward."""
 
 from __future__ import annotations
 

@@ -13,20 +13,20 @@ MOST_BITS = 8
 
 
 def bits_for(low: int, high: int) -> int | None:
-    """Returns the number of bits of a number from `low` to `high`: 1, 2, 4 or 8; `None` for more than 8."""
+    """Returns the number of bits that store a number from `low` to `high`: 1, 2, 4 or 8; `None` if 8 do not suffice."""
     return next((bits for bits in (1, 2, 4, 8) if high - low < 1 << bits), None)
 
 
 @dataclass(eq=False)
 class Bits:
-    """Numbers of a dense tensor, in the order of its memory.
+    """Packed elements of a dense tensor, in the order of its memory.
 
     Attributes:
-        packed: uint8, with `8 / bits` numbers in each element.
-        low: offset that is added to the stored numbers.
-        bits: number of bits of each number.
-        count: number of numbers.
-        row: numbers in each row of `packed`, if `packed` has two dimensions. The rest of a row is padding.
+        packed: uint8. Each byte contains `8 / bits` elements of the tensor.
+        low: offset that is added to the stored values.
+        bits: number of bits of each element.
+        count: number of elements.
+        row: number of elements in each row of `packed`, if `packed` has two dimensions. The rest of a row is padding.
     """
 
     packed: Tensor
@@ -37,7 +37,7 @@ class Bits:
 
     @classmethod
     def of(cls, flat: Tensor, low: int, bits: int) -> Bits:
-        """Packs a one-dimensional tensor without gaps, whose elements are whole numbers from `low` upwards."""
+        """Packs a one-dimensional tensor without gaps. Its elements are whole numbers from `low` upwards."""
         count = len(flat)
         written = pack_numbers(flat, bits, low) if bits < MOST_BITS else None
         if written is not None:
@@ -47,9 +47,9 @@ class Bits:
         numbers = flat - low if low else flat
         if bits == MOST_BITS:
             return cls(numbers.to(torch.uint8), low, bits, count)
-        # A product with powers of two reads the tensor only once. Its results, at most 255, are exact in bfloat16.
+        # A product with powers of two reads the tensor only once. The results are at most 255, and exact in bfloat16.
         row = _BYTES * 8 // bits
-        weights = _kept("weights", bits, 0, flat.dtype, flat.device)
+        weights = _get_table("weights", bits, 0, flat.dtype, flat.device)
         rest = count % row
         packed = (numbers[: count - rest].view(-1, row) @ weights).to(torch.uint8).view(-1)
         if rest:
@@ -59,14 +59,14 @@ class Bits:
         return cls(packed, low, bits, count)
 
     def numbers(self, dtype: torch.dtype) -> Tensor:
-        """Unpacks the numbers, in one dimension."""
+        """Returns the unpacked elements, in one dimension."""
         if self.bits == MOST_BITS:
             bytewise = self.packed.to(dtype)
             return bytewise.add_(self.low) if self.low else bytewise
         numbers = unpack_numbers(self.packed, self.bits, self.low, dtype)
         if numbers is None:
-            # A table maps each byte to all of its numbers.
-            table = _kept("numbers", self.bits, self.low, dtype, self.packed.device)
+            # A table maps each byte to all elements that it contains.
+            table = _get_table("numbers", self.bits, self.low, dtype, self.packed.device)
             numbers = table.index_select(0, self.packed.view(-1).int()).view(-1).view(dtype)
         if self.count == numbers.numel():
             return numbers
@@ -75,7 +75,7 @@ class Bits:
         return numbers.view(self.packed.shape[0], -1)[:, : self.row].contiguous().view(-1)
 
 
-# Number of bytes that one row of the product packs.
+# Number of bytes that one row of the matrix product computes.
 _BYTES = 16
 # Integer dtypes by their size in bytes.
 _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -83,27 +83,37 @@ _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _tables: dict[tuple[object, ...], Tensor] = {}
 
 
-def _kept(what: str, bits: int, low: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Returns a table, which is created once. Tables from a CUDA graph's capture, or without values, are not stored."""
-    key = what, bits, low, dtype, device
+def _get_table(kind: str, bits: int, low: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Returns a table, which is created once and stored.
+
+    A table that is created during the capture of a CUDA graph, or that has no values, is not stored.
+    """
+    key = kind, bits, low, dtype, device
     table = _tables.get(key)
     if table is None:
         with torch.inference_mode(False), torch.no_grad():
-            made = _weights(bits, dtype, device) if what == "weights" else _numbers(bits, low, dtype, device)
-        if type(made) is not Tensor or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
-            return made
-        table = _tables[key] = made
+            new_table = (
+                _compute_weights(bits, dtype, device)
+                if kind == "weights"
+                else _compute_elements(bits, low, dtype, device)
+            )
+        if type(new_table) is not Tensor or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+            return new_table
+        table = _tables[key] = new_table
     return table
 
 
-def _weights(bits: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Returns the weight of each number in its byte, `[numbers of a row, bytes of a row]`."""
+def _compute_weights(bits: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Returns the weight of each element in its byte, `[elements of a row, bytes of a row]`."""
     powers = (1 << torch.arange(0, 8, bits, device=device)).to(dtype)
     return torch.kron(torch.eye(_BYTES, dtype=dtype, device=device), powers.unsqueeze(1))
 
 
-def _numbers(bits: int, low: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Returns the numbers of each byte as in memory, in the widest integers that the numbers fill, `[256, words]`."""
+def _compute_elements(bits: int, low: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Returns the elements of each byte, `[256, words]`.
+
+    The memory of these elements is read as the widest integers ("words") that they fill.
+    """
     shifts = torch.arange(0, 8, bits, device=device)
     numbers = (((torch.arange(256, device=device).unsqueeze(1) >> shifts) & ((1 << bits) - 1)) + low).to(dtype)
     return numbers.view(_WORDS[min(numbers.shape[1] * dtype.itemsize, 8)])

@@ -20,8 +20,8 @@ class PackingBackend:
     """A backend of `torch.compile` whose graphs store spikes for the backward as bits: 1/32 of float32.
 
     Linear layers and convolutions that read a neuron's output store the bits of this output, and unpack them in the
-    backward. The neuron's step in the graph shows that the output consists of zeros and ones. Views and copies may be
-    between the neuron and the layer. Other tensors are stored as before. `layers` counts the layers that store bits.
+    backward. The operations of the neuron's step must show that the output consists of zeros and ones. There may be
+    views and copies between the neuron and the layer. Other tensors are stored unchanged.
 
     Args:
         backend: backend that compiles the changed graph: a name, or a function of a graph and examples of its inputs.
@@ -46,8 +46,8 @@ class PackingBackend:
 
 
 def pack_layers(graph: fx.GraphModule) -> int:
-    """Makes the layers of a Dynamo graph that read spikes store bits, in place. Returns the number of these layers."""
-    found = 0
+    """Replaces layers of a Dynamo graph that read spikes by layers that store bits. Returns their number."""
+    count = 0
     for node in list(graph.graph.nodes):
         layer = _LAYERS.get(node.target) if node.op == "call_function" else None
         if layer is None or not node.args or not _is_spikes(graph, node.args[0]):
@@ -55,16 +55,16 @@ def pack_layers(graph: fx.GraphModule) -> int:
         arguments = layer(node)
         if arguments is None:
             continue
-        function, given = arguments
+        function, operands = arguments
         with graph.graph.inserting_before(node):
-            new = graph.graph.call_function(function, given)
+            new = graph.graph.call_function(function, operands)
         new.meta = dict(node.meta)
         node.replace_all_uses_with(new)
         graph.graph.erase_node(node)
-        found += 1
-    if found:
+        count += 1
+    if count:
         graph.recompile()
-    return found
+    return count
 
 
 # -- which values are spikes ---------------------------------------------------------------------------------
@@ -90,11 +90,11 @@ _COMPARISONS = frozenset(getattr(module, name) for module in (operator, torch) f
 
 
 def _is_spikes(graph: fx.GraphModule, value: Any) -> bool:
-    """True if a value contains the elements of a scan's output that consists of zeros and ones."""
-    dtype = _unwritten(value)
+    """True if a value contains only elements of one output of a scan, and this output consists of zeros and ones."""
+    dtype = _unwritten_dtype(value)
     while isinstance(value, fx.Node) and _is_move(value):
         value = value.args[0]
-        if _unwritten(value) is not dtype:
+        if _unwritten_dtype(value) is not dtype:
             return False  # also excludes views as another dtype
     if dtype is None or not isinstance(value, fx.Node) or value.target is not operator.getitem:
         return False
@@ -105,11 +105,11 @@ def _is_spikes(graph: fx.GraphModule, value: Any) -> bool:
     if not isinstance(index, int) or not isinstance(num_outputs, int) or index >= num_outputs:
         return False
     step = getattr(graph, str(core.target), None) if isinstance(core, fx.Node) and core.op == "get_attr" else None
-    return isinstance(step, fx.GraphModule) and _is_zero_one(step, _result(step, [index]))
+    return isinstance(step, fx.GraphModule) and _is_zero_one(step, _find_result(step, [index]))
 
 
-def _unwritten(value: Any) -> torch.dtype | None:
-    """Returns the dtype of a tensor that the graph never changes; `None` if it may change, or is unknown."""
+def _unwritten_dtype(value: Any) -> torch.dtype | None:
+    """Returns the dtype of a tensor that the graph never changes; `None` if the tensor may change, or is unknown."""
     tensor = example(value)
     return None if tensor is None or is_written(value) else tensor.dtype
 
@@ -119,8 +119,8 @@ def _is_move(node: fx.Node) -> bool:
     return name in _MOVES and bool(node.args)
 
 
-def _result(graph: fx.GraphModule, path: Sequence[int]) -> Any:
-    """Returns the result of a graph at `path`. If this result is nested, returns its first element."""
+def _find_result(graph: fx.GraphModule, path: Sequence[int]) -> Any:
+    """Returns the result of a graph with the indices `path`. If this result is nested, returns its first element."""
     value = next(node for node in graph.graph.nodes if node.op == "output").args[0]
     for index in path:
         value = value[index] if isinstance(value, tuple | list) else value
@@ -130,7 +130,10 @@ def _result(graph: fx.GraphModule, path: Sequence[int]) -> Any:
 
 
 def _is_zero_one(graph: fx.GraphModule, value: Any) -> bool:
-    """True if a value of a step is 0 or 1: the converted result of a comparison, also in an `autograd.Function`."""
+    """True if a value of a step is 0 or 1, because it is the converted result of a comparison.
+
+    The comparison may also be inside of an `autograd.Function`.
+    """
     while isinstance(value, fx.Node):
         if example(value) is not None and is_written(value):
             return False
@@ -146,23 +149,23 @@ def _is_zero_one(graph: fx.GraphModule, value: Any) -> bool:
         if name != "autograd_function_apply" or index != 0:
             return False
         body = getattr(graph, str(value.args[0].target), None)
-        return isinstance(body, fx.GraphModule) and _is_zero_one(body, _result(body, [0]))
+        return isinstance(body, fx.GraphModule) and _is_zero_one(body, _find_result(body, [0]))
     return False
 
 
 # -- layers that store bits ----------------------------------------------------------------------------------
 
-Given = tuple[Callable[..., Tensor], tuple[Any, ...]]
+Replacement = tuple[Callable[..., Tensor], tuple[Any, ...]]
 
 
-def _linear(node: fx.Node) -> Given | None:
-    x, weight, bias = _by_name(node, ("input", "weight", "bias"), (None, None, None))
+def _replace_linear(node: fx.Node) -> Replacement | None:
+    x, weight, bias = _list_arguments(node, ("input", "weight", "bias"), (None, None, None))
     return linear_of_spikes, (x, weight, bias)
 
 
-def _convolution(node: fx.Node) -> Given | None:
+def _replace_convolution(node: fx.Node) -> Replacement | None:
     names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-    x, weight, bias, *sizes, groups = _by_name(node, names, (None, None, None, 1, 0, 1, 1))
+    x, weight, bias, *sizes, groups = _list_arguments(node, names, (None, None, None, 1, 0, 1, 1))
     dims = _DIMS[node.target]
     tensor = example(x)
     if any(isinstance(size, str) for size in sizes) or tensor is None or tensor.dim() != dims + 2:
@@ -171,38 +174,38 @@ def _convolution(node: fx.Node) -> Given | None:
     return convolution_of_spikes, (x, weight, bias, *lists, groups)
 
 
-def _by_name(node: fx.Node, names: Sequence[str], otherwise: Sequence[Any]) -> list[Any]:
-    given = dict(zip(names, node.args, strict=False)) | node.kwargs
-    return [given.get(name, default) for name, default in zip(names, otherwise, strict=True)]
+def _list_arguments(node: fx.Node, names: Sequence[str], defaults: Sequence[Any]) -> list[Any]:
+    arguments = dict(zip(names, node.args, strict=False)) | node.kwargs
+    return [arguments.get(name, default) for name, default in zip(names, defaults, strict=True)]
 
 
 _DIMS: dict[Any, int] = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
-_LAYERS: dict[Any, Callable[[fx.Node], Given | None]] = {
-    nn.functional.linear: _linear,
-    **dict.fromkeys(_DIMS, _convolution),
+_LAYERS: dict[Any, Callable[[fx.Node], Replacement | None]] = {
+    nn.functional.linear: _replace_linear,
+    **dict.fromkeys(_DIMS, _replace_convolution),
 }
 
 
 def linear_of_spikes(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Computes `nn.functional.linear` of zeros and ones, and stores their bits."""
+    """Computes `nn.functional.linear` of zeros and ones, and stores their bits for the backward."""
     result: Tensor = _Linear.apply(x, weight, bias)
     return result
 
 
-def convolution_of_spikes(x: Tensor, weight: Tensor, bias: Tensor | None, *how: Any) -> Tensor:
-    """Computes a convolution of zeros and ones in 1 to 3 dimensions, and stores their bits.
+def convolution_of_spikes(x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
+    """Computes a convolution of zeros and ones in 1 to 3 dimensions, and stores their bits for the backward.
 
     Args:
-        how: stride, padding and dilation, each as a list, followed by groups.
+        settings: stride, padding and dilation, each as a list, followed by groups.
     """
-    result: Tensor = _Convolution.apply(x, weight, bias, *how)
+    result: Tensor = _Convolution.apply(x, weight, bias, *settings)
     return result
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        _keep(ctx, x, weight, bias)
+        _save(ctx, x, weight, bias)
         return nn.functional.linear(x, weight, bias)
 
     @staticmethod
@@ -214,7 +217,7 @@ class _Linear(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             of_x = (grad @ weight.to(grad.dtype)).to(ctx.dtype)
         if ctx.needs_input_grad[1]:
-            spikes = _unpacked(bits, ctx.shape, ctx.order, grad.dtype)
+            spikes = _unpack(bits, ctx.shape, ctx.order, grad.dtype)
             spikes = spikes.flatten(0, -2) if spikes.dim() > 1 else spikes.unsqueeze(0)
             of_weight = (rows.t() @ spikes).to(weight.dtype)
         if ctx.needs_input_grad[2]:
@@ -224,20 +227,20 @@ class _Linear(torch.autograd.Function):
 
 class _Convolution(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *how: Any) -> Tensor:
-        _keep(ctx, x, weight, bias)
-        ctx.how = how
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
+        _save(ctx, x, weight, bias)
+        ctx.settings = settings
         function = next(function for function, dims in _DIMS.items() if dims == x.dim() - 2)
-        result: Tensor = function(x, weight, bias, *how)
+        result: Tensor = function(x, weight, bias, *settings)
         return result
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (grad,) = grads
         bits, weight = ctx.saved_tensors
-        stride, padding, dilation, groups = ctx.how
-        spikes = _unpacked(bits, ctx.shape, ctx.order, grad.dtype)
-        found = _aten.convolution_backward(
+        stride, padding, dilation, groups = ctx.settings
+        spikes = _unpack(bits, ctx.shape, ctx.order, grad.dtype)
+        gradients = _aten.convolution_backward(
             grad,
             spikes,
             weight.to(grad.dtype),
@@ -251,19 +254,22 @@ class _Convolution(torch.autograd.Function):
             [ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.needs_input_grad[2]],
         )
         dtypes = (ctx.dtype, weight.dtype, None if ctx.bias is None else ctx.bias.dtype)
-        wanted = zip(found, dtypes, ctx.needs_input_grad, strict=False)
-        return *(g.to(dtype) if want else None for g, dtype, want in wanted), *(None for _ in ctx.how)
+        needed = zip(gradients, dtypes, ctx.needs_input_grad, strict=False)
+        return *(g.to(dtype) if is_needed else None for g, dtype, is_needed in needed), *(None for _ in ctx.settings)
 
 
-def _keep(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """Saves the input's bits, in the order of the input's memory, and the weight for the backward."""
+def _save(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Saves the bits of the input, in the order of its memory, and the weight for the backward."""
     ctx.shape, ctx.dtype, ctx.bias = x.shape, x.dtype, bias
-    ctx.order = _order(x)
-    ctx.save_for_backward(_packed(x, ctx.order), weight)
+    ctx.order = _memory_order(x)
+    ctx.save_for_backward(_pack(x, ctx.order), weight)
 
 
-def _order(x: Tensor) -> list[int]:
-    """Returns the dimensions from the outermost to the innermost in memory, so that channels-last is read in order."""
+def _memory_order(x: Tensor) -> list[int]:
+    """Returns the dimensions from the outermost to the innermost in memory.
+
+    Dense memory in channels-last format is thereby read in order.
+    """
     dims = list(range(x.dim()))
     last = [0, *dims[2:], 1]
     if x.dim() in (4, 5) and not x.is_contiguous() and x.permute(last).is_contiguous():
@@ -271,13 +277,13 @@ def _order(x: Tensor) -> list[int]:
     return dims
 
 
-def _packed(x: Tensor, order: Sequence[int]) -> Tensor:
+def _pack(x: Tensor, order: Sequence[int]) -> Tensor:
     flat = x.permute(*order).reshape(-1)
     flags = nn.functional.pad(flat != 0, (0, -flat.numel() % 8)).view(-1, 8)
     return (flags.to(torch.int32) << torch.arange(8, dtype=torch.int32, device=x.device)).sum(1).to(torch.uint8)
 
 
-def _unpacked(bits: Tensor, shape: Sequence[int], order: Sequence[int], dtype: torch.dtype) -> Tensor:
+def _unpack(bits: Tensor, shape: Sequence[int], order: Sequence[int], dtype: torch.dtype) -> Tensor:
     places = torch.arange(8, dtype=torch.int32, device=bits.device)
     flags = (bits.to(torch.int32).unsqueeze(1) >> places) & 1
     sizes = [shape[d] for d in order]

@@ -1,4 +1,4 @@
-"""Stores spikes for the backward as bits."""
+"""`PackedSpikes`: a context that stores spikes for the backward as bits."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from flexsn_runtime import native_unpacking, saving_hooks
 
 # Minimum size of a tensor in bytes for which packing pays off.
 _FEWEST_BYTES = 256
-# Entries of freed memory are removed at this number of entries, and again each time the number has doubled.
-_MOST_KNOWN = 64
+# Number of entries at which entries of freed memory are first removed. After that, they are removed each time the
+# number of remaining entries has doubled.
+_FIRST_MAX_ENTRIES = 64
 
 
 class KeptWhole(NamedTuple):
@@ -31,7 +32,7 @@ class KeptWhole(NamedTuple):
 
     Attributes:
         shape, dtype: shape and dtype of the tensor.
-        reason: reason why it was not packed.
+        reason: reason why the tensor was not packed.
     """
 
     shape: tuple[int, ...]
@@ -43,21 +44,21 @@ class KeptWhole(NamedTuple):
 
 
 class PackedSpikes:
-    """Stores spikes for the backward as bits, in 1/32 of the memory of float32, inside of a `with` block.
+    """A context that stores spikes for the backward as bits, in 1/32 of the memory of float32.
 
-    To compute the gradient of its weights, a layer stores its input. After a neuron, this input consists of spikes. The
-    spikes are packed when autograd saves them, and unpacked when the backward reads them, inside or outside of the
-    block. Results do not change. Tensors are selected by their graph, without reading values: outputs of neurons with a
-    `spike_range`, and results of views, copies, max pooling, concatenation, additions and products of such tensors.
-    Sums, as in SEW blocks, take 2, 4 or 8 bits per number. Tensors whose numbers need more bits are stored whole, and
-    listed in `kept_whole`.
+    To compute the gradient of its weights, a layer stores its input. After a neuron, this input consists of spikes. In
+    a `with` block of this context, the spikes are packed when autograd saves them. They are unpacked when the backward
+    reads them, inside or outside of the block. Results do not change. The tensors to pack are determined from their
+    autograd graph, without reading values: outputs of neurons with a `spike_range`, and results of views, copies, max
+    pooling, concatenation, additions and products of such tensors. Elements of sums, as in SEW blocks, take 2, 4 or 8
+    bits. Tensors whose elements need more bits are stored unchanged, and listed in `kept_whole`.
 
     Compiled kernels write the bits of zeros and ones together with the spikes, so that the spikes are not read again.
-    Layers use these bits if they read a neuron's output, or the whole output in another shape. If the operations of a
-    core do not show that its output is 0 or 1, the output is packed afterwards, and the neuron's `explain()` reports
-    the reason.
+    These bits are stored for layers that read a neuron's output, or the whole output in another shape. If the
+    operations of a core do not show that its output is 0 or 1, the output is packed afterwards, and the neuron's
+    `explain()` reports the reason.
 
-    Compiled graphs are not changed: spikes of neurons between the graphs are packed, but spikes of neurons inside of a
+    Compiled graphs are not changed. Spikes of neurons between such graphs are packed, but spikes of neurons inside of a
     graph are not.
 
     Args:
@@ -94,24 +95,24 @@ class PackedSpikes:
         if not self._neurons:
             raise ParameterError(
                 f"no neuron of {type(net).__name__} is known to return whole numbers: set neuron.spike_range = (0, 1) "
-                "on neurons that do."
+                "on neurons that return spikes."
             )
         self._hooks: list[Any] = []
         self._saving: Any = None
-        self._native: Any = None  # hooks of the compiled launcher, which use stored bits without Python
-        # Maps memory that was packed to weak references to this memory and to its bits.
-        self._known: dict[Hashable, tuple[StorageWeakRef, weakref.ref[Bits]]] = {}
-        self._most_known = _MOST_KNOWN
+        self._native: Any = None  # hooks of the compiled launcher, which replace spikes by stored bits without Python
+        # Maps the key of packed memory to weak references: to this memory, and to its bits.
+        self._bits_by_memory: dict[Hashable, tuple[StorageWeakRef, weakref.ref[Bits]]] = {}
+        self._max_entries = _FIRST_MAX_ENTRIES
 
     def __enter__(self) -> Self:
         if self._saving is not None:
             raise RuntimeError("this PackedSpikes is already active: enter it once, or create another one.")
-        native = self._native = saving_hooks(self._packed, _unpack, self._count, _FEWEST_BYTES, VIEWS, LAYERS)
-        # The hook runs before other hooks, which may return another output. It holds no reference to this object,
-        # because a captured step would find the changing counts of this object in its network.
+        native = self._native = saving_hooks(self._pack_spikes, _unpack, self._count, _FEWEST_BYTES, VIEWS, LAYERS)
+        # The hook runs before other hooks, which may return another output. It holds no reference to this object.
+        # Otherwise, a captured step of the network would reach the counts of this object, which change in each call.
         hook = _MarkingHook(native)
         self._hooks = [neuron.register_forward_hook(hook, prepend=True) for neuron in self._neurons]
-        self._ask_for_bits(1)
+        self._add_users(1)
         hooks = (self._pack, _unpack) if native is None else (native.pack, native.unpack)
         self._saving = torch.autograd.graph.saved_tensors_hooks(*hooks)
         self._saving.__enter__()
@@ -122,78 +123,84 @@ class PackedSpikes:
     ) -> None:
         self._saving.__exit__(kind, error, trace)
         self._saving = None
-        self._ask_for_bits(-1)
+        self._add_users(-1)
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        self._known.clear()
+        self._bits_by_memory.clear()
         if self._native is not None:
             self._native.clear()
 
     def __str__(self) -> str:
         lines = [
-            f"spikes of {self.bytes_whole} bytes are kept in {self.bytes_packed}, of which kernels wrote "
+            f"spikes of {self.bytes_whole} bytes are stored in {self.bytes_packed} bytes, of which kernels wrote "
             f"{self.bytes_by_kernels}"
         ]
         if self.kept_whole:
-            lines += ["kept whole:", *(f"  {one}" for one in dict.fromkeys(self.kept_whole))]
+            lines += ["kept whole:", *(f"  {tensor}" for tensor in dict.fromkeys(self.kept_whole))]
         return "\n".join(lines)
 
-    def _ask_for_bits(self, more: int) -> None:
-        """Makes the neurons' kernels write bits, or stops that. Enclosing contexts may also make them write bits."""
+    def _add_users(self, more: int) -> None:
+        """Adds `more` to the number of contexts for which the neurons' kernels write bits.
+
+        Args:
+            more: 1 at the beginning of this context, -1 at its end.
+        """
         for neuron in self._neurons:
             if self._by_kernels and isinstance(neuron, FlexSN):
                 neuron._bits.num_users += more
 
     def _pack(self, tensor: Tensor) -> _Whole | _Packed:
-        return self._packed(tensor) or _Whole(tensor, None if tensor.is_inference() else tensor._version)
+        return self._pack_spikes(tensor) or _Whole(tensor, None if tensor.is_inference() else tensor._version)
 
-    def _packed(self, tensor: Tensor) -> _Packed | None:
-        # Most saved tensors are not outputs of a node. Examples are parameters, statistics, and residuals of kernels.
+    def _pack_spikes(self, tensor: Tensor) -> _Packed | None:
+        # Most saved tensors are not the output of a node, for example parameters, statistics, and residuals of kernels.
         is_made = tensor.grad_fn is not None and type(tensor) is Tensor
         if not is_made or tensor.nbytes < _FEWEST_BYTES or not tensor.is_floating_point():
             return None
-        found = range_of(tensor)
-        if isinstance(found, Unknown):
-            if found.reason:
-                self._keep_whole(tensor, found.reason)
+        value_range = range_of(tensor)
+        if isinstance(value_range, Unknown):
+            if value_range.reason:
+                self._record_unpacked(tensor, value_range.reason)
             return None
-        bits = bits_for(*found)
+        bits = bits_for(*value_range)
         if bits is None or bits >= 8 * tensor.element_size():
-            self._keep_whole(tensor, f"whole numbers from {found.low} to {found.high} take too many bits")
+            self._record_unpacked(
+                tensor, f"whole numbers from {value_range.low} to {value_range.high} take too many bits"
+            )
             return None
         if not _is_dense(tensor.shape, tensor.stride()):
-            self._keep_whole(tensor, "it has gaps in memory, or repeated elements")
+            self._record_unpacked(tensor, "it has gaps in memory, or repeated elements")
             return None
-        return _Packed(self._bits(tensor, found, bits), tensor.shape, tensor.stride(), tensor.dtype)
+        return _Packed(self._pack_once(tensor, value_range, bits), tensor.shape, tensor.stride(), tensor.dtype)
 
-    def _keep_whole(self, tensor: Tensor, reason: str) -> None:
+    def _record_unpacked(self, tensor: Tensor, reason: str) -> None:
         self.kept_whole.append(KeptWhole(tuple(tensor.shape), tensor.dtype, reason))
 
-    def _bits(self, tensor: Tensor, found: WholeRange, bits: int) -> Bits:
+    def _pack_once(self, tensor: Tensor, value_range: WholeRange, bits: int) -> Bits:
         """Packs a tensor without gaps once for all layers that read its memory, and returns the bits."""
         memory = tensor.untyped_storage()
         storage, count = StorageWeakRef(memory), tensor.numel()
-        key = (storage.cdata, tensor.storage_offset(), count, tensor.element_size(), tensor._version, *found)
-        known = self._known.get(key)
-        before = None if known is None or known[0].expired() else known[1]()
-        if before is not None:
-            return before
-        made = bits_of(tensor) if found == (0, 1) else None
-        is_written = made is not None and tensor.nbytes == memory.nbytes()
-        if made is None or not is_written:
+        key = (storage.cdata, tensor.storage_offset(), count, tensor.element_size(), tensor._version, *value_range)
+        stored = self._bits_by_memory.get(key)
+        stored_bits = None if stored is None or stored[0].expired() else stored[1]()
+        if stored_bits is not None:
+            return stored_bits
+        packed = bits_of(tensor) if value_range == (0, 1) else None
+        is_written = packed is not None and tensor.nbytes == memory.nbytes()
+        if packed is None or not is_written:
             with torch.no_grad():
-                made = Bits.of(tensor.detach().as_strided((count,), (1,)), found.low, bits)
-        if len(self._known) >= self._most_known:
-            self._known = {k: pair for k, pair in self._known.items() if not pair[0].expired()}
-            self._most_known = max(_MOST_KNOWN, 2 * len(self._known))
-        self._known[key] = storage, weakref.ref(made)
-        self._count(tensor.nbytes, made, is_written)
-        return made
+                packed = Bits.of(tensor.detach().as_strided((count,), (1,)), value_range.low, bits)
+        if len(self._bits_by_memory) >= self._max_entries:
+            self._bits_by_memory = {k: pair for k, pair in self._bits_by_memory.items() if not pair[0].expired()}
+            self._max_entries = max(_FIRST_MAX_ENTRIES, 2 * len(self._bits_by_memory))
+        self._bits_by_memory[key] = storage, weakref.ref(packed)
+        self._count(tensor.nbytes, packed, is_written)
+        return packed
 
-    def _count(self, whole: int, bits: Bits, by_kernel: bool) -> None:
+    def _count(self, num_bytes: int, bits: Bits, by_kernel: bool) -> None:
         """Counts the bytes of packed memory."""
-        self.bytes_whole += whole
+        self.bytes_whole += num_bytes
         self.bytes_packed += bits.packed.nbytes
         self.bytes_by_kernels += bits.packed.nbytes if by_kernel else 0
 
@@ -222,7 +229,10 @@ class _Whole:
 
 
 class _MarkingHook:
-    """Forward hook that marks the (first) output as whole numbers. Copies and pickles do not use the launcher."""
+    """Forward hook that records that a neuron's first output consists of whole numbers.
+
+    Copies and pickles do not use the compiled launcher.
+    """
 
     __slots__ = ("_native",)
 
@@ -248,16 +258,16 @@ class _MarkingHook:
             self._native.note(first, bits, native_unpacking(1, 0, first.dtype))
 
 
-def _unpack(kept: _Whole | _Packed) -> Tensor:
-    if isinstance(kept, _Whole):
-        if kept.version is not None and kept.tensor._version != kept.version:
+def _unpack(saved: _Whole | _Packed) -> Tensor:
+    if isinstance(saved, _Whole):
+        if saved.version is not None and saved.tensor._version != saved.version:
             raise RuntimeError(
-                f"a tensor of shape {list(kept.tensor.shape)} that the backward needs was changed in place since the "
-                f"forward (version {kept.tensor._version} instead of {kept.version}), as by an optimizer's step. Call "
-                "backward() before that, or change a copy."
+                f"a tensor of shape {list(saved.tensor.shape)} that the backward needs was changed in place since the "
+                f"forward (version {saved.tensor._version} instead of {saved.version}), for example by an optimizer's "
+                "step. Call backward() before this change, or change a copy."
             )
-        return kept.tensor
-    return kept.bits.numbers(kept.dtype).as_strided(kept.shape, kept.strides)
+        return saved.tensor
+    return saved.bits.numbers(saved.dtype).as_strided(saved.shape, saved.strides)
 
 
 @lru_cache(maxsize=1024)

@@ -13,7 +13,7 @@ from torch import Tensor
 from flexsn_nn.memory._bits import Bits
 
 _KEY = "flexsn_nn.spikes"
-_FOUND = "flexsn_nn.range"
+_RANGE_KEY = "flexsn_nn.range"
 _MOST_NODES = 64
 
 
@@ -25,20 +25,27 @@ class WholeRange(NamedTuple):
 
 
 class Unknown(NamedTuple):
-    """Numbers of unknown range.
+    """Values of unknown range.
 
     Attributes:
-        reason: operation that computed the numbers from spikes; empty if other numbers are involved.
+        reason: operation that computed the values from spikes; empty if they do not depend on spikes alone.
     """
 
     reason: str = ""
 
 
-_OTHER = Unknown()
+_UNKNOWN = Unknown()
 
 
 class _Mark(NamedTuple):
-    """Record at the graph node of an output: range, version at the time of recording, and bits of the output."""
+    """Record about the output of a graph node.
+
+    Attributes:
+        range: range of the output's values.
+        version: version of the output when this record was made.
+        output: weak reference to the output.
+        bits: bits of the output's memory; `None` if no kernel wrote bits.
+    """
 
     range: WholeRange
     version: int
@@ -51,8 +58,8 @@ def mark(spikes: Tensor, low: int, high: int, bits: Bits | None = None) -> None:
 
     Args:
         spikes: `[T, *step]`.
-        bits: bits of its dense memory, as kernels write them; `None` for no bits, or for the bits that were recorded
-            earlier.
+        bits: bits of the tensor's dense memory, as kernels write them. With `None`, bits that were recorded earlier for
+            the same version are kept.
     """
     node: Any = spikes.grad_fn
     if node is None:
@@ -65,9 +72,10 @@ def mark(spikes: Tensor, low: int, high: int, bits: Bits | None = None) -> None:
 
 
 def bits_of(tensor: Tensor) -> Bits | None:
-    """Returns the bits that a kernel wrote for the memory of a tensor with a `range_of`; `None` if it wrote no bits.
+    """Returns the bits that a kernel wrote for the memory of a tensor; `None` if no kernel wrote bits.
 
-    The tensor must be a view of the whole memory.
+    Args:
+        tensor: a view of the whole memory, whose `range_of` is known.
     """
     node: Any = tensor.grad_fn
     output = tensor.output_nr
@@ -82,15 +90,15 @@ def bits_of(tensor: Tensor) -> Bits | None:
 
 
 def range_of(tensor: Tensor) -> WholeRange | Unknown:
-    """Derives the range of a tensor's whole numbers from its graph, with a few dictionary lookups.
+    """Derives the range of a tensor's whole numbers from its autograd graph, with a few dictionary lookups.
 
-    In-place changes that are part of the graph are taken into account. Changes under `torch.no_grad` are detected in a
-    neuron's output and in views of it.
+    In-place changes that are part of the graph are taken into account. Changes under `torch.no_grad` are detected in
+    outputs of neurons, and in views of these outputs.
     """
     node: Any = tensor.grad_fn
     if node is None:
-        return _OTHER
-    return _of(node, tensor.output_nr, tensor._version, [_MOST_NODES])
+        return _UNKNOWN
+    return _find_range(node, tensor.output_nr, tensor._version, [_MOST_NODES])
 
 
 class Scaled(NamedTuple):
@@ -101,33 +109,40 @@ class Scaled(NamedTuple):
 
 
 def scaled_range_of(tensor: Tensor) -> Scaled | Unknown:
-    """Derives a range like `range_of`, also after one scaling: dropout, pooling of 2, 4, 8, … or a factor."""
+    """Derives a range like `range_of`, and also supports one scaling.
+
+    The scaling is dropout, average pooling over 2, 4, 8, … elements, or a product with a number.
+    """
     node: Any = tensor.grad_fn
     number, version = tensor.output_nr, tensor._version
     while node is not None and _kind(node.name()) in VIEWS and _KEY not in node.metadata:
         node, number = node.next_functions[0]
     if node is None:
-        return _OTHER
-    found = _of(node, number, version, [_MOST_NODES])
-    if isinstance(found, WholeRange):
-        return Scaled(found, 1.0)
+        return _UNKNOWN
+    unscaled = _find_range(node, number, version, [_MOST_NODES])
+    if isinstance(unscaled, WholeRange):
+        return Scaled(unscaled, 1.0)
     scale, times = _scale_of(node, tensor.device.type)
     source, number = node.next_functions[0] if node.next_functions else (None, 0)
     if scale is None or source is None:
-        return found
-    inner = _of(source, number, None, [_MOST_NODES])
+        return unscaled
+    inner = _find_range(source, number, None, [_MOST_NODES])
     if isinstance(inner, Unknown):
-        return found
+        return unscaled
     return Scaled(WholeRange(min(inner.low, 0) * times, max(inner.high, 0) * times), scale)
 
 
 def _scale_of(node: Any, device: str) -> tuple[float | None, int]:
-    """Returns the float32 scale by which an operation multiplies its first argument, and the number of summands."""
+    """Returns the float32 scale by which an operation multiplies a sum, and the number of summands.
+
+    The scale is `None` if the operation is not a scaling that is supported. The number of summands is 1 except for
+    pooling.
+    """
     kind = _kind(node.name())
     if kind == "NativeDropout" and 0 <= node._saved_p < 1:
-        left = 1.0 - node._saved_p
+        remaining = 1.0 - node._saved_p
         # The kernel on a GPU computes the scale in float32.
-        return (_float32(1.0 / _float32(left)) if device == "cuda" else _float32(1.0 / left)), 1
+        return (_float32(1.0 / _float32(remaining)) if device == "cuda" else _float32(1.0 / remaining)), 1
     if kind in ("Mul", "Div"):
         other = node._saved_other
         if not isinstance(other, Tensor) or other.dim() != 0 or other.device.type != "cpu" or other.requires_grad:
@@ -139,8 +154,8 @@ def _scale_of(node: Any, device: str) -> tuple[float | None, int]:
         return (number if 2.0**-60 < number < 2.0**60 else None), 1
     if kind in ("AvgPool2D", "AvgPool3D") and node._saved_divisor_override is None and not node._saved_ceil_mode:
         size = math.prod(node._saved_kernel_size)
-        whole = node._saved_count_include_pad or not any(node._saved_padding)
-        return (1.0 / size, size) if whole and size in _POWERS else (None, 1)
+        is_plain = node._saved_count_include_pad or not any(node._saved_padding)
+        return (1.0 / size, size) if is_plain and size in _POWERS else (None, 1)
     return None, 1
 
 
@@ -148,15 +163,15 @@ _POWERS = frozenset(2.0**i for i in range(16))
 
 
 def _float32(number: float) -> float:
-    """Returns the nearest float32; 0 if no finite float32 is near."""
+    """Returns the nearest float32; 0 if the number is too large for float32."""
     try:
-        found: float = struct.unpack("f", struct.pack("f", number))[0]
+        nearest: float = struct.unpack("f", struct.pack("f", number))[0]
     except OverflowError:
         return 0.0
-    return found
+    return nearest
 
 
-# Names of operations that are views of their input, and of operations that move the values of their input.
+# Names of operations whose result is a view of their input.
 VIEWS = frozenset(
     {
         "View",
@@ -179,7 +194,7 @@ VIEWS = frozenset(
         "AsStrided",
     }
 )
-_SAME = VIEWS | {
+_SINGLE = VIEWS | {
     "Index",
     "IndexSelect",
     "Gather",
@@ -209,79 +224,80 @@ _SAME = VIEWS | {
     "Relu",
 }
 # Operations whose results contain the values of one tensor, and no other values.
-_PASSING = _SAME - {"Relu"}
+_PASSING = _SINGLE - {"Relu"}
 # Operations on several tensors.
 _SEVERAL = frozenset({"Cat", "Stack", "Maximum", "Minimum", "Add", "Sub", "Mul"})
-_FOLLOWED = _SAME | _SEVERAL
-# Operations of layers with weights. Their results are not spikes, and no reason is recorded for them.
+_FOLLOWED = _SINGLE | _SEVERAL
+# Operations of layers with weights. Their results are not spikes, so these results have an unknown range without a
+# reason.
 LAYERS = frozenset({"Convolution", "Addmm", "Mm", "Bmm", "Baddbmm", "NativeBatchNorm", "CudnnBatchNorm"})
 
 
-def _of(node: Any, output: int, version: int | None, left: list[int]) -> WholeRange | Unknown:
+def _find_range(node: Any, output: int, version: int | None, budget: list[int]) -> WholeRange | Unknown:
     """Finds the range of one output of a node.
 
     Args:
-        version: version of the tensor if it is a view of the output; `None` if it is a copy.
-        left: number of nodes that may still be visited.
+        version: version of the tensor if the tensor is a view of the output; `None` if the tensor is a copy.
+        budget: list with one element, the number of nodes that may still be visited.
     """
     while True:
         kind = _kind(node.name())
         if kind in LAYERS:
-            return _OTHER
+            return _UNKNOWN
         metadata = node.metadata
         marks = metadata.get(_KEY)
         if marks is not None:
-            return _marked(marks[output], version) if output in marks else _OTHER
-        left[0] -= 1
-        if left[0] < 0:
+            return _read_mark(marks[output], version) if output in marks else _UNKNOWN
+        budget[0] -= 1
+        if budget[0] < 0:
             return Unknown("more operations than are followed")
         if kind not in _FOLLOWED:
-            return _of_others(kind, node, left) if kind[:1].isupper() else _OTHER
+            return _find_reason(kind, node, budget) if kind[:1].isupper() else _UNKNOWN
         sources = node.next_functions
         if len(sources) != 1 or kind not in _PASSING:
             break
         version = version if kind in VIEWS else None
         node, output = sources[0]
         if node is None:
-            return _OTHER
+            return _UNKNOWN
     if kind in _SEVERAL:  # stored, because nested sums are looked up repeatedly
-        known: WholeRange | Unknown | None = metadata.get(_FOUND)
-        if known is not None:
-            return known
+        stored: WholeRange | Unknown | None = metadata.get(_RANGE_KEY)
+        if stored is not None:
+            return stored
     inputs = [
-        _OTHER if source is None else _of(source, number, version if kind in VIEWS else None, left)
+        _UNKNOWN if source is None else _find_range(source, number, version if kind in VIEWS else None, budget)
         for source, number in sources
     ]
-    unknown = next((one for one in inputs if isinstance(one, Unknown)), None)
+    unknown = next((bounds for bounds in inputs if isinstance(bounds, Unknown)), None)
     if unknown is not None or not inputs:
-        some = any(isinstance(one, WholeRange) for one in inputs)
+        has_range = any(isinstance(bounds, WholeRange) for bounds in inputs)
         reason = unknown.reason if unknown is not None else ""
-        return Unknown(reason or (f"{kind} with something else" if some else ""))
-    found = _combined(kind, node, [one for one in inputs if isinstance(one, WholeRange)])
+        return Unknown(reason or (f"{kind} with values of unknown range" if has_range else ""))
+    result = _combine(kind, node, [bounds for bounds in inputs if isinstance(bounds, WholeRange)])
     if kind in _SEVERAL:
-        metadata[_FOUND] = found
-    return found
+        metadata[_RANGE_KEY] = result
+    return result
 
 
-def _of_others(kind: str, node: Any, left: list[int]) -> Unknown:
-    """Returns `Unknown` for an operation that is not followed. If its inputs have ranges, its name is the reason."""
-    made = [_of(source, number, None, left) for source, number in node.next_functions if source is not None]
-    return Unknown(kind if made and all(isinstance(one, WholeRange) for one in made) else "")
+def _find_reason(kind: str, node: Any, budget: list[int]) -> Unknown:
+    """Returns `Unknown` for an operation without a rule. Its name is the reason if all of its inputs have ranges."""
+    ranges = [_find_range(source, number, None, budget) for source, number in node.next_functions if source is not None]
+    return Unknown(kind if ranges and all(isinstance(bounds, WholeRange) for bounds in ranges) else "")
 
 
 @lru_cache(maxsize=1024)
 def _kind(name: str) -> str:
-    """Returns the name of a node's operation, from the node's name."""
+    """Derives the name of an operation from the name of its node."""
     return name.rstrip("0123456789").removesuffix("Backward")
 
 
-def _marked(mark: _Mark, version: int | None) -> WholeRange | Unknown:
+def _read_mark(mark: _Mark, version: int | None) -> WholeRange | Unknown:
     output = mark.output()
     changed = version not in (None, mark.version) or (output is not None and output._version != mark.version)
     return Unknown("a change in place") if changed else mark.range
 
 
-def _combined(kind: str, node: Any, inputs: list[WholeRange]) -> WholeRange | Unknown:
+def _combine(kind: str, node: Any, inputs: list[WholeRange]) -> WholeRange | Unknown:
     if kind == "Relu":
         return WholeRange(max(inputs[0].low, 0), max(inputs[0].high, 0))
     if kind in ("Add", "Sub"):
@@ -295,4 +311,4 @@ def _combined(kind: str, node: Any, inputs: list[WholeRange]) -> WholeRange | Un
         a, b = inputs
         products = [x * y for x in a for y in b]
         return WholeRange(min(products), max(products))
-    return WholeRange(min(one.low for one in inputs), max(one.high for one in inputs))
+    return WholeRange(min(bounds.low for bounds in inputs), max(bounds.high for bounds in inputs))

@@ -16,7 +16,7 @@ from flexsn_nn.functional import neurons
 
 
 class Watcher(ABC):
-    """Observes layers after each of their calls, until `remove()` or the end of a `with` block.
+    """Base class of observers, which run after each call of a layer, until `remove()` or the end of a `with` block.
 
     Args:
         found: layers that can be observed, by name.
@@ -27,7 +27,7 @@ class Watcher(ABC):
     """
 
     def __init__(self, found: Mapping[str, nn.Module], layers: Iterable[str] | None) -> None:
-        names = _names(found, layers)
+        names = _list_names(found, layers)
         for name in names:
             check_name("layer", name, found)
         self._hooks = [found[name].register_forward_hook(self._hook(name), with_kwargs=True) for name in names]
@@ -51,7 +51,7 @@ class Watcher(ABC):
 
     @abstractmethod
     def _look(self, name: str, layer: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Runs after each call of a layer."""
+        """Observes one call of a layer. Runs after each call."""
 
     def remove(self) -> None:
         """Stops recording. Existing records remain."""
@@ -75,14 +75,14 @@ class Watcher(ABC):
         return hook
 
 
-def _names(found: Mapping[str, nn.Module], layers: Iterable[str] | None) -> list[str]:
+def _list_names(available: Mapping[str, nn.Module], layers: Iterable[str] | None) -> list[str]:
     if isinstance(layers, str):
         raise TypeError(f"layers is the string {layers!r}; give a list of names: [{layers!r}].")
-    return list(found if layers is None else layers)
+    return list(available if layers is None else layers)
 
 
 class Monitor(Watcher):
-    """Observes neurons after each of their calls, until `remove()` or the end of a `with` block.
+    """Base class of observers of neurons, which run after each call, until `remove()` or the end of a `with` block.
 
     Args:
         net: network or single neuron.
@@ -97,16 +97,22 @@ class Monitor(Watcher):
     """
 
     def __init__(self, net: nn.Module, layers: Iterable[str] | None = None) -> None:
-        found = dict(neurons(net))
-        if not found:
+        all_neurons = dict(neurons(net))
+        if not all_neurons:
             raise ParameterError(f"{type(net).__name__} has no FlexSN neuron to monitor.")
-        names = _names(found, layers)
-        super().__init__(found, names)
-        self.layers: dict[str, FlexSN] = {name: found[name] for name in names}
+        names = _list_names(all_neurons, layers)
+        super().__init__(all_neurons, names)
+        self.layers: dict[str, FlexSN] = {name: all_neurons[name] for name in names}
 
     @abstractmethod
     def record(self, name: str, neuron: FlexSN, output: Tensor) -> None:
-        """Runs after each call of a neuron, with its (first) detached output."""
+        """Records one call of a neuron. Runs after each call.
+
+        Args:
+            name: name of the neuron.
+            neuron: the neuron.
+            output: first output of the call, detached from its graph.
+        """
 
     def _look(self, name: str, layer: Any, inputs: tuple[Any, ...], output: Any) -> None:
         first: Tensor = output if isinstance(output, Tensor) else output[0]

@@ -12,10 +12,10 @@ from flexsn_nn.monitor._base import Monitor
 
 
 class RateMonitor(Monitor):
-    """Records firing rates: spikes per neuron and step, over all calls since the last `clear()`.
+    """Monitor of firing rates: spikes per neuron and step, over all calls since the last `clear()`.
 
-    The monitor stores one number per layer on the layer's device. Only `rates()` waits for the device. For neurons with
-    `count_spikes`, the monitor uses `spike_counts` and does not read the spikes again.
+    The monitor stores one sum per layer on the layer's device. Only `rates()` waits for the device. For neurons with
+    `count_spikes`, the monitor sums `spike_counts`, and does not read the spikes again.
 
     Example:
         >>> from flexsn_nn import IF
@@ -50,8 +50,8 @@ class RateMonitor(Monitor):
         rows = []
         for name, rate in self.rates().items():
             neuron = self.layers[name]
-            what = "mean output" if neuron.spike_range is None else "spikes per neuron and step"
-            rows.append([name, type(neuron).__name__, f"{rate:.4g}", what])
+            unit = "mean output" if neuron.spike_range is None else "spikes per neuron and step"
+            rows.append([name, type(neuron).__name__, f"{rate:.4g}", unit])
         return ["layer", "kind", "value", "of"], rows
 
     def clear(self) -> None:

@@ -16,40 +16,40 @@ from flexsn_nn.neuron import Neuron
 
 
 class _SequenceMonitor(Monitor):
-    """Stores a sequence for each call, on the neuron's device. Call `clear()` between long runs."""
+    """Monitor that stores a sequence for each call, on the neuron's device. Call `clear()` between long runs."""
 
     def __init__(self, net: nn.Module, layers: Iterable[str] | None = None) -> None:
         super().__init__(net, layers)
-        self._kept: dict[str, list[Tensor]] = {name: [] for name in self.layers}
+        self._recorded: dict[str, list[Tensor]] = {name: [] for name in self.layers}
 
     def sequence(self, name: str) -> Tensor:
-        """Returns the recorded sequence of a layer, `[T, *step]`, with the steps of all calls.
+        """Returns the recorded sequence of a layer, `[T, *step]`. It contains the steps of all calls.
 
         Raises:
             UnknownNameError: the layer is not monitored.
             ParameterError: no call has been recorded yet.
         """
-        check_name("layer", name, self._kept)
-        if not self._kept[name]:
+        check_name("layer", name, self._recorded)
+        if not self._recorded[name]:
             raise ParameterError(f"no call of {name!r} was recorded yet: run the network first.")
-        return torch.cat(self._kept[name])
+        return torch.cat(self._recorded[name])
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
         rows = []
-        for name, kept in self._kept.items():
-            if kept:
-                shape = [sum(len(tensor) for tensor in kept), *kept[-1].shape[1:]]
+        for name, recorded in self._recorded.items():
+            if recorded:
+                shape = [sum(len(tensor) for tensor in recorded), *recorded[-1].shape[1:]]
                 rows.append([name, type(self.layers[name]).__name__, str(shape)])
         return ["layer", "kind", "recorded"], rows
 
     def clear(self) -> None:
         """Deletes all records."""
-        for kept in self._kept.values():
-            kept.clear()
+        for recorded in self._recorded.values():
+            recorded.clear()
 
 
 class SpikeMonitor(_SequenceMonitor):
-    """Records outputs of neurons over time.
+    """Monitor that records the outputs of neurons over time.
 
     Example:
         >>> from flexsn_nn import IF
@@ -62,11 +62,11 @@ class SpikeMonitor(_SequenceMonitor):
 
     def record(self, name: str, neuron: FlexSN, output: Tensor) -> None:
         """Stores the output of one call."""
-        self._kept[name].append(output if neuron.step_mode == "m" else output.unsqueeze(0))
+        self._recorded[name].append(output if neuron.step_mode == "m" else output.unsqueeze(0))
 
 
 class StateMonitor(_SequenceMonitor):
-    """Records a state of neurons after every step. Turns `store_state_seqs` on during the recording.
+    """Monitor that records a state of neurons after every step. Turns `store_state_seqs` on during the recording.
 
     Args:
         net, layers: same as in `Monitor`.
@@ -99,12 +99,12 @@ class StateMonitor(_SequenceMonitor):
         self._stores = True
 
     def record(self, name: str, neuron: FlexSN, output: Tensor) -> None:
-        """Stores the states of one call."""
+        """Stores the state of one call."""
         index = self._index[name]
         if neuron.step_mode == "m":
-            self._kept[name].append(neuron.state_seqs[index].detach())
+            self._recorded[name].append(neuron.state_seqs[index].detach())
         else:
-            self._kept[name].append(neuron.states[index].detach().unsqueeze(0))
+            self._recorded[name].append(neuron.states[index].detach().unsqueeze(0))
 
     def remove(self) -> None:
         """Stops recording, and restores `store_state_seqs`."""

@@ -1,4 +1,4 @@
-"""Counts synaptic operations, which are uses of weights."""
+"""Counts synaptic operations. Each use of a weight is one operation."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ SYNAPTIC: dict[type[nn.Module], int | None] = {
 
 @dataclass(frozen=True, slots=True)
 class SynapticOperations:
-    """Number of operations with the weights of a layer.
+    """Numbers of operations with the weights of a layer.
 
     Attributes:
-        accumulates: number of additions of a weight for a spike, in all calls whose input consists of zeros and ones.
-            These additions are the synaptic operations of event-driven hardware.
-        multiplies: number of multiplications by a weight in all other calls, on hardware that does not skip zeros.
+        accumulates: in all calls whose input consists of zeros and ones, the number of additions of a weight for a
+            spike. These additions are the synaptic operations of event-driven hardware.
+        multiplies: in all other calls, the number of multiplications by a weight, on hardware that does not skip zeros.
         dense: value that `accumulates` would have if every neuron fired at every step.
     """
 
@@ -47,20 +47,21 @@ class SynapticOperations:
         """Computes the energy of the arithmetic in pJ.
 
         Args:
-            accumulate, multiply: pJ of an addition, and of a multiplication with an addition, in float32. The defaults
-                are for 45 nm (Horowitz, "Computing's energy problem", ISSCC 2014).
+            accumulate: energy in pJ of an addition in float32.
+            multiply: energy in pJ of a multiplication and an addition in float32. The default energies are those of a
+                45 nm process (Horowitz, "Computing's energy problem", ISSCC 2014).
         """
         return self.accumulates * accumulate + self.multiplies * multiply
 
 
 class SynapseMonitor(Watcher):
-    """Counts the synaptic operations of `nn.Linear`, convolutions and recurrent weights, since the last `clear()`.
+    """Monitor of the synaptic operations of `nn.Linear`, convolutions and recurrent weights, since the last `clear()`.
 
     A spike counts as one operation for each weight that it reaches. At the edge of a convolution, a spike reaches fewer
-    weights. To count operations, the layer runs a second time. Only `operations()` waits for the device. Biases and
-    products of two activations (attention) are not counted. Spikes of a recurrent neuron (`Recurrent`, `RLIF`, …) reach
-    its weights one step later, and all spikes of a call are counted under the name `NAME.recurrent`. Layers inside of
-    your own step function are not counted.
+    weights. To count the operations of a convolution, the monitor runs the layer a second time. Only `operations()`
+    waits for the device. Biases and products of two activations (attention) are not counted. Spikes of a recurrent
+    neuron (`Recurrent`, `RLIF`, …) reach its recurrent weights one step later. All spikes of a call are counted, under
+    the name `NAME.recurrent`. Layers inside of your own step function are not counted.
 
     Args:
         net: network or single layer.
@@ -81,33 +82,36 @@ class SynapseMonitor(Watcher):
     def __init__(self, net: nn.Module, layers: Iterable[str] | None = None) -> None:
         check_module("net", net)
         kinds = tuple(SYNAPTIC)
-        found: dict[str, nn.Module] = {}
-        # A layer inside of a neuron's step is called when the step is traced, and not at each step.
+        synaptic_layers: dict[str, nn.Module] = {}
+        # Layers inside of a neuron's step are excluded, because they are called when the step is traced, and not at
+        # each step.
         inside = {part for _, neuron in neurons(net) for part in neuron.modules()}
         for name, module in net.named_modules():
             if isinstance(module, kinds) and module not in inside:
-                found[name or type(module).__name__] = module
+                synaptic_layers[name or type(module).__name__] = module
             elif isinstance(module, Feedback) and isinstance(module.recurrent, (*kinds, OneToOne)):
-                found[f"{name}.recurrent" if name else "recurrent"] = module
-        if not found:
+                synaptic_layers[f"{name}.recurrent" if name else "recurrent"] = module
+        if not synaptic_layers:
             raise ParameterError(f"{type(net).__name__} has no linear layer and no convolution.")
-        super().__init__(found, layers)
-        self._counts: dict[str, Tensor] = {}  # accumulates, multiplies, dense
+        super().__init__(synaptic_layers, layers)
+        self._counts: dict[str, Tensor] = {}  # for each layer, accumulates, multiplies and dense
 
     def operations(self) -> dict[str, SynapticOperations]:
         """Returns the operations of each layer that has run."""
         return {name: SynapticOperations(*counts.tolist()) for name, counts in self._counts.items()}
 
     def total(self) -> SynapticOperations:
-        """Returns the sums over all layers."""
+        """Returns the sums of the operations of all layers."""
         each = self.operations().values()
         return SynapticOperations(
             sum(o.accumulates for o in each), sum(o.multiplies for o in each), sum(o.dense for o in each)
         )
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
-        found = self.operations().items()
-        rows = [[name, str(each.accumulates), str(each.multiplies), str(each.dense)] for name, each in found]
+        operations = self.operations().items()
+        rows = [
+            [name, str(counts.accumulates), str(counts.multiplies), str(counts.dense)] for name, counts in operations
+        ]
         return ["layer", "accumulates", "multiplies", "dense"], rows
 
     def clear(self) -> None:
@@ -129,7 +133,7 @@ class SynapseMonitor(Watcher):
 
 
 def uses(layer: nn.Module, x: Tensor) -> Tensor:
-    """Counts the uses of weights for an input of zeros and ones. Returns an integer."""
+    """Counts the uses of weights for an input of zeros and ones. Returns a scalar integer tensor."""
     if isinstance(layer, nn.Linear):
         return x.count_nonzero() * layer.out_features
     if isinstance(layer, OneToOne):
@@ -137,13 +141,13 @@ def uses(layer: nn.Module, x: Tensor) -> Tensor:
     kind = next(kind for kind in SYNAPTIC if isinstance(layer, kind))
     dims = SYNAPTIC[kind]
     assert dims is not None
-    # Run the layer with weights of 1 and without bias. Each output is then the number of weights that are multiplied by
-    # 1.
+    # The layer runs with weights of 1 and without bias. Each output is then the number of its weights that are
+    # multiplied by an input of 1.
     twin: Any = kind.__new__(kind)
     weight: Any = layer.weight
     ones = nn.Parameter(torch.ones_like(weight, dtype=torch.float32), requires_grad=False)
     twin.__dict__.update(layer.__dict__)
     twin.__dict__["_parameters"] = {"weight": ones, "bias": None}
-    met: Tensor = twin.forward(x.flatten(0, -dims) if x.dim() > dims else x)
-    # Some convolution algorithms compute in another basis, with small errors, so round the result.
-    return met.round().sum(dtype=torch.float64).long()
+    weights_per_output: Tensor = twin.forward(x.flatten(0, -dims) if x.dim() > dims else x)
+    # Some convolution algorithms compute in another basis, with small errors, so the result is rounded.
+    return weights_per_output.round().sum(dtype=torch.float64).long()

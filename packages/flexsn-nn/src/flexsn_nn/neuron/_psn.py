@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from flexsn_nn._checks import check_count, check_device, check_number, check_tensor
 from flexsn_nn._leaf import Leaf
 from flexsn_nn._numbers import fit_checkpoint, learned
-from flexsn_nn._stateful import Stateful, check_floating, check_kept, is_own_forward
+from flexsn_nn._stateful import Stateful, check_floating, check_stored_state, is_own_forward
 from flexsn_nn.errors import ParameterError
 from flexsn_nn.neuron._reset import ATAN, SpikeFunction, surrogate_spike_range
 
@@ -192,7 +192,7 @@ class SlidingPSN(Stateful):
             return new
         (history,) = self.states
         shape = torch.Size((min(len(history), self.k - 1), *new.shape[1:]))
-        check_kept("the window of earlier inputs", history, shape, new)
+        check_stored_state("the window of earlier inputs", history, shape, new)
         return torch.cat([history, new])
 
     def _build_matrix(self, steps: int, num_earlier: int) -> Tensor:

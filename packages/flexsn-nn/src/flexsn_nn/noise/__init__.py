@@ -1,1 +1,1 @@
-"""Random numbers of a neuron: the numbers that a step draws, and the transforms that pass them to the step."""
+"""Random numbers that a neuron's step draws, and the transforms that pass their places to the step."""

@@ -1,7 +1,7 @@
 """Random numbers of captured steps. A captured step is a Dynamo graph of a step.
 
-A step that Dynamo captures must not change objects. Instead, it calls operators that mark its draws and the places of
-its numbers in the graph. `number_draws` later replaces these calls.
+A step must not change objects while Dynamo captures it. Instead, it calls operators that mark its draws and the places
+of its random numbers in the graph. `number_draws` later replaces these calls.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor, fx
 
 from flexsn_hop import complete_captured
 from flexsn_nn.errors import DrawError
-from flexsn_nn.noise._shapes import Fitted, fitted
+from flexsn_nn.noise._shapes import ShapeRule, find_shape_rule
 
 _library = torch.library.Library("flexsn_nn", "DEF")
 _library.define("places(Tensor first, Tensor second, Tensor third, Tensor step) -> ()")
@@ -46,10 +46,10 @@ for _name, _dtype in (("draw", torch.float32), ("below", torch.bool)):
 def number_draws(module: fx.GraphModule) -> None:
     """Replaces the draws in a captured step's graph by the numbers that the step draws outside of compilers."""
     ops, graph = torch.ops.flexsn_nn, module.graph
-    sources = _calls(graph, ops.places) + _calls(graph, ops.means)
+    sources = _list_calls(graph, ops.places) + _list_calls(graph, ops.means)
     if not sources:
         return
-    source, draws = sources[0], _calls(graph, ops.draw)
+    source, draws = sources[0], _list_calls(graph, ops.draw)
     means = not source.args
     stream = 0
     for node in draws:
@@ -59,12 +59,12 @@ def number_draws(module: fx.GraphModule) -> None:
                 mean = 0.5 if bits else 0.0
                 number = graph.call_function(torch.full_like, (x, mean), {"dtype": torch.float32})
             else:
-                how = _fitted(x, cast(fx.Node, source.args[0]))
-                numbers = [_number(graph, source, bits, stream + i) for i in range(how.num_draws)]
-                number = how.of(numbers, graph.call_function)
-                stream += how.num_draws
+                rule = _find_rule(x, cast(fx.Node, source.args[0]))
+                numbers = [_add_number(graph, source, bits, stream + i) for i in range(rule.num_draws)]
+                number = rule.of(numbers, graph.call_function)
+                stream += rule.num_draws
         _replace(node, number, node)
-    for node in _calls(graph, ops.below):
+    for node in _list_calls(graph, ops.below):
         compared, p = node.args
         if means:
             _replace(node, p, p)
@@ -77,8 +77,8 @@ def number_draws(module: fx.GraphModule) -> None:
     module.recompile()
 
 
-def _fitted(x: fx.Node, word: fx.Node) -> Fitted:
-    """Returns the rule for the numbers of a draw, whose shape may differ from the step's.
+def _find_rule(x: fx.Node, word: fx.Node) -> ShapeRule:
+    """Returns the rule for a draw of numbers whose shape may differ from the step's.
 
     Raises:
         DrawError: the step has no numbers for this shape.
@@ -86,23 +86,23 @@ def _fitted(x: fx.Node, word: fx.Node) -> Fitted:
     shape, step = (
         list(node.meta["example_value" if "example_value" in node.meta else "val"].shape) for node in (x, word)
     )
-    how = fitted(shape, step)
-    if how is None:
+    rule = find_shape_rule(shape, step)
+    if rule is None:
         raise DrawError(
-            f"a random number is drawn for each element of the step, {step}, or for branches in one dimension more or "
-            f"less, or for fewer neurons, and a tensor of shape {shape} was given: expand it to the step's shape."
+            f"random numbers are drawn for tensors of the step's shape, {step}, or with one dimension more or less, or "
+            f"with fewer neurons, but not for a tensor of shape {shape}: expand it to the step's shape."
         )
-    return how
+    return rule
 
 
-def _number(graph: fx.Graph, source: fx.Node, bits: int, stream: int) -> fx.Node:
+def _add_number(graph: fx.Graph, source: fx.Node, bits: int, stream: int) -> fx.Node:
     ops = torch.ops.flexsn_graph
     if bits:
         return graph.call_function(ops.uniform_number.default, source.args, {"stream": stream, "bits": bits})
     return graph.call_function(ops.normal_number.default, source.args, {"stream": stream})
 
 
-def _calls(graph: fx.Graph, op: Any) -> list[fx.Node]:
+def _list_calls(graph: fx.Graph, op: Any) -> list[fx.Node]:
     return [node for node in graph.nodes if node.target in (op, op.default)]
 
 

@@ -1,4 +1,4 @@
-"""The step that a thread is running: the places of its random numbers, and the number of its draws."""
+"""The step that a thread is running: the places of the step's random numbers, and the number of its draws so far."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _Result = TypeVar("_Result")
 
 
 class Places(NamedTuple):
-    """Arguments of the random numbers of one step, int32 each.
+    """Arguments from which the random numbers of one step are computed, int32 each.
 
     Attributes:
-        first, second, third: words for each element of the step, `[*step]`.
-        step: index of the time step, which broadcasts to the step.
+        first, second, third: three words for each element of the step, `[*step]` each.
+        step: index of the time step. Broadcasts to the other three.
     """
 
     first: Tensor
@@ -26,12 +26,12 @@ class Places(NamedTuple):
 
 
 class Elements(NamedTuple):
-    """Numbers from which the words of a step's elements are computed, int32 each. All numbers broadcast to the step.
+    """Tensors from which the words of a step's elements are computed, int32 each. All of them broadcast to the step.
 
     Attributes:
-        low, high: two words of the key.
-        row: index in the batch.
-        column: index of each element in its row, `[1, *step[1:]]`.
+        low, high: the two words of the key.
+        row: for each element, the index of its row in the batch.
+        column: for each element, its index in the row, `[1, *step[1:]]`.
     """
 
     low: Tensor
@@ -44,7 +44,7 @@ class Step:
     """One run of a core.
 
     Attributes:
-        places: places of its numbers; `None` if draws return means.
+        places: places of the random numbers; `None` if draws return means.
         draws: number of draws so far.
     """
 
@@ -54,7 +54,7 @@ class Step:
 
 
 class _Current(threading.local):
-    """The step that this thread is running."""
+    """The step that this thread is running; `None` outside of steps."""
 
     step: Step | None = None
 

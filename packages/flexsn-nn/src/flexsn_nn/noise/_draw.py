@@ -9,10 +9,10 @@ from torch import Tensor
 
 from flexsn_nn.errors import DrawError, InputDtypeError
 from flexsn_nn.noise._current import Step, current
-from flexsn_nn.noise._shapes import Fitted, fitted
+from flexsn_nn.noise._shapes import ShapeRule, find_shape_rule
 
-# Number of bits of uniform numbers for narrower dtypes. The dtypes can represent numbers of this length exactly, so no
-# number is rounded to 1.
+# Number of bits of uniform numbers in half precision. The dtypes represent numbers of this length exactly, so no number
+# is rounded to 1.
 _BITS = {torch.float16: 11, torch.bfloat16: 8}
 
 
@@ -21,10 +21,10 @@ def draw_normal(x: Tensor) -> Tensor:
     _check(x, "normal_like")
     if torch.compiler.is_dynamo_compiling():
         return torch.ops.flexsn_nn.draw(x.detach(), 0)  # type: ignore[no-any-return]
-    step = _step_of("normal_like")
+    step = _get_step("normal_like")
     if step.places is None:
         return torch.zeros_like(x)
-    return _drawn(x, step, "normal_like", torch.ops.flexsn_graph.normal_number).to(x.dtype)
+    return _draw(x, step, "normal_like", torch.ops.flexsn_graph.normal_number).to(x.dtype)
 
 
 def draw_uniform(x: Tensor, *, below: float | Tensor | None = None) -> Tensor:
@@ -38,11 +38,11 @@ def draw_uniform(x: Tensor, *, below: float | Tensor | None = None) -> Tensor:
             p = below.detach().float() if isinstance(below, Tensor) else torch.full_like(number, below)
             number = torch.ops.flexsn_nn.below(number, p.expand_as(number))
         return number.to(x.dtype)  # type: ignore[no-any-return]
-    step = _step_of(name)
+    step = _get_step(name)
     if step.places is None:
         mean = 0.5 if below is None else below
         return torch.zeros_like(x) + (mean.detach().to(x.dtype) if isinstance(mean, Tensor) else mean)
-    number = _drawn(x, step, name, torch.ops.flexsn_graph.uniform_number, bits=bits)
+    number = _draw(x, step, name, torch.ops.flexsn_graph.uniform_number, bits=bits)
     if below is not None:
         number = number < (below.detach().float() if isinstance(below, Tensor) else below)
     return number.to(x.dtype)
@@ -55,18 +55,18 @@ def _check(x: Tensor, name: str) -> None:
         raise InputDtypeError(f"{name} draws floating-point numbers, but got a tensor of {x.dtype}: convert it first.")
 
 
-def _step_of(name: str) -> Step:
+def _get_step(name: str) -> Step:
     step = current.step
     if step is None:
         raise DrawError(
-            f"{name} is called outside of a step: it draws only inside of a core that "
-            "flexsn_nn.FlexSN runs. Elsewhere, use torch.randn_like, torch.rand_like or torch.bernoulli."
+            f"{name} is called outside of a step: it draws numbers only inside of a core that flexsn_nn.FlexSN runs. "
+            "Elsewhere, use torch.randn_like, torch.rand_like or torch.bernoulli."
         )
     return step
 
 
-def _drawn(x: Tensor, step: Step, name: str, number: Callable[..., Tensor], **options: int) -> Tensor:
-    """Draws numbers with the shape of `x`. If `x` has the step's shape, the number of rows is not read.
+def _draw(x: Tensor, step: Step, name: str, number: Callable[..., Tensor], **options: int) -> Tensor:
+    """Draws numbers with the shape of `x`. Does not read the number of rows if `x` has the step's shape.
 
     Raises:
         DrawError: the step has no numbers for this shape.
@@ -75,16 +75,21 @@ def _drawn(x: Tensor, step: Step, name: str, number: Callable[..., Tensor], **op
     assert places is not None
     word = places.first
     sizes = [word.size(d) for d in range(1, word.dim())]
-    found = [x.size(d) for d in range(1, x.dim())]
-    how = fitted([0, *found], [0, *sizes]) if x.dim() and word.dim() else Fitted() if x.dim() == word.dim() else None
-    if how is None or (how.function is not None and x.size(0) != word.size(0)):
+    sizes_of_x = [x.size(d) for d in range(1, x.dim())]
+    rule = (
+        find_shape_rule([0, *sizes_of_x], [0, *sizes])
+        if x.dim() and word.dim()
+        else ShapeRule()
+        if x.dim() == word.dim()
+        else None
+    )
+    if rule is None or (rule.function is not None and x.size(0) != word.size(0)):
         of_step = ["rows", *map(str, sizes)] if word.dim() else []
         raise DrawError(
-            f"{name} draws a number for each element of the step, [{', '.join(of_step)}], or for branches in one "
-            f"dimension more or less, or for fewer neurons, but got a tensor of shape {list(x.shape)}: expand it to "
-            "the step's shape."
+            f"{name} draws numbers for tensors of the step's shape, [{', '.join(of_step)}], or with one dimension more "
+            f"or less, or with fewer neurons, but got a tensor of shape {list(x.shape)}: expand it to the step's shape."
         )
-    draws = [number(*places, stream=step.draws + i, **options) for i in range(how.num_draws)]
-    step.draws += how.num_draws
-    result: Tensor = how.of(draws, lambda function, arguments: function(*arguments))
+    draws = [number(*places, stream=step.draws + i, **options) for i in range(rule.num_draws)]
+    step.draws += rule.num_draws
+    result: Tensor = rule.of(draws, lambda function, arguments: function(*arguments))
     return result

@@ -15,11 +15,11 @@ from flexsn_runtime import words_of_elements
 
 
 class Draws(Transform):
-    """Passes the places of random numbers to a step. Must be the outermost transform, because others may also draw.
+    """Transform that passes the places of random numbers to a step.
 
-    One object serves one call. The call's key is drawn once, even if the call is tried in several ways. Kernels compute
-    the words of an element before their loop over time. Loops in Python receive words that are computed before the
-    call.
+    It must be the outermost transform, because other transforms may also draw numbers. One object serves one call. The
+    call's key is drawn once, even if the call is first tried with kernels and then runs as a loop. Kernels compute the
+    words of an element before their loop over time. Loops in Python receive words that are computed before the loop.
 
     Args:
         numbers: key and steps of the neuron's random numbers.
@@ -42,16 +42,16 @@ class Draws(Transform):
 
     def before(self, call: Call) -> tuple[Values, Transform | None]:
         """Prepares `tensors` for the step of this call."""
-        elements, _ = self._placed(call)
+        elements, _ = self._get_places(call)
         in_step = call.kernels or torch.compiler.is_compiling()
         self._tensors = tuple(elements) if in_step else words_of_elements(*elements)
         return call.inputs, self
 
     def inputs(self, call: Call) -> Sequence[Tensor]:
         """Returns the index of each step, `[T, 1, ...]`."""
-        return (self._placed(call)[1],)
+        return (self._get_places(call)[1],)
 
-    def _placed(self, call: Call) -> tuple[Elements, Tensor]:
+    def _get_places(self, call: Call) -> tuple[Elements, Tensor]:
         if self._places is None:
             steps = call.num_steps if call.step_mode == "m" else None
             self._places = self._numbers.places(
@@ -73,10 +73,10 @@ class Draws(Transform):
 
 
 class Means(Transform):
-    """Replaces each random number of a step by its mean."""
+    """Transform that replaces each random number of a step by its mean."""
 
     def step(self, core: Core, inputs: Values, states: Values, own: Own) -> Changed:
-        """Runs the step with a mean instead of each random number."""
+        """Runs the step. Draws inside of the step return means."""
         if torch.compiler.is_dynamo_compiling():
             torch.ops.flexsn_nn.means()
             return Changed(*core(inputs, states))
@@ -84,7 +84,7 @@ class Means(Transform):
 
 
 def example() -> Draws:
-    """Returns a transform for traces. The transform has an arbitrary key, and draws no number from a generator."""
+    """Returns a transform for traces. It has an arbitrary key, which is not drawn from a generator."""
     numbers = Numbers()
     numbers.configure(0, 0, None, None)
     return Draws(numbers, begins=True, keep=False)

@@ -1,4 +1,4 @@
-"""Detects code that draws random numbers before the code runs."""
+"""Detects, before a core runs, that its code draws random numbers."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _MOST = 1_000
 
 
 def draws(core: Callable[..., Any]) -> bool:
-    """True if the code of a core, or code that it names, uses functions of `flexsn_nn.random`.
+    """True if the code of a core, or code that it refers to by name, uses functions of `flexsn_nn.random`.
 
-    Draws in other functions are detected when these functions are called.
+    Draws in code that is reached in other ways are only detected when they run.
     """
     if isinstance(core, MethodType) and all(map(_is_ready_made, type(core.__self__).__mro__)):
         bound = core.__self__
         return isinstance(bound, nn.Module) and any(getattr(child, "_draws", False) for child in bound.modules())
-    waiting: list[tuple[Any, type | None]] = [(core, None)]
-    seen: set[int] = set()
-    while waiting and len(seen) < _MOST:
-        value, owner = waiting.pop()
-        if id(value) in seen:
+    pending: list[tuple[Any, type | None]] = [(core, None)]
+    visited: set[int] = set()
+    while pending and len(visited) < _MOST:
+        value, owner = pending.pop()
+        if id(value) in visited:
             continue
-        seen.add(id(value))
+        visited.add(id(value))
         if isinstance(value, nn.Module) and getattr(value, "_draws", False) is True:
             return True  # a neuron whose step is called by another neuron
         if isinstance(value, FunctionType):
@@ -40,12 +40,12 @@ def draws(core: Callable[..., Any]) -> bool:
                 return True
             if owner is None and (value.__module__ or "").startswith(_LIBRARIES):
                 continue
-            names = set(_names(value.__code__))
+            names = set(_list_names(value.__code__))
             if names & _NAMES:
                 return True
-            waiting += [(found, owner) for found in _named(value, names, owner)]
+            pending += [(used, owner) for used in _resolve(value, names, owner)]
         else:
-            waiting += _parts(value)
+            pending += _list_parts(value)
     return False
 
 
@@ -54,27 +54,32 @@ _BY_KIND: WeakKeyDictionary[type[Transform], bool] = WeakKeyDictionary()
 
 @constant
 def step_draws(kind: type[Transform]) -> bool:
-    """True if the steps of this kind of transform draw random numbers; see `draws`."""
-    found = _BY_KIND.get(kind)
-    if found is None:
-        found = _BY_KIND[kind] = draws(kind.step)
-    return found
+    """True if the method `step` of a class of transforms draws random numbers; see `draws`."""
+    is_drawing = _BY_KIND.get(kind)
+    if is_drawing is None:
+        is_drawing = _BY_KIND[kind] = draws(kind.step)
+    return is_drawing
 
 
 def _is_draw(function: FunctionType) -> bool:
     return function.__name__ in _NAMES and function.__module__ == "flexsn_nn.random"
 
 
-def _names(code: CodeType) -> Iterator[str]:
-    """Yields the names of globals and attributes in a function and in the functions that it defines."""
+def _list_names(code: CodeType) -> Iterator[str]:
+    """Yields the names of globals and attributes that a function, or a function defined inside of it, uses."""
     yield from code.co_names
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
-            yield from _names(inner)
+            yield from _list_names(inner)
 
 
-def _named(function: FunctionType, names: set[str], owner: type | None) -> Iterator[Any]:
-    """Yields the functions, objects and classes that a function's code names."""
+def _resolve(function: FunctionType, names: set[str], owner: type | None) -> Iterator[Any]:
+    """Yields the globals, methods and closure variables that a function uses.
+
+    Args:
+        names: names that the function's code uses.
+        owner: class of the function's object; `None` for a function that is not a method.
+    """
     for name in names:
         if name in function.__globals__:
             yield function.__globals__[name]
@@ -88,19 +93,19 @@ def _named(function: FunctionType, names: set[str], owner: type | None) -> Itera
             continue
 
 
-def _parts(value: Any) -> list[tuple[Any, type | None]]:
-    """Returns the functions of a callable object, each with the class whose methods it calls by name."""
+def _list_parts(value: Any) -> list[tuple[Any, type | None]]:
+    """Returns the functions and modules that an object may call, each with the class of its object, or `None`."""
     if isinstance(value, MethodType):
-        return [(value.__func__, type(value.__self__)), *_children(value.__self__)]
+        return [(value.__func__, type(value.__self__)), *_list_children(value.__self__)]
     if isinstance(value, partial):
         return [(part, None) for part in (value.func, *value.args, *value.keywords.values())]
     if isinstance(value, type | ModuleType) or not callable(value):
         return []
     kind = type(value)
     entry: Any = getattr(kind, "forward", None) if isinstance(value, nn.Module) else kind.__dict__.get("__call__")
-    found = [] if not isinstance(entry, FunctionType) or _is_torch(kind) else [(entry, kind)]
-    held = [] if isinstance(value, nn.Module) else list(getattr(value, "__dict__", {}).values())
-    return [*found, *((part, None) for part in held if callable(part)), *_children(value)]
+    entries = [] if not isinstance(entry, FunctionType) or _is_torch(kind) else [(entry, kind)]
+    attributes = [] if isinstance(value, nn.Module) else list(getattr(value, "__dict__", {}).values())
+    return [*entries, *((part, None) for part in attributes if callable(part)), *_list_children(value)]
 
 
 def _is_ready_made(kind: type) -> bool:
@@ -112,5 +117,5 @@ def _is_torch(kind: type) -> bool:
     return kind.__module__.partition(".")[0] == "torch"
 
 
-def _children(value: Any) -> list[tuple[Any, type | None]]:
+def _list_children(value: Any) -> list[tuple[Any, type | None]]:
     return [(child, None) for child in value.children()] if isinstance(value, nn.Module) else []

@@ -1,4 +1,4 @@
-"""Random numbers of a neuron: their key and their places in a call."""
+"""The key of a neuron's random numbers, and their places in a call."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Numbers:
     """Key of a neuron's random numbers, and the number of steps since the neuron's state began.
 
     Attributes:
-        words: key that is derived from a seed; `None` if keys come from PyTorch's generator.
+        words: key that is derived from a seed; `None` if keys are drawn from PyTorch's generator.
         first_row: index of the first row of a batch.
         in_evaluation: True if numbers are also drawn in evaluation mode.
-        key: `[2]`, int32; `None` before the first call.
-        steps: indices of the time steps in the last call, int32.
+        key: current key, `[2]`, int32; `None` before the first call.
+        steps: indices of the time steps in the last call, int32; `None` before the first call.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Numbers:
     def configure(self, seed: int | None, neuron: int, first_row: int | None, in_evaluation: bool | None) -> None:
         """Applies `random.configure` to the neuron with this index."""
         if seed is not None:
-            self.words, self.key = (None if seed < 0 else _words(seed, neuron)), None
+            self.words, self.key = (None if seed < 0 else _derive_words(seed, neuron)), None
         if first_row is not None:
             self.first_row = first_row
         if in_evaluation is not None:
@@ -44,10 +44,9 @@ class Numbers:
     def places(
         self, shape: Sequence[int], steps: int | None, device: torch.device, *, begins: bool, keep: bool
     ) -> tuple[Elements, Tensor]:
-        """Computes numbers that identify a call's elements, and the indices of its steps.
+        """Returns the tensors that identify a call's elements, and the indices of its time steps.
 
-        The words of the elements are computed from these numbers. The indices are `[T, 1, ...]`, or `[1, ...]` for a
-        single step.
+        The indices are `[T, 1, ...]`, or `[1, ...]` for a single step.
 
         Args:
             shape: shape of the step.
@@ -60,13 +59,13 @@ class Numbers:
             key, before = self._new_key(device), None
         elif not torch.compiler.is_compiling() and key.is_inference() and not torch.is_inference_mode_enabled():
             key = key.clone()
-        numbers = torch.arange(1 if steps is None else steps, dtype=torch.int32, device=device)
+        indices = torch.arange(1 if steps is None else steps, dtype=torch.int32, device=device)
         if before is not None:
-            numbers = numbers + (before[-1] + 1)
+            indices = indices + (before[-1] + 1)
         if keep:
             self.key = key
-            made = steps is None or torch.compiler.is_compiling() or steps > 0
-            self.steps = numbers if made else before
+            has_steps = steps is None or torch.compiler.is_compiling() or steps > 0
+            self.steps = indices if has_steps else before
         ones = [1] * len(shape)
         if len(shape):
             row = torch.arange(self.first_row, self.first_row + shape[0], dtype=torch.int32, device=device)
@@ -74,7 +73,7 @@ class Numbers:
         else:
             row = torch.full((), self.first_row, dtype=torch.int32, device=device)
         elements = Elements(key[0].view(ones), key[1].view(ones), row, self._columns_of(shape, device))
-        return elements, numbers.view(ones if steps is None else [-1, *ones])
+        return elements, indices.view(ones if steps is None else [-1, *ones])
 
     def _columns_of(self, shape: Sequence[int], device: torch.device) -> Tensor:
         """Returns the index of each element in its row, `[1, *shape[1:]]`."""
@@ -103,7 +102,7 @@ class Numbers:
 def draw_all(
     numbers: Numbers, shape: Sequence[int], steps: int | None, device: torch.device, *, bits: int | None
 ) -> Tensor:
-    """Returns the numbers of the first draw in all steps, with a new key, in float32.
+    """Draws float32 numbers for all elements and steps, with a new key. They are the numbers of a step's first draw.
 
     Args:
         shape, steps, device: arguments of `Numbers.places`.
@@ -120,9 +119,9 @@ def draw_all(
 
 
 def numbers_of(net: nn.Module) -> list[Numbers]:
-    """Collects the random numbers of a network's layers, in the order of its modules."""
-    found = (module.__dict__.get("_numbers") for module in net.modules())
-    return [numbers for numbers in found if isinstance(numbers, Numbers)]
+    """Collects the `Numbers` objects of a network's layers, in the order of `net.modules()`."""
+    attributes = (module.__dict__.get("_numbers") for module in net.modules())
+    return [numbers for numbers in attributes if isinstance(numbers, Numbers)]
 
 
 _MOST = 16
@@ -136,7 +135,7 @@ def _columns(rest: Sequence[int], device: torch.device, dims: int) -> Tensor:
     return table.view(1, *rest) if dims else table.view(())
 
 
-def _words(seed: int, neuron: int) -> tuple[int, int]:
+def _derive_words(seed: int, neuron: int) -> tuple[int, int]:
     """Derives a key from a seed and the index of a neuron, as two signed words of 32 bits."""
     digest = hashlib.sha256(f"{seed} {neuron}".encode()).digest()
     low, high = (int.from_bytes(digest[i : i + 4], "little", signed=True) for i in (0, 4))

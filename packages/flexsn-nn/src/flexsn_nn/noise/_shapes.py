@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 import torch
 
 
-class Fitted(NamedTuple):
+class ShapeRule(NamedTuple):
     """Rule that derives numbers with a tensor's shape from draws with the step's shape.
 
     Attributes:
         num_draws: number of draws: 1, or the size of the dimension that the step lacks.
-        function, arguments: function of one draw, or of a list of several draws, and its other arguments. `function` is
-            `None` if the draw itself is the result.
+        function: function that is applied to the draw, or to the list of draws; `None` if the draw itself is the
+            result.
+        arguments: other arguments of the function.
     """
 
     num_draws: int = 1
@@ -22,29 +23,35 @@ class Fitted(NamedTuple):
     arguments: tuple[int, ...] = ()
 
     def of(self, draws: Sequence[Any], call: Callable[[Callable[..., Any], tuple[Any, ...]], Any]) -> Any:
-        """Returns the result of `num_draws` draws, where `call` applies a function to arguments."""
+        """Derives the numbers from draws.
+
+        Args:
+            draws: `num_draws` draws: tensors, or nodes of a graph.
+            call: function that applies a function to a tuple of arguments, or adds the call to a graph.
+        """
         if self.function is None:
             return draws[0]
         operand = list(draws) if self.function is torch.stack else draws[0]
         return call(self.function, (operand, *self.arguments))
 
 
-def fitted(shape: Sequence[int], step: Sequence[int]) -> Fitted | None:
-    """Returns the rule for numbers of this shape; `None` if there is none. Ignores the first dimension (rows).
+def find_shape_rule(shape: Sequence[int], step: Sequence[int]) -> ShapeRule | None:
+    """Returns the rule for numbers of this shape; `None` if there is no rule. Ignores the first dimension (rows).
 
-    - With one dimension more than the step, there is one draw for each element of that dimension.
-    - With one dimension less, the numbers are the first numbers along that dimension of the step's draw. - With a
-    smaller last dimension of several elements, the numbers are the first numbers of the step's draw.
+    - If the shape has one dimension more than the step, there is one draw for each index of this dimension.
+    - If the shape has one dimension less, the numbers are those at index 0 of the missing dimension in the step's draw.
+    - If the last dimension is smaller than the step's and larger than 1, the numbers are the first elements of the
+      step's draw along this dimension.
     """
-    rest, own = list(shape[1:]), list(step[1:])
-    if len(shape) == len(step) and rest == own:
-        return Fitted()
+    rest, step_rest = list(shape[1:]), list(step[1:])
+    if len(shape) == len(step) and rest == step_rest:
+        return ShapeRule()
     for dim in range(len(shape) - 1, 0, -1):
-        if [*shape[1:dim], *shape[dim + 1 :]] == own and len(shape) > 1:
-            return Fitted(shape[dim], torch.stack, (dim,)) if shape[dim] else None
+        if [*shape[1:dim], *shape[dim + 1 :]] == step_rest and len(shape) > 1:
+            return ShapeRule(shape[dim], torch.stack, (dim,)) if shape[dim] else None
     for dim in range(len(step) - 1, 0, -1):
         if [*step[1:dim], *step[dim + 1 :]] == rest:
-            return Fitted(1, torch.select, (dim, 0))
-    if rest and len(rest) == len(own) and rest[:-1] == own[:-1] and 1 < rest[-1] < own[-1]:
-        return Fitted(1, torch.narrow, (-1, 0, rest[-1]))
+            return ShapeRule(1, torch.select, (dim, 0))
+    if rest and len(rest) == len(step_rest) and rest[:-1] == step_rest[:-1] and 1 < rest[-1] < step_rest[-1]:
+        return ShapeRule(1, torch.narrow, (-1, 0, rest[-1]))
     return None

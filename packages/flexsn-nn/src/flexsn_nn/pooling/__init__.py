@@ -1,4 +1,4 @@
-"""Pooling of spikes with kernels that read and write each number once."""
+"""Pooling of spikes with kernels that read and write each element once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replaces the forward of a pooling layer by a forward that runs a kernel."""
+"""A replacement for the forward of a pooling layer, which runs a kernel."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _BY_KERNEL = "by a kernel"
 
 
 class PoolForward(ReplacedForward):
-    """Forward of a pooling layer of one of the `KINDS`."""
+    """Replaced forward of a pooling layer. The class of the layer is one of `KINDS`, or derived from it."""
 
     def __call__(self, input: Tensor) -> Tensor:
-        """Computes the layer's output, like the layer's own `forward`."""
+        """Computes the layer's output: with a kernel if possible, otherwise with the layer's own `forward`."""
         layer: Any = self.layer
         images, window = _images(layer, input), window_of(layer)
-        why: str | None = f"its input has {input.dim()} dimensions"
+        reason: str | None = f"its input has {input.dim()} dimensions"
         if images is not None:
-            only = "exported programs contain only torch's operators"
-            why = only if is_exporting() else why_no_kernel(images, window)
+            why_not_exported = "exported programs contain only torch's operators"
+            reason = why_not_exported if is_exporting() else why_no_kernel(images, window)
         if not torch.compiler.is_compiling():
-            self.last = (_BY_KERNEL, True) if why is None else (why, False)
-        if images is None or why is not None:
+            self.last = (_BY_KERNEL, True) if reason is None else (reason, False)
+        if images is None or reason is not None:
             result: Tensor = type(layer).forward(layer, input)
             return result
         if isinstance(layer, _MAXIMA):
@@ -45,12 +45,12 @@ class PoolForward(ReplacedForward):
         return pooled if input.dim() == images.dim() else pooled.squeeze(-2)
 
     def account(self) -> tuple[str, bool]:
-        """Describes the last call. Also returns True if a kernel ran."""
+        """Returns a description of the last call, and True if a kernel ran."""
         return self.last
 
 
 def window_of(layer: Any) -> Window:
-    """Returns the windows of a layer. Windows in one dimension have one row."""
+    """Returns the window of a layer. The window of a layer in one dimension has one row."""
     flat = isinstance(layer, nn.MaxPool1d | nn.AvgPool1d)
     stride = layer.kernel_size if layer.stride is None else layer.stride
     return Window(
@@ -63,12 +63,12 @@ def window_of(layer: Any) -> Window:
 
 
 def why_torch(layer: nn.Module) -> str | None:
-    """Returns the reason why a layer always uses torch's pooling; `None` if there is none."""
+    """Returns the reason why a layer always uses torch's pooling; `None` if it can use kernels."""
     kind: Any = type(layer)
-    own: Any = next((one for one in KINDS if isinstance(layer, one)), None)
-    if own is None:
+    torch_class: Any = next((layer_class for layer_class in KINDS if isinstance(layer, layer_class)), None)
+    if torch_class is None:
         return f"there is no kernel for {kind.__name__}"
-    if kind.forward is not own.forward or "forward" in vars(layer):
+    if kind.forward is not torch_class.forward or "forward" in vars(layer):
         return f"{kind.__name__} overrides forward"
     if getattr(layer, "return_indices", False):
         return "it returns indices"
@@ -80,10 +80,10 @@ def is_pooling(module: nn.Module) -> bool:
     return isinstance(module, (*KINDS, *_OTHERS))
 
 
-def _pair(numbers: Any, beside: int, *, flat: bool) -> tuple[int, int]:
-    if isinstance(numbers, int):
-        return (beside, numbers) if flat else (numbers, numbers)
-    return (beside, *numbers) if flat else tuple(numbers) * (2 // len(numbers))
+def _pair(sizes: Any, size_of_row: int, *, flat: bool) -> tuple[int, int]:
+    if isinstance(sizes, int):
+        return (size_of_row, sizes) if flat else (sizes, sizes)
+    return (size_of_row, *sizes) if flat else tuple(sizes) * (2 // len(sizes))
 
 
 def _images(layer: nn.Module, x: Tensor) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""Makes the pooling layers of a network use kernels, in place."""
+"""Makes the pooling layers of a network run kernels. Changes the layers in place."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class PooledLayer:
 
 
 class SpikePooling(ReplacementReport):
-    """Report from `spike_pooling` about the layers of a network. `print` shows the pooling of each layer.
+    """Report from `spike_pooling` about the layers of a network. `print` shows how each layer pools.
 
     Args:
         net: the network.
-        left: for each layer that always uses torch's pooling, the reason, by name.
+        left: reasons why some layers always use torch's pooling, by name of the layer.
     """
 
     _forward = PoolForward
@@ -53,21 +53,21 @@ class SpikePooling(ReplacementReport):
 
 
 def spike_pooling(net: nn.Module, *, skip: Collection[str] = ()) -> SpikePooling:
-    """Makes layers pool with kernels that read and write each number once, forward and backward, in place.
+    """Makes layers pool with kernels that read and write each element once, forward and backward. Works in place.
 
     For spikes, a maximum is a logical or, and its gradient flows to the first spike of a window. For the backward, a
-    kernel stores the position of this spike, in 2 to 8 bits for each number of the result. In contrast, torch stores
-    the input, and 64 bits for each number of the result. Averages store nothing. Values, gradients (also with ties,
-    padding, dilation and `ceil_mode`) and memory formats equal those of torch for any input, even if it does not
-    consist of spikes. Modules, parameters and `state_dict()` do not change.
+    kernel stores the position of this spike, in 2 to 8 bits for each element of the result. In contrast, torch stores
+    the input, and 64 bits for each element of the result. Average pooling stores nothing. Values, gradients (also with
+    ties, padding, dilation and `ceil_mode`) and memory formats equal those of torch for any input, even if the input
+    does not consist of spikes. Modules, parameters and `state_dict()` do not change.
 
     Kernels run in `nn.MaxPool1d`, `MaxPool2d`, `AvgPool1d` and `AvgPool2d` on a GPU, directly or in an `OverTime`. In
-    all other calls, torch's pooling runs as before. Torch's pooling also computes averages in compiled graphs, for
-    which the compiler generates kernels.
+    all other calls, torch's pooling runs as before. In compiled graphs, torch's pooling also computes averages, because
+    the compiler itself generates kernels for them.
 
     Args:
-        net: trained or new network, in any mode, on any device. Call this function before `torch.compile`, and before
-            using a wrapper such as `DistributedDataParallel`.
+        net: trained or new network, in any mode, on any device. Pass the network itself, before `torch.compile` or a
+            wrapper such as `DistributedDataParallel` is applied to it.
         skip: names of layers to leave unchanged.
 
     Returns:
@@ -89,7 +89,7 @@ def spike_pooling(net: nn.Module, *, skip: Collection[str] = ()) -> SpikePooling
     for name in skip:
         check_name("layer", name, modules)
     plain_pooling(net)
-    left: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for name, module in modules.items():
         if not is_pooling(module):
             continue
@@ -97,8 +97,8 @@ def spike_pooling(net: nn.Module, *, skip: Collection[str] = ()) -> SpikePooling
         if reason is None:
             module.forward = PoolForward(module)
         else:
-            left[name] = reason
-    return SpikePooling(net, left)
+            reasons[name] = reason
+    return SpikePooling(net, reasons)
 
 
 def plain_pooling(net: nn.Module) -> None:

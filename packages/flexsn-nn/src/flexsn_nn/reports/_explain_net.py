@@ -1,4 +1,4 @@
-"""Time and memory of a training step by layer."""
+"""Measures the time and the memory of each layer in a training step."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ REST = "the rest"
 
 @dataclass(frozen=True, slots=True)
 class LayerReport:
-    """One layer in a training step.
+    """Measurements of one layer in a training step.
 
     Attributes:
-        name: name as in `named_modules()`; `"the rest"` for operations between layers, and for the loss.
+        name: name as in `named_modules()`; `"the rest"` for the operations between layers and the loss.
         kind: class of the layer.
         backend: backend that runs a neuron; `"torch"` for other layers.
         reason: for a neuron, the reason why this backend runs.
         kernels: for a neuron, the names of its kernels.
-        bytes_kept: memory that autograd saves for the backward in the layer's forward, without parameters. Memory that
+        bytes_kept: bytes that autograd saves for the backward in the layer's forward, without parameters. Memory that
             two layers save counts for the first layer.
         seconds: time of the layer's forward and backward.
         share: fraction of the step's time, from 0 to 1.
@@ -53,7 +53,7 @@ class NetworkReport:
     Attributes:
         layers: layers in the order of their calls, followed by the rest.
         seconds: time of a step's forward and backward.
-        bytes_kept: memory that all layers save for the backward.
+        bytes_kept: bytes that all layers save for the backward.
         device: device of the network.
     """
 
@@ -102,19 +102,31 @@ class NetworkReport:
         for layer in self.layers:
             if layer.reason:
                 reasons.setdefault(f"{layer.backend}: {layer.reason}", []).append(layer)
-        why = [f"{', '.join(layer.name for layer in found)}: {words}" for words, found in reasons.items()]
+        lines_of_reasons = [
+            f"{', '.join(layer.name for layer in layers)}: {reason}" for reason, layers in reasons.items()
+        ]
         kernels = [f"{layer.name} launches {', '.join(layer.kernels)}" for layer in self.layers if layer.kernels]
-        return "\n".join([self.verdict, *table(header, rows), *why, *kernels])
+        return "\n".join([self.verdict, *table(header, rows), *lines_of_reasons, *kernels])
 
 
 @dataclass(slots=True)
 class _Account:
-    """Times and bytes of one step by layer. The running layer is the last item of a stack."""
+    """Times and bytes of each layer in one training step.
+
+    Attributes:
+        device: device of the network.
+        names: stack of the layers that are running. The innermost layer is the last item.
+        bytes_kept: bytes that autograd has saved, by layer.
+        saved: saved tensors by the address of their memory.
+        moments: layers, each with the moment at which its time begins.
+        order: names of the layers, in the order of their calls.
+        choices: backends of neurons, by layer.
+    """
 
     device: torch.device
     names: list[str] = field(default_factory=lambda: [REST])
     bytes_kept: dict[str, int] = field(default_factory=dict)
-    seen: dict[int, Tensor] = field(default_factory=dict)
+    saved: dict[int, Tensor] = field(default_factory=dict)
     moments: list[tuple[str, Any]] = field(default_factory=list)
     order: dict[str, None] = field(default_factory=dict)
     choices: dict[str, Choice] = field(default_factory=dict)
@@ -129,7 +141,7 @@ class _Account:
         self.mark(self.names[-1])
 
     def mark(self, name: str) -> None:
-        """Counts the time from now on for this layer."""
+        """Attributes the time from this moment on to a layer."""
         moment: Any
         if self.device.type == "cuda":
             moment = torch.cuda.Event(enable_timing=True)
@@ -139,49 +151,53 @@ class _Account:
         self.moments.append((name, moment))
 
     def keep(self, tensor: Tensor, parameters: set[int]) -> Tensor:
-        """Counts memory that autograd saves. Each piece of memory counts once."""
+        """Counts the memory of a tensor that autograd saves. Memory that several tensors share counts once.
+
+        Args:
+            parameters: addresses of the memory of parameters and buffers, which is not counted.
+        """
         if tensor.layout is torch.strided and not tensor.is_meta:
             storage = tensor.untyped_storage()
             address = storage.data_ptr()
-            if address and address not in self.seen and address not in parameters:
-                self.seen[address] = tensor
+            if address and address not in self.saved and address not in parameters:
+                self.saved[address] = tensor
                 name = self.names[-1]
                 self.bytes_kept[name] = self.bytes_kept.get(name, 0) + storage.nbytes()
         return tensor
 
     def seconds(self) -> dict[str, float]:
         """Sums the time of each layer, from each mark to the next."""
-        found: dict[str, float] = {}
+        seconds_by_layer: dict[str, float] = {}
         for (name, begun), (_, ended) in zip(self.moments, self.moments[1:], strict=False):
-            took = begun.elapsed_time(ended) / 1e3 if self.device.type == "cuda" else ended - begun
-            found[name] = found.get(name, 0.0) + took
-        return found
+            duration = begun.elapsed_time(ended) / 1e3 if self.device.type == "cuda" else ended - begun
+            seconds_by_layer[name] = seconds_by_layer.get(name, 0.0) + duration
+        return seconds_by_layer
 
 
 def explain_net(net: nn.Module, inputs: Sequence[Any], loss: Callable[[Any], Tensor] | None) -> NetworkReport:
     """Runs a few training steps, without an optimizer, and restores the network."""
     if not inputs:
-        raise ParameterError("there is no input: functional.explain(net, x) takes the inputs of net(x).")
+        raise ParameterError("no input was passed: functional.explain(net, x) takes the inputs of net(x).")
     layers = layers_of(net)
     device = next((tensor.device for tensor in (*net.parameters(), *inputs) if isinstance(tensor, Tensor)), None)
     if device is None:
-        raise ParameterError("there is neither a parameter nor a tensor among the inputs: give the network's inputs.")
+        raise ParameterError("the network has no parameter, and no input is a tensor: pass the network's inputs.")
     for module in net.modules():
         if isinstance(module, FlexSN):
-            module._forget_repeats()  # a call with hooks makes and records its own choice
+            module._forget_repeats()  # so that the next call chooses its backend, and records this choice
     with unchanged(net):
         for _ in range(2):  # the first runs compile kernels and fill caches
             _run(net, layers, inputs, loss, _Account(device))
         counted = _Account(device)
         _run(net, layers, inputs, loss, counted, count=True)
-        timed = [_Account(device) for _ in range(3)]
-        for account in timed:
+        accounts = [_Account(device) for _ in range(3)]
+        for account in accounts:
             _run(net, layers, inputs, loss, account)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-    times = [account.seconds() for account in timed]
+    times = [account.seconds() for account in accounts]
     names = [*counted.order, REST]
-    seconds = {name: median(one.get(name, 0.0) for one in times) for name in names}
+    seconds = {name: median(seconds_by_layer.get(name, 0.0) for seconds_by_layer in times) for name in names}
     total = sum(seconds.values())
     rows = []
     for name in names:
@@ -218,8 +234,8 @@ def _run(
     parameters = {tensor.untyped_storage().data_ptr() for tensor in (*net.parameters(), *net.buffers())}
     with ExitStack() as stack:
         for name, layer in layers.items():
-            stack.callback(layer.register_forward_pre_hook(_beginning(account, name)).remove)
-            stack.callback(layer.register_forward_hook(_ending(account, name)).remove)
+            stack.callback(layer.register_forward_pre_hook(_make_begin_hook(account, name)).remove)
+            stack.callback(layer.register_forward_hook(_make_end_hook(account, name)).remove)
         if count:
             saving = torch.autograd.graph.saved_tensors_hooks(
                 lambda tensor: account.keep(tensor, parameters), lambda tensor: tensor
@@ -239,16 +255,16 @@ def _run(
     forget(net)
 
 
-def _beginning(account: _Account, name: str) -> Any:
+def _make_begin_hook(account: _Account, name: str) -> Any:
     return lambda layer, inputs: account.begin(name)
 
 
-def _ending(account: _Account, name: str) -> Any:
+def _make_end_hook(account: _Account, name: str) -> Any:
     def hook(layer: nn.Module, inputs: Any, output: Any) -> None:
         account.end()
         result = first_tensor(output)
         if result is not None and result.requires_grad:
-            # The hook runs when the output's gradient is complete, directly before the layer's backward.
+            # This hook runs when the output's gradient is complete, directly before the layer's backward.
             result.register_hook(lambda gradient: account.mark(name))
 
     return hook

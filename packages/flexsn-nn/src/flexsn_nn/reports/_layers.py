@@ -1,4 +1,4 @@
-"""Layers that have a row in reports, and a context that restores the network afterwards."""
+"""Functions that reports share: the layers of a network, a context that restores the network, and tables."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from flexsn_nn.graphs._graph import LeftTensors
 
 
 def layers_of(net: nn.Module) -> dict[str, nn.Module]:
-    """Returns layers by name: neurons, other layers with a state, and modules without children.
+    """Returns the layers for reports, by name: neurons, other layers with a state, and modules without children.
 
-    If the next neuron computes a layer's norm, the layer is one row, because hooks on the norm would prevent the
+    An `OverTime` whose norm is computed by the next neuron is one layer, because hooks on the norm would prevent the
     fusion.
     """
-    found: dict[str, nn.Module] = {}
+    layers: dict[str, nn.Module] = {}
     inside: list[str] = []
     for name, module in net.named_modules():
         if any(name.startswith(prefix) for prefix in inside):
             continue
-        fused = isinstance(module, OverTime) and module._handover is not None
-        whole = isinstance(module, FlexSN | Stateful) or fused
-        if whole or not any(True for _ in module.children()):
-            found[name or type(module).__name__] = module
+        is_fused = isinstance(module, OverTime) and module._handover is not None
+        is_one_layer = isinstance(module, FlexSN | Stateful) or is_fused
+        if is_one_layer or not any(True for _ in module.children()):
+            layers[name or type(module).__name__] = module
             inside += [f"{name}."] if name else [""]
             if not name:
                 break
-    return found
+    return layers
 
 
 @contextmanager
 def unchanged(net: nn.Module) -> Iterator[None]:
     """Restores states, buffers, gradients and random generators at the end of the block."""
-    left = LeftTensors(net)
+    results = LeftTensors(net)
     buffers = [(buffer, buffer.detach().clone()) for buffer in net.buffers()]
     gradients = [(parameter, parameter.grad) for parameter in net.parameters()]
     devices = {tensor.device.index for tensor in (*net.parameters(), *net.buffers()) if tensor.is_cuda}
@@ -47,7 +47,7 @@ def unchanged(net: nn.Module) -> Iterator[None]:
         with torch.random.fork_rng(devices=[index for index in devices if index is not None]):
             yield
     finally:
-        left.put()
+        results.put()
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)
@@ -62,7 +62,7 @@ def forget(net: nn.Module) -> None:
 
 
 def first_tensor(value: object) -> Tensor | None:
-    """Returns the tensor that a layer returns, or the first of several tensors."""
+    """Returns the first tensor in the result of a layer; `None` if the result contains no tensor."""
     if isinstance(value, Tensor):
         return value
     if isinstance(value, dict):
@@ -82,7 +82,7 @@ def human_bytes(count: float) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Formats rows as lines with aligned columns: text to the left, and numbers to the right."""
+    """Formats rows as lines with aligned columns. Text is aligned to the left, and numbers to the right."""
     lines = [header, *rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
     numbers = [all(_is_number(line[i]) for line in rows) for i in range(len(header))]

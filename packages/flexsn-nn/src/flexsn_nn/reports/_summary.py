@@ -1,4 +1,4 @@
-"""Parameters, shapes, neurons, firing rates and synaptic operations of a network."""
+"""Summary of a network: parameters, shapes, neurons, firing rates and synaptic operations."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from flexsn_nn.reports._layers import first_tensor, forget, layers_of, table, un
 
 @dataclass(frozen=True, slots=True)
 class LayerSummary:
-    """One layer of a network.
+    """Summary of one layer.
 
     Attributes:
         name: name as in `named_modules()`.
         kind: class of the layer.
-        parameters: number of elements of its parameters, without parameters that an earlier layer also has.
-        output_shape: shape of its (first) output; `None` if the layer was not called.
-        neurons: for a neuron, number of elements of one step of one sample; 0 for other layers.
-        rate: spikes per neuron and step; `None` if the output is not known to be spikes.
-        operations: operations of its weights for the whole input; `None` for layers without synapses.
+        parameters: number of elements of the layer's parameters, without parameters that belong to an earlier layer.
+        output_shape: shape of the layer's first output; `None` if the layer was not called.
+        neurons: number of neurons of the layer, which is the number of elements of one sample's step; 0 for layers that
+            are not neurons.
+        rate: spikes per neuron and step; `None` if the layer has no `spike_range`.
+        operations: synaptic operations for the whole input; `None` for layers without synapses.
     """
 
     name: str
@@ -49,7 +50,7 @@ class NetworkSummary:
         parameters: number of elements of all parameters.
         neurons: number of neurons in all layers.
         rate: spikes per neuron and step, over all layers of spiking neurons; `None` if there are no such layers.
-        operations: operations of all layers.
+        operations: synaptic operations of all layers.
     """
 
     layers: tuple[LayerSummary, ...]
@@ -82,12 +83,12 @@ class NetworkSummary:
 
 
 def summarize(net: nn.Module, inputs: Sequence[Any]) -> NetworkSummary:
-    """Runs the network once, without gradients, and restores it."""
+    """Runs the network once, without gradients, and restores it. Implements `functional.summary`."""
     layers = layers_of(net)
     shapes: dict[str, tuple[int, ...]] = {}
 
     def remember(name: str) -> Any:
-        def hook(layer: nn.Module, given: Any, output: Any) -> None:
+        def hook(layer: nn.Module, inputs_of_layer: Any, output: Any) -> None:
             result = first_tensor(output)
             if result is not None:
                 shapes[name] = tuple(result.shape)
@@ -101,26 +102,26 @@ def summarize(net: nn.Module, inputs: Sequence[Any]) -> NetworkSummary:
         rates = _monitor(stack, RateMonitor, net)
         synapses = _monitor(stack, SynapseMonitor, net)
         net(*inputs)
-        found = {} if rates is None else rates.rates()
+        rate_by_layer = {} if rates is None else rates.rates()
         operations: dict[str, SynapticOperations] = {} if synapses is None else synapses.operations()
     counted: set[nn.Parameter] = set()
     rows = []
     for name, layer in layers.items():
-        own = [parameter for parameter in layer.parameters() if parameter not in counted]
-        counted.update(own)
-        neuron = isinstance(layer, FlexSN)
-        spikes = isinstance(layer, FlexSN) and layer.spike_range is not None
+        new_parameters = [parameter for parameter in layer.parameters() if parameter not in counted]
+        counted.update(new_parameters)
+        is_neuron = isinstance(layer, FlexSN)
+        has_spikes = isinstance(layer, FlexSN) and layer.spike_range is not None
         shape = shapes.get(name)
-        own_operations = operations.get(name, operations.get(f"{name}.recurrent"))
+        layer_operations = operations.get(name, operations.get(f"{name}.recurrent"))
         rows.append(
             LayerSummary(
                 name,
                 type(layer).__name__,
-                sum(parameter.numel() for parameter in own),
+                sum(parameter.numel() for parameter in new_parameters),
                 shape,
-                _neurons(layer, shape) if neuron and shape is not None else 0,
-                found.get(name) if spikes else None,
-                own_operations,
+                _neurons(layer, shape) if is_neuron and shape is not None else 0,
+                rate_by_layer.get(name) if has_spikes else None,
+                layer_operations,
             )
         )
     fired = [(row.rate, row.neurons) for row in rows if row.rate is not None]
@@ -140,7 +141,7 @@ def summarize(net: nn.Module, inputs: Sequence[Any]) -> NetworkSummary:
 
 
 def _monitor(stack: ExitStack, kind: Any, net: nn.Module) -> Any:
-    """Starts a monitor of the network. Returns `None` if the network has no layer for the monitor."""
+    """Starts a monitor of the network. Returns `None` if the network has no layer that the monitor observes."""
     try:
         return stack.enter_context(kind(net))
     except ParameterError:

@@ -1,8 +1,8 @@
 """Surrogate gradients: the exact step function in the forward, and a chosen derivative in the backward.
 
-Each surrogate exists as a class and as a function. Instances of the class are functions of `x = membrane - threshold`
-with fixed parameters. The function takes `x` and the parameters. Functions with the names of snnTorch's factories also
-work as factories: `fast_sigmoid(slope=25)` returns a surrogate that fires if `x > 0`.
+Most surrogates exist as a class and as a function. Instances of the class are functions of `x = membrane - threshold`
+with fixed parameters. The function takes `x` and the parameters. A function with the name of a factory in snnTorch also
+works as a factory: `fast_sigmoid(slope=25)` returns a surrogate that fires if `x > 0`.
 """
 
 from __future__ import annotations

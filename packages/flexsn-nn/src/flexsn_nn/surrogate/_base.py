@@ -17,11 +17,10 @@ from flexsn_nn.errors import ParameterError
 class Surrogate(ABC):
     """The step function `s = 1 if x >= 0 else 0`, with the derivative `gradient(x)` instead of 0.
 
-    Surrogates are values: they are immutable, equal if their parameters are equal, and usable in any step function on
-    every backend. To write a surrogate, derive a frozen dataclass and define `gradient` with plain tensor operations.
+    Surrogates are immutable, equal if their parameters are equal, and usable in any step function on every backend. To
+    write your own surrogate, derive a frozen dataclass and define `gradient` with plain tensor operations.
 
-    The parameters are numbers. Tensors raise an error, because they would get no gradient from the derivative in the
-    backward.
+    The parameters are numbers. A tensor as a parameter raises an error, because it would get no gradient.
 
     Args:
         strict: True if a spike needs `x > 0` instead of `x >= 0`.
@@ -62,14 +61,14 @@ class Surrogate(ABC):
 
     @abstractmethod
     def gradient(self, x: Tensor) -> Tensor:
-        """Computes the derivative for the backward, `g'(x)`, elementwise."""
+        """Computes the derivative `g'(x)` for the backward, elementwise."""
 
     def backward(self, x: Tensor, grad: Tensor) -> Tensor:
         """Computes the gradient of `x` from the gradient of the spikes: `grad g'(x)`."""
         return grad * self.gradient(x)
 
     def fired(self, x: Tensor) -> Tensor:
-        """Returns booleans that are True for a spike: `x >= 0`, or `x > 0` if `strict`."""
+        """Returns booleans, which are True for a spike: `x >= 0`, or `x > 0` if `strict`."""
         return x > 0 if self.strict else x >= 0
 
 
@@ -96,7 +95,8 @@ class _StepBothWays(_Step):
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, surrogate: None) -> Tensor:
         (x,) = ctx.saved_tensors
-        spikes: Tensor = ctx.surrogate.backward(x, tangent)  # elementwise: the same in both directions
+        # The function is elementwise, so forward-mode differentiation multiplies by the same derivative.
+        spikes: Tensor = ctx.surrogate.backward(x, tangent)
         return spikes
 
 
@@ -115,6 +115,6 @@ def _refuse_tensor(name: str, value: object) -> None:
     if isinstance(value, Tensor):
         raise ParameterError(
             f"{name} of a surrogate is a tensor of shape {list(value.shape)}, which would get no gradient: give a "
-            f"number, as float({name}). To learn it, write the spikes as hard.detach() + (soft - soft.detach()): see "
-            '"A parameter that is learned" in docs/surrogates.md.'
+            f"number, such as float({name}). To learn it, write the spikes as hard.detach() + (soft - soft.detach()): "
+            'see "A parameter that is learned" in docs/surrogates.md.'
         )

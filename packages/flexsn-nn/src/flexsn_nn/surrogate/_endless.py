@@ -1,4 +1,4 @@
-"""Surrogates whose derivatives do not decay: a constant and a wave."""
+"""Surrogates whose derivatives do not decay with the distance from the threshold: a constant and a wave."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class QPseudoSpike(Surrogate):
 
 @dataclass(frozen=True)
 class FakeNumericalGradient(Surrogate):
-    """`g'(x) = min(sign(x) / x, alpha)`, `alpha > 0`: the slope of the chord from 0 to `x`."""
+    """`g'(x) = min(sign(x) / x, alpha)`, `alpha > 0`: the slope of the chord from `(0, 0)` to `(x, sign(x))`."""
 
     alpha: float = 0.3
 
@@ -107,7 +107,7 @@ class FakeNumericalGradient(Surrogate):
         check_parameter("alpha", self.alpha, above=0)
 
     def gradient(self, x: Tensor) -> Tensor:
-        # sign(x) / x equals 1 / abs(x), which is inf and not nan for 0.
+        # sign(x) / x equals 1 / abs(x). For 0, the former is nan, and the latter is inf.
         return (1 / x.abs()).clamp(max=self.alpha)
 
 

@@ -1,4 +1,7 @@
-"""snnTorch's other factories. The surrogates fire if `x > 0`, and have the gradients of snnTorch 1."""
+"""Factories of snnTorch that `_two_ways` does not contain.
+
+Their surrogates fire if `x > 0`, and have the gradients of snnTorch 1.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +43,8 @@ def custom_surrogate(custom_surrogate_function: CustomGradient) -> Surrogate:
     """Returns a surrogate for a function that computes the gradient of `x`.
 
     Args:
-        custom_surrogate_function: elementwise function `f(x, grad, spikes) -> gradient of x` of plain tensor
-            operations.
+        custom_surrogate_function: elementwise function `f(x, grad, spikes) -> gradient of x` that consists of plain
+            tensor operations. `grad` is the gradient of the spikes.
     """
     return _Custom(custom_surrogate_function, strict=True)
 

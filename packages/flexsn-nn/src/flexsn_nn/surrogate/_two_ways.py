@@ -1,4 +1,4 @@
-"""Functions that can be called with `x`, or without `x` like snnTorch's factories of the same names.
+"""Functions that can be called with `x`, or without `x`, like the factories of the same names in snnTorch.
 
 `fast_sigmoid(x, slope)` returns spikes. `fast_sigmoid(slope=25)` returns a surrogate with snnTorch's gradient and
 defaults. As in snnTorch, this surrogate fires if `x > 0`, unless `strict=False`.
@@ -28,7 +28,7 @@ def sigmoid(
     slope: float | None = None,
     strict: bool | None = None,
 ) -> Tensor | Sigmoid:
-    """Returns `Sigmoid(alpha)(x)` for `sigmoid(x, alpha)`; a strict `Sigmoid(slope)` for `sigmoid(slope=25)`."""
+    """Returns spikes of `Sigmoid(alpha)` for `sigmoid(x, alpha)`; a strict `Sigmoid(slope)` for `sigmoid(slope=25)`."""
     if isinstance(x, Tensor):
         _absent("slope", slope, "without x, which makes a surrogate as snnTorch does")
         return Sigmoid(_or(alpha, 4.0), strict=bool(strict))(x)
@@ -41,7 +41,7 @@ def atan(x: Tensor, alpha: float = 2.0, *, strict: bool = False) -> Tensor: ...
 @overload
 def atan(x: float | None = None, /, *, alpha: float = 2.0, strict: bool = True) -> ATan: ...
 def atan(x: Tensor | float | None = None, alpha: float | None = None, *, strict: bool | None = None) -> Tensor | ATan:
-    """Returns the spikes `ATan(alpha)(x)` for `atan(x, alpha)`; `ATan(alpha, strict=True)` for `atan(alpha=2)`."""
+    """Returns spikes of `ATan(alpha)` for `atan(x, alpha)`; a strict `ATan(alpha)` for `atan(alpha=2)`."""
     if isinstance(x, Tensor):
         return ATan(_or(alpha, 2.0), strict=bool(strict))(x)
     return ATan(_either("alpha", x, alpha, 2.0), strict=strict is not False)
@@ -54,7 +54,7 @@ def fast_sigmoid(x: float | None = None, /, *, slope: float = 25.0, strict: bool
 def fast_sigmoid(
     x: Tensor | float | None = None, slope: float | None = None, *, strict: bool | None = None
 ) -> Tensor | FastSigmoid:
-    """Returns spikes for `fast_sigmoid(x, slope)`; a strict `FastSigmoid(slope)` for `fast_sigmoid(slope=25)`."""
+    """Returns spikes of `FastSigmoid(slope)` if `x` is a tensor; otherwise a strict `FastSigmoid`."""
     if isinstance(x, Tensor):
         return FastSigmoid(_or(slope, 25.0), strict=bool(strict))(x)
     return FastSigmoid(_either("slope", x, slope, 25.0), strict=strict is not False)
@@ -73,7 +73,7 @@ def spike_rate_escape(
     *,
     strict: bool | None = None,
 ) -> Tensor | SpikeRateEscape:
-    """Returns spikes for `spike_rate_escape(x, beta, slope)`; without `x`, a strict `SpikeRateEscape`."""
+    """Returns spikes of `SpikeRateEscape` if `x` is a tensor; otherwise a strict `SpikeRateEscape`."""
     if isinstance(x, Tensor):
         return SpikeRateEscape(_or(beta, 1.0), _or(slope, 25.0), strict=bool(strict))(x)
     if x is not None and beta is not None:  # two positional numbers are beta and slope

@@ -28,7 +28,7 @@ Triangular = PiecewiseQuadratic
 
 @dataclass(frozen=True)
 class Tent(Surrogate):
-    """`g'(x) = height` for `x < 0`, otherwise `-height`, which is a tent with its top at the threshold.
+    """`g'(x) = height` for `x < 0`, otherwise `-height`: the slopes of a tent with its top at the threshold.
 
     Source: snnTorch's `triangular(threshold=height)`.
     """

@@ -1,4 +1,4 @@
-"""Backends: one object per kernel language, with everything that runs kernels in this language."""
+"""Backends. A backend is an object that compiles and launches the kernels of one language."""
 
 from __future__ import annotations
 

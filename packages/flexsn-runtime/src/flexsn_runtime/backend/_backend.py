@@ -1,4 +1,4 @@
-"""Base class of the backends: a kernel language, and everything that runs kernels in it."""
+"""Base class of the backends. A backend compiles and launches the kernels of one language."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from flexsn_runtime.plans._segments import SegmentRule
 
 
 class Backend(ABC):
-    """A target, with its launch sizes, its launches, the devices that it runs on, and its interpreter, if any.
+    """A target together with its launch plans, its launches and the devices that its kernels run on.
 
-    No other part of the package depends on the language of a kernel.
+    Code outside of the backends does not depend on the language of a kernel.
 
     Attributes:
         name: name by which programs select the backend.
         target: the language.
-        by_address: True if launches in a loop receive addresses, computed before the loop, instead of tensors.
+        by_address: True if launches in a loop receive addresses instead of tensors. The addresses are computed before
+            the loop.
     """
 
     name: str
@@ -38,50 +39,50 @@ class Backend(ABC):
 
     @abstractmethod
     def why_unavailable(self, device: torch.device) -> str | None:
-        """The reason why kernels cannot run on a device, with a remedy; `None` if they can."""
+        """Returns the reason why kernels cannot run on a device, with a remedy; `None` if kernels can run."""
 
     def why_not_in_graphs(self) -> str | None:
-        """The reason why compiled graphs cannot contain launches; `None` if they can."""
+        """Returns the reason why compiled graphs cannot contain launches; `None` if graphs can contain launches."""
         return None
 
     def why_not_together(self, device: torch.device) -> str | None:
-        """The reason why programs of one launch cannot wait for each other; `None` if they can."""
+        """Returns the reason why programs of one launch cannot wait for each other; `None` if programs can wait."""
         return "only CUDA launches programs that wait for each other"
 
     def begin(self, device: torch.device) -> None:  # noqa: B027
-        """Loads libraries for the first launch on a device, in another thread."""
+        """Starts a thread that loads the libraries for the first launch on a device."""
 
     # -- launches --------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def size_class(self, ncl: int) -> int:
-        """The maximum number of elements per step in the size class that contains `ncl`."""
+        """Returns the maximum number of elements per step in the size class that contains `ncl`."""
 
     @abstractmethod
     def plan(self, ncl: int, cost: StepCost, carried: int) -> LaunchPlan:
-        """The launch plan for a step of `ncl` elements.
+        """Returns the launch plan for a step of `ncl` elements.
 
         Args:
             carried: bytes per element of the states.
         """
 
     def segments(self) -> SegmentRule | None:
-        """The rule that decides when kernels process segments of time in parallel; `None` if they never do."""
+        """Returns the rule for parallel segments of time; `None` if this backend never runs segments in parallel."""
         return None
 
     @abstractmethod
     def launch(
         self, kernel: CompiledKernel, sizes: Mapping[str, int], config: LaunchConfig, device: torch.device
     ) -> Launch:
-        """Prepares the launch of a kernel.
+        """Returns the launch of a kernel, prepared for these sizes.
 
         Args:
             sizes: sizes by name, including all integer arguments of the kernel.
-            device: device of the tensors that its calls receive.
+            device: device of the tensors that each call of the launch receives.
         """
 
     @abstractmethod
     def recorded(
         self, kernel: CompiledKernel, sizes: Mapping[str, int], config: LaunchConfig, device: torch.device
     ) -> Launch:
-        """Like `launch`, but a call records the launch in the graph that is being traced, instead of running it."""
+        """Returns a launch like `launch`, whose calls record a launch in the graph that is being traced."""

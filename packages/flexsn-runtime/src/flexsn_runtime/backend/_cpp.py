@@ -1,4 +1,4 @@
-"""C++, for the CPU."""
+"""The C++ backend, for the CPU."""
 
 from __future__ import annotations
 

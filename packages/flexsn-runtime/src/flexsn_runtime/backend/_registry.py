@@ -17,31 +17,31 @@ BACKENDS: dict[str, Backend] = {"triton": TritonBackend(), "cpp": CppBackend()}
 
 
 def register_backend(backend: Backend) -> None:
-    """Adds a backend under its name, which programs pass as `on_cpu`.
+    """Registers a backend under its name. Programs select the backend by passing the name as `on_cpu`.
 
     Raises:
         ValueError: another backend has this name.
     """
     if BACKENDS.setdefault(backend.name, backend) is not backend:
-        raise ValueError(f"there is a backend {backend.name!r} already: give another name.")
+        raise ValueError(f"a backend with the name {backend.name!r} is already registered: choose another name.")
 
 
 def target_on(device: torch.device, on_cpu: TargetName) -> TargetName:
-    """The name of the backend for a device.
+    """Returns the name of the backend for a device.
 
     Args:
-        on_cpu: name of the backend for tensors on the CPU. There, Triton runs in its interpreter.
+        on_cpu: name of the backend for tensors on the CPU. On the CPU, Triton runs in its interpreter.
     """
     return on_cpu if device.type == "cpu" else "triton"
 
 
 def backend_on(device: torch.device, on_cpu: TargetName) -> Backend:
-    """The backend that `target_on` names."""
+    """Returns the backend that `target_on` names."""
     return BACKENDS[target_on(device, on_cpu)]
 
 
 def why_unavailable(device: torch.device, target: TargetName = "triton") -> str | None:
-    """The reason why compiled kernels cannot run on `device`, with a remedy; `None` if they can.
+    """Returns the reason why compiled kernels cannot run on `device`, with a remedy; `None` if kernels can run.
 
     Args:
         target: the language of the kernels.

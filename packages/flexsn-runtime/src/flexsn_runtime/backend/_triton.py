@@ -44,7 +44,7 @@ class TritonBackend(Backend):
 
     def begin(self, device: torch.device) -> None:
         if device.type == "cuda" and not self.interpreted:
-            _begin()
+            _start_loading()
 
     def size_class(self, ncl: int) -> int:
         return size_class(ncl)
@@ -53,7 +53,7 @@ class TritonBackend(Backend):
         return launch_plan(ncl, cost, interpreted=self.interpreted)
 
     def segments(self) -> SegmentRule | None:
-        return None if self.interpreted else ON_GPU  # the interpreter runs programs one by one
+        return None if self.interpreted else ON_GPU  # the interpreter runs programs one after another
 
     def launch(
         self, kernel: CompiledKernel, sizes: Mapping[str, int], config: LaunchConfig, device: torch.device
@@ -71,25 +71,25 @@ class TritonBackend(Backend):
 
 
 @functools.cache
-def _begin() -> None:
-    threading.Thread(target=_load, name="flexsn-load").start()
+def _start_loading() -> None:
+    threading.Thread(target=_load_libraries, name="flexsn-load").start()
 
 
-def _load() -> None:
+def _load_libraries() -> None:
     with suppress(Exception):  # the first compilation raises the error
         prepare_driver()
         why_no_nvrtc()  # loads the library
 
 
 class _Recorded:
-    """A Triton function whose launches a tracer records."""
+    """A Triton function whose launches are recorded in the graph that is being traced."""
 
     def __init__(self, function: Any) -> None:
         self._function = function
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*arguments: Any, BLOCK: int, num_warps: int, **options: object) -> None:
-            # All other options concern exactness, which the standalone source ensures itself.
+            # The other options select exact arithmetic, which the standalone source already contains.
             wrap_triton(self._function)[grid](*arguments, BLOCK=BLOCK, num_warps=num_warps)
 
         return launch

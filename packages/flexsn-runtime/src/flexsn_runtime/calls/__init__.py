@@ -1,3 +1,3 @@
-"""Calls with tensors of one layout, represented as data, and their execution in Python."""
+"""Plans and recordings: calls with tensors of one layout, represented as data, and their execution in Python."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calls with tensors of one layout as data: allocations, steps and results."""
+"""Plans: calls with tensors of one layout, represented as data (allocations, steps and results)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from flexsn_runtime.launches._sum import PlainSum
 from flexsn_runtime.operands._operands import Operands, picker
 
 Memory = list[Tensor | None]
-"""The tensors of a call: `[*given, *allocated]`, followed by tensors that steps add."""
+"""The tensors of a call: the arguments of the call, then the allocated tensors, then tensors that steps append."""
 
 
 class PlanStep(Protocol):
-    """A step of a plan. A step adds or replaces tensors in the memory of a call, or writes to tensors in it."""
+    """A step of a plan. It appends or replaces tensors in the memory of a call, or writes to tensors in this memory."""
 
     def __call__(self, memory: Memory) -> None: ...
 
@@ -41,7 +41,7 @@ class Launched(NamedTuple):
     """The launch of a kernel.
 
     Attributes:
-        places: positions of the kernel's tensors in the memory of a call, in the order in which the kernel takes them.
+        places: positions of the kernel's tensors in the memory of a call, in the order of the kernel's parameters.
         pick: function that selects these tensors.
     """
 
@@ -73,13 +73,13 @@ class Copied(NamedTuple):
 
 
 class Summed(NamedTuple):
-    """Reduces the values that a kernel has written. The result is a gradient in the shape of its tensor.
+    """Reduces the values that a kernel has written, to a gradient with the shape of the tensor that it belongs to.
 
     Attributes:
         place: position of the gradient in memory.
         like: position of the tensor to which the gradient belongs.
-        sum: function that computes the gradient from these two tensors.
-        plain: description of this function as data, if it only sums; otherwise `None`.
+        sum: function that computes the gradient from the written values and the tensor at `like`.
+        plain: the function `sum` as data, if it only computes sums; otherwise `None`.
     """
 
     place: int
@@ -95,40 +95,40 @@ class Summed(NamedTuple):
 
 
 class SummedTogether(NamedTuple):
-    """Gradients that a kernel has written to one tensor, one after the other. One sum reduces all of them.
+    """Reduces several gradients by one sum. A kernel has written them one after another into one tensor.
 
     Attributes:
-        given: number of a call's given tensors, which precede the allocated ones.
+        num_arguments: number of a call's arguments, which precede the allocated tensors in memory.
         results: positions of the gradients among the allocated tensors.
         written: layout of all gradients as the kernel writes them, `[gradients, ...]`.
-        sum: function that reduces them to `[gradients, *shape]`.
+        sum: function that reduces the written values to `[gradients, *shape]`.
     """
 
-    given: int
+    num_arguments: int
     results: tuple[int, ...]
     written: Allocation
     sum: PlainSum
 
     def allocate(self, memory: Memory, device: torch.device) -> None:
-        """Allocates one tensor for all gradients, and stores its parts at the positions of the gradients."""
-        whole = torch.empty_strided(self.written.shape, self.written.strides, dtype=self.written.dtype, device=device)
-        for i, part in zip(self.results, whole.unbind(), strict=True):
-            memory[self.given + i] = part
+        """Allocates one tensor for all gradients, and stores a slice of it at the position of each gradient."""
+        stacked = torch.empty_strided(self.written.shape, self.written.strides, dtype=self.written.dtype, device=device)
+        for i, gradient in zip(self.results, stacked.unbind(), strict=True):
+            memory[self.num_arguments + i] = gradient
 
     def __call__(self, memory: Memory) -> None:
-        first = memory[self.given + self.results[0]]
+        first = memory[self.num_arguments + self.results[0]]
         assert first is not None
-        whole = first.as_strided(self.written.shape, self.written.strides)
-        for i, part in zip(self.results, self.sum(whole).unbind(), strict=True):
-            memory[self.given + i] = part.detach()  # a result must not be a view
+        stacked = first.as_strided(self.written.shape, self.written.strides)
+        for i, gradient in zip(self.results, self.sum(stacked).unbind(), strict=True):
+            memory[self.num_arguments + i] = gradient.detach()  # a result must not be a view
 
 
 class Moved(NamedTuple):
-    """Replaces captured tensors that a kernel cannot read as they are. Appends the replacements to memory.
+    """Computes replacements for captured tensors that a kernel cannot read, and appends them to memory.
 
     Attributes:
         operands: the kernel's operands.
-        places: positions of the captured tensors to replace.
+        places: positions of these captured tensors.
     """
 
     operands: Operands
@@ -141,7 +141,7 @@ class Moved(NamedTuple):
 
 
 class Unbound(NamedTuple):
-    """Appends the slices of a tensor to memory."""
+    """Appends the slices of a tensor along its first dimension to memory."""
 
     place: int
 
@@ -171,28 +171,28 @@ class RowsSummed(NamedTuple):
 def launching(
     operands: Operands, launch: Launch, places: Sequence[int], size: int, between: Sequence[PlanStep] = ()
 ) -> list[PlanStep]:
-    """Returns the steps that prepare and perform a kernel's launch.
+    """Returns the steps that prepare a launch and launch the kernel.
 
     Args:
         places: positions of the tensors that the kernel takes.
-        size: number of given and allocated tensors in memory.
+        size: number of arguments and allocated tensors in memory.
         between: steps to insert immediately before the launch.
     """
-    moved = {place: size + i for i, place in enumerate(operands.moved)}
-    first: list[PlanStep] = [Moved(operands, operands.moved)] if moved else []
-    return [*first, *between, Launched.of(launch, [moved.get(place, place) for place in places])]
+    replacements = {place: size + i for i, place in enumerate(operands.moved)}
+    moves: list[PlanStep] = [Moved(operands, operands.moved)] if replacements else []
+    return [*moves, *between, Launched.of(launch, [replacements.get(place, place) for place in places])]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """Calls of one layout as data. A call allocates tensors, executes the steps, and returns the allocated tensors.
+    """The calls of one layout as data. A call allocates its results, executes the steps, and returns the results.
 
     Attributes:
-        device: device of the allocated tensors.
+        device: device of the results.
         allocations: for each result, its allocation; `None` if the result is absent.
         allocators: for each result, the function that allocates it; `None` if a step allocates it.
         steps: the steps after the allocations.
-        together: the steps that allocate the results without an allocator.
+        together: the steps that allocate several results each, for which `allocators` is `None`.
         absent: positions of results that are computed or allocated, but not returned.
     """
 
@@ -212,22 +212,24 @@ class Plan:
         allocator: Callable[..., Callable[[], Tensor]],
         absent: frozenset[int] = frozenset(),
     ) -> Plan:
-        """A plan that allocates with `allocator`, which has the interface of `Launch.allocator`."""
+        """Returns a plan that allocates with `allocator`, a function with the interface of `Launch.allocator`."""
         together = tuple(step for step in steps if isinstance(step, SummedTogether))
-        parts = {i for step in together for i in step.results}
+        summed_together = {i for step in together for i in step.results}
         allocators = [
-            None if one is None or i in parts else allocator(one.shape, one.strides, dtype=one.dtype, device=device)
-            for i, one in enumerate(allocations)
+            None
+            if allocation is None or i in summed_together
+            else allocator(allocation.shape, allocation.strides, dtype=allocation.dtype, device=device)
+            for i, allocation in enumerate(allocations)
         ]
         return cls(device, tuple(allocations), tuple(allocators), tuple(steps), absent, together)
 
-    def run(self, given: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def run(self, arguments: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Executes the plan in Python. The execution can be recorded for the compiled launcher."""
-        memory = [*given]
+        memory = [*arguments]
         for allocate in self.allocators:
             memory.append(None if allocate is None else allocate())
-        for one in self.together:
-            one.allocate(memory, self.device)
+        for group in self.together:
+            group.allocate(memory, self.device)
         recorder = current.recorder
         for step in self.steps:
             if step.__class__ is Launched:
@@ -238,34 +240,36 @@ class Plan:
                     recorder.note(launch, (tensors,), {})
             else:
                 step(memory)
-        first = len(given)
+        first = len(arguments)
         for i in self.absent:
             memory[first + i] = None
         return memory[first : first + len(self.allocators)]
 
-    def compilations(self, given: Sequence[Tensor | None]) -> list[Callable[[], object]]:
-        """Returns functions that only compile the plan's launches, for tensors of these dtypes and alignments."""
-        memory = [*given]
-        for one in self.allocations:
-            like = None if one is None else torch.empty((), dtype=one.dtype, device=self.device).expand(one.shape)
-            memory.append(like)
-        found: list[Callable[[], object]] = []
+    def compilations(self, arguments: Sequence[Tensor | None]) -> list[Callable[[], object]]:
+        """Returns functions that compile the plan's launches, for the dtypes and alignments of these arguments."""
+        memory = [*arguments]
+        for allocation in self.allocations:
+            if allocation is None:
+                memory.append(None)
+            else:
+                memory.append(torch.empty((), dtype=allocation.dtype, device=self.device).expand(allocation.shape))
+        compilations: list[Callable[[], object]] = []
         for step in self.steps:
             if isinstance(step, Launched):
-                found.append(partial(step.launch.compile, step.pick(memory)))
-            elif not found or isinstance(step, Unbound):
+                compilations.append(partial(step.launch.compile, step.pick(memory)))
+            elif not compilations or isinstance(step, Unbound):
                 step(memory)
-        return found
+        return compilations
 
     @property
     def is_compiled(self) -> bool:
-        """True if nothing is left to compile."""
+        """True if all kernels of the plan are compiled."""
         return all(step.launch.is_compiled for step in self.steps if isinstance(step, Launched))
 
     def without(self, absent: frozenset[int]) -> Plan:
-        """The plan without these results."""
+        """Returns a plan that returns `None` for these results, too."""
         return replace(self, absent=self.absent | absent)
 
     def then(self, step: PlanStep, absent: frozenset[int]) -> Plan:
-        """The plan with one more step, in which exactly these results are absent."""
+        """Returns a plan with one more step at the end, which returns `None` for exactly these results."""
         return replace(self, steps=(*self.steps, step), absent=absent)

@@ -1,3 +1,3 @@
-"""Names that other projects use. FlexSN itself does not."""
+"""Functions and classes whose names other projects use. FlexSN itself does not use them."""
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Integer handles of kernels. The schema of an operator has no other way to name kernels.
+"""Integer handles of kernels. An operator takes a handle, because its schema does not allow kernels as arguments.
 
 A bundle of kernels exists as long as it has an owner (a module) or a use (a saved autograd context). One lock guards
-both counts. The release that brings their sum to zero removes the bundle, and then closes its kernels outside of the
-lock.
+the counts of owners and uses. The release that reduces both counts to zero removes the bundle, and then closes its
+kernels without holding the lock.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ class FlexSNKernelHandle:
 
     def close(self) -> None:
         """Closes each kernel once."""
-        every = (
+        kernels = (
             self.inference_kernel,
             self.inference_final_state_kernel,
             self.forward_kernel,
             self.backward_kernel,
         )
-        for kernel in {id(kernel): kernel for kernel in every if kernel is not None}.values():
+        for kernel in {id(kernel): kernel for kernel in kernels if kernel is not None}.values():
             kernel.close()
 
 
 _handles: dict[int, FlexSNKernelHandle] = {}
-_numbers = itertools.count(1)
+_handle_numbers = itertools.count(1)
 # Reentrant, because a finalizer may run while this thread holds the lock.
 _lock = threading.RLock()
 
@@ -73,14 +73,14 @@ def register_flexsn_kernel_handle(
         training_info,
     )
     with _lock:
-        handle = next(_numbers)
+        handle = next(_handle_numbers)
         _handles[handle] = bundle
     return handle
 
 
 def get_flexsn_kernel_handle(handle: int | Tensor) -> FlexSNKernelHandle:
-    """The bundle of a handle. Raises `UnknownHandleError` if the handle does not exist."""
-    number = _number(handle)
+    """Returns the bundle of a handle. Raises `UnknownHandleError` if the handle does not exist."""
+    number = _read_handle(handle)
     with _lock:
         bundle = _handles.get(number)
     if bundle is None:
@@ -92,7 +92,7 @@ def get_flexsn_kernel_handle(handle: int | Tensor) -> FlexSNKernelHandle:
 
 
 def flexsn_kernel_registry_info() -> dict[int, dict[str, int]]:
-    """The existing handles, each with its `owner_refs` and `active_refs`. Released handles are absent.
+    """Returns the counts `owner_refs` and `active_refs` of each existing handle.
 
     Example:
         >>> from flexsn_runtime import flexsn_kernel_registry_info
@@ -107,34 +107,34 @@ def flexsn_kernel_registry_info() -> dict[int, dict[str, int]]:
 
 
 def retain_flexsn_kernel_handle(handle: int | Tensor) -> None:
-    """Adds a use; pairs with `release_active_flexsn_kernel_handle`."""
+    """Adds a use of a handle, which `release_active_flexsn_kernel_handle` removes."""
     with _lock:
         get_flexsn_kernel_handle(handle).active_refs += 1
 
 
 def release_active_flexsn_kernel_handle(handle: int | Tensor) -> None:
-    """Removes a use, if any is left."""
+    """Removes a use of a handle. Does nothing if the handle has no use."""
     _release(handle, "active_refs")
 
 
 def retain_owner_flexsn_kernel_handle(handle: int | Tensor) -> None:
-    """Adds an owner; pairs with `release_flexsn_kernel_handle`."""
+    """Adds an owner of a handle, which `release_flexsn_kernel_handle` removes."""
     with _lock:
         get_flexsn_kernel_handle(handle).owner_refs += 1
 
 
 def release_flexsn_kernel_handle(handle: int | Tensor) -> None:
-    """Removes an owner, if any is left."""
+    """Removes an owner of a handle. Does nothing if the handle has no owner."""
     _release(handle, "owner_refs")
 
 
 def attach_flexsn_handle_finalizer(owner: object, handle: int) -> weakref.finalize[Any, Any]:
-    """Registers a finalizer of `owner` that removes one owner of `handle`."""
+    """Registers a finalizer: when the object `owner` is freed, one owner of `handle` is removed."""
     return weakref.finalize(owner, release_flexsn_kernel_handle, handle)
 
 
 def _release(handle: int | Tensor, counter: str) -> None:
-    number = _number(handle)
+    number = _read_handle(handle)
     with _lock:
         bundle = _handles.get(number)
         if bundle is None or getattr(bundle, counter) == 0:
@@ -146,5 +146,5 @@ def _release(handle: int | Tensor, counter: str) -> None:
     bundle.close()
 
 
-def _number(handle: int | Tensor) -> int:
+def _read_handle(handle: int | Tensor) -> int:
     return int(handle.item()) if isinstance(handle, Tensor) else int(handle)

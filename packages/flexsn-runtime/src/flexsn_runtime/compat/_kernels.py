@@ -1,4 +1,4 @@
-"""Results of the functions `build_*`: a step's kernels for one purpose, specialized on demand."""
+"""The functions `build_*`, and their results: the kernels of a step for one purpose, specialized on demand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flexsn_runtime.program._program import PointwiseProgram
 class ScanKernel:
     """The kernels of one step function, for one purpose.
 
-    One kernel is compiled per combination of dtypes, layouts and gradients. Sizes do not matter.
+    One kernel is compiled for each combination of dtypes, layouts and gradients. It runs for any sizes.
 
     Attributes:
         program: the step function.
@@ -29,7 +29,7 @@ class ScanKernel:
     state_seqs: bool
 
     def close(self) -> None:
-        """Drops the compiled kernels."""
+        """Releases the compiled kernels."""
         self.program.close()
 
 
@@ -40,7 +40,7 @@ def build_inference_kernel(
     num_outputs: int,
     example_inputs: Sequence[Tensor] | None = None,
 ) -> tuple[ScanKernel, FlexSNInfo]:
-    """Builds the forward scan that returns outputs and state sequences.
+    """Builds the kernel of the forward scan that returns outputs and state sequences.
 
     Args:
         core_fn: `core(*inputs, *states) -> (*outputs, *new_states)`.
@@ -51,7 +51,7 @@ def build_inference_kernel(
         The kernel, for `flexsn_inference`, and the description of the step.
 
     Raises:
-        ValueError: wrong numbers of examples, arguments or results; the error names both numbers.
+        ValueError: the number of examples, arguments or results is wrong. The message contains both numbers.
         NotImplementedError: the core does something that a scan cannot do, or an op has no rule.
     """
     program = PointwiseProgram(core_fn, num_inputs, num_states, num_outputs)
@@ -65,7 +65,7 @@ def build_inference_final_state_kernel(
     num_outputs: int,
     example_inputs: Sequence[Tensor] | None = None,
 ) -> tuple[ScanKernel, FlexSNInfo]:
-    """Like `build_inference_kernel`, but returns final states. No state sequence is ever written."""
+    """Builds a kernel like `build_inference_kernel`, which writes final states instead of state sequences."""
     program = PointwiseProgram(core_fn, num_inputs, num_states, num_outputs)
     return ScanKernel(program, state_seqs=False), describe(program, example_inputs)
 
@@ -78,7 +78,7 @@ def build_training_kernels(
     example_inputs: Sequence[Tensor] | None = None,
     requires_grad: Sequence[bool] | None = None,
 ) -> tuple[ScanKernel, ScanKernel, FlexSNInfo]:
-    """Builds the forward scan that saves checkpoints, and the backward scan.
+    """Builds the kernels of the forward scan that saves checkpoints, and of the backward scan.
 
     Args:
         requires_grad: for each input and state, True if its gradient may be needed; `None` if every gradient may be
@@ -93,10 +93,13 @@ def build_training_kernels(
 
 
 def describe(program: PointwiseProgram, example_inputs: Sequence[Tensor] | None) -> FlexSNInfo:
-    """Traces the step and generates its source once, so that errors are raised now and not at the first call."""
+    """Returns the description of a step.
+
+    Traces the step and generates its source, so that errors are raised now and not in the first call.
+    """
     expected = program.num_inputs + program.num_states
-    one = torch.zeros(1, device=kernel_device())
-    examples = (one,) * expected if example_inputs is None else tuple(example_inputs)
+    example = torch.zeros(1, device=kernel_device())
+    examples = (example,) * expected if example_inputs is None else tuple(example_inputs)
     try:
         step = program.specialize_examples(examples)
     except StateMismatchError as error:

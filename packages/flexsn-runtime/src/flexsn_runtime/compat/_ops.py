@@ -1,7 +1,7 @@
 """The scans as custom ops, for compilers: `(handle, flat_args) -> results`, with fake tensors and autograd.
 
-`flat_args` is `[*input_seqs, *init_states, *lifted]`. Either all initial states are passed, or none is. In the latter
-case, all initial states are zeros.
+`flat_args` is `[*input_seqs, *init_states, *lifted]`. Initial states may be omitted, but only all together; they are
+then zeros.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from flexsn_runtime.operands._order import ScanFormat, strides_like
 from flexsn_runtime.program._arguments import prepare, split_flat
 from flexsn_runtime.step._pointwise_step import Specialization
 
-# A compiler treats sizes of 0 and 1 differently from all others. The number of rows of checkpoints depends on T and can
-# be 0, 1 or more. A flat tensor with two additional elements always has an ordinary size.
+# A compiler treats sizes of 0 and 1 differently from all other sizes. The number of rows of checkpoints depends on T
+# and can be 0, 1 or more. With two additional elements, the size of a flat tensor of checkpoints is never 0 or 1.
 _PADDING = 2
 
 
-def _inference(kernel: ScanKernel, flat_args: Sequence[Tensor], *, state_seqs: bool) -> list[Tensor]:
+def _run_inference(kernel: ScanKernel, flat_args: Sequence[Tensor], *, state_seqs: bool) -> list[Tensor]:
     step, arguments = prepare(kernel.program, flat_args, autocast=False)
     result = run_forward(step, arguments, state_seqs=state_seqs, training=False)
     return [*result.outputs, *result.state_seqs, *result.final_states]
 
 
-def _training(kernel: ScanKernel, flat_args: Sequence[Tensor], *, state_seqs: bool) -> list[Tensor]:
+def _run_training(kernel: ScanKernel, flat_args: Sequence[Tensor], *, state_seqs: bool) -> list[Tensor]:
     step, arguments = prepare(kernel.program, flat_args, autocast=False)
     _, _, lifted = split_flat(kernel.program, flat_args)
-    forgotten = sum(t.requires_grad for t in arguments.lifted) if not lifted else 0
-    if forgotten:
+    num_missing = sum(t.requires_grad for t in arguments.lifted) if not lifted else 0
+    if num_missing:
         raise TensorCountError(
-            f"the core captures {forgotten} tensors that require grad, whose gradients an operator can compute "
+            f"the core captures {num_missing} tensors that require grad, whose gradients an operator can compute "
             "only if they are its arguments: pass the captured tensors after the initial states."
         )
     result = run_forward(step, arguments, state_seqs=state_seqs, training=True, padding=_PADDING)
@@ -59,8 +59,10 @@ def _training(kernel: ScanKernel, flat_args: Sequence[Tensor], *, state_seqs: bo
     return [*result.outputs, *result.state_seqs, *result.final_states, *result.checkpoints]
 
 
-def _fake(kernel: ScanKernel, flat_args: Sequence[Tensor], *, state_seqs: bool, checkpoints: bool) -> list[Tensor]:
-    """Allocates tensors like the results. Sizes may be symbols."""
+def _allocate_results(
+    kernel: ScanKernel, flat_args: Sequence[Tensor], *, state_seqs: bool, checkpoints: bool
+) -> list[Tensor]:
+    """Returns tensors with the shapes, strides and dtypes of the results. Sizes may be symbols."""
     inputs, states, _ = split_flat(kernel.program, flat_args)
     step = _specialize(kernel, inputs, states)
     num_steps = inputs[0].shape[0]
@@ -87,17 +89,17 @@ def _specialize(kernel: ScanKernel, inputs: Sequence[Tensor], states: Sequence[T
     )
 
 
-def _inference_kernel(handle: int, *, state_seqs: bool) -> ScanKernel:
+def _find_inference_kernel(handle: int, *, state_seqs: bool) -> ScanKernel:
     bundle = get_flexsn_kernel_handle(handle)
     kernel = bundle.inference_kernel if state_seqs else bundle.inference_final_state_kernel
-    return _required(kernel, handle, "inference")
+    return _require(kernel, handle, "inference")
 
 
-def _training_kernel(handle: int) -> ScanKernel:
-    return _required(get_flexsn_kernel_handle(handle).forward_kernel, handle, "training")
+def _find_training_kernel(handle: int) -> ScanKernel:
+    return _require(get_flexsn_kernel_handle(handle).forward_kernel, handle, "training")
 
 
-def _required(kernel: ScanKernel | None, handle: int, purpose: str) -> ScanKernel:
+def _require(kernel: ScanKernel | None, handle: int, purpose: str) -> ScanKernel:
     if kernel is None:
         raise UnknownHandleError(f"handle {handle} was registered without a kernel for {purpose}.")
     return kernel
@@ -106,50 +108,50 @@ def _required(kernel: ScanKernel | None, handle: int, purpose: str) -> ScanKerne
 @torch.library.custom_op("flexsn::flexsn_inductor_inference", mutates_args=())
 def flexsn_inductor_inference(handle: int, flat_args: Sequence[Tensor]) -> list[Tensor]:
     """Returns `(*output_seqs, *state_seqs)`, without gradients."""
-    return _inference(_inference_kernel(handle, state_seqs=True), flat_args, state_seqs=True)
+    return _run_inference(_find_inference_kernel(handle, state_seqs=True), flat_args, state_seqs=True)
 
 
 @flexsn_inductor_inference.register_fake
 def _(handle: int, flat_args: Sequence[Tensor]) -> list[Tensor]:
-    kernel = _inference_kernel(handle, state_seqs=True)
-    return _fake(kernel, flat_args, state_seqs=True, checkpoints=False)
+    kernel = _find_inference_kernel(handle, state_seqs=True)
+    return _allocate_results(kernel, flat_args, state_seqs=True, checkpoints=False)
 
 
 @torch.library.custom_op("flexsn::flexsn_inductor_inference_final_state", mutates_args=())
 def flexsn_inductor_inference_final_state(handle: int, flat_args: Sequence[Tensor]) -> list[Tensor]:
     """Returns `(*output_seqs, *final_states)`, without gradients."""
-    return _inference(_inference_kernel(handle, state_seqs=False), flat_args, state_seqs=False)
+    return _run_inference(_find_inference_kernel(handle, state_seqs=False), flat_args, state_seqs=False)
 
 
 @flexsn_inductor_inference_final_state.register_fake
 def _(handle: int, flat_args: Sequence[Tensor]) -> list[Tensor]:
-    kernel = _inference_kernel(handle, state_seqs=False)
-    return _fake(kernel, flat_args, state_seqs=False, checkpoints=False)
+    kernel = _find_inference_kernel(handle, state_seqs=False)
+    return _allocate_results(kernel, flat_args, state_seqs=False, checkpoints=False)
 
 
 @torch.library.custom_op("flexsn::flexsn_inductor_training", mutates_args=())
 def flexsn_inductor_training(handle: int, flat_args: Sequence[Tensor]) -> list[Tensor]:
     """Returns `(*output_seqs, *state_seqs, *checkpoints)`, differentiable."""
-    return _training(_training_kernel(handle), flat_args, state_seqs=True)
+    return _run_training(_find_training_kernel(handle), flat_args, state_seqs=True)
 
 
 @flexsn_inductor_training.register_fake
 def _(handle: int, flat_args: Sequence[Tensor]) -> list[Tensor]:
-    return _fake(_training_kernel(handle), flat_args, state_seqs=True, checkpoints=True)
+    return _allocate_results(_find_training_kernel(handle), flat_args, state_seqs=True, checkpoints=True)
 
 
 @torch.library.custom_op("flexsn::flexsn_inductor_training_final_state", mutates_args=())
 def flexsn_inductor_training_final_state(handle: int, flat_args: Sequence[Tensor]) -> list[Tensor]:
     """Returns `(*output_seqs, *final_states, *checkpoints)`, differentiable."""
-    return _training(_training_kernel(handle), flat_args, state_seqs=False)
+    return _run_training(_find_training_kernel(handle), flat_args, state_seqs=False)
 
 
 @flexsn_inductor_training_final_state.register_fake
 def _(handle: int, flat_args: Sequence[Tensor]) -> list[Tensor]:
-    return _fake(_training_kernel(handle), flat_args, state_seqs=False, checkpoints=True)
+    return _allocate_results(_find_training_kernel(handle), flat_args, state_seqs=False, checkpoints=True)
 
 
-# `Optional`, because torch reads the annotation at run time to make the schema.
+# `Optional` is required, because torch derives the schema from the annotations at run time.
 @torch.library.custom_op("flexsn::flexsn_inductor_backward", mutates_args=())
 def flexsn_inductor_backward(
     handle: int,
@@ -160,15 +162,15 @@ def flexsn_inductor_backward(
     """Returns the gradients, one for each true entry of `wanted`.
 
     `flat_args` is `[*grad_outputs, *grad_states, *flat_args of the forward, *checkpoints]`. A gradient that is `None`
-    stands for zeros. `wanted` has an entry for each of the forward's flat arguments.
+    stands for zeros. `wanted` has an element for each element of `flat_args` of the forward.
     """
-    program = _training_kernel(handle).program
+    program = _find_training_kernel(handle).program
     grads, flat, checkpoints = _split_backward(handle, flat_args, len(wanted))
     step, arguments = prepare(program, flat, autocast=False)
     program.check_differentiated(step)
-    missing = sum(state is None for state in arguments.states)
+    num_absent_states = sum(state is None for state in arguments.states)
     num_inputs = program.num_inputs
-    complete = [*wanted[:num_inputs], *(False,) * missing, *wanted[num_inputs:]]
+    complete = [*wanted[:num_inputs], *(False,) * num_absent_states, *wanted[num_inputs:]]
     complete += [False] * (num_inputs + program.num_states + len(arguments.lifted) - len(complete))
     cotangents = split_cotangents(grads, program.num_outputs, state_seqs=state_seqs)
     gradients = run_backward(step, arguments, checkpoints, cotangents, complete)
@@ -193,7 +195,7 @@ def _(
 def _split_backward(
     handle: int, flat_args: Sequence[Tensor | None], num_forward: int
 ) -> tuple[Sequence[Tensor | None], list[Tensor], tuple[Tensor, ...]]:
-    program = _training_kernel(handle).program
+    program = _find_training_kernel(handle).program
     num_grads = program.num_outputs + program.num_states
     rest = [t for t in flat_args[num_grads:] if t is not None]
     return flat_args[:num_grads], rest[:num_forward], tuple(rest[num_forward:])
@@ -209,14 +211,14 @@ class _Keeper:
 
 def _setup(ctx: Any, inputs: tuple[int, list[Tensor]], output: list[Tensor], *, state_seqs: bool) -> None:
     handle, flat_args = inputs
-    kernel = _training_kernel(handle)
+    kernel = _find_training_kernel(handle)
     program = kernel.program
     num_results = program.num_outputs + program.num_states
     sequences, states, lifted = split_flat(program, flat_args)
     ctx.step = step = _specialize(kernel, sequences, states)
     mask = program.requires_grad or (True,) * (program.num_inputs + program.num_states)
     ctx.allowed = (*mask[: len(flat_args) - len(lifted)], *(True,) * len(lifted))
-    needs_grad = [t.requires_grad for t in flat_args]  # without the mask: autograd counts all tensors
+    needs_grad = [t.requires_grad for t in flat_args]  # autograd ignores the mask
     num_steps = sequences[0].shape[0]
     fixed = not_differentiable(
         step,
@@ -242,8 +244,8 @@ def _backward(ctx: Any, grads: Sequence[Tensor | None], *, state_seqs: bool) -> 
         gradients = flexsn_inductor_backward(ctx.handle, tensors, needs_grad, state_seqs)
     if torch.is_grad_enabled():  # `create_graph`
         gradients = refuse_double_backward(gradients, tensors)
-    found = iter(gradients)
-    return None, [next(found) if is_needed else None for is_needed in needs_grad]
+    remaining = iter(gradients)
+    return None, [next(remaining) if is_needed else None for is_needed in needs_grad]
 
 
 def _backward_state_seqs(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[None, list[Any]]:

@@ -1,4 +1,4 @@
-"""The kernels as plain functions of tensors, without autograd."""
+"""Functions that run the kernels on tensors, without autograd."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from flexsn_runtime.operands._operands import Arguments
 from flexsn_runtime.program._arguments import check_lifted, prepare
 from flexsn_runtime.program._program import PointwiseProgram
 
-# Name of an attribute of checkpoints. It holds the step that wrote the checkpoint.
-_MADE_BY = "_flexsn_step"
+# Name of an attribute of a checkpoint, whose value is the step that wrote the checkpoint.
+_STEP_ATTRIBUTE = "_flexsn_step"
 
 
 def flexsn_inference(f: ScanKernel, info: FlexSNInfo, *args: Tensor) -> tuple[Tensor, ...]:
     """Scans forward: `[*input_seqs, *init_states, *lifted] -> (*output_seqs, *state_seqs)`.
 
-    Omitted initial states are zeros. Omitted lifted tensors are the tensors that the core captures now. If `T == 0`,
-    the sequences are empty.
+    If initial states are omitted, they are zeros. If lifted tensors are omitted, they are the tensors that the core
+    captures at the time of the call. If `T == 0`, the sequences are empty.
     """
     step, arguments = prepare(f.program, args, autocast=False)
     result = run_forward(step, arguments, state_seqs=True, training=False)
@@ -33,7 +33,8 @@ def flexsn_inference(f: ScanKernel, info: FlexSNInfo, *args: Tensor) -> tuple[Te
 def flexsn_inference_final_state(f: ScanKernel, info: FlexSNInfo, *args: Tensor) -> tuple[Tensor, ...]:
     """Scans forward: `[*input_seqs, *init_states, *lifted] -> (*output_seqs, *final_states)`.
 
-    If `T == 0`, the outputs are empty, and the final states are copies of the initial states, or zeros.
+    If `T == 0`, the outputs are empty, and the final states are copies of the initial states. If these are omitted, the
+    final states are zeros.
     """
     step, arguments = prepare(f.program, args, autocast=False)
     result = run_forward(step, arguments, state_seqs=False, training=False)
@@ -44,14 +45,14 @@ def flexsn_forward(f: ScanKernel, info: FlexSNInfo, *args: Tensor) -> tuple[Tens
     """Scans forward and saves the tensors that the backward needs.
 
     Returns:
-        `(*output_seqs, *state_seqs, *saved)`; `saved` contains the arguments and the checkpoints, for
-        `flexsn_backward`.
+        `(*output_seqs, *state_seqs, *saved)`. `saved` contains the arguments and the checkpoints, which
+        `flexsn_backward` takes.
     """
     step, arguments = prepare(f.program, args, autocast=False)
     result = run_forward(step, arguments, state_seqs=True, training=True)
     f.program.will_be_differentiated(step)
     for checkpoint in result.checkpoints:
-        setattr(checkpoint, _MADE_BY, step)
+        setattr(checkpoint, _STEP_ATTRIBUTE, step)
     states = [t for t in arguments.states if t is not None]
     saved = (*arguments.inputs, *states, *arguments.lifted, *result.checkpoints)
     return (*result.outputs, *result.state_seqs, *saved)
@@ -64,10 +65,10 @@ def flexsn_backward(
     input_templates: Sequence[Tensor] | None = None,
     state_templates: Sequence[Tensor] | None = None,
 ) -> tuple[Tensor | None, ...]:
-    """Scans backward: from `(*grad_output_seqs, *grad_state_seqs, *saved)` to gradients.
+    """Scans backward: `(*grad_output_seqs, *grad_state_seqs, *saved) -> (*gradients)`.
 
     Args:
-        args: gradients, each of which may be `None` (zero), then `saved` from `flexsn_forward`.
+        args: gradients, then `saved` from `flexsn_forward`. A gradient that is `None` stands for zeros.
         input_templates, state_templates: tensors shaped like the inputs and initial states, for calls without `saved`.
             Such a call is possible only if every gradient is `None` or `T == 0`. Without templates, the step, its
             inputs and its states are assumed to have the shape of the gradients without the dimension T.
@@ -76,34 +77,34 @@ def flexsn_backward(
         The gradients of `[*input_seqs, *init_states, *lifted]`.
 
     Raises:
-        TemplateNeededError: a shape is unknown.
+        TemplateNeededError: the shape of a gradient is unknown.
     """
     program = f.program
     num_grads = program.num_outputs + program.num_states
     if len(args) < num_grads:
         raise TensorCountError(
             f"got {len(args)} arguments; the gradients of {program.num_outputs} output and "
-            f"{program.num_states} state sequences come first ({num_grads}; None where absent)."
+            f"{program.num_states} state sequences come first ({num_grads} arguments; None for an absent gradient)."
         )
     grads, saved = args[:num_grads], [t for t in args[num_grads:] if t is not None]
     if not saved:
-        return _without_saved(program, grads, input_templates, state_templates)
+        return _compute_empty_gradients(program, grads, input_templates, state_templates)
     lifted = program.num_lifted or 0
     without_states = program.num_inputs + lifted + program.num_states
     if len(saved) not in (without_states, without_states + program.num_states):
         raise TensorCountError(
             f"{len(saved)} tensors follow the gradients; flexsn_forward saved {program.num_inputs} inputs, "
             f"{program.num_states} states (or none), {lifted} captured tensors and {program.num_states} "
-            "checkpoints: pass all that it returned after the state sequences."
+            "checkpoints: pass all tensors that flexsn_forward returned after the state sequences."
         )
     primals, checkpoints = _split_last(saved, program.num_states)
     tensors, captured = _split_last(primals, lifted)
     step, arguments = prepare(program, tensors, autocast=False)
-    made_by = next((getattr(checkpoint, _MADE_BY, None) for checkpoint in checkpoints), None)
-    if made_by is None:
+    writing_step = next((getattr(checkpoint, _STEP_ATTRIBUTE, None) for checkpoint in checkpoints), None)
+    if writing_step is None:
         program.check_differentiated(step)
     else:
-        made_by.check_unchanged()
+        writing_step.check_unchanged()
     check_lifted(step, captured)
     gradients = run_backward(
         step,
@@ -126,7 +127,10 @@ def _find_needed_gradients(
     states: Sequence[Tensor | None],
     lifted: Sequence[Tensor],
 ) -> list[bool]:
-    """For each tensor, True if it has a gradient: it is floating-point, and `requires_grad` does not exclude it."""
+    """Returns True for each tensor that has a gradient.
+
+    These are the floating-point tensors that `program.requires_grad` does not exclude.
+    """
     tensors = (*inputs, *states, *lifted)
     mask = program.requires_grad or (True,) * (len(inputs) + len(states))
     return [
@@ -135,7 +139,7 @@ def _find_needed_gradients(
     ]
 
 
-def _without_saved(
+def _compute_empty_gradients(
     program: PointwiseProgram,
     grads: Sequence[Tensor | None],
     input_templates: Sequence[Tensor] | None,
@@ -148,8 +152,10 @@ def _without_saved(
         )
     empty = next((g for g in grads if g is not None), None)
     state = next((g for g in grads[program.num_outputs :] if g is not None), empty)
-    inputs = _templates("input", input_templates, program.num_inputs, empty)
-    states = _templates("state", state_templates, program.num_states, None if state is None else _one_step(state))
+    inputs = _choose_templates("input", input_templates, program.num_inputs, empty)
+    states = _choose_templates(
+        "state", state_templates, program.num_states, None if state is None else _allocate_step(state)
+    )
     lifted = program.lifted()
     needs_grad = _find_needed_gradients(program, inputs, states, lifted)
     return tuple(
@@ -158,19 +164,21 @@ def _without_saved(
     )
 
 
-def _one_step(sequence: Tensor) -> Tensor:
+def _allocate_step(sequence: Tensor) -> Tensor:
     return sequence.new_empty(sequence.shape[1:])
 
 
-def _templates(role: str, templates: Sequence[Tensor] | None, count: int, like: Tensor | None) -> Sequence[Tensor]:
-    """Returns tensors shaped like the gradients: the templates or, without templates, `like` for every gradient."""
+def _choose_templates(
+    role: str, templates: Sequence[Tensor] | None, count: int, like: Tensor | None
+) -> Sequence[Tensor]:
+    """Returns a tensor with the shape of each gradient: the templates, or `like` if no templates are passed."""
     if templates is None and like is not None:
         return [like] * count
     if templates is None and count:
         raise TemplateNeededError(
             f"every gradient is None and nothing was saved, so the {role}s' shapes are unknown: pass {role}_templates."
         )
-    given = templates or ()
-    if len(given) != count:
-        raise TensorCountError(f"{role}_templates has {len(given)} tensors; the step takes {count} {role}s.")
-    return given
+    tensors = templates or ()
+    if len(tensors) != count:
+        raise TensorCountError(f"{role}_templates has {len(tensors)} tensors; the step takes {count} {role}s.")
+    return tensors

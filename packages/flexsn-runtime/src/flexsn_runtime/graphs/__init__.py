@@ -1,3 +1,3 @@
-"""Scans inside compiler graphs: sizes that may be symbols, and launches."""
+"""Scans inside compiler graphs: steps whose sizes may be symbols, and the launches of their kernels."""
 
 from __future__ import annotations

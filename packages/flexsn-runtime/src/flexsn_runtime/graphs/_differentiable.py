@@ -1,4 +1,4 @@
-"""A step's graph as a function whose gradient is another graph."""
+"""Makes a function from two graphs: one computes a step, and the other computes the gradient of the step."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from flexsn_graph import run_graph
 def differentiable(
     core: Callable[..., Any], vjp: Callable[..., Any], cotangents: Sequence[bool], needs_grad: Sequence[bool]
 ) -> Callable[..., Any]:
-    """The step's core as a function whose gradient is `vjp`.
+    """Returns the step's core as a function whose gradient is `vjp`.
 
-    The gradient of the core's own operators would be wrong: only `vjp` contains the user's surrogate gradients.
+    The derivatives of the core's operators would be wrong: only `vjp` contains the user's surrogate gradients.
 
     Args:
         core: `[*arguments] -> [*results]`.
-        vjp: `[*arguments, *gradients] -> [*gradients]`.
+        vjp: `[*arguments, *cotangents] -> [*gradients]`.
         cotangents: for each result, True if `vjp` takes its gradient.
         needs_grad: for each argument, True if `vjp` returns its gradient.
     """
@@ -29,30 +29,30 @@ def differentiable(
         @staticmethod
         def forward(ctx: Any, *values: Any) -> tuple[Tensor, ...]:
             ctx.values = values
-            results = _apart(run_graph(core, *values), values)
+            results = _separate(run_graph(core, *values), values)
             flows = zip(results, cotangents, strict=True)
             ctx.mark_non_differentiable(*(result for result, flow in flows if not flow))
             return results
 
         @staticmethod
         def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-            came = [gradient for gradient, flow in zip(gradients, cotangents, strict=True) if flow]
-            found = iter(run_graph(vjp, *ctx.values, *came))
-            return tuple(next(found) if is_needed else None for is_needed in needs_grad)
+            received = [gradient for gradient, flow in zip(gradients, cotangents, strict=True) if flow]
+            computed = iter(run_graph(vjp, *ctx.values, *received))
+            return tuple(next(computed) if is_needed else None for is_needed in needs_grad)
 
     apply: Callable[..., Any] = DifferentiableStep.apply
     return apply
 
 
-def _apart(results: Sequence[Tensor], arguments: Sequence[Any]) -> tuple[Tensor, ...]:
+def _separate(results: Sequence[Tensor], arguments: Sequence[Any]) -> tuple[Tensor, ...]:
     """Returns the results. Copies each result that is an argument, an earlier result, or a view.
 
-    Autograd marks tensors, not positions. If one tensor is two results, marking one of them as constant removes the
-    gradient of both.
+    Autograd marks tensors, not positions, as non-differentiable. If one tensor is returned as two results, and one
+    result is marked, both results lose their gradients.
     """
-    taken = {id(argument) for argument in arguments}
-    apart = []
+    used_ids = {id(argument) for argument in arguments}
+    separate = []
     for result in results:
-        apart.append(result.clone() if id(result) in taken or result._is_view() else result)
-        taken.add(id(result))
-    return tuple(apart)
+        separate.append(result.clone() if id(result) in used_ids or result._is_view() else result)
+        used_ids.add(id(result))
+    return tuple(separate)

@@ -16,7 +16,7 @@ from flexsn_runtime.graphs._graph_step import GraphStep, StepFunction
 from flexsn_runtime.graphs._symbols import Assignment, Size
 
 _T = TypeVar("_T")
-# Pieces of a tensor; `None` for a size, or for a tensor that is not cut.
+# The pieces of an argument or result; `None` for a size, and for a tensor that is not cut.
 _Cut = Pieces | None
 
 
@@ -26,7 +26,7 @@ class GraphPieces:
 
     Attributes:
         arguments: pieces of `[*inputs, *states, *lifted]`; `None` for an argument that is not cut.
-        num_inputs, num_states: numbers of inputs and of states among them.
+        num_inputs, num_states: numbers of inputs and of states in `arguments`.
         outputs: pieces of the outputs.
     """
 
@@ -37,7 +37,7 @@ class GraphPieces:
 
     @classmethod
     def of(cls, step: GraphStep, device: torch.device) -> GraphPieces:
-        """The pieces of a step.
+        """Finds the pieces of a step.
 
         Raises:
             NonPointwiseError: the step cannot be cut into pieces.
@@ -60,10 +60,10 @@ class GraphPieces:
             counts = (step.num_inputs, step.num_states, step.num_outputs)
             trace = cut_step(core, *counts, primals, follow=False, hoist=False)
         pieces = trace.pieces
-        captured = {id(t): one for t, one in zip(trace.captured, pieces.lifted, strict=True)}
-        others = [captured.get(id(value)) for value in lifted]
-        cut = [one if one is not None and one.count > 1 else None for one in others]
-        return cls((*pieces.inputs, *pieces.states, *cut), step.num_inputs, step.num_states, pieces.outputs)
+        captured = {id(t): entry for t, entry in zip(trace.captured, pieces.lifted, strict=True)}
+        lifted_pieces = [captured.get(id(value)) for value in lifted]
+        cut_lifted = [entry if entry is not None and entry.count > 1 else None for entry in lifted_pieces]
+        return cls((*pieces.inputs, *pieces.states, *cut_lifted), step.num_inputs, step.num_states, pieces.outputs)
 
     @property
     def _results(self) -> tuple[_Cut, ...]:
@@ -73,69 +73,71 @@ class GraphPieces:
     def _states(self) -> tuple[_Cut, ...]:
         return self.arguments[self.num_inputs : self.num_inputs + self.num_states]
 
-    def step(self, whole: GraphStep) -> GraphStep:
-        """The step on pieces."""
+    def step(self, graph_step: GraphStep) -> GraphStep:
+        """Returns the step as a step on pieces."""
         arguments: list[StepValue | Size] = []
-        for one, value in zip(self.arguments, whole.arguments, strict=True):
-            if one is None or not isinstance(value, StepValue):
+        for entry, value in zip(self.arguments, graph_step.arguments, strict=True):
+            if entry is None or not isinstance(value, StepValue):
                 arguments.append(value)
             else:
-                arguments += [StepValue(one.shape(value.shape), value.dtype)] * one.count
-        core = _OnPieces(whole.core, self.arguments, self._results)
+                arguments += [StepValue(entry.shape(value.shape), value.dtype)] * entry.count
+        core = _OnPieces(graph_step.core, self.arguments, self._results)
         vjp = None
-        if whole.vjp is not None:
-            given = _chosen(self._results, whole.cotangents)
-            vjp = _OnPieces(whole.vjp, (*self.arguments, *given), _chosen(self.arguments, whole.needs_grad))
+        if graph_step.vjp is not None:
+            cotangents = _select(self._results, graph_step.cotangents)
+            vjp = _OnPieces(
+                graph_step.vjp, (*self.arguments, *cotangents), _select(self.arguments, graph_step.needs_grad)
+            )
         return GraphStep(
             core,
-            _number(self.arguments[: self.num_inputs]),
-            _number(self._states),
-            _number(self.outputs),
+            _count_all(self.arguments[: self.num_inputs]),
+            _count_all(self._states),
+            _count_all(self.outputs),
             arguments,
             vjp,
-            _for_each(self._results, whole.cotangents) if whole.cotangents else (),
-            _for_each(self.arguments, whole.needs_grad) if whole.needs_grad else (),
+            _repeat_for_pieces(self._results, graph_step.cotangents) if graph_step.cotangents else (),
+            _repeat_for_pieces(self.arguments, graph_step.needs_grad) if graph_step.needs_grad else (),
             on_pieces=True,
         )
 
     def scan(self, layout: ScanLayout) -> ScanLayout:
-        """The layout of the scan on pieces."""
+        """Returns the layout of the scan on pieces."""
         return replace(
             layout,
-            num_inputs=_number(self.arguments[: self.num_inputs]),
-            num_states=_number(self._states),
-            num_outputs=_number(self.outputs),
-            zero_states=_for_each(self._states, layout.zero_states) if layout.zero_states else (),
+            num_inputs=_count_all(self.arguments[: self.num_inputs]),
+            num_states=_count_all(self._states),
+            num_outputs=_count_all(self.outputs),
+            zero_states=_repeat_for_pieces(self._states, layout.zero_states) if layout.zero_states else (),
         )
 
     def backward(self, layout: BackwardLayout) -> BackwardLayout:
-        """The layout of the gradient of the scan on pieces."""
+        """Returns the layout of the gradient of the scan on pieces."""
         return replace(
             layout,
             scan=self.scan(layout.scan),
-            needs=_for_each(self.arguments, layout.needs),
-            active_states=_for_each(self._states, layout.active_states),
-            output_grads=_for_each(self.outputs, layout.output_grads),
-            state_grads=_for_each(self._states, layout.state_grads),
+            needs=_repeat_for_pieces(self.arguments, layout.needs),
+            active_states=_repeat_for_pieces(self._states, layout.active_states),
+            output_grads=_repeat_for_pieces(self.outputs, layout.output_grads),
+            state_grads=_repeat_for_pieces(self._states, layout.state_grads),
         )
 
     def split(self, flat_args: Sequence[Any], layout: ScanLayout) -> list[Any]:
-        """The pieces of a scan's arguments."""
+        """Returns the pieces of a scan's arguments."""
         leads = [int(i < layout.num_inputs) for i in range(len(flat_args))]
         return _split(self.arguments, flat_args, leads)
 
     def split_states(self, saved: Sequence[Tensor]) -> list[Tensor]:
-        """The pieces of saved states, `[rows, *step]` each."""
+        """Returns the pieces of saved states, which have the shape `[rows, *step]`."""
         return _split(self._states, saved, [1] * len(saved))
 
     def split_gradients(self, layout: BackwardLayout, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """The pieces of the gradients that are present."""
-        outputs, states = _chosen(self.outputs, layout.output_grads), _chosen(self._states, layout.state_grads)
+        """Returns the pieces of `gradients`, which contains only the gradients that the layout marks as present."""
+        outputs, states = _select(self.outputs, layout.output_grads), _select(self._states, layout.state_grads)
         leads = [1] * len(outputs) + [int(not layout.scan.final_state)] * len(states)
         return _split((*outputs, *states), gradients, leads)
 
     def join_results(self, layout: ScanLayout, results: Sequence[Tensor]) -> list[Tensor]:
-        """The results of a scan, joined from their pieces."""
+        """Joins the pieces of a scan's results."""
         leads = [1] * len(self.outputs) + [int(not layout.final_state)] * len(self._states)
         results_and_checkpoints = self._results
         if layout.checkpoint_interval:
@@ -144,59 +146,59 @@ class GraphPieces:
         return _join(results_and_checkpoints, results, leads)
 
     def join_gradients(self, layout: BackwardLayout, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """The gradients of a scan's arguments, joined from their pieces."""
+        """Joins the pieces of the gradients of a scan's arguments."""
         leads = [int(i < layout.scan.num_inputs) for i in range(len(self.arguments))]
-        return _join(_chosen(self.arguments, layout.needs), gradients, _chosen(leads, layout.needs))
+        return _join(_select(self.arguments, layout.needs), gradients, _select(leads, layout.needs))
 
 
 class _OnPieces:
-    """A graph as a function of pieces."""
+    """A function of pieces, which joins its arguments, runs a graph, and cuts the results."""
 
     def __init__(self, graph: StepFunction, arguments: Sequence[_Cut], results: Sequence[_Cut]) -> None:
         self._run, self._arguments, self._results = graph, tuple(arguments), tuple(results)
 
     @property
     def code(self) -> Any:
-        """A value that is equal for graphs with equal operators on equal pieces."""
+        """A value that is equal for two functions if their graphs have equal code and their pieces are equal."""
         return self._run.code, self._arguments, self._results
 
     @property
     def graph(self) -> fx.Graph:
-        """The operators of the graph on whole values."""
+        """The graph, whose operators compute with whole values."""
         return self._run.graph
 
     def __call__(self, *values: Any) -> tuple[Tensor, ...]:
-        given = _join(self._arguments, values, [0] * len(self._arguments))
-        return tuple(_split(self._results, tuple(run_graph(self._run, *given)), [0] * len(self._results)))
+        arguments = _join(self._arguments, values, [0] * len(self._arguments))
+        return tuple(_split(self._results, tuple(run_graph(self._run, *arguments)), [0] * len(self._results)))
 
 
-def _count(one: _Cut) -> int:
-    return 1 if one is None else one.count
+def _count(entry: _Cut) -> int:
+    return 1 if entry is None else entry.count
 
 
-def _number(pieces: Sequence[_Cut]) -> int:
+def _count_all(pieces: Sequence[_Cut]) -> int:
     return sum(map(_count, pieces))
 
 
-def _for_each(pieces: Sequence[_Cut], values: Sequence[_T]) -> tuple[_T, ...]:
-    """The value of each tensor, repeated for each of its pieces."""
-    return tuple(value for one, value in zip(pieces, values, strict=True) for _ in range(_count(one)))
+def _repeat_for_pieces(pieces: Sequence[_Cut], values: Sequence[_T]) -> tuple[_T, ...]:
+    """Returns the values of tensors, each repeated for all pieces of the tensor."""
+    return tuple(value for entry, value in zip(pieces, values, strict=True) for _ in range(_count(entry)))
 
 
-def _chosen(values: Sequence[_T], which: Sequence[bool]) -> list[_T]:
-    return [value for value, choose in zip(values, which, strict=True) if choose]
+def _select(values: Sequence[_T], flags: Sequence[bool]) -> list[_T]:
+    return [value for value, is_chosen in zip(values, flags, strict=True) if is_chosen]
 
 
 def _split(pieces: Sequence[_Cut], values: Sequence[Any], leads: Sequence[int]) -> list[Any]:
-    found: list[Any] = []
-    for one, value, lead in zip(pieces, values, leads, strict=True):
-        found += [value] if one is None else one.split(value, lead)
-    return found
+    results: list[Any] = []
+    for entry, value, lead in zip(pieces, values, leads, strict=True):
+        results += [value] if entry is None else entry.split(value, lead)
+    return results
 
 
 def _join(pieces: Sequence[_Cut], values: Sequence[Any], leads: Sequence[int]) -> list[Any]:
-    found, at = [], 0
-    for one, lead in zip(pieces, leads, strict=True):
-        found.append(values[at] if one is None else one.join(values[at : at + one.count], lead))
-        at += _count(one)
-    return found
+    results, first = [], 0
+    for entry, lead in zip(pieces, leads, strict=True):
+        results.append(values[first] if entry is None else entry.join(values[first : first + entry.count], lead))
+        first += _count(entry)
+    return results

@@ -1,4 +1,7 @@
-"""Runs the scans of an elementwise step that is given as graphs, or records them in a compiler's graph."""
+"""Scans of an elementwise step that consists of graphs.
+
+The functions run the scans, or record the scans in a compiler's graph.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from flexsn_runtime.segments._choice import choose_ahead
 
 
 def values_of(layout: ScanLayout, flat_args: Sequence[Any]) -> list[StepValue | Size]:
-    """The arguments of one step. The arguments of the scan are `[*input_seqs, *init_states, *lifted]`."""
+    """Describes the arguments of one step, from the arguments `[*input_seqs, *init_states, *lifted]` of the scan."""
     return [
         StepValue(tuple(value.shape[i < layout.num_inputs :]), value.dtype) if isinstance(value, Tensor) else value
         for i, value in enumerate(flat_args)
@@ -36,7 +39,7 @@ def arguments_of(step: GraphSpecialization, layout: ScanLayout, flat_args: Seque
 
 
 def unknown_states(layout: ScanLayout, states: Sequence[Tensor]) -> list[Tensor | None]:
-    """The initial states; `None` for states that are known to be zeros."""
+    """Returns the initial states, with `None` for each state that is known to be zeros."""
     zeros = layout.zero_states or (False,) * layout.num_states
     return [None if zero else state for state, zero in zip(states, zeros, strict=True)]
 
@@ -44,7 +47,7 @@ def unknown_states(layout: ScanLayout, states: Sequence[Tensor]) -> list[Tensor 
 def scan_forward(
     step: GraphSpecialization, layout: ScanLayout, flat_args: Sequence[Any], *, ahead: bool = False
 ) -> list[Tensor]:
-    """The results of the forward operator; see `flexsn_hop.ScanLowering`.
+    """Returns the results of the forward operator; see `flexsn_hop.ScanLowering`.
 
     Args:
         ahead: True if the program is compiled ahead of time. In this case, parallel segments of time are chosen during
@@ -53,22 +56,22 @@ def scan_forward(
     interval, spare = layout.checkpoint_interval, layout.spare_checkpoints
     arguments = arguments_of(step, layout, flat_args)
     num_steps = arguments.num_steps
-    none_kept = isinstance(num_steps, int) and num_steps <= interval
-    nearer = bool(interval) and step.distance != interval
-    training = interval > 0 and not (nearer and none_kept)
-    spare_rows = _spare(num_steps) if nearer else spare
+    has_no_checkpoints = isinstance(num_steps, int) and num_steps <= interval
+    is_denser = bool(interval) and step.distance != interval
+    training = interval > 0 and not (is_denser and has_no_checkpoints)
+    spare_rows = _count_spare_rows(num_steps) if is_denser else spare
     result = _forward(
         step, arguments, state_seqs=not layout.final_state, training=training, spare_rows=spare_rows, ahead=ahead
     )
-    if not nearer:
+    if not is_denser:
         return [*result.returned, *result.checkpoints]
     rows = (num_steps - 1) // interval + spare
-    if none_kept:
+    if has_no_checkpoints:
         shape = step.trace.step_shape
-        kept = [flat_args[0].new_zeros((rows, *shape), dtype=v.dtype) for v in step.trace.states]
-        return [*result.returned, *kept]
+        checkpoints = [flat_args[0].new_zeros((rows, *shape), dtype=v.dtype) for v in step.trace.states]
+        return [*result.returned, *checkpoints]
     assert step.distance is not None
-    return [*result.returned, *(_every(t, interval // step.distance, rows) for t in result.checkpoints)]
+    return [*result.returned, *(_select_last_rows(t, interval // step.distance, rows) for t in result.checkpoints)]
 
 
 def scan_backward(
@@ -78,7 +81,7 @@ def scan_backward(
     saved: Sequence[Tensor],
     gradients: Sequence[Tensor],
 ) -> list[Tensor]:
-    """The results of the backward operator; see `flexsn_hop.ScanLowering`.
+    """Returns the results of the backward operator; see `flexsn_hop.ScanLowering`.
 
     Args:
         flat_args, saved, gradients: results of `layout.split`. The gradients of outputs precede the gradients of
@@ -86,23 +89,23 @@ def scan_backward(
     """
     scan = layout.scan
     arguments = arguments_of(step, scan, flat_args)
-    if step.distance != layout.saved_interval:  # the saved states are too far apart: runs the forward again
-        spare = _spare(arguments.num_steps)
+    if step.distance != layout.saved_interval:  # the saved states are too far apart, so the forward runs again
+        spare = _count_spare_rows(arguments.num_steps)
         saved = _forward(step, arguments, state_seqs=False, training=True, spare_rows=spare).checkpoints
-    given = iter(gradients)
-    came = [next(given) if present else None for present in (*layout.output_grads, *layout.state_grads)]
-    cotangents = split_cotangents(came, scan.num_outputs, state_seqs=not scan.final_state)
+    present_gradients = iter(gradients)
+    received = [next(present_gradients) if present else None for present in (*layout.output_grads, *layout.state_grads)]
+    cotangents = split_cotangents(received, scan.num_outputs, state_seqs=not scan.final_state)
     positions = (*range(scan.num_inputs + scan.num_states), *step.lifted)
     needs_grad = [layout.needs[position] for position in positions]
     if step.is_recorded:
-        found = BackwardScan(step, arguments, saved, cotangents, needs_grad)(arguments, saved, cotangents)
+        computed = BackwardScan(step, arguments, saved, cotangents, needs_grad)(arguments, saved, cotangents)
     else:
-        found = run_backward(step, arguments, saved, cotangents, needs_grad)
+        computed = run_backward(step, arguments, saved, cotangents, needs_grad)
     results = []
-    for position, need in enumerate(layout.needs):
-        if need:
-            gradient = found[positions.index(position)] if position in positions else None
-            # The step does not read a lifted tensor that has no position.
+    for position, is_needed in enumerate(layout.needs):
+        if is_needed:
+            gradient = computed[positions.index(position)] if position in positions else None
+            # A lifted tensor without a position is not read by the step, so its gradient is zeros.
             results.append(torch.zeros_like(flat_args[position]) if gradient is None else gradient)
     return results
 
@@ -126,12 +129,12 @@ def _forward(
     return scan(arguments)
 
 
-def _spare(num_steps: int) -> int:
-    """Number of additional rows of checkpoints. With two of them, a symbolic number of rows is never 0 or 1."""
+def _count_spare_rows(num_steps: int) -> int:
+    """Returns the number of additional rows of checkpoints. If T is a symbol, two rows prevent sizes of 0 and 1."""
     return 0 if isinstance(num_steps, int) else 2
 
 
-def _every(rows: Tensor, ratio: int, count: int) -> Tensor:
-    """Returns the last row of each group of `ratio` rows, followed by meaningless rows up to `count` rows."""
+def _select_last_rows(rows: Tensor, ratio: int, count: int) -> Tensor:
+    """Returns the last row of each group of `ratio` rows. Unused rows follow, up to `count` rows in total."""
     last = torch.arange(count, device=rows.device) * ratio + (ratio - 1)
     return rows.index_select(0, last.clamp(max=rows.shape[0] - 1))

@@ -25,7 +25,8 @@ from flexsn_runtime.step._pointwise_step import Specialization
 
 _Graph = TypeVar("_Graph", StepTrace, StepGraph)
 
-# Size to plan for if a symbolic size has no hint. A plan for large steps also suits small ones, but not vice versa.
+# Number of elements that a launch plan assumes if a symbolic size has no hint. A plan for large steps is also suitable
+# for small steps, but not vice versa.
 _UNKNOWN_NCL = 2**20
 
 
@@ -34,27 +35,28 @@ class StepFunction(Protocol):
 
     @property
     def code(self) -> Any:
-        """A value that is equal for graphs with equal operators."""
+        """The code of the graph, which is equal for graphs with equal operators."""
 
     @property
     def graph(self) -> fx.Graph:
-        """The operators."""
+        """The FX graph of the operators."""
 
     def __call__(self, *args: Any) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
 class GraphStep:
-    """One step as ATen graphs.
+    """A step that consists of ATen graphs.
 
     Attributes:
         core: `[*inputs, *states, *lifted] -> [*outputs, *new_states]`.
         num_inputs, num_states, num_outputs: numbers of inputs, states and outputs.
-        arguments: descriptions of one step's arguments, which are tensors. Lifted arguments may also be sizes.
-        vjp: `[*inputs, *states, *lifted, *cotangents] -> [*gradients]`; `None` if no gradient will be needed.
+        arguments: description of each argument of one step. Inputs and states are tensors; lifted arguments may also be
+            sizes.
+        vjp: `[*inputs, *states, *lifted, *cotangents] -> [*gradients]`; `None` if no gradient is needed.
         cotangents: for each of `[*outputs, *new_states]`, True if `vjp` takes its gradient.
         needs_grad: for each argument, True if `vjp` returns its gradient.
-        on_pieces: same as for `trace_step`.
+        on_pieces: see `trace_step`.
     """
 
     core: StepFunction
@@ -72,7 +74,7 @@ class GraphStep:
         return self.num_inputs + self.num_states
 
     def sizes_of(self, position: int) -> tuple[Size, ...]:
-        """The sizes in an argument: the shape of a tensor, or the size itself."""
+        """Returns the sizes in an argument: the shape of a tensor, or a size argument itself."""
         value = self.arguments[position]
         return value.shape if isinstance(value, StepValue) else (value,)
 
@@ -83,10 +85,10 @@ class GraphStep:
 
     @property
     def key(self) -> Hashable:
-        """A value that is equal for steps with equal kernels; `None` if this cannot be decided.
+        """A value that is equal for steps with equal kernels; `None` if the step cannot be compared.
 
-        The value is `None` if a size is a symbol, because symbols belong to one compilation. It is also `None` if the
-        graph has constant tensors, because the graph's code contains only their names.
+        The value is `None` if a size is a symbol, because symbols belong to one compilation. It is also `None` if a
+        graph has constant tensors, because the code of the graph only contains the names of these tensors.
         """
         graphs = [graph for graph in (self.core, self.vjp) if graph is not None]
         symbolic = any(type(size) is not int for size in self.sizes)
@@ -101,15 +103,16 @@ class GraphSpecialization(Specialization):
     """Kernels of a `GraphStep`.
 
     Args:
-        segment: distance of the checkpoints; `None` for the distance of the launch plan.
+        segment: distance between checkpoints; `None` for the distance of the launch plan.
         on_cpu: the language of kernels on the CPU.
-        recorded: True if a tracer records the launches; False if they run, which requires that all sizes are numbers.
+        recorded: True if launches are recorded in the graph that is being traced. If False, launches run, and no size
+            may be a symbol.
 
     Attributes:
         is_recorded: the argument `recorded`.
         lifted: for each tensor that the step captures, its position among the step's arguments.
-        distance: distance of the checkpoints that the kernels write and read. It divides `segment`, and is smaller if a
-            kernel cannot contain the code of `segment` steps.
+        distance: distance between the checkpoints that the kernels write and read. It is a divisor of `segment`, and
+            smaller than `segment` if a kernel cannot contain the code of `segment` steps.
     """
 
     def __init__(
@@ -135,10 +138,10 @@ class GraphSpecialization(Specialization):
         self.lifted = [stand_ins[id(tensor)] for tensor in self.trace.lifted]
         for trace in self._traces:
             for tensor in trace.lifted:
-                # No code reads the tensor, and a CUDA graph that is being recorded has no memory to spare for it.
+                # No code reads the tensor, and the memory of a CUDA graph that is being recorded should not contain it.
                 tensor.untyped_storage().resize_(0)
         self._lifted_shapes = [step.sizes_of(position) for position in self.lifted]
-        # The trace has the numbers of one assignment, but its users need the symbols.
+        # `trace` describes one assignment. Code that uses the trace needs the symbols instead of the assigned numbers.
         sized = copy.copy(self.trace)
         sized.step_shape = self._step_shape(step)
         sized.forward = replace(sized.forward, layouts=self._layouts([trace.forward for trace in self._traces]))
@@ -148,17 +151,17 @@ class GraphSpecialization(Specialization):
     def of(
         cls, step: GraphStep, device: torch.device, segment: int | None, on_cpu: TargetName = "cpp"
     ) -> GraphSpecialization:
-        """Returns one specialization for all equal layers of a network. Takes the arguments of the class."""
+        """Returns a specialization, which all equal layers of a network share. The arguments are those of the class."""
         step_key = step.key
         if step_key is None:
             return cls(step, device, segment, on_cpu)
         key = (step_key, device, segment, on_cpu)
-        found = _made.get(key)
-        if found is None:
-            found = _made[key] = cls(step, device, segment, on_cpu)
+        specialization = _specializations.get(key)
+        if specialization is None:
+            specialization = _specializations[key] = cls(step, device, segment, on_cpu)
         else:
-            found.forget_plans()  # the plans on disk may have changed
-        return found
+            specialization.forget_plans()  # the plans on disk may have changed
+        return specialization
 
     def plan(self, ncl: int) -> LaunchPlan:
         hint = size_hint(ncl)
@@ -170,8 +173,8 @@ class GraphSpecialization(Specialization):
         return super().segment(plan, num_steps) if self.distance is None else self.distance
 
     def has_rest(self, num_steps: int, chunk: int) -> bool:
-        # If T is a number, the graph runs for this T only. If whole chunks cover T, a kernel needs no code for
-        # remaining steps.
+        # If T is not a symbol, the graph only runs for this T. If T is a multiple of the chunk, no steps remain after
+        # the last chunk.
         return not self.is_recorded or not isinstance(num_steps, int) or num_steps % chunk > 0
 
     def _trace_vjp(self, cotangents: tuple[bool, ...], needs_grad: tuple[bool, ...]) -> StepGraph:
@@ -182,7 +185,7 @@ class GraphSpecialization(Specialization):
 
     @property
     def _launch(self) -> Callable[..., Launch]:
-        """The function that creates launches. If `is_recorded` is True, these launches record themselves."""
+        """The function that creates launches. If `is_recorded` is True, calls of these launches are recorded."""
         return self.backend.recorded if self.is_recorded else self.backend.launch
 
     def _layouts(self, graphs: Sequence[StepGraph]) -> dict[int, LiftedLayout]:
@@ -192,7 +195,7 @@ class GraphSpecialization(Specialization):
         }
 
     def _step_shape(self, step: GraphStep) -> tuple[int, ...]:
-        """The step's shape: the common shape of the tensors that are not lifted."""
+        """Returns the shape of the step, to which its inputs and states broadcast."""
         shape = broadcast_shape([step.sizes_of(position) for position in range(step.num_primals)])
         if self._assignments[0].shape(shape) != self.trace.step_shape:
             raise SymbolicSizeError(
@@ -202,7 +205,7 @@ class GraphSpecialization(Specialization):
         return shape
 
 
-_made: Recent[GraphSpecialization] = Recent()
+_specializations: Recent[GraphSpecialization] = Recent()
 
 
 def _trace(step: GraphStep, assigned: Assignment, device: torch.device) -> tuple[StepTrace, dict[int, int]]:
@@ -230,13 +233,13 @@ def _trace(step: GraphStep, assigned: Assignment, device: torch.device) -> tuple
         return tuple(run_graph(run, *values, *lifted))
 
     counts = (step.num_inputs, step.num_states, step.num_outputs)
-    # The captured tensors are pieces, and the step joins them.
+    # With `on_pieces`, captured tensors are pieces that the step joins, so nothing is hoisted.
     trace = trace_step(core, *counts, primals, follow=False, on_pieces=step.on_pieces, hoist=not step.on_pieces)
     return trace, {id(value): step.num_primals + i for i, value in enumerate(lifted)}
 
 
 def _check_same(emit: Callable[[_Graph], CoreSource | None], graphs: Sequence[_Graph]) -> None:
-    """Raises an error unless the graphs, one for each assignment, have the same source."""
+    """Raises an error unless all graphs have the same source. There is one graph for each assignment."""
     if len(graphs) == 1:
         return
     sources = [emit(graph) for graph in graphs]

@@ -36,7 +36,7 @@ from flexsn_runtime.segments._choice import may_run_in_segments
 
 
 class KernelLowering:
-    """Lowers compiled scans to launches of the same kernels as in eager mode.
+    """Lowers scans in compiled graphs to launches of the kernels that eager mode launches.
 
     Args:
         on_cpu: the language of kernels on the CPU.
@@ -55,10 +55,10 @@ class KernelLowering:
     @property
     def version(self) -> str:
         """Digest of all code that generates kernels. The digest is part of the key of compiled code on disk."""
-        return _digest()
+        return _compute_digest()
 
     def why_unavailable(self, flat_args: Sequence[Any]) -> str | None:
-        """The reason why no kernels exist for these arguments; `None` if kernels exist."""
+        """Returns the reason why no kernels exist for these arguments; `None` if kernels exist."""
         devices = {value.device for value in flat_args if isinstance(value, Tensor) and value.dim() > 0}
         if len(devices) != 1:
             return f"the tensors are on {' and '.join(sorted(map(str, devices)))}"
@@ -66,7 +66,7 @@ class KernelLowering:
         return backend_on(device, self._on_cpu).why_unavailable(device)
 
     def checkpoint_interval(self, core: fx.GraphModule, primals: Sequence[Any]) -> int:
-        """Returns the distance between checkpoints. It depends on T, the step's size and its number of operators."""
+        """Returns the distance between checkpoints, which depends on T, and on the step's elements and operators."""
         hints = [size_hint(value.numel()) for value in primals]
         largest = max((hint for hint in hints if hint is not None), default=0)
         num_ops = sum(node.op == "call_function" for node in core.graph.nodes)
@@ -77,33 +77,35 @@ class KernelLowering:
         return checkpoint_distance(backward, primals[0].shape[0], cost.backward_ops)
 
     def forward(self, core: fx.GraphModule, layout: ScanLayout, flat_args: Sequence[Any]) -> list[Tensor]:
-        """The forward scan; see `flexsn_hop.ScanLowering`.
+        """Returns the results of the forward scan; see `flexsn_hop.ScanLowering`.
 
         Raises:
             UnsupportedScanError: no kernel can be generated for the core.
         """
         graph = GraphStep(core, *layout.counts, values_of(layout, flat_args))
-        with _refusals():
+        with _converting_refusals():
             try:
                 return self._forward(graph, layout, flat_args)
             except (NonPointwiseError, CoreReturnError) as error:
                 refusal = error
             try:
-                return self._staged(ScanGraph(core, layout, self._on_cpu, has_products=True), flat_args)
-            except _OTHERWISE as error:
-                pieces = _pieces(graph, flat_args, refusal, error)
-            of_pieces = pieces.scan(layout)
-            step = self._step_on(pieces, graph, flat_args, layout.checkpoint_interval or None)
-            return pieces.join_results(layout, scan_forward(step, of_pieces, pieces.split(flat_args, layout)))
+                return self._lower_with_products(ScanGraph(core, layout, self._on_cpu, has_products=True), flat_args)
+            except _REFUSAL_ERRORS as error:
+                pieces = _cut_into_pieces(graph, flat_args, refusal, error)
+            pieces_layout = pieces.scan(layout)
+            step = self._specialize_on_pieces(pieces, graph, flat_args, layout.checkpoint_interval or None)
+            return pieces.join_results(layout, scan_forward(step, pieces_layout, pieces.split(flat_args, layout)))
 
     def _forward(self, graph: GraphStep, layout: ScanLayout, flat_args: Sequence[Any]) -> list[Tensor]:
         step = GraphSpecialization.of(graph, flat_args[0].device, layout.checkpoint_interval or None, self._on_cpu)
         if _run_in_segments(step, layout, flat_args):
             assert isinstance(graph.core, fx.GraphModule)
-            return self._operator(step, ScanGraph(graph.core, layout, self._on_cpu), flat_args)
+            return self._lower_to_operator(step, ScanGraph(graph.core, layout, self._on_cpu), flat_args)
         return scan_forward(step, layout, flat_args, ahead=_is_ahead_of_time())
 
-    def _staged(self, graph: ScanGraph, flat_args: Sequence[Any], rest: Sequence[Tensor] = ()) -> list[Tensor]:
+    def _lower_with_products(
+        self, graph: ScanGraph, flat_args: Sequence[Any], rest: Sequence[Tensor] = ()
+    ) -> list[Tensor]:
         """Lowers a step with products of its values and captured matrices."""
         args = _with_zeros(graph.scan, flat_args)
         graph.check(args)
@@ -117,17 +119,17 @@ class KernelLowering:
         return graph([*args, *rest])
 
     @staticmethod
-    def _operator(
+    def _lower_to_operator(
         step: GraphSpecialization, graph: ScanGraph, flat_args: Sequence[Any], rest: Sequence[Tensor] = ()
     ) -> list[Tensor]:
-        """Lowers a scan to an operator, which chooses its launches when it runs, as in eager mode."""
+        """Lowers a scan to an operator. When the operator runs, it chooses its launches as in eager mode."""
         step.check(training=graph.vjp is not None)
         return graph([*_with_zeros(graph.scan, flat_args), *rest])
 
     def backward(
         self, core: fx.GraphModule, vjp: fx.GraphModule, layout: BackwardLayout, args: Sequence[Any]
     ) -> list[Tensor]:
-        """The backward scan; see `flexsn_hop.ScanLowering`.
+        """Returns the gradients of the backward scan; see `flexsn_hop.ScanLowering`.
 
         Raises:
             UnsupportedScanError: no kernel can compute the core's gradient.
@@ -137,26 +139,26 @@ class KernelLowering:
         flows = (*layout.output_grads, *layout.active_states)
         graphs = GraphStep(core, *scan.counts, values_of(scan, flat_args), vjp, flows, layout.wanted)
         gradients = [*output_grads, *state_grads]
-        with _refusals():
+        with _converting_refusals():
             try:
                 return self._backward(graphs, layout, flat_args, saved, gradients)
             except (NonPointwiseError, CoreReturnError) as error:
                 refusal = error
             try:
-                whole = ScanGraph(core, layout, self._on_cpu, vjp, has_products=True)
-                return self._staged(whole, flat_args, gradients)
-            except _OTHERWISE as error:
-                pieces = _pieces(graphs, flat_args, refusal, error)
-            found = scan_backward(
-                self._step_on(pieces, graphs, flat_args, layout.saved_interval),
+                scan_graph = ScanGraph(core, layout, self._on_cpu, vjp, has_products=True)
+                return self._lower_with_products(scan_graph, flat_args, gradients)
+            except _REFUSAL_ERRORS as error:
+                pieces = _cut_into_pieces(graphs, flat_args, refusal, error)
+            piece_gradients = scan_backward(
+                self._specialize_on_pieces(pieces, graphs, flat_args, layout.saved_interval),
                 pieces.backward(layout),
                 pieces.split(flat_args, scan),
                 pieces.split_states(saved),
                 pieces.split_gradients(layout, gradients),
             )
-            return pieces.join_gradients(layout, found)
+            return pieces.join_gradients(layout, piece_gradients)
 
-    def _step_on(
+    def _specialize_on_pieces(
         self, pieces: GraphPieces, graph: GraphStep, flat_args: Sequence[Any], segment: int | None
     ) -> GraphSpecialization:
         return GraphSpecialization.of(pieces.step(graph), flat_args[0].device, segment, self._on_cpu)
@@ -174,21 +176,24 @@ class KernelLowering:
             assert isinstance(graphs.core, fx.GraphModule)
             assert isinstance(graphs.vjp, fx.GraphModule)
             graph = ScanGraph(graphs.core, layout, self._on_cpu, graphs.vjp)
-            return self._operator(step, graph, flat_args, [*saved, *gradients])
+            return self._lower_to_operator(step, graph, flat_args, [*saved, *gradients])
         return scan_backward(step, layout, flat_args, saved, gradients)
 
 
-_OTHERWISE = (UnsupportedScanError, NonPointwiseError, CoreReturnError)
+_REFUSAL_ERRORS = (UnsupportedScanError, NonPointwiseError, CoreReturnError)
 
 
-def _pieces(
+def _cut_into_pieces(
     graph: GraphStep, flat_args: Sequence[Any], elementwise: Exception, with_products: Exception
 ) -> GraphPieces:
-    """The pieces of a step for which a single kernel was rejected.
+    """Returns the pieces of a step that can be lowered neither as an elementwise step nor as a step with products.
+
+    Args:
+        elementwise, with_products: the errors of these two lowerings.
 
     Raises:
-        Exception: one of the refusals, if the step cannot be divided into pieces either. It is the refusal of a
-            step with products if that names an operation, since such a step may contain more than one without.
+        Exception: the step cannot be divided into pieces. The error is `with_products` if this names an operation,
+            because a step with products may contain more operations. Otherwise, it is `elementwise`.
     """
     try:
         return GraphPieces.of(graph, flat_args[0].device)
@@ -197,9 +202,10 @@ def _pieces(
 
 
 def _run_in_segments(step: GraphSpecialization, layout: ScanLayout, flat_args: Sequence[Any]) -> bool:
-    """True if processing segments of time in parallel saves more time than a call of Python takes.
+    """True if parallel segments of time save more time than a call of Python takes.
 
-    Sizes may be symbols with hints. A program that is compiled ahead of time has to run without Python.
+    Sizes may be symbols with hints. For a program that is compiled ahead of time, the result is False, because the
+    program must run without Python.
     """
     num_steps, ncl = flat_args[0].shape[0], math.prod(step.trace.step_shape)
     hints = size_hint(num_steps), size_hint(ncl)
@@ -215,9 +221,9 @@ def _records_cuda_graphs() -> bool:
 
 
 def _with_zeros(layout: ScanLayout, flat_args: Sequence[Any]) -> list[Any]:
-    """The arguments, with tensors of zeros in place of states that are known to be zeros.
+    """Returns the arguments, in which tensors of zeros replace the states that are known to be zeros.
 
-    The memory of these states was never written.
+    The memory of such a state may never have been written.
     """
     args = list(flat_args)
     for i in layout.zero_positions:
@@ -234,18 +240,18 @@ _PRODUCTS = frozenset(_MATRIX_PRODUCTS | _CONVOLUTIONS)
 
 
 def _may_have_products(core: fx.GraphModule) -> bool:
-    """True if a core multiplies matrices or convolves, with any operators.
+    """True if a core contains an operator whose name is the name of a matrix product or a convolution.
 
-    Checks only the names of operators, because a wrong result affects only the amount of memory.
+    The names are sufficient, because a wrong result only affects the amount of memory.
     """
-    called = (node.target for node in core.graph.nodes if node.op in ("call_function", "call_method"))
-    names = (target if isinstance(target, str) else getattr(target, "__name__", "") for target in called)
+    targets = (node.target for node in core.graph.nodes if node.op in ("call_function", "call_method"))
+    names = (target if isinstance(target, str) else getattr(target, "__name__", "") for target in targets)
     return any(name.split(".")[0] in _PRODUCTS for name in names)
 
 
 @contextlib.contextmanager
-def _refusals() -> Iterator[None]:
-    """Converts errors about steps for which no kernels exist to `UnsupportedScanError`."""
+def _converting_refusals() -> Iterator[None]:
+    """Returns a context that converts errors about steps without kernels to `UnsupportedScanError`."""
     try:
         yield
     except UnsupportedScanError:
@@ -255,8 +261,8 @@ def _refusals() -> Iterator[None]:
 
 
 @functools.cache
-def _digest() -> str:
-    """Digest of the sources of the packages that generate kernels."""
+def _compute_digest() -> str:
+    """Returns a digest of the sources of the packages that generate kernels."""
     digest = hashlib.sha256()
     for package in (flexsn_hop, flexsn_graph, flexsn_codegen, flexsn_runtime):
         assert package.__file__ is not None

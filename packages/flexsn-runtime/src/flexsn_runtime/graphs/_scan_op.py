@@ -1,11 +1,12 @@
-"""A scan as an operator for compilers, for launches that depend on values that a compiler does not have.
+"""An operator that runs a scan inside of compiled graphs, and chooses its launches when it runs.
 
-Steps with matrix products and parallel segments of time have such launches. The operator receives the scan's graphs as
-text, so that a compiled program contains the graphs when another process runs the program.
+Some launches depend on values that a compiler does not have: those of steps with matrix products, and those of parallel
+segments of time. The operator receives the scan's graphs as text. A compiled program thus contains the graphs, and
+another process can run the program.
 
-A compiled graph has one node for the operator, for any T. When the operator runs, sizes are numbers again. The operator
-therefore traces the step for these numbers, as in eager mode. The backward of a step with products runs the forward
-again to compute the values that it needs from each step.
+A compiled graph has one node for the operator, for any T. When the operator runs, no size is a symbol, so the operator
+traces the step for these sizes, as in eager mode. The backward of a step with products runs the forward again, to
+compute the values that the gradient needs from each step.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class ScanGraph:
         layout: layout of the scan, or of its gradient.
         on_cpu: the language of kernels on the CPU.
         vjp: `[*inputs, *states, *lifted, *cotangents] -> [*gradients]`; only for a gradient.
-        has_products: True if the step multiplies matrices. Its gradient then takes no saved states.
+        has_products: True if the step has products with matrices. Its gradient then takes no saved states.
     """
 
     core: fx.GraphModule
@@ -65,32 +66,32 @@ class ScanGraph:
         return self.scan.num_inputs + self.scan.num_states
 
     def __call__(self, args: Sequence[Any]) -> list[Tensor]:
-        """Records the operator, or runs it.
+        """Runs the operator, or records it in the graph that is being traced. Returns the results.
 
         Args:
-            args: `[*input_seqs, *init_states, *lifted]`; entries of `lifted` may be sizes. For a gradient, `[*saved]`
-                follows, unless the step has products, and then `[*gradients]`.
+            args: `[*input_seqs, *init_states, *lifted]`; elements of `lifted` may be sizes. For a gradient, `[*saved]`
+                follows unless the step has products, and `[*gradients]` is at the end.
         """
         sizes = [i for i, value in enumerate(args) if not isinstance(value, Tensor)]
         tensors = [value for value in args if isinstance(value, Tensor)]
-        found: list[Tensor] = run_scan(_text(self), tensors, [args[i] for i in sizes], sizes)
-        return found
+        results: list[Tensor] = run_scan(_write_text(self), tensors, [args[i] for i in sizes], sizes)
+        return results
 
     def check(self, args: Sequence[Any]) -> None:
-        """Traces the step and generates its kernels now, so that errors are raised now.
+        """Traces the step and generates its kernels, so that errors are raised now and not when the operator runs.
 
         Args:
-            args: same as for the call, without gradients and checkpoints. A symbolic size stands for any number.
+            args: the arguments of `__call__` without gradients and checkpoints. Sizes may be symbols.
         """
         assigned = Assignment([size for value in args for size in _sizes_of(value)], 0)
         num_inputs = self.scan.num_inputs
         likes = tuple(_Like.of(value, i < num_inputs, assigned) for i, value in enumerate(args))
-        made = _specialized(_text(self), self, likes, args[0].device)
-        made.step.check(training=self.vjp is not None)
+        specialized = _specialize(_write_text(self), self, likes, args[0].device)
+        specialized.step.check(training=self.vjp is not None)
 
 
 class _Like(NamedTuple):
-    """The memory layout of a tensor of one step."""
+    """The layout of an argument of one step, which is a tensor."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -99,11 +100,11 @@ class _Like(NamedTuple):
 
     @classmethod
     def of(cls, value: Any, is_sequence: bool, number: Callable[[int], int]) -> _Like | int:
-        """Returns the layout of a tensor argument, or the number of a size argument.
+        """Returns the layout of a tensor argument, or the value of a size argument.
 
         Args:
             is_sequence: True if the first dimension of the argument is T.
-            number: maps a size to a number.
+            number: function that maps a size, which may be a symbol, to its value.
         """
         if not isinstance(value, Tensor):
             return number(value)
@@ -112,12 +113,15 @@ class _Like(NamedTuple):
         return cls(shape, stride, value.dtype, value.device)
 
     def primal(self) -> Tensor:
-        """A stand-in of one element, which is enough for any size: the tracer uses only shape, dtype and device."""
+        """Returns a stand-in with the memory of one element.
+
+        One element is enough for any size, since the tracer only uses shape, dtype and device.
+        """
         tensor = torch.empty((), dtype=self.dtype, device=self.device).expand(self.shape)
         return tensor.requires_grad_(tensor.is_floating_point())
 
     def lifted(self) -> Tensor:
-        """A stand-in with the strides of the tensor, since a trace may compute with it before the loop."""
+        """Returns a stand-in with the strides of the tensor, since the prologue of a trace may compute with it."""
         tensor = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
         return tensor.requires_grad_(tensor.is_floating_point())
 
@@ -127,7 +131,7 @@ def _sizes_of(value: Any) -> list[int]:
 
 
 class _Specialized:
-    """The step for arguments of one layout.
+    """A step with products, specialized on arguments of one layout.
 
     Attributes:
         step: the step with its kernels.
@@ -157,12 +161,12 @@ class _Specialized:
         self.captured = [positions[id(tensor)] for tensor in trace.captured]
         for value in lifted:
             if isinstance(value, Tensor):
-                value.untyped_storage().resize_(0)  # no code reads its values
+                value.untyped_storage().resize_(0)  # no code reads its elements
 
     def arguments(self, graph: ScanGraph, args: Sequence[Any], lifted: Sequence[Tensor]) -> Arguments:
         inputs, states, _ = graph.scan.split(args)
-        known = [None if state is None else state.resolve_neg() for state in unknown_states(graph.scan, states)]
-        return Arguments(tuple(x.resolve_neg() for x in inputs), tuple(known), tuple(lifted))
+        resolved = [None if state is None else state.resolve_neg() for state in unknown_states(graph.scan, states)]
+        return Arguments(tuple(x.resolve_neg() for x in inputs), tuple(resolved), tuple(lifted))
 
 
 # -- the operator's implementation ---------------------------------------------------------------------------------
@@ -171,35 +175,35 @@ class _Specialized:
 def _run(
     program: str, tensors: Sequence[Tensor], sizes: Sequence[int] | None, size_positions: Sequence[int] | None
 ) -> list[Tensor]:
-    graph = _graph(program)
+    graph = _read_program(program)
     args = merged(tensors, sizes, size_positions)
     with as_outside(), torch.no_grad(), without_autocast(args[0].device):
-        return (_with_products if graph.has_products else _elementwise)(program, graph, args)
+        return (_run_with_products if graph.has_products else _run_elementwise)(program, graph, args)
 
 
-def _with_products(program: str, graph: ScanGraph, args: Sequence[Any]) -> list[Tensor]:
+def _run_with_products(program: str, graph: ScanGraph, args: Sequence[Any]) -> list[Tensor]:
     layout, num_inputs = graph.layout, graph.scan.num_inputs
     count = len(layout.needs) if isinstance(layout, BackwardLayout) else len(args)
     likes = tuple(_Like.of(value, i < num_inputs, int) for i, value in enumerate(args[:count]))
-    made = _specialized(program, graph, likes, args[0].device)
+    specialized = _specialize(program, graph, likes, args[0].device)
     if isinstance(layout, BackwardLayout):
-        return _backward(graph, layout, made, args)
-    return _forward(graph, layout, made, args)
+        return _backward(graph, layout, specialized, args)
+    return _forward(graph, layout, specialized, args)
 
 
-def _specialized(program: str, graph: ScanGraph, likes: tuple[_Like | int, ...], device: torch.device) -> _Specialized:
+def _specialize(program: str, graph: ScanGraph, likes: tuple[_Like | int, ...], device: torch.device) -> _Specialized:
     key = (program, device, likes)
-    found = _made.get(key)
-    if found is None:
-        found = _made[key] = _Specialized(graph, likes, device)
-    return found
+    specialized = _specialized_steps.get(key)
+    if specialized is None:
+        specialized = _specialized_steps[key] = _Specialized(graph, likes, device)
+    return specialized
 
 
-_made: Recent[_Specialized] = Recent()
+_specialized_steps: Recent[_Specialized] = Recent()
 
 
-def _elementwise(program: str, graph: ScanGraph, args: Sequence[Any]) -> list[Tensor]:
-    """Runs a scan, or its gradient, with the launches of eager mode."""
+def _run_elementwise(program: str, graph: ScanGraph, args: Sequence[Any]) -> list[Tensor]:
+    """Runs the scan of an elementwise step, or its gradient, with the launches of eager mode."""
     layout, device = graph.layout, args[0].device
     args = [value.resolve_neg() if isinstance(value, Tensor) else value for value in args]
     count = len(layout.needs) if isinstance(layout, BackwardLayout) else len(args)
@@ -207,20 +211,20 @@ def _elementwise(program: str, graph: ScanGraph, args: Sequence[Any]) -> list[Te
     key = (program, device, tuple(values))
     step = _elementwise_steps.get(key)
     if step is None:
-        step = _elementwise_steps[key] = _elementwise_step(graph, values, device)
+        step = _elementwise_steps[key] = _specialize_elementwise(graph, values, device)
     if isinstance(layout, BackwardLayout):
-        behind = count + layout.scan.num_states
-        gradients = scan_backward(step, layout, args[:count], args[count:behind], args[behind:])
-        differentiated = [value for value, need in zip(args, layout.needs, strict=False) if need]
-        return [_like_argument(gradient, value) for gradient, value in zip(gradients, differentiated, strict=True)]
+        end = count + layout.scan.num_states
+        gradients = scan_backward(step, layout, args[:count], args[count:end], args[end:])
+        differentiated = [value for value, is_needed in zip(args, layout.needs, strict=False) if is_needed]
+        return [_convert_to_format(gradient, value) for gradient, value in zip(gradients, differentiated, strict=True)]
     results = scan_forward(step, layout, args)
     first = layout.num_outputs + layout.num_states
     arguments = arguments_of(step, layout, args)
     strides = (math.prod(step.trace.step_shape), *step.format(arguments.inputs, arguments.states).step)
-    return [*results[:first], *(_with_strides(kept, strides) for kept in results[first:])]
+    return [*results[:first], *(_with_strides(checkpoint, strides) for checkpoint in results[first:])]
 
 
-def _elementwise_step(
+def _specialize_elementwise(
     graph: ScanGraph, values: Sequence[StepValue | Size], device: torch.device
 ) -> GraphSpecialization:
     layout = graph.layout
@@ -235,12 +239,12 @@ def _elementwise_step(
 _elementwise_steps: Recent[GraphSpecialization] = Recent()
 
 
-def _forward(graph: ScanGraph, layout: ScanLayout, made: _Specialized, args: Sequence[Any]) -> list[Tensor]:
-    step, interval = made.step, layout.checkpoint_interval
-    arguments = made.arguments(graph, args, step.trace.lift([args[i] for i in made.captured]))
+def _forward(graph: ScanGraph, layout: ScanLayout, specialized: _Specialized, args: Sequence[Any]) -> list[Tensor]:
+    step, interval = specialized.step, layout.checkpoint_interval
+    arguments = specialized.arguments(graph, args, step.trace.lift([args[i] for i in specialized.captured]))
     rows = (arguments.num_steps - 1) // interval if interval else 0
-    kept = frozenset(Port(Role.STATE, i) for i in range(layout.num_states)) if rows else frozenset()
-    returned, memory = forward_staged(step, arguments, state_seqs=not layout.final_state, kept=kept)
+    saved_ports = frozenset(Port(Role.STATE, i) for i in range(layout.num_states)) if rows else frozenset()
+    returned, memory = forward_staged(step, arguments, state_seqs=not layout.final_state, kept=saved_ports)
     results = list(returned)
     if interval:
         for i, value in enumerate(step.trace.states):
@@ -255,32 +259,32 @@ def _forward(graph: ScanGraph, layout: ScanLayout, made: _Specialized, args: Seq
     return results
 
 
-def _backward(graph: ScanGraph, layout: BackwardLayout, made: _Specialized, args: Sequence[Any]) -> list[Tensor]:
-    step, needs, state_seqs = made.step, layout.needs, not layout.scan.final_state
+def _backward(graph: ScanGraph, layout: BackwardLayout, specialized: _Specialized, args: Sequence[Any]) -> list[Tensor]:
+    step, needs, state_seqs = specialized.step, layout.needs, not layout.scan.final_state
     with torch.enable_grad():
-        leaves = [args[i].detach().requires_grad_(needs[i]) for i in made.captured]
+        leaves = [args[i].detach().requires_grad_(needs[i]) for i in specialized.captured]
         computed = step.trace.lift(leaves)
-    arguments = made.arguments(graph, args, [tensor.detach() for tensor in computed])
-    came = iter(args[len(needs) :])
+    arguments = specialized.arguments(graph, args, [tensor.detach() for tensor in computed])
+    received = iter(args[len(needs) :])
     present = (*layout.output_grads, *layout.state_grads)
-    gradients = [next(came) if comes else None for comes in present]
+    gradients = [next(received) if is_present else None for is_present in present]
     needs_grad = (*needs[: graph.num_primals], *(tensor.requires_grad for tensor in computed))
-    kept = frozenset(step.kept(step.carrying(needs_grad)))
-    _, memory = forward_staged(step, arguments, state_seqs=state_seqs, kept=kept, needs_grad=needs_grad)
-    found = backward_staged(step, arguments, memory, kept, gradients, needs_grad, state_seqs=state_seqs)
-    by_position: dict[int, Tensor | None] = dict(enumerate(found[: graph.num_primals]))
-    pairs = [(t, g) for t, g in zip(computed, found[graph.num_primals :], strict=True) if g is not None]
+    saved_ports = frozenset(step.kept(step.carrying(needs_grad)))
+    _, memory = forward_staged(step, arguments, state_seqs=state_seqs, kept=saved_ports, needs_grad=needs_grad)
+    results = backward_staged(step, arguments, memory, saved_ports, gradients, needs_grad, state_seqs=state_seqs)
+    by_position: dict[int, Tensor | None] = dict(enumerate(results[: graph.num_primals]))
+    pairs = [(t, g) for t, g in zip(computed, results[graph.num_primals :], strict=True) if g is not None]
     trained = [leaf for leaf in leaves if leaf.requires_grad]
     if pairs and trained:
         of_captured = torch.autograd.grad([t for t, _ in pairs], trained, [g for _, g in pairs], allow_unused=True)
-        positions = [i for i, leaf in zip(made.captured, leaves, strict=True) if leaf.requires_grad]
+        positions = [i for i, leaf in zip(specialized.captured, leaves, strict=True) if leaf.requires_grad]
         by_position.update(zip(positions, of_captured, strict=True))
-    # Tensors that the step does not read have no gradient.
-    return [_like_argument(by_position.get(i), args[i]) for i, need in enumerate(needs) if need]
+    # The gradients of tensors that the step does not read are zeros.
+    return [_convert_to_format(by_position.get(i), args[i]) for i, is_needed in enumerate(needs) if is_needed]
 
 
-def _like_argument(gradient: Tensor | None, argument: Tensor) -> Tensor:
-    """Returns a gradient in the memory format of its argument; zeros for `None`."""
+def _convert_to_format(gradient: Tensor | None, argument: Tensor) -> Tensor:
+    """Returns a gradient in the memory format of its argument. If the gradient is `None`, returns zeros."""
     strides = strides_like(argument)
     if gradient is None:
         return torch.zeros_like(argument.new_empty_strided(argument.shape, strides))
@@ -288,7 +292,7 @@ def _like_argument(gradient: Tensor | None, argument: Tensor) -> Tensor:
 
 
 def _with_strides(tensor: Tensor, strides: Sequence[int]) -> Tensor:
-    """Returns a copy of a tensor, with these strides."""
+    """Returns a tensor with these strides that is not a view. Copies `tensor` if necessary."""
     if tensor.stride() == tuple(strides) and tensor._base is None:
         return tensor
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
@@ -297,34 +301,36 @@ def _with_strides(tensor: Tensor, strides: Sequence[int]) -> Tensor:
 def _shapes(
     program: str, tensors: Sequence[Tensor], sizes: Sequence[int] | None, size_positions: Sequence[int] | None
 ) -> list[Tensor]:
-    """Allocates tensors like the results. Sizes may be symbols."""
-    graph = _graph.__wrapped__(program)  # bypasses the cache, since the constants are fake here
+    """Returns tensors with the shapes, strides and dtypes of the results. Sizes may be symbols."""
+    graph = _read_program.__wrapped__(program)  # bypasses the cache, since the constants of this graph are fake tensors
     args = merged(tensors, sizes, size_positions)
     layout = graph.layout
     if isinstance(layout, BackwardLayout):
-        arguments = (args[i] for i, need in enumerate(layout.needs) if need)
+        arguments = (args[i] for i, is_needed in enumerate(layout.needs) if is_needed)
         return [t.new_empty_strided(t.shape, strides_like(t, guarded=True)) for t in arguments]
     inputs, states, lifted = layout.split(args)
     values = tuple(graph.core(*(x.select(0, 0) for x in inputs), *states, *lifted))
     num_steps = inputs[0].shape[0]
-    given = unknown_states(layout, states)
-    forms = [ScanFormat.of(value.shape, inputs, given, guarded=True) for value in values]
+    known_states = unknown_states(layout, states)
+    forms = [ScanFormat.of(value.shape, inputs, known_states, guarded=True) for value in values]
 
     def allocate(like: Tensor, size: Sequence[int], strides: Sequence[int]) -> Tensor:
-        found: Tensor = inputs[0].new_empty_strided(tuple(size), tuple(strides), dtype=like.dtype)
-        return found
+        tensor: Tensor = inputs[0].new_empty_strided(tuple(size), tuple(strides), dtype=like.dtype)
+        return tensor
 
-    found = []
+    results = []
     for i, (value, form) in enumerate(zip(values, forms, strict=True)):
         one_step = layout.final_state and i >= layout.num_outputs
         sequence = (num_steps, *value.shape)
-        found.append(allocate(value, value.shape, form.step) if one_step else allocate(value, sequence, form.sequence))
+        results.append(
+            allocate(value, value.shape, form.step) if one_step else allocate(value, sequence, form.sequence)
+        )
     if layout.checkpoint_interval:
         rows = (num_steps - 1) // layout.checkpoint_interval + layout.spare_checkpoints
         for value, form in zip(values[layout.num_outputs :], forms[layout.num_outputs :], strict=True):
             unit = functools.reduce(lambda n, size: n * size, value.shape, 1)
-            found.append(allocate(value, (rows, *value.shape), (unit, *form.step)))
-    return found
+            results.append(allocate(value, (rows, *value.shape), (unit, *form.step)))
+    return results
 
 
 # Kernels can read any strides, so a compiler does not have to copy arguments to a certain layout.
@@ -339,10 +345,10 @@ torch.library.register_fake("flexsn_runtime::run_scan", _shapes)
 run_scan = torch.ops.flexsn_runtime.run_scan.default
 
 
-# -- as text -------------------------------------------------------------------------------------------------------
+# -- the text form of graphs ---------------------------------------------------------------------------------------
 
 
-def _text(graph: ScanGraph) -> str:
+def _write_text(graph: ScanGraph) -> str:
     graphs = [graph.core] if graph.vjp is None else [graph.core, graph.vjp]
     try:
         return to_text([list(map(write_graph, graphs)), write_layout(graph.layout), graph.on_cpu, graph.has_products])
@@ -351,7 +357,7 @@ def _text(graph: ScanGraph) -> str:
 
 
 @functools.lru_cache(maxsize=256)
-def _graph(program: str) -> ScanGraph:
+def _read_program(program: str) -> ScanGraph:
     graphs, layout, on_cpu, has_products = from_text(program)
     core, *vjps = map(read_graph, graphs)
     return ScanGraph(core, read_layout(layout), on_cpu, vjps[0] if vjps else None, has_products)

@@ -1,4 +1,4 @@
-"""Maps symbolic sizes to numbers, so that a step can be traced, and maps the numbers back to symbols."""
+"""Assigns integers to symbolic sizes, so that a step can be traced, and finds the symbolic size of an integer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flexsn_runtime.errors import SymbolicSizeError
 if TYPE_CHECKING:
     import sympy
 
-# Products of different primes differ, so a number reveals the sizes from which it was computed.
+# Products of different primes are different, so an integer determines the sizes of which it is the product.
 _PRIMES = (17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61)
 
 Size = int
@@ -20,11 +20,11 @@ Size = int
 
 
 class Assignment:
-    """A number for each symbol in the sizes of some tensors.
+    """Assigns a prime to each symbol in the sizes of some tensors. Calls map a size to an integer.
 
     Args:
-        sizes: all sizes that the assignment will map.
-        number: index of the assignment. Two assignments with different indices share no value.
+        sizes: all sizes with which the assignment is called.
+        number: index of the assignment, 0 or 1. The two assignments have no prime in common.
     """
 
     def __init__(self, sizes: Sequence[Size], number: int) -> None:
@@ -48,10 +48,15 @@ class Assignment:
 def symbolic_layout(
     assignments: Sequence[Assignment], layouts: Sequence[LiftedLayout], shape: Sequence[Size]
 ) -> LiftedLayout:
-    """The layout in terms of the captured tensor's shape. `layouts` contains the numeric layout for each assignment."""
+    """Returns the layout of a captured tensor, in terms of the symbolic sizes in its shape.
+
+    Args:
+        layouts: for each assignment, the layout for the assigned integers.
+        shape: shape of the captured tensor.
+    """
     candidates = _contiguous_strides(shape)
 
-    def symbolic(numbers: Sequence[int]) -> Size:
+    def find_symbolic(numbers: Sequence[int]) -> Size:
         if len(set(numbers)) == 1:
             return numbers[0]
         for size in candidates:
@@ -62,8 +67,8 @@ def symbolic_layout(
             "sizes. Create this view of the tensor outside of the core, or compile with dynamic=False."
         )
 
-    strides = tuple(symbolic(numbers) for numbers in zip(*(layout.strides for layout in layouts), strict=True))
-    return LiftedLayout(strides, symbolic([layout.offset for layout in layouts]))
+    strides = tuple(find_symbolic(numbers) for numbers in zip(*(layout.strides for layout in layouts), strict=True))
+    return LiftedLayout(strides, find_symbolic([layout.offset for layout in layouts]))
 
 
 def _contiguous_strides(shape: Sequence[Size]) -> list[Size]:

@@ -1,7 +1,7 @@
 """Compiles kernels in other threads, before they are launched.
 
-Compilers take seconds, which they spend mostly outside of Python. Other threads can therefore compile without delaying
-this thread.
+A compiler takes seconds, most of them outside of Python. Other threads can therefore compile without delaying the
+calling thread.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ _MOST_THREADS = 8
 
 @contextmanager
 def compiling(prepare: Callable[[], Sequence[Callable[[], object]]]) -> Iterator[None]:
-    """Context in which other threads compile. It waits for them at its end.
+    """Returns a context in which other threads compile kernels. The context ends when these threads have finished.
 
-    Errors are ignored here. They are raised again if the kernel is launched.
+    Errors of `prepare` and of the compilers are ignored. The launch of a kernel that could not be compiled raises the
+    error.
 
     Args:
-        prepare: function that is called at once. It returns the functions that the other threads call.
+        prepare: function that is called immediately. It returns the functions that the other threads call.
     """
-    with ThreadPoolExecutor(_MOST_THREADS) as beside:
+    with ThreadPoolExecutor(_MOST_THREADS) as executor:
         with suppress(Exception):
-            for one in prepare():
-                beside.submit(one)
+            for compile_kernel in prepare():
+                executor.submit(compile_kernel)
         yield

@@ -13,7 +13,7 @@ from flexsn_codegen.targets.cuda import Cluster, ClusterKernel, CudaFunction, Cu
 
 
 class ClusterLaunch:
-    """A kernel with clusters, compiled for the dtypes of the tensors in its first call.
+    """A kernel with clusters, which is compiled once for each combination of dtypes of its tensors.
 
     Args:
         width: columns of the step.
@@ -25,15 +25,15 @@ class ClusterLaunch:
         self._functions: dict[tuple[torch.dtype, ...], CudaFunction] = {}
 
     def function(self, tensors: Sequence[Tensor]) -> CudaFunction:
-        """Returns the kernel for tensors of these dtypes; compiles it if necessary.
+        """Returns the kernel for the dtypes of these tensors. Compiles the kernel if necessary.
 
         Raises:
             CompilationError: the GPU has too little room for the kernel.
         """
         dtypes = tuple([tensor.dtype for tensor in tensors])
-        found = self._functions.get(dtypes)
-        if found is None:
-            found = self._functions[dtypes] = self._compiled.compiled(
+        compiled = self._functions.get(dtypes)
+        if compiled is None:
+            compiled = self._functions[dtypes] = self._compiled.compiled(
                 dtypes,
                 self._device,
                 cluster=self._cluster.blocks,
@@ -41,16 +41,16 @@ class ClusterLaunch:
                 shared=self._kernel.shared,
                 fast_math=self._fast_math,
             )
-        return found
+        return compiled
 
     def text(self, tensors: Sequence[Tensor]) -> str:
-        """Source of the kernel for tensors of these dtypes."""
+        """Returns the source of the kernel for the dtypes of these tensors."""
         return self._compiled.text([tensor.dtype for tensor in tensors])
 
     def launch(self, tensors: Sequence[Tensor], groups: int, numbers: Sequence[int]) -> LaunchedClusters:
-        """Returns the launch on tensors like these, with one cluster for each group of rows.
+        """Returns the launch on tensors with the dtypes of `tensors`, with one cluster for each group of rows.
 
-        If the GPU has no room for all clusters at once, they run in several turns.
+        If the GPU cannot run all clusters at the same time, some clusters start when earlier clusters have finished.
         """
         return LaunchedClusters(self.function(tensors), groups * self._cluster.blocks, tuple(numbers))
 
@@ -68,7 +68,7 @@ class LaunchedClusters:
         self.function(self.blocks, [tensor.data_ptr() for tensor in tensors], self.numbers)
 
     def entry(self) -> Entry:
-        """The data for a launch by address."""
+        """Returns the data for a launch by address."""
         function = self.function
         return Entry(
             function.address, self.numbers, self.blocks, function.threads, function.shared, function, unwatched

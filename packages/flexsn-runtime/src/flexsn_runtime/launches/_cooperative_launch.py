@@ -17,10 +17,10 @@ from flexsn_runtime._triton_private import resources
 from flexsn_runtime.errors import GaveUpError
 from flexsn_runtime.launches._kernel import CompiledKernel
 
-# Bytes of shared memory that each program takes in addition to the bytes that it requests.
+# Bytes of shared memory that the GPU reserves for each program, in addition to the bytes that the program requests.
 _RESERVED = 1024
 _WARP = 32
-# Registers are allocated to a warp in units of this number.
+# The number of registers of a warp is rounded up to a multiple of this number.
 _REGISTER_UNIT = 256
 
 
@@ -44,35 +44,38 @@ class CooperativeKernel:
         self._launches: Recent[CooperativeLaunch] = Recent()
 
     def launch(self, tensors: Sequence[Tensor], numbers: tuple[int, ...]) -> CooperativeLaunch:
-        """Returns the launch on tensors like these with these numbers. Compiles the kernel if necessary."""
-        # Triton compiles for the alignment of addresses.
-        key = (*[t.data_ptr() % 16 == 0 for t in tensors], *numbers)
-        found = self._launches.get(key)
-        if found is None:
-            room = self._room(tensors, numbers)
-            found = CooperativeLaunch(self._function, (*numbers, self._rows), room, self._options, self._device)
-            self._launches[key] = found
-        return found
+        """Returns the launch for these integer arguments, on tensors with the alignments of `tensors`.
 
-    def _room(self, tensors: Sequence[Tensor], numbers: Sequence[int]) -> int:
-        """The number of programs that the device can run at a time."""
+        Compiles the kernel if necessary.
+        """
+        # Triton compiles a separate binary for each combination of alignments.
+        key = (*[t.data_ptr() % 16 == 0 for t in tensors], *numbers)
+        launch = self._launches.get(key)
+        if launch is None:
+            room = self._count_resident(tensors, numbers)
+            launch = CooperativeLaunch(self._function, (*numbers, self._rows), room, self._options, self._device)
+            self._launches[key] = launch
+        return launch
+
+    def _count_resident(self, tensors: Sequence[Tensor], numbers: Sequence[int]) -> int:
+        """Returns the number of programs that the device can run at the same time."""
         if triton_interpreted():
             return 1
         prepare_compiler()
         device = torch.cuda.get_device_properties(self._device)
         with on_device(self._device):
             compiled = self._function.warmup(*tensors, *numbers, BLOCK=self._rows, grid=(1, 1, 1), **self._options)
-            used = resources(compiled, device.shared_memory_per_block_optin)  # this call loads the kernel on the device
-        if used is None:
+            usage = resources(compiled, device.shared_memory_per_block_optin)  # loads the kernel on the device
+        if usage is None:
             return 0
-        registers, shared = used
-        of_warp = -(-registers * _WARP // _REGISTER_UNIT) * _REGISTER_UNIT
-        each = (
-            device.regs_per_multiprocessor // max(1, of_warp * self._num_warps),
+        registers, shared = usage
+        registers_per_warp = -(-registers * _WARP // _REGISTER_UNIT) * _REGISTER_UNIT
+        limits = (
+            device.regs_per_multiprocessor // max(1, registers_per_warp * self._num_warps),
             device.shared_memory_per_multiprocessor // (shared + _RESERVED),
             device.max_threads_per_multi_processor // (_WARP * self._num_warps),
         )
-        return min(each) * int(device.multi_processor_count)
+        return min(limits) * int(device.multi_processor_count)
 
 
 class CooperativeLaunch:
@@ -81,7 +84,7 @@ class CooperativeLaunch:
     Args:
         function: Triton's function.
         numbers: arguments of the function after the tensors.
-        room: number of programs that the device can run at a time.
+        room: number of programs that the device can run at the same time.
         options: compilation options of the function.
     """
 
@@ -90,58 +93,61 @@ class CooperativeLaunch:
     ) -> None:
         self.room = room
         self._function, self._numbers, self._options, self._device = function, numbers, options, device
-        self._again: dict[int, Callable[[Sequence[Tensor]], None]] = {}
+        self._relaunches: dict[int, Callable[[Sequence[Tensor]], None]] = {}
         self._entries: dict[int, Entry] = {}
 
     def entry(self, programs: int) -> Entry | None:
-        """The data for launches by address with this number of programs; `None` as long as it is unavailable."""
+        """Returns the data for launches by address with this number of programs.
+
+        Returns `None` before the first launch with this number, or if Triton does not provide the data.
+        """
         return self._entries.get(programs)
 
     def __call__(self, tensors: Sequence[Tensor], programs: int) -> None:
-        """Launches `programs` programs. If they wait for each other, launches at most `room` programs."""
+        """Launches `programs` programs. If programs wait for each other, their number must be at most `room`."""
         if triton_interpreted():
             with interpreting():
                 self._function[(programs, 1, 1)](*tensors, *self._numbers)
             return
-        again = self._again.get(programs)
-        if again is not None:
-            again(tensors)
+        relaunch = self._relaunches.get(programs)
+        if relaunch is not None:
+            relaunch(tensors)
             return
         grid = (programs, 1, 1)
         with on_device(self._device):
             compiled = self._function[grid](*tensors, *self._numbers, **self._options)
         if compiled is not None:
-            self._again[programs] = launcher(compiled, grid, self._numbers, self._device)
-            told = entry(compiled, grid, self._numbers)
-            if told is not None:
-                self._entries[programs] = told
+            self._relaunches[programs] = launcher(compiled, grid, self._numbers, self._device)
+            launch_data = entry(compiled, grid, self._numbers)
+            if launch_data is not None:
+                self._entries[programs] = launch_data
 
 
 class Marks:
-    """Numbers in the host's memory that kernels set if their programs gave up waiting for each other.
+    """Marks in the host's memory, one number for each device. A kernel whose programs gave up waiting sets the mark.
 
-    A kernel writes directly to this memory, so the host reads the number without waiting for the kernel.
+    A kernel writes directly to this memory, so the host reads the mark without waiting for the kernel.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._of: dict[torch.device, Tensor] = {}
+        self._marks: dict[torch.device, Tensor] = {}
 
     def on(self, device: torch.device) -> Tensor:
-        """The number that kernels on a device set."""
-        mark = self._of.get(device)
+        """Returns the mark that kernels on this device set."""
+        mark = self._marks.get(device)
         if mark is None:
             with self._lock:
                 pinned = device.type == "cuda"
                 zero = torch.zeros(1, dtype=torch.int32, device="cpu", pin_memory=pinned)
-                mark = self._of.setdefault(device, zero)
+                mark = self._marks.setdefault(device, zero)
         return mark
 
     def check(self, device: torch.device) -> None:
         """Raises an error if a kernel has given up since the last check.
 
         Raises:
-            GaveUpError: the results of an earlier launch are not a number.
+            GaveUpError: the results of an earlier launch are NaN.
         """
         mark = self.on(device)
         if mark.item():

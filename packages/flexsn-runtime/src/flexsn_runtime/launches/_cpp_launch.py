@@ -1,4 +1,4 @@
-"""Launches a C++ kernel: addresses and numbers in the order of its arguments."""
+"""Launches C++ kernels. A launch passes addresses and integers, in the order of the kernel's arguments."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from flexsn_runtime.plans._buckets import LaunchConfig
 
 
 def launch_program(run: Callable[[Sequence[int]], None], tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
-    """Runs a program with the number of threads that pays off, at most the limit of `torch.set_num_threads`.
+    """Runs a program. The number of its threads is at most the number that `torch.set_num_threads` allows.
 
     Args:
-        run: function from `flexsn_codegen.targets.cpp.program`.
+        run: function that `flexsn_codegen.targets.cpp.program` returned.
         tensors: tensors in the order of the kernel's parameters.
         numbers: integer arguments of the kernel.
     """
@@ -46,7 +46,7 @@ class CppLaunch:
         return self._run is not None
 
     def compile(self, tensors: Sequence[Tensor]) -> None:
-        """Compiles the kernel for tensors of these dtypes, without launching it."""
+        """Compiles the kernel for the dtypes of these tensors, without launching it."""
         dtypes = tuple(t.dtype for t in tensors)
         self._run = self._function.compiled(dtypes, self._block, fast_math=self._fast_math)
 
@@ -55,11 +55,11 @@ class CppLaunch:
         if self._run is None:
             self.compile(tensors)
             assert self._run is not None
-        run = self._run  # like `launch_program`, without another call
+        run = self._run  # the same work as in `launch_program`, without the time of a function call
         run.function(run.pack(*map(Tensor.data_ptr, tensors), *self._numbers, torch.get_num_threads()))
 
     def entry(self) -> Entry | None:
-        """The data of a launch by address; `None` if the kernel is not compiled."""
+        """Returns the data for a launch by address; `None` if the kernel is not compiled."""
         run = self._run
         return None if run is None else Entry(run.address, self._numbers, 1, 1, 0, run, unwatched)
 
@@ -69,5 +69,5 @@ class CppLaunch:
             self.compile(example)
         run = self._run
         assert run is not None
-        behind = (*self._numbers, torch.get_num_threads())
-        return lambda number: run((*addresses[number], *behind))
+        integers = (*self._numbers, torch.get_num_threads())
+        return lambda number: run((*addresses[number], *integers))

@@ -1,7 +1,7 @@
 """An operator for compilers that launches a C++ kernel.
 
-The kernel's source is an argument of the operator, so that a compiled program contains the source when another process
-runs the program.
+The kernel's source is an argument of the operator. A compiled graph therefore contains the source, and another process
+can run the graph.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from flexsn_runtime.launches._cpp_launch import launch_program
 from flexsn_runtime.launches._huge_pages import LARGE, in_huge_pages
 from flexsn_runtime.launches._launch import allocator
 
-# Compiled graphs contain sources. The libraries of the sources that ran last stay open, up to this number.
+# A compiled graph contains sources. The libraries of the 256 sources that were used last stay open.
 _program = functools.lru_cache(256)(program)
 
 
 @torch.library.custom_op("flexsn_runtime::launch_cpp", mutates_args=("written",), device_types="cpu")
 def launch_cpp(read: Sequence[Tensor], written: Sequence[Tensor], sizes: Sequence[int], source: str) -> None:
-    """Launches a kernel.
+    """Launches a C++ kernel.
 
     Args:
-        read, written: tensors that the kernel reads, and tensors that it writes, in order.
+        read, written: tensors that the kernel reads, and tensors that it writes, in the order of its parameters.
         sizes: integer arguments of the kernel.
-        source: source from `CppKernel.text`.
+        source: source of the kernel, as returned by `CppKernel.text`.
     """
     for tensor in written:
         if tensor.nbytes >= LARGE:
@@ -46,7 +46,7 @@ _LAUNCH = torch.ops.flexsn_runtime.launch_cpp.default
 
 
 class RecordedCppLaunch:
-    """Records a launch each time it is called.
+    """The launch of a C++ kernel in a graph that is being traced. Each call records one launch in the graph.
 
     Args:
         numbers: integer arguments of the kernel.
@@ -63,7 +63,7 @@ class RecordedCppLaunch:
         self._kernel, self._numbers, self._block = kernel, numbers, block
 
     def entry(self) -> None:
-        """Returns `None`, since this process does not launch the kernel."""
+        """Returns `None`, since tracing launches no kernel."""
 
     def compile(self, tensors: Sequence[Tensor]) -> None:
         """Does nothing: the code that runs the graph compiles the kernel."""

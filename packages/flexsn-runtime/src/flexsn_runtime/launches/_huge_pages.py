@@ -1,4 +1,7 @@
-"""Requests huge pages from the system, since touching new pages takes most of the time of writing a large result."""
+"""Requests huge pages from the system for large results.
+
+Most of the time of writing a large result in small pages is spent on the first access to each page.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,9 @@ import sys
 
 from torch import Tensor
 
-# A result of at least this number of bytes, one huge page, is large. Smaller results are left to torch's allocator. The
-# cache of this allocator depends on all earlier allocations of the process. The allocator may map new memory for each
-# result, and the page faults then take longer than a scan over the result.
+# A result is large if it has at least this number of bytes, which is one huge page. Torch's allocator provides smaller
+# results. For a large result, that allocator may map new memory, depending on earlier allocations of the process. The
+# page faults then take longer than a scan over the result.
 LARGE = 2**21
 
 _PAGE = mmap.PAGESIZE
@@ -22,7 +25,7 @@ if _madvise is not None:
 def in_huge_pages(tensor: Tensor) -> None:
     """Requests huge pages for a new tensor, if the system provides them on request.
 
-    Nothing depends on the system granting the request.
+    The results do not depend on whether the system grants the request.
     """
     if _madvise is None:
         return

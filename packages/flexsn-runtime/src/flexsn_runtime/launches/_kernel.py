@@ -18,7 +18,7 @@ class CompiledKernel:
         params: ports of the tensors that the kernel takes.
         sizes: names of the kernel's integer arguments.
         options: options of the compiler.
-        launched_by: function that makes a launch from the kernel, sizes, a configuration and a device.
+        launched_by: function that takes the kernel, sizes, a configuration and a device, and returns a launch.
     """
 
     function: Any

@@ -1,4 +1,4 @@
-"""Launches a kernel: tensors and numbers in the order of its arguments."""
+"""Launches Triton kernels. A launch passes tensors and integers, in the order of the kernel's arguments."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ from flexsn_runtime.plans._buckets import LaunchConfig
 def allocator(
     shape: Sequence[int], strides: Sequence[int], *, dtype: torch.dtype, device: torch.device
 ) -> Callable[[], Tensor]:
-    """Returns `torch.empty_strided` with these arguments bound. This is twice as fast as `torch.empty`."""
+    """Returns `torch.empty_strided` with these arguments bound. A call takes half the time of `torch.empty`."""
     return functools.partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
 
 
 class Launch:
     """Runs a kernel over `sizes["NCL"]` elements and `sizes["T"]` steps, any number of times.
 
-    A kernel that processes rows has programs for `sizes["ROW"]` elements. A kernel that processes segments has programs
-    for each of `sizes["BESIDE"]` segments.
+    Each program computes one block of the `sizes["NCL"]` elements. If the kernel processes rows, each program computes
+    one block of `sizes["ROW"]` elements. If the kernel processes segments in parallel, each of the `sizes["BESIDE"]`
+    segments has its own programs.
 
     Args:
         sizes: sizes by name, including all integer arguments of the kernel.
-        device: device of the tensors that its calls receive. Triton compiles once, for the alignment in the first call,
-            so the tensor at a given position must be aligned to 16 bytes in all calls or in none.
+        device: device of the tensors that each call receives. Triton compiles once, for the alignments in the first
+            call, so the tensor at a given position must be aligned to 16 bytes in all calls or in no call.
 
     Attributes:
-        programs: number of parts of the step, one for each program.
+        programs: number of programs that compute a step, each for one block of elements.
     """
 
     allocator = staticmethod(allocator)
@@ -50,28 +51,28 @@ class Launch:
         self._block = config.block
         self._options = {"num_warps": config.num_warps, **kernel.options}
         self._device = device
-        # Set when the kernel is compiled. Launches without Triton's search for the binary that matches the arguments.
-        self._again: Callable[[Sequence[Tensor]], None] | None = None
+        # Set by the first launch. Launches without Triton's search for the binary that matches the arguments.
+        self._relaunch: Callable[[Sequence[Tensor]], None] | None = None
         self._entry: Entry | None = None
 
     @property
     def is_compiled(self) -> bool:
-        return self._again is not None or triton_interpreted()
+        return self._relaunch is not None or triton_interpreted()
 
     def entry(self) -> Entry | None:
-        """The data for a launch by address; `None` before the first launch, or if Triton does not provide the data."""
+        """Returns the data for a launch by address; `None` before the first launch, or if Triton provides no data."""
         return self._entry
 
     def compile(self, tensors: Sequence[Tensor]) -> None:
-        """Compiles for tensors with these dtypes and alignments, without launching."""
+        """Compiles the kernel for the dtypes and alignments of these tensors, without launching it."""
         prepare_compiler()
         with on_device(self._device):
             load(self._function.warmup(*tensors, *self._numbers, BLOCK=self._block, grid=self._grid, **self._options))
 
     def __call__(self, tensors: Sequence[Tensor]) -> None:
         """Launches the kernel on tensors in the order of its parameters."""
-        if self._again is not None:
-            self._again(tensors)
+        if self._relaunch is not None:
+            self._relaunch(tensors)
         elif triton_interpreted():
             with interpreting():
                 self._function[self._grid](*tensors, *self._numbers, BLOCK=self._block)
@@ -80,5 +81,5 @@ class Launch:
                 compiled = self._function[self._grid](*tensors, *self._numbers, BLOCK=self._block, **self._options)
             if compiled is not None:
                 numbers = (*self._numbers, self._block)
-                self._again = launcher(compiled, self._grid, numbers, self._device)
+                self._relaunch = launcher(compiled, self._grid, numbers, self._device)
                 self._entry = entry(compiled, self._grid, numbers)

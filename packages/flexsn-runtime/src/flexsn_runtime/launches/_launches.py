@@ -18,18 +18,21 @@ class Launch(Protocol):
 
     @property
     def is_compiled(self) -> bool:
-        """True if everything is compiled."""
+        """True if a launch no longer needs to compile the kernel."""
 
     def allocator(
         self, shape: Sequence[int], strides: Sequence[int], *, dtype: torch.dtype, device: torch.device
     ) -> Callable[[], Tensor]:
-        """Returns a function that each call uses to allocate a tensor that the kernel writes."""
+        """Returns a function that allocates a tensor with this layout, to which the kernel can write."""
 
     def entry(self) -> Entry | None:
-        """The data for a launch by address, without Python; `None` if no data exists, or if it is not available yet."""
+        """Returns the data for a launch by address, without Python.
+
+        Returns `None` if the backend provides no such data, or before the data is available.
+        """
 
     def compile(self, tensors: Sequence[Tensor]) -> None:
-        """Compiles the kernel for tensors with these dtypes and alignments, without launching it."""
+        """Compiles the kernel for the dtypes and alignments of these tensors, without launching it."""
 
     def __call__(self, tensors: Sequence[Tensor]) -> None:
         """Launches the kernel on tensors in the order of its parameters."""
@@ -42,18 +45,18 @@ class LaunchByAddress(Launch, Protocol):
         """Returns a function that takes an index, and launches the kernel on the set of tensors with this index.
 
         Args:
-            example: one of the sets.
-            addresses: addresses of all sets.
+            example: one set of tensors.
+            addresses: the addresses of the tensors of each set.
         """
 
 
 def launch(kernel: CompiledKernel, sizes: Mapping[str, int], config: LaunchConfig, device: torch.device) -> Launch:
-    """Returns the launch of a kernel. Depending on the step, a call runs it, or records it in a graph.
+    """Returns the launch of a kernel. Calls run the kernel, or record its launch in a graph that is being traced.
 
     Args:
         sizes: sizes by name, including all integer arguments of the kernel.
-        device: device of the tensors that its calls receive.
+        device: device of the tensors that each call receives.
     """
     assert kernel.launched_by is not None
-    made: Launch = kernel.launched_by(kernel, sizes, config, device)
-    return made
+    prepared: Launch = kernel.launched_by(kernel, sizes, config, device)
+    return prepared

@@ -1,4 +1,7 @@
-"""Descriptions of sums of values that a kernel has written. Python and the compiled launcher compute them."""
+"""Sums of values that a kernel has written, described as data.
+
+Both Python and the compiled launcher compute these sums.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +27,15 @@ class Sum(NamedTuple):
     steps: tuple[tuple[tuple[int, ...] | None, tuple[int, ...]], ...]
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        """Returns the sums of a contiguous tensor. They may have any shape."""
+        """Returns the sums of a contiguous tensor. The result may have any shape."""
         for shape, dims in self.steps:
-            seen = tensor if shape is None else tensor.view(shape)
-            tensor = seen.sum(dims) if dims else seen.sum()
+            view = tensor if shape is None else tensor.view(shape)
+            tensor = view.sum(dims) if dims else view.sum()
         return tensor
 
 
 class PlainSum(NamedTuple):
-    """`sum(written).view(shape).to(dtype)`."""
+    """The sum `sum(tensor).view(shape).to(dtype)`."""
 
     sum: Sum
     shape: tuple[int, ...]
@@ -43,10 +46,10 @@ class PlainSum(NamedTuple):
         return self.sum(tensor).view(self.shape).to(self.dtype)
 
     def times(self, count: int) -> PlainSum | None:
-        """Returns one sum that computes the sums of `count` tensors, from `[count, ...]` to `[count, *shape]`.
+        """Returns one sum for `count` stacked tensors. It maps a tensor `[count, ...]` to the sums `[count, *shape]`.
 
-        The result is `None` if this sum reduces no dimension or all dimensions, or if the sums would not be aligned
-        like separate tensors.
+        Returns `None` if this sum reduces no dimension or all dimensions, or if the stacked sums would not have the
+        alignment of separate tensors.
         """
         if not self.sum.steps or not all(dims for _, dims in self.sum.steps):
             return None

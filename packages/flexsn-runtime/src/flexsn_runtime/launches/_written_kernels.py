@@ -17,17 +17,19 @@ from flexsn_runtime.launches._launch import allocator
 
 
 class PreparedKernel:
-    """A kernel with its numeric arguments. After the first call, a launch skips Triton's search for the binary.
+    """A handwritten kernel with its numeric arguments.
+
+    After the first call, a launch skips Triton's search for the binary.
 
     Args:
         function: a `triton.jit` function of `(*tensors, *numbers)`.
         grid: grid of its programs.
-        numbers: arguments of the kernel after the tensors, with constants last.
+        numbers: arguments of the kernel after the tensors; the constants are last.
         device: device of the tensors.
-        fused: True if a product and a sum may be fused, so that they are rounded only once.
+        fused: True if a product and a sum may be fused into one operation, which is rounded once.
     """
 
-    __slots__ = ("_again", "_device", "_entry", "_function", "_grid", "_numbers", "_options")
+    __slots__ = ("_device", "_entry", "_function", "_grid", "_numbers", "_options", "_relaunch")
 
     allocator = staticmethod(allocator)
 
@@ -43,29 +45,29 @@ class PreparedKernel:
         fused: bool = True,
     ) -> None:
         self._function, self._grid, self._numbers, self._device = function, grid, numbers, device
-        # All are passed explicitly, because the defaults differ between versions of Triton.
+        # All options are passed explicitly, because the defaults differ between versions of Triton.
         self._options = {"num_warps": num_warps, "num_stages": stages, "enable_fp_fusion": fused}
-        self._again: Callable[[Sequence[Tensor]], None] | None = None
+        self._relaunch: Callable[[Sequence[Tensor]], None] | None = None
         self._entry: Entry | None = None
 
     @property
     def is_compiled(self) -> bool:
-        return self._again is not None or triton_interpreted()
+        return self._relaunch is not None or triton_interpreted()
 
     def entry(self) -> Entry | None:
-        """The data for a launch by address; `None` before the first launch, or if Triton does not provide the data."""
+        """Returns the data for a launch by address; `None` before the first launch, or if Triton provides no data."""
         return self._entry
 
     def compile(self, tensors: Sequence[Tensor]) -> None:
-        """Compiles for tensors with these dtypes and alignments, without launching."""
+        """Compiles the kernel for the dtypes and alignments of these tensors, without launching it."""
         prepare_compiler()
         with on_device(self._device):
             load(self._function.warmup(*tensors, *self._numbers, grid=self._grid, **self._options))
 
     def __call__(self, tensors: Sequence[Tensor]) -> None:
         """Launches the kernel on tensors with the dtypes and alignments of the first call."""
-        if self._again is not None:
-            self._again(tensors)
+        if self._relaunch is not None:
+            self._relaunch(tensors)
             return
         if triton_interpreted():
             with interpreting():
@@ -75,11 +77,11 @@ class PreparedKernel:
             compiled = self._function[self._grid](*tensors, *self._numbers, **self._options)
         if compiled is not None:
             x, y, z = (*self._grid, 1, 1)[:3]
-            self._again = launcher(compiled, (x, y, z), self._numbers, self._device)
+            self._relaunch = launcher(compiled, (x, y, z), self._numbers, self._device)
             self._entry = entry(compiled, (x, y, z), self._numbers)
 
 
-_prepared: Recent[PreparedKernel] = Recent()
+_kernel_by_key: Recent[PreparedKernel] = Recent()
 
 
 def prepared(key: Hashable, make: Callable[[], PreparedKernel]) -> PreparedKernel:
@@ -87,9 +89,9 @@ def prepared(key: Hashable, make: Callable[[], PreparedKernel]) -> PreparedKerne
 
     The key must contain everything on which the kernel and its launch depend.
     """
-    kernel = _prepared.get(key)
+    kernel = _kernel_by_key.get(key)
     if kernel is None:
-        kernel = _prepared[key] = make()
+        kernel = _kernel_by_key[key] = make()
     return kernel
 
 
@@ -104,15 +106,17 @@ def run_kernel(
     *,
     fused: bool = True,
 ) -> None:
-    """Launches a kernel. A launch like an earlier one skips Triton's search for the binary.
+    """Launches a handwritten kernel.
+
+    If an earlier launch had the same arguments, dtypes and alignments, the launch skips Triton's search for the binary.
 
     Args:
         function: a `triton.jit` function of `(*tensors, *numbers, *constants)`.
-        fused: True if a product and a sum may be fused, so that they are rounded only once.
+        fused: True if a product and a sum may be fused into one operation, which is rounded once.
     """
     device = tensors[0].device
-    like = [(t.dtype, t.data_ptr() % 16 == 0) for t in tensors]
-    key = (function, device, grid, numbers, constants, num_warps, stages, fused, *like)
+    tensor_keys = [(t.dtype, t.data_ptr() % 16 == 0) for t in tensors]
+    key = (function, device, grid, numbers, constants, num_warps, stages, fused, *tensor_keys)
 
     def make() -> PreparedKernel:
         return PreparedKernel(function, grid, (*numbers, *constants), device, num_warps, stages, fused=fused)

@@ -1,4 +1,4 @@
-"""A function of tensors, without gradients, whose calls the compiled launcher repeats."""
+"""Functions of tensors without gradients, whose calls the compiled launcher repeats."""
 
 from __future__ import annotations
 
@@ -15,60 +15,69 @@ from flexsn_runtime.native._scan import Again, again_of
 from flexsn_runtime.operands._operands import layout_key
 
 # Maximum number of registered layouts. Python executes calls with other layouts.
-_MOST = 32
-# The number of calls of a layout between polls for the compiled launcher. Each poll reads the environment.
-_ASKED_EVERY = 64
-_RECORDED = 2  # the call that is recorded
+_MAX_LAYOUTS = 32
+# Number of calls of a layout between two checks whether the compiled launcher is loaded. Each check reads the
+# environment.
+_CALLS_PER_CHECK = 64
+_FIRST_RECORDED = 2  # index of the first call of a layout that can be recorded
 
 
 class RepeatedFunction:
-    """Runs a function of tensors, and passes its calls to the compiled launcher, separately for each layout.
+    """Runs a function of tensors. For each layout, the compiled launcher runs the calls after a recorded call.
 
     Args:
-        function: function that depends only on its tensors, some of which it may change. Its results are tensors.
-        alike: True if the tensors of all calls have one layout, and are on a device that the launcher may support.
+        function: function that depends only on its arguments, which are tensors. It may change some of them, and
+            returns tensors.
+        alike: True if the tensors of all calls have the same layout, and `may_launch` is True for their device.
 
     Attributes:
-        is_native: True if the compiled launcher makes calls.
+        is_native: True if the compiled launcher runs the calls of at least one layout.
         watched: function that returns True if a hook watches launches that the compiled launcher would bypass.
     """
 
     def __init__(self, function: Callable[[Sequence[Any]], Sequence[Any]], *, alike: bool = False) -> None:
         self._function, self._alike = function, alike
-        self._times: Counter[Hashable] = Counter()
-        self._calls: Any = None  # calls of several layouts
+        self._call_counts: Counter[Hashable] = Counter()
+        self._calls: Any = None  # the compiled launcher's object for the calls of all layouts
         self._run: Callable[[Sequence[Any]], Sequence[Any] | None] | None = None
         self.is_native = False
         self._module: Any = None
-        self._program: Any = None  # program of the last layout
+        self._program: Any = None  # program of the layout that was recorded last
         self.watched: Callable[[], bool] = unwatched
 
     def again(self, tensors: Sequence[Any]) -> Again:
-        """Like `NativeScan.again`, for the layout that was recorded last. Requires `is_native`."""
+        """Returns a function like `NativeScan.again`, for the layout that was recorded last. Requires `is_native`."""
         return again_of(self._module, tensors, program=self._program)
 
     @property
     def native(self) -> Any:
-        """The compiled launcher's calls of all layouts; `None` if it has no calls, or if a hook watches launches."""
+        """The compiled launcher's object for the recorded calls.
+
+        `None` if no call is recorded, or if a hook watches launches.
+        """
         return None if self.watched() else self._calls
 
     def __call__(self, tensors: Sequence[Any]) -> Sequence[Any]:
         """Returns the function's results."""
         if self._run is not None and current.recorder is None and not self.watched():
-            found = self._run(tensors)
-            if found is not None:
-                return found
-        if number_of_modes() or len(self._times) > _MOST or not (self._alike or may_launch(tensors[0].device)):
+            native_results = self._run(tensors)
+            if native_results is not None:
+                return native_results
+        if (
+            number_of_modes()
+            or len(self._call_counts) > _MAX_LAYOUTS
+            or not (self._alike or may_launch(tensors[0].device))
+        ):
             return self._function(tensors)
         layout = None if self._alike else layout_key(tensors)
-        self._times[layout] += 1
-        is_due = self._times[layout] % _ASKED_EVERY == _RECORDED
-        module = compiled_launcher(tensors[0].device, self._times.total()) if is_due else None
+        self._call_counts[layout] += 1
+        is_due = self._call_counts[layout] % _CALLS_PER_CHECK == _FIRST_RECORDED
+        module = compiled_launcher(tensors[0].device, self._call_counts.total()) if is_due else None
         if module is None:
             return self._function(tensors)
         results, recording = recorded(self._function, tensors)
         if not isinstance(recording, str) and can_be_native(recording):
-            with untraced():  # hidden from all modes
+            with untraced():  # no dispatch mode records the operations in this block
                 program = NativeProgram(module, recording)
                 if not self._alike:
                     self._calls = self._calls or module.Calls()

@@ -20,16 +20,17 @@ LauncherChoice = Literal["auto", "compiled", "python"]
 
 _VARIABLE = "FLEXSN_LAUNCHER"
 _NAME = "flexsn_launcher"
-# After this number of calls of one kind, a program counts as a training loop, for which half a minute of compilation
-# pays off.
-_MANY = 64
+# After this number of calls of one kind, the calls are assumed to be a training loop, for which half a minute of
+# compilation pays off.
+_CALLS_OF_A_LOOP = 64
 
 
 class _Launcher:
     """The compiled module, and the state of its compilation.
 
     Attributes:
-        error: error of the compilation or the import. After an error, this process does not try again.
+        error: error of the compilation or the import. After an error, this process tries again only if one of the
+            environment variables `_SETTINGS` has changed, because an error may advise to change one of them.
         building: thread that compiles the module.
     """
 
@@ -38,22 +39,32 @@ class _Launcher:
         self._extension: Extension | None = None
         self.module: ModuleType | None = None
         self.error: Exception | None = None
+        self._settings: tuple[str | None, ...] = ()  # those of the attempt that raised `error`
         self.building: threading.Thread | None = None
 
     def get(self, choice: LauncherChoice, calls: int) -> ModuleType | None:
-        """Returns the module if it is loaded. Otherwise loads or compiles it, as described for `compiled_launcher`."""
+        """Returns the module. Loads or compiles it if necessary, as described for `compiled_launcher`."""
         if self.module is None and choice == "compiled" and (building := self.building) is not None:
             building.join()
+        self.forget_outdated_error()
         if self.module is None and self.error is None and self.building is None:
             with self._lock:
                 if self.module is None and self.error is None and self.building is None:
                     try:
                         self._begin(choice, calls)
                     except Exception as error:
-                        self.error = error
+                        self._fail(error)
         if self.error is not None and choice == "compiled":
             raise self.error
         return self.module
+
+    def forget_outdated_error(self) -> None:
+        """Removes the error if one of the environment variables has changed since the error was raised."""
+        if self.error is not None and self._settings != _read_settings():
+            self.error = None
+
+    def _fail(self, error: Exception) -> None:
+        self.error, self._settings = error, _read_settings()
 
     def _begin(self, choice: LauncherChoice, calls: int) -> None:
         if self._extension is None:
@@ -64,7 +75,7 @@ class _Launcher:
             self._load(path)
         elif choice == "compiled":
             self._load(self._extension.build())
-        elif calls >= _MANY:
+        elif calls >= _CALLS_OF_A_LOOP:
             self.building = threading.Thread(target=self._build, name=_NAME, daemon=True)
             self.building.start()
 
@@ -74,7 +85,7 @@ class _Launcher:
         try:
             self._load(self._extension.build())
         except Exception as error:
-            self.error = error
+            self._fail(error)
         finally:
             self.building = None
 
@@ -90,6 +101,12 @@ class _Launcher:
 
 _CURRENT_STREAM = (str(Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"), "aoti_torch_get_current_cuda_stream")
 _launcher = _Launcher()
+# Environment variables on which a compilation depends.
+_SETTINGS = ("CXX", "PATH", "FLEXSN_CACHE_DIR", "TMPDIR")
+
+
+def _read_settings() -> tuple[str | None, ...]:
+    return tuple(map(os.environ.get, _SETTINGS))
 
 
 def _address(library: str, name: str) -> int:
@@ -98,13 +115,13 @@ def _address(library: str, name: str) -> int:
 
 if hasattr(os, "register_at_fork"):
 
-    def _begin_anew() -> None:
-        """Resets the launcher in the child of a fork. The thread that compiles does not exist there."""
+    def _reset_after_fork() -> None:
+        """Resets the launcher in the child of a fork, because the thread that compiles does not exist in the child."""
         global _launcher
         if _launcher.module is None:
             _launcher = _Launcher()
 
-    os.register_at_fork(after_in_child=_begin_anew)
+    os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 def launcher_choice() -> LauncherChoice:
@@ -113,18 +130,18 @@ def launcher_choice() -> LauncherChoice:
     Raises:
         LauncherError: the variable has another value.
     """
-    said = os.environ.get(_VARIABLE, "auto")
-    if said not in get_args(LauncherChoice):
-        raise LauncherError(f"{_VARIABLE} is {said!r}; it may be {', '.join(get_args(LauncherChoice))}.")
-    return said  # type: ignore[return-value]
+    choice = os.environ.get(_VARIABLE, "auto")
+    if choice not in get_args(LauncherChoice):
+        raise LauncherError(f"{_VARIABLE} is {choice!r}; it may be {', '.join(get_args(LauncherChoice))}.")
+    return choice  # type: ignore[return-value]
 
 
 def compiled_launcher(device: torch.device, calls: int) -> ModuleType | None:
     """Returns the module `flexsn_launcher` if it is loaded and launches calls on this device.
 
-    With `"auto"`, the module launches calls on a GPU. A module that was compiled before is loaded. Otherwise, the
-    module is compiled in the background after many calls, and the result is `None` until then. With `"compiled"`, the
-    module is compiled at once.
+    With `"auto"`, the module launches calls on GPUs only. If the cache contains the compiled module, it is loaded.
+    Otherwise, the module is compiled in the background after many calls, and until then the result is `None`. With
+    `"compiled"`, the module is compiled immediately.
 
     Args:
         device: device of a scan's tensors.
@@ -132,8 +149,8 @@ def compiled_launcher(device: torch.device, calls: int) -> ModuleType | None:
 
     Raises:
         LauncherError: see `launcher_choice`.
-        CompilerMissingError, CompilationError, CacheFolderError, ImportError: `"compiled"` is set, and the module
-        cannot be compiled or loaded.
+        CompilerMissingError, CompilationError, CacheFolderError, ImportError: the variable is
+            `"compiled"`, and the module cannot be compiled or loaded.
     """
     return _launcher.get(launcher_choice(), calls) if may_launch(device) else None
 
@@ -154,11 +171,15 @@ def may_launch(device: torch.device) -> bool:
         LauncherError: see `launcher_choice`.
     """
     choice = launcher_choice()
-    return choice != "python" and (choice == "compiled" or device.type == "cuda") and _why_never(device) is None
+    return (
+        choice != "python"
+        and (choice == "compiled" or device.type == "cuda")
+        and _find_unmet_requirement(device) is None
+    )
 
 
-def _why_never(device: torch.device) -> str | None:
-    """The reason why the module can never run on this machine or with this Python; otherwise `None`."""
+def _find_unmet_requirement(device: torch.device) -> str | None:
+    """Returns what the module is for, if it can never run on this machine or with this Python; otherwise `None`."""
     if sys.platform != "linux":
         return "for Linux"
     if device.type == "cuda" and torch.version.hip is not None:
@@ -173,17 +194,18 @@ def launcher_in_words(device: torch.device) -> str:
     choice = launcher_choice()
     if choice == "python":
         return f"Python, as {_VARIABLE} requests"
-    never = _why_never(device)
-    if never is not None:
-        return f"Python; the compiled launcher is {never}"
+    requirement = _find_unmet_requirement(device)
+    if requirement is not None:
+        return f"Python; the compiled launcher is {requirement}"
     if choice == "auto" and device.type != "cuda":
         return f"Python; {_VARIABLE}=compiled enables the compiled launcher on the CPU, too"
     if _launcher.module is not None:
         return "the compiled launcher"
+    _launcher.forget_outdated_error()
     if _launcher.error is not None:
         return f"Python; the compiled launcher is unavailable: {_launcher.error}"
     if _launcher.building is not None:
         return "Python, while the compiled launcher is compiled"
     if choice == "compiled":
         return "Python; the compiled launcher is compiled at the first backward"
-    return f"Python; the compiled launcher is compiled after {_MANY} calls of one kind, once per machine"
+    return f"Python; the compiled launcher is compiled after {_CALLS_OF_A_LOOP} calls of one kind, once per machine"

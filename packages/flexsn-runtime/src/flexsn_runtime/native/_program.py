@@ -1,4 +1,4 @@
-"""A recorded call in the form that the compiled launcher executes."""
+"""Registers recorded calls with the compiled launcher, line by line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flexsn_runtime.calls._recorded import (
     Recording,
     TensorNumber,
     Viewed,
-    places,
+    tensor_numbers,
 )
 
 
@@ -29,13 +29,13 @@ class NativeProgram:
     Args:
         module: the compiled launcher.
         recording: recording of a call for which `can_be_native` returns True.
-        slots: numbers of the tensors that each call receives, some of which may be absent; `None` for all given
-            tensors.
+        slots: numbers of the tensors that each call receives; `None` for all tensors that the recorded call received.
+            Some of the tensors in `slots` may be absent.
         results: numbers of the results; `None` for the results of the recording.
 
     Attributes:
         program: the program that the launcher has registered.
-        watched: True if a hook watches launches that this call would bypass.
+        watched: function that returns True if a hook watches launches that this call would bypass.
     """
 
     def __init__(
@@ -47,13 +47,13 @@ class NativeProgram:
     ) -> None:
         self._views: dict[int, Viewed] = {}
         lines = recording.lines
-        count = 1 + max([len(recording.given) - 1, *(number for line in lines for number in _made(line))])
-        there = [i for i, one in enumerate(recording.given) if one]
-        self.program = module.Program(count, there if slots is None else list(slots))
+        count = 1 + max([len(recording.is_tensor) - 1, *(number for line in lines for number in _list_results(line))])
+        present = [i for i, is_tensor in enumerate(recording.is_tensor) if is_tensor]
+        self.program = module.Program(count, present if slots is None else list(slots))
         for line in lines:
             self._add(line)
         returned = list(recording.results if results is None else results)
-        self._see(returned)
+        self._create_views(returned)
         self.program.returns(returned)
         watches = [entry.watched for entry in _entries(recording) if entry.watched is not unwatched]
         self.watched: Callable[[], bool] = watches[0] if watches else unwatched
@@ -64,26 +64,26 @@ class NativeProgram:
                 self.program.allocate(into, shape, strides, torch.empty(0, dtype=dtype, device=device))
             case Fixed(into, tensor):
                 self.program.fix(into, tensor)
-            case Viewed():  # a kernel uses only the view's address
+            case Viewed():  # created only if an operator or a result uses the view; a kernel only uses its address
                 self._views[line.into] = line
             case Checked(number, check):
                 self.program.check(number, check)
             case Bumped(numbers):
                 self.program.bump(list(numbers))
             case Called(_, _, (tensors, *_), _, Entry() as entry):
-                self._launch(entry, [place.number for place in tensors])
+                self._launch(entry, [placeholder.number for placeholder in tensors])
             case Called():
                 self._call(line)
 
     def _launch(self, entry: Entry, numbers: list[int]) -> None:
-        found, offsets = [], []
+        bases, offsets = [], []
         for number in numbers:
             view = self._views.get(number)
-            found.append(number if view is None else view.base)
+            bases.append(number if view is None else view.base)
             offsets.append(0 if view is None else view.offset * view.dtype.itemsize)
         self.program.launch(
             entry.address,
-            found,
+            bases,
             offsets,
             entry.numbers,
             entry.programs,
@@ -91,30 +91,30 @@ class NativeProgram:
             entry.threads,
             entry.shared,
             entry.together,
-            entry.kept,
+            entry.owner,
         )
 
     def _call(self, line: Called) -> None:
-        used: list[int] = []
+        numbers: list[int] = []
         stand_ins: list[torch.Tensor] = []
 
         def stand_in(value: Any) -> Any:
             if isinstance(value, TensorNumber):
-                used.append(value.number)
+                numbers.append(value.number)
                 stand_ins.append(torch.empty(0))
                 return stand_ins[-1]
             if type(value) in (list, tuple):
-                return type(value)([stand_in(one) for one in value])
+                return type(value)([stand_in(element) for element in value])
             return value
 
-        self._see(places((line.arguments, line.options)))
+        self._create_views(tensor_numbers((line.arguments, line.options)))
         schema = line.function._schema  # type: ignore[attr-defined]
         arguments = stand_in(line.arguments)
         options = {key: stand_in(value) for key, value in line.options.items()}
-        self.program.call(schema.name, schema.overload_name, arguments, options, stand_ins, used, list(line.into))
+        self.program.call(schema.name, schema.overload_name, arguments, options, stand_ins, numbers, list(line.into))
 
-    def _see(self, numbers: Iterable[int | None]) -> None:
-        """Makes views, unless only their addresses are used."""
+    def _create_views(self, numbers: Iterable[int | None]) -> None:
+        """Creates the views with these numbers, unless they have been created before."""
         for number in numbers:
             view = None if number is None else self._views.pop(number, None)
             if view is not None:
@@ -122,7 +122,7 @@ class NativeProgram:
 
 
 def can_be_native(recording: Recording) -> bool:
-    """True if a recording calls only torch's operators, and kernels that are launched by address."""
+    """True if a recording only calls torch's operators, and kernels that can be launched by address."""
     calls = [line for line in recording.lines if isinstance(line, Called)]
     return all(isinstance(line.function, OpOverload) or line.entry is not None for line in calls)
 
@@ -133,7 +133,7 @@ def _entries(recording: Recording) -> Iterator[Entry]:
             yield line.entry
 
 
-def _made(line: Any) -> tuple[int, ...]:
+def _list_results(line: Any) -> tuple[int, ...]:
     match line:
         case Called(into=into):
             return into

@@ -1,4 +1,4 @@
-"""Hooks for tensors that autograd saves. They run in the compiled launcher, which calls Python only if necessary."""
+"""Hooks for tensors that autograd saves. The compiled launcher runs the hooks, and calls Python only if necessary."""
 
 from __future__ import annotations
 
@@ -18,24 +18,26 @@ def saving_hooks(
     views: Collection[str],
     layers: Collection[str],
 ) -> Any | None:
-    """Hooks for `torch.autograd.graph.saved_tensors_hooks`; `None` if the compiled launcher is not loaded.
+    """Returns hooks for `torch.autograd.graph.saved_tensors_hooks`; `None` if the compiled launcher is not loaded.
 
     The hooks keep a tensor unchanged if it is not the result of a node, is smaller than `fewest_bytes`, has no
     floating-point dtype, is an instance of a subclass, or is the result of a node named in `layers`. They also keep a
-    tensor unchanged if `packed` returns `None` for it. They raise an error for a tensor that was changed in place.
+    tensor unchanged if `packed` returns `None` for it. If a tensor was changed in place after it was saved, the hooks
+    raise an error.
 
     Args:
-        packed: function that maps a tensor to an object that is saved instead.
+        packed: function that maps a tensor to an object that is saved instead of the tensor.
         unpacked: function that maps this object back to the tensor.
-        counted: function that receives the bytes of each noted memory that is saved, its bits, and `True`.
-        views, layers: names of nodes, without "Backward" and the digits after it. The hooks also keep views of a
-            layer's result unchanged.
+        counted: function that is called when bits are saved for a noted tensor. It receives the bytes of the memory,
+            the bits, and `True`.
+        views, layers: names of autograd's nodes, without "Backward" and the digits after it. Nodes in `views` return
+            views. The hooks also keep views of the results of nodes in `layers` unchanged.
 
     Returns:
         An object with the hooks `pack` and `unpack`, and with a method `note(tensor, bits, function)`. After a note,
         the hooks save `bits`, an object with an attribute `packed`, for each tensor that covers the whole memory of
-        `tensor`. The note is valid as long as the numbers do not change and other references keep `bits` alive.
-        `function` reads the numbers, in memory order.
+        `tensor`. The note is valid as long as the values do not change and other references keep `bits` alive.
+        `function` computes the values from `bits`, in memory order.
     """
     module = loaded_launcher()
     return (

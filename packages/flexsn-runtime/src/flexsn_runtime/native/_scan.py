@@ -15,25 +15,25 @@ from flexsn_runtime.errors import StepGoneError
 from flexsn_runtime.native._program import NativeProgram, can_be_native
 
 Again = Callable[[Sequence[Tensor | None]], list[Tensor] | None]
-"""Runs a call like an earlier one; returns `None` for tensors of other layouts, and under other settings."""
+"""Type of a function that runs a call like an earlier call. It returns `None` for other layouts or settings."""
 
 
 def again_of(module: ModuleType, tensors: Sequence[Tensor | None], *, scan: Any = None, program: Any = None) -> Again:
-    """Returns a function that runs calls on tensors like these, under settings equal to the current ones.
+    """Returns a function that runs calls on tensors of these layouts, under the current settings.
 
     The function compares types, layouts, alignments and `requires_grad` of tensors. It also compares grad mode,
-    autocast, inference mode, and active modes, transforms and tracers. It does not compare numbers in memory or other
-    Python objects.
+    autocast, inference mode, and active modes, transforms and tracers. It compares neither values in memory nor
+    other Python objects.
 
     Args:
-        scan, program: object of the launcher that runs the calls. One of the two arguments is passed.
+        scan, program: the launcher's object that runs the calls. Exactly one of the two must be passed.
     """
     run: Again = module.Again(tensors, scan, program).run
     return run
 
 
 class NativeCall:
-    """A call without gradients.
+    """A call without gradients, which the compiled launcher executes.
 
     Args:
         module: the compiled launcher.
@@ -51,37 +51,43 @@ class NativeCall:
 
     @classmethod
     def of(cls, module: ModuleType, recording: Recording | str) -> NativeCall | None:
-        """Returns the native call of a recording; `None` if a part of the call needs Python."""
+        """Returns the native call for a recording; `None` if an operation of the call needs Python."""
         return None if isinstance(recording, str) or not can_be_native(recording) else cls(module, recording)
 
 
 class Owner(Protocol):
-    """Continues in Python where the compiled launcher cannot continue."""
+    """Interface of an object that computes gradients in Python if the compiled launcher cannot compute them."""
 
     def reads_hold(self) -> bool:
-        """True if all values that backward formulas read are unchanged. Checked first in a backward with `reads`."""
+        """True if all values that backward formulas read are unchanged.
+
+        A backward that was registered with `reads` calls this method first.
+        """
 
     def gradients(self, tensors: Sequence[Tensor | None], needs_grad: Sequence[bool]) -> Sequence[Tensor | None]:
-        """Computes the gradients of a backward with a layout that `follow` has not registered.
+        """Computes the gradients of a backward whose layout is not registered with `NativeScan.follow`.
 
-        Receives the arguments of the backward.
+        Args:
+            tensors: the tensors that the backward receives, including the gradients of the results.
+            needs_grad: for each tensor of the call, True if its gradient is needed.
         """
 
 
 class NativeScan:
-    """A call with gradients, on tensors of one layout.
+    """A call with gradients, on tensors of one layout, which the compiled launcher connects to autograd.
 
     Args:
         module: the compiled launcher.
-        owner: function that returns the `Owner`. Its argument is True if the owner is needed. Otherwise, if the owner
-            is freed, the function may return `None`; see `weakly`. An owner with links also has a method
-            `refuse_hooks()`, which raises an error because a hook would miss the gradients that arrive through links.
-        forward: recording of a call for which `can_be_native` returns True. Callers receive its first `first_kept`
-            results, of which the results from `first_bits` on are bits. The backward receives the remaining results.
+        owner: function that returns the `Owner`. If its argument is False and the owner is freed, the function may
+            return `None`; see `weakly`. With `links`, the owner also has a method `refuse_hooks()`, which raises an
+            error because a hook would not receive the gradients that arrive through links.
+        forward: recording of a call for which `can_be_native` returns True.
+        first_bits, first_kept: callers receive the results before index `first_kept`. Among these results, those from
+            index `first_bits` on are bits. The backward receives the results from index `first_kept` on.
         fixed: positions of the results through which no gradient flows.
-        saved: positions in `[*given, *results]` of the tensors that a backward receives, or `None` for an absent
-            tensor. By default, these are all given tensors and the results that are saved for the backward.
-        links: True if gradients of later results may come from a reader that hooks of the first result do not see.
+        saved: positions in `[*arguments, *results]` of the tensors that a backward receives; `None` for an absent
+            tensor. By default, a backward receives all arguments, and the results from index `first_kept` on.
+        links: True if gradients may arrive through later results without passing the hooks of the first result.
     """
 
     def __init__(
@@ -97,89 +103,99 @@ class NativeScan:
         links: bool = False,
     ) -> None:
         program = NativeProgram(module, forward)
-        self._module, self._there, self._saves = module, forward.given, saved is not None
+        self._module, self._is_present, self._saves = module, forward.is_tensor, saved is not None
         self._first_kept = first_kept
         self.watched = program.watched
-        """True if a hook watches launches that this scan would bypass; checked before a forward, for both passes."""
-        absent = [i for i, one in enumerate(forward.given) if not one]
-        places = None
+        """Function that returns True if a hook watches launches that this scan would bypass.
+
+        Callers call it before a forward. The answer also applies to the backward.
+        """
+        absent = [i for i, is_tensor in enumerate(forward.is_tensor) if not is_tensor]
+        positions = None
         if saved is not None:
-            places = [None if place is None else place - sum(i < place for i in absent) for place in saved]
-        there, of_call = list(forward.given), saved is None
+            positions = [
+                None if position is None else position - sum(i < position for i in absent) for position in saved
+            ]
+        is_present, of_call = list(forward.is_tensor), saved is None
         self._scan = module.Scan(
-            owner, there, program.program, first_bits, first_kept, list(fixed), places, links, of_call
+            owner, is_present, program.program, first_bits, first_kept, list(fixed), positions, links, of_call
         )
 
     def run(self, tensors: Sequence[Tensor | None]) -> list[Tensor]:
-        """Executes a call on tensors of this layout. Returns its results, connected to autograd."""
+        """Executes a call on tensors of the scan's layout. Returns the results of the call, connected to autograd."""
         results: list[Tensor] = self._scan.run(tensors)
         return results
 
     def again(self, tensors: Sequence[Tensor | None]) -> Again:
-        """Returns a function that runs calls on tensors of this layout, under the current settings; see `again_of`."""
+        """Returns a function that runs calls with these layouts, under the current settings; see `again_of`."""
         return again_of(self._module, tensors, scan=self._scan)
 
     def after(self, forward: Recording, tensors: Sequence[Tensor | None], computed: Mapping[int, int]) -> Again | None:
-        """Like `again`, for calls in which `forward` computes some of the tensors. The backwards are the same.
+        """Returns a function like `again`, for calls in which `forward` computes some of the scan's tensors.
+
+        The backward of such a call is the backward of this scan.
 
         Args:
-            forward: recording of a call on `tensors`. These contain another object in place of each tensor that the
-                call computes, and additional tensors after the tensors of the scan.
+            forward: recording of a call on `tensors`.
+            tensors: the tensors of the scan, followed by additional tensors. Another object replaces each tensor that
+                `forward` computes.
             computed: maps the position of each computed tensor among the scan's tensors to its position in the results
                 of `forward`.
 
         Returns:
-            The function; `None` if a part of the call needs Python.
+            The function; `None` if an operation of the call needs Python.
         """
         if not can_be_native(forward):
             return None
         program = NativeProgram(self._module, forward)
-        there, end = [i for i, one in enumerate(forward.given) if one], self._first_kept
-        count, num_results = len(there), len(forward.results) - len(computed)
-        saved = [count + computed[i] if i in computed else n for n, i in enumerate(there) if i < len(self._there)]
-        saved += [count + i for i in range(end, num_results)]
+        present, first_saved = [i for i, is_tensor in enumerate(forward.is_tensor) if is_tensor], self._first_kept
+        count, num_results = len(present), len(forward.results) - len(computed)
+        saved = [
+            count + computed[i] if i in computed else n for n, i in enumerate(present) if i < len(self._is_present)
+        ]
+        saved += [count + i for i in range(first_saved, num_results)]
         return again_of(self._module, tensors, scan=self._scan.after(program.program, saved))
 
     def follow(
         self,
-        given: Sequence[Tensor | None],
+        tensors: Sequence[Tensor | None],
         needs_grad: Sequence[bool],
         recording: Recording | str | None,
         *,
         reads: bool,
     ) -> bool:
-        """Registers a backward, which is launched from now on for arguments of its layout. Several can be registered.
+        """Registers a backward. The compiled launcher then runs it for arguments of the same layout.
 
         Args:
-            given, needs_grad: the arguments of `Owner.gradients`.
+            tensors, needs_grad: the arguments of `Owner.gradients`.
             recording: recording of this call of `Owner.gradients`.
-            reads: True if `reads_hold` has values to compare.
+            reads: True if backward formulas read values, so that `Owner.reads_hold` must be called first.
 
         Returns:
-            False if a part of the backward needs Python.
+            True if the backward is registered; False if an operation of the backward needs Python.
         """
         if not isinstance(recording, Recording) or not can_be_native(recording):
             return False
-        absent = {i for i, one in enumerate(self._there) if not one}
-        slots = [i for i in range(len(given)) if self._saves or i not in absent]
+        absent = {i for i, is_tensor in enumerate(self._is_present) if not is_tensor}
+        slots = [i for i in range(len(tensors)) if self._saves or i not in absent]
         results = [number for i, number in enumerate(recording.results) if i not in absent]
         program = NativeProgram(self._module, recording, slots, results)
-        needs = [need for i, need in enumerate(needs_grad) if i not in absent]
-        self._scan.follow([given[i] for i in slots], needs, program.program, reads)
+        needs = [is_needed for i, is_needed in enumerate(needs_grad) if i not in absent]
+        self._scan.follow([tensors[i] for i in slots], needs, program.program, reads)
         return True
 
 
 def weakly(owner: Owner, core: Any) -> Callable[[bool], Owner | None]:
-    """Returns a function that returns the owner, as long as other references keep it alive.
+    """Returns a function that returns the owner as long as other references keep the owner alive.
 
     Args:
         core: the step function from which the owner's step was traced.
     """
-    return partial(_present, weakref.ref(owner), _reference(_written_by_user(core)))
+    return partial(_find_owner, weakref.ref(owner), _make_reference(_unwrap_core(core)))
 
 
-def _present(owner: Callable[[], Any], core: Callable[[], Any], needed: bool) -> Any:
-    """Returns the owner of a scan, or `None` if the owner and the core are freed, so that no code can change the core.
+def _find_owner(owner: Callable[[], Any], core: Callable[[], Any], needed: bool) -> Any:
+    """Returns the owner of a scan; `None` if the owner and the core are freed, since no code can then change the core.
 
     Args:
         owner, core: weak references.
@@ -189,16 +205,16 @@ def _present(owner: Callable[[], Any], core: Callable[[], Any], needed: bool) ->
         StepGoneError: the owner is freed, although it is needed for a computation, or to check the reads of a core that
             is still alive.
     """
-    found = owner()
-    if found is None and (needed or core() is not None):
+    owner_object = owner()
+    if owner_object is None and (needed or core() is not None):
         raise StepGoneError(
             "the step of this backward no longer exists: its neuron was deleted, or has run with many "
             "other settings or shapes since. Keep the neuron, and call backward() earlier."
         )
-    return found
+    return owner_object
 
 
-def _written_by_user(core: Any) -> Any:
+def _unwrap_core(core: Any) -> Any:
     """Unwraps a core: returns the function, module or other object that the user wrote."""
     while True:
         if isinstance(core, MethodType):
@@ -211,8 +227,8 @@ def _written_by_user(core: Any) -> Any:
             return core
 
 
-def _reference(thing: Any) -> Callable[[], Any]:
+def _make_reference(target: Any) -> Callable[[], Any]:
     try:
-        return weakref.ref(thing)
+        return weakref.ref(target)
     except TypeError:  # the object supports no weak references, so it is kept alive
-        return lambda: thing
+        return lambda: target

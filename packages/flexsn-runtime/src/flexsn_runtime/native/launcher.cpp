@@ -1,15 +1,17 @@
-// Executes recorded calls without Python, and joins scans with gradients to autograd.
+// Executes recorded calls without Python, and connects scans with gradients to autograd.
 //
-// A call on tensors of one layout is told once, as a program: what it allocates, launches and calls, in order. Its tensors have
-// numbers, first those that are given. A forward is such a program, and where gradients are asked for, it notes what its backward
-// needs; the backward, in autograd's thread, runs another program. Where a backward is not like one that was told, Python's does
-// it.
+// A call on tensors of one layout is registered once, as a program: its allocations, launches and operator calls, in order. The
+// tensors of a program have numbers. The arguments have the first numbers. The forward of a scan is a program. If gradients are
+// required, the forward saves the tensors that its backward needs. The backward is another program, which runs in autograd's
+// thread. If no registered backward has the layouts and needs of a call, Python computes the gradients.
 //
-// Tensors are counted so, without those that are not there:
-//   forward    given: those of a call; results: those of the call, the last of them bits, and what is kept
-//   backward   given: those of the call, what is kept, the gradients of results but bits (undefined: there is none); results: for
-//              each tensor of the call its gradient (undefined: none is needed, or none flows)
-// Instead of those of the call and what is kept, a forward may name what it saves (`saved`).
+// Programs have these arguments and results. Absent tensors of a call are omitted:
+//   forward    arguments: the tensors of the call
+//              results: the results of the call, the last of which may be bits, followed by the results that are saved
+//   backward   arguments: the tensors of the call, the saved results, and the gradients of all results except bits (undefined if
+//              a gradient is absent)
+//              results: the gradient of each tensor of the call (undefined if the gradient is not needed, or is zero)
+// A scan may specify other tensors that are saved (`saved`), instead of the tensors of the call and the saved results.
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -45,14 +47,14 @@
 #include <variant>
 #include <vector>
 
-// Its nodes have names in graphs, profiles and errors.
+// The namespace is part of the names of autograd nodes in graphs, profiles and errors.
 namespace flexsn {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using Tensors = std::vector<std::optional<at::Tensor>>;
 
-// Of the CUDA driver and of torch, by address: nothing of CUDA is needed to compile this.
+// Functions of the CUDA driver and of torch. They are called by address, so that compiling this file does not require CUDA.
 using LaunchOnGpu = int (*)(
     void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
 using LaunchTogether =
@@ -62,7 +64,7 @@ LaunchOnGpu launch_on_gpu = nullptr;
 LaunchTogether launch_together = nullptr; // programs that wait for each other
 CurrentStream current_stream = nullptr;
 
-// What a prepared launch depends on of a tensor, and what the dispatcher sees in it: a subclass, or a lazy negation.
+// The properties of a tensor on which a prepared launch depends, and its dispatch keys, such as the key of a lazy negation.
 class Layout {
  public:
   explicit Layout(const at::Tensor& tensor)
@@ -71,15 +73,15 @@ class Layout {
         keys_(tensor.key_set()),
         dtype_(tensor.scalar_type()),
         device_(tensor.device()),
-        place_(place(tensor)) {}
+        alignment_(alignment(tensor)) {}
 
   bool is_of(const at::Tensor& tensor) const {
     return tensor.key_set() == keys_ && tensor.scalar_type() == dtype_ && tensor.device() == device_ &&
-        tensor.sizes().equals(sizes_) && tensor.strides().equals(strides_) && place(tensor) == place_;
+        tensor.sizes().equals(sizes_) && tensor.strides().equals(strides_) && alignment(tensor) == alignment_;
   }
 
  private:
-  static int place(const at::Tensor& tensor) {
+  static int alignment(const at::Tensor& tensor) {
     const auto address = reinterpret_cast<std::uintptr_t>(tensor.data_ptr());
     return address == 0 ? -1 : static_cast<int>(address % 16);
   }
@@ -88,7 +90,7 @@ class Layout {
   c10::DispatchKeySet keys_;
   at::ScalarType dtype_;
   at::Device device_;
-  int place_;
+  int alignment_;
 };
 
 void* address_of(const at::Tensor& tensor) {
@@ -99,31 +101,31 @@ void* address_of(const at::Tensor& tensor) {
   return address;
 }
 
-// The driver launches in the thread's context, and crashes where there is none: in a thread that has used no GPU so far. An
-// operation of torch's makes one.
-void have_context(at::Device device) {
-  thread_local std::vector<bool> there;
+// Creates a CUDA context for this thread, by an operation of torch. The driver launches in the context of the thread, and crashes
+// in a thread without a context, that is, a thread that has not used a GPU before.
+void ensure_context(at::Device device) {
+  thread_local std::vector<bool> has_context;
   const auto index = static_cast<std::size_t>(device.index());
-  if (there.size() <= index)
-    there.resize(index + 1);
-  if (!there[index])
+  if (has_context.size() <= index)
+    has_context.resize(index + 1);
+  if (!has_context[index])
     at::zeros({1}, at::TensorOptions().device(device)).add_(1);
-  there[index] = true;
+  has_context[index] = true;
 }
 
-// As torch hands on an error of Python's through its engine.
-[[noreturn]] void raised(py::error_already_set& error) {
+// Throws a Python error in the form in which torch passes Python errors through its autograd engine.
+[[noreturn]] void rethrow(py::error_already_set& error) {
   error.restore();
-  python_error handed;
-  handed.persist();
-  throw std::move(handed);
+  python_error torch_error;
+  torch_error.persist();
+  throw std::move(torch_error);
 }
 
 // The launch of a compiled kernel.
 //
-// `places`: the numbers of the tensors that it takes. `offsets`: bytes from their addresses. `numbers`: behind the tensors, of at
-// most 8 bytes each. `kept`: what has to live as long as the address is called. `beside`: rows of programs on a GPU. `together`:
-// programs wait for each other.
+// `places`: numbers of the tensors that the kernel takes. `offsets`: for each tensor, bytes to add to its address. `numbers`: the
+// arguments after the tensors, of at most 8 bytes each. `kept`: object that must exist as long as the address is called.
+// `beside`: size of the second dimension of the grid on a GPU. `together`: true if programs wait for each other.
 struct Kernel {
   std::uintptr_t entry;
   std::vector<std::size_t> places;
@@ -145,9 +147,9 @@ struct Kernel {
       return;
     }
     const c10::DeviceGuard guard(device);
-    have_context(device);
+    ensure_context(device);
     void* stream = nullptr;
-    TORCH_CHECK(current_stream(device.index(), &stream) == 0, "torch does not tell the current stream of ", device);
+    TORCH_CHECK(current_stream(device.index(), &stream) == 0, "torch does not provide the current stream of ", device);
     c10::SmallVector<void*, 48> pointers;
     for (auto& argument : arguments)
       pointers.push_back(&argument);
@@ -169,7 +171,7 @@ struct Allocated {
   }
 };
 
-// The same in each call.
+// Provides a tensor that is the same object in each call.
 struct Fixed {
   std::size_t into;
   at::Tensor tensor;
@@ -189,7 +191,7 @@ struct Viewed {
   }
 };
 
-// An operator with all of its arguments but the tensors.
+// Calls an operator. All arguments except for tensors are fixed.
 struct Operator {
   struct Hole {
     std::size_t argument;
@@ -198,11 +200,11 @@ struct Operator {
   };
 
   c10::OperatorHandle handle;
-  torch::jit::Stack arguments; // with something else where a tensor belongs
+  torch::jit::Stack arguments; // with an empty value in place of each tensor
   std::vector<Hole> holes;
-  std::vector<std::size_t> into; // none: what it returns is known
+  std::vector<std::size_t> into; // empty if the returned tensors already have numbers
 
-  // A number where a tensor belongs, as torch reads it from Python.
+  // Converts a Python number that is passed for a tensor argument to a tensor, as torch does.
   static py::object as_tensor(const py::object& value) {
     if (!PyBool_Check(value.ptr()) && !PyLong_Check(value.ptr()) && !PyFloat_Check(value.ptr()))
       return value;
@@ -213,7 +215,7 @@ struct Operator {
     return py::cast(tensor);
   }
 
-  // `stand_ins`: the tensors among its arguments, instead of those with the numbers `places`.
+  // `stand_ins`: the tensors in the arguments. They stand for the tensors with the numbers `places`.
   static Operator of(
       const std::string& name,
       const std::string& overload,
@@ -223,31 +225,32 @@ struct Operator {
       const std::vector<std::size_t>& places,
       std::vector<std::size_t> into) {
     const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
-    py::tuple given(args.size());
+    py::tuple converted(args.size());
     for (std::size_t i = 0; i < args.size(); ++i)
-      given[i] = handle.schema().arguments()[i].type()->kind() == c10::TypeKind::TensorType ? as_tensor(args[i]) : args[i];
+      converted[i] = handle.schema().arguments()[i].type()->kind() == c10::TypeKind::TensorType ? as_tensor(args[i]) : args[i];
     auto arguments = torch::jit::createStackForSchema(
-        handle.schema(), torch::jit::tuple_slice(given), py::reinterpret_borrow<py::kwargs>(kwargs), std::nullopt);
-    std::unordered_map<const void*, std::size_t> known;
+        handle.schema(), torch::jit::tuple_slice(converted), py::reinterpret_borrow<py::kwargs>(kwargs), std::nullopt);
+    std::unordered_map<const void*, std::size_t> number_by_tensor;
     for (std::size_t i = 0; i < stand_ins.size(); ++i)
-      known[stand_ins[i].unsafeGetTensorImpl()] = places[i];
+      number_by_tensor[stand_ins[i].unsafeGetTensorImpl()] = places[i];
     std::vector<Hole> holes;
     std::size_t count = 0;
     for (std::size_t i = 0; i < arguments.size(); ++i) {
       Hole hole{i, arguments[i].isTensorList(), {}};
       if (hole.is_list)
         for (const at::Tensor& tensor : arguments[i].toTensorList())
-          hole.places.push_back(known.at(tensor.unsafeGetTensorImpl()));
+          hole.places.push_back(number_by_tensor.at(tensor.unsafeGetTensorImpl()));
       else if (arguments[i].isTensor() && arguments[i].toTensor().defined())
-        if (const auto found = known.find(arguments[i].toTensor().unsafeGetTensorImpl()); found != known.end())
-          hole.places.push_back(found->second);
+        if (const auto entry = number_by_tensor.find(arguments[i].toTensor().unsafeGetTensorImpl());
+            entry != number_by_tensor.end())
+          hole.places.push_back(entry->second);
       if (hole.places.empty())
         continue;
       count += hole.places.size();
       arguments[i] = c10::IValue();
       holes.push_back(std::move(hole));
     }
-    TORCH_CHECK(count == stand_ins.size(), name, " takes tensors in a way that is not executed here");
+    TORCH_CHECK(count == stand_ins.size(), name, " takes tensors in a form that the compiled launcher does not support");
     return {handle, std::move(arguments), std::move(holes), std::move(into)};
   }
 
@@ -278,11 +281,11 @@ struct Operator {
           take(std::move(tensor));
       }
     }
-    TORCH_CHECK(next == into.end(), handle.operator_name(), " returns fewer tensors than it did");
+    TORCH_CHECK(next == into.end(), handle.operator_name(), " returns fewer tensors than in the recorded call");
   }
 };
 
-// Tells autograd that a kernel has written to these.
+// Increases the version counters of tensors to which a kernel has written.
 struct Bumped {
   std::vector<std::size_t> places;
 
@@ -293,7 +296,7 @@ struct Bumped {
   }
 };
 
-// Calls a function of Python's, which raises, if a number in memory of the host is not 0.
+// Checks a number in the host's memory. If it is not 0, calls a Python function that raises an error.
 struct Checked {
   at::Tensor number;
   py::object check;
@@ -305,7 +308,7 @@ struct Checked {
     try {
       check();
     } catch (py::error_already_set& error) {
-      raised(error);
+      rethrow(error);
     }
   }
 };
@@ -313,11 +316,11 @@ struct Checked {
 // A recorded call.
 class Program {
  public:
-  // `count`: of all tensors. `given`: the numbers of those of a call that are there.
+  // `count`: number of all tensors. `given`: numbers of the present tensors of a call.
   Program(std::size_t count, std::vector<std::size_t> given) : count_(count), given_(std::move(given)) {}
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;
-  ~Program() { // whichever thread is the last to have it
+  ~Program() { // any thread may drop the last reference, without the interpreter's lock
     py::gil_scoped_acquire gil;
     lines_.clear();
   }
@@ -332,17 +335,17 @@ class Program {
     results_ = std::move(results);
   }
 
-  // `tensors`: given, in order; undefined: there is none.
-  variable_list run(at::TensorList these) const {
+  // `arguments`: the present tensors of a call, in order. A tensor may be undefined.
+  variable_list run(at::TensorList arguments) const {
     RECORD_FUNCTION("flexsn::scan", std::vector<c10::IValue>());
     const at::NoGradGuard no_grad;
-    std::optional<c10::impl::ExcludeDispatchKeyGuard> no_autocast; // conversions are in the program
+    std::optional<c10::impl::ExcludeDispatchKeyGuard> no_autocast; // the program contains the conversions
     if (has_operators_)
       no_autocast.emplace(c10::autocast_dispatch_keyset);
-    const auto device = these[0].device();
+    const auto device = arguments[0].device();
     variable_list tensors(count_), results;
     for (std::size_t i = 0; i < given_.size(); ++i)
-      tensors[given_[i]] = these[i];
+      tensors[given_[i]] = arguments[i];
     for (const auto& line : lines_) {
       if (const auto* kernel = std::get_if<Kernel>(&line))
         kernel->run(tensors, device);
@@ -363,7 +366,7 @@ class Program {
     for (const auto& place : results_) {
       results.push_back(place ? tensors[*place] : at::Tensor());
       if (results.back().defined() && results.back().is_view())
-        results.back() = results.back().detach(); // no view: it is a result
+        results.back() = results.back().detach(); // a result must not be a view
     }
     return results;
   }
@@ -379,16 +382,19 @@ class Program {
 using SharedProgram = std::shared_ptr<const Program>;
 
 variable_list present(const Tensors& tensors) {
-  variable_list these;
+  variable_list present_tensors;
   for (const auto& tensor : tensors)
     if (tensor)
-      these.push_back(*tensor);
-  return these;
+      present_tensors.push_back(*tensor);
+  return present_tensors;
 }
 
-// The forward: the program's results begin with `first_kept` of the call, of which those from `first_bits` on are bits, and no
-// gradient flows through those in `fixed`; behind them is what the backward needs, unless `saved` says what it needs: places of
-// what is given and written, or of nothing. `of_call`: what the backward gets begins with the tensors of the call that are there.
+// The forward of a scan.
+//
+// The first `first_kept` results of the program are the results of the call. Among them, the results from `first_bits` on are
+// bits, and no gradient flows through the results in `fixed`. The later results are saved for the backward, unless `saved` is
+// present. `saved` then contains, for each tensor that the backward needs, its position among the arguments and results, or no
+// position if the tensor is absent. `of_call`: true if the saved tensors begin with the present tensors of the call.
 struct Forward {
   SharedProgram program;
   std::size_t first_bits, first_kept;
@@ -397,65 +403,66 @@ struct Forward {
   bool of_call;
 };
 
-// A backward: of tensors and gradients of these layouts, for these needs.
+// A registered backward, for arguments with these layouts and for these needs.
 struct Backward {
-  std::vector<std::optional<Layout>> given;
+  std::vector<std::optional<Layout>> layouts;
   std::vector<bool> needed;
   SharedProgram program;
-  bool asks; // whether formulas read something of Python's, which is to be as it was
+  bool has_reads; // true if formulas read values in Python, which must be unchanged
 
   bool is_like(const variable_list& tensors, const std::vector<bool>& needs) const {
-    const auto fits = [](const at::Tensor& tensor, const std::optional<Layout>& layout) {
+    const auto has_layout = [](const at::Tensor& tensor, const std::optional<Layout>& layout) {
       return tensor.defined() == layout.has_value() && (!layout || layout->is_of(tensor));
     };
-    return needs == needed && std::equal(tensors.begin(), tensors.end(), given.begin(), given.end(), fits);
+    return needs == needed && std::equal(tensors.begin(), tensors.end(), layouts.begin(), layouts.end(), has_layout);
   }
 };
 
 std::vector<std::optional<Layout>> layouts(const Tensors& tensors) {
-  std::vector<std::optional<Layout>> found;
+  std::vector<std::optional<Layout>> result;
   for (const auto& tensor : tensors)
-    found.push_back(tensor ? std::optional<Layout>(*tensor) : std::nullopt);
-  return found;
+    result.push_back(tensor ? std::optional<Layout>(*tensor) : std::nullopt);
+  return result;
 }
 
-constexpr std::size_t most_told = 16; // layouts that take turns
+constexpr std::size_t max_backwards = 16; // maximum number of registered backwards of a scan
 
-// The backwards of a scan.
+// The registered backwards of a scan.
 class Backwards {
  public:
-  void add(std::shared_ptr<const Backward> told) {
-    std::shared_ptr<const Backward> oldest; // is gone when the lock is
+  void add(std::shared_ptr<const Backward> backward) {
+    std::shared_ptr<const Backward> oldest; // destroyed after the lock is released
     const std::lock_guard<std::mutex> lock(mutex_);
-    told_.insert(told_.begin(), std::move(told));
-    if (told_.size() > most_told) {
-      oldest = std::move(told_.back());
-      told_.pop_back();
+    backwards_.insert(backwards_.begin(), std::move(backward));
+    if (backwards_.size() > max_backwards) {
+      oldest = std::move(backwards_.back());
+      backwards_.pop_back();
     }
   }
 
-  // The one that was told of tensors and needs like these.
-  std::shared_ptr<const Backward> like(const variable_list& given, const std::vector<bool>& needed) const {
+  // Returns the registered backward for tensors with these layouts and for these needs, or null.
+  std::shared_ptr<const Backward> find(const variable_list& tensors, const std::vector<bool>& needed) const {
     const std::lock_guard<std::mutex> lock(mutex_);
-    for (const auto& told : told_)
-      if (told->is_like(given, needed))
-        return told;
+    for (const auto& backward : backwards_)
+      if (backward->is_like(tensors, needed))
+        return backward;
     return nullptr;
   }
 
  private:
   mutable std::mutex mutex_;
-  std::vector<std::shared_ptr<const Backward>> told_;
+  std::vector<std::shared_ptr<const Backward>> backwards_;
 };
 
 class Scan : public torch::CustomClassHolder {
  public:
-  // `owner`: gives the `TrainedScan`, which goes on where this cannot, or, if it is gone, None or an error: see `_present`. It is
-  // not held here: its step may have the neuron, and that this in the graph of its last state, a circle that nobody would see.
-  // `there`: which of a call's tensors are; the others are states that begin with zeros.
+  // `owner`: function that returns the `Owner`, which computes gradients in Python. If the owner is freed, the function returns
+  // None or raises an error: see `_find_owner`. The scan holds no reference to the owner: the owner's step may refer to the
+  // neuron, and the neuron to this scan in the graph of its last state. Python could not detect such a reference cycle.
+  // `is_present`: for each tensor of a call, true if it is present. Absent tensors are initial states of zeros.
   Scan(
       py::object owner,
-      std::vector<bool> there,
+      std::vector<bool> is_present,
       SharedProgram program,
       std::size_t first_bits,
       std::size_t first_kept,
@@ -463,7 +470,7 @@ class Scan : public torch::CustomClassHolder {
       std::optional<std::vector<std::optional<std::size_t>>> saved,
       bool links,
       bool of_call)
-      : there(std::move(there)),
+      : is_present(std::move(is_present)),
         links(links),
         forward{std::move(program), first_bits, first_kept, std::move(fixed), std::move(saved), of_call},
         owner_(std::move(owner)) {}
@@ -480,21 +487,23 @@ class Scan : public torch::CustomClassHolder {
     return owner_(needed);
   }
 
-  void follow(const Tensors& given, std::vector<bool> needed, SharedProgram program, bool asks) {
-    backwards->add(std::make_shared<Backward>(Backward{layouts(given), std::move(needed), std::move(program), asks}));
+  void follow(const Tensors& given, std::vector<bool> needed, SharedProgram program, bool has_reads) {
+    backwards->add(std::make_shared<Backward>(Backward{layouts(given), std::move(needed), std::move(program), has_reads}));
   }
 
-  // This scan, where `program` computes some of its tensors from others. `program` takes those of a call that are there, something
-  // else instead of computed ones, and more; the backward gets what `saved` says, as this scan's.
+  // Returns a scan with the backwards of this scan, whose `program` also computes some of this scan's tensors. `program` takes
+  // the present tensors of a call, with other objects in place of the computed tensors, and additional tensors. `saved` selects
+  // the tensors that the backward receives.
   c10::intrusive_ptr<Scan> after(SharedProgram program, std::vector<std::optional<std::size_t>> saved) const {
-    auto found = c10::make_intrusive<Scan>(
-        owner_, there, std::move(program), forward.first_bits, forward.first_kept, forward.fixed, std::move(saved), links, true);
-    found->backwards = backwards;
-    return found;
+    auto scan = c10::make_intrusive<Scan>(
+        owner_, is_present, std::move(program), forward.first_bits, forward.first_kept, forward.fixed, std::move(saved), links,
+        true);
+    scan->backwards = backwards;
+    return scan;
   }
 
-  const std::vector<bool> there;
-  const bool links; // gradients of results but the first come from a reader that hooks of the first do not see
+  const std::vector<bool> is_present;
+  const bool links; // true if gradients of later results bypass the hooks of the first result
   const Forward forward;
   std::shared_ptr<Backwards> backwards = std::make_shared<Backwards>();
 
@@ -505,50 +514,50 @@ class Scan : public torch::CustomClassHolder {
 // Calls without gradients, on tensors of several layouts.
 class Calls {
  public:
-  void add(const Tensors& given, SharedProgram program) {
-    auto known = std::make_shared<Known>(Known{layouts(given), std::move(program)});
+  void add(const Tensors& tensors, SharedProgram program) {
+    auto call = std::make_shared<RegisteredCall>(RegisteredCall{layouts(tensors), std::move(program)});
     const std::lock_guard<std::mutex> lock(mutex_);
-    known_.push_back(std::move(known));
+    calls_.push_back(std::move(call));
   }
 
-  // None: there is no program for tensors like these.
+  // Returns no value if no program has these layouts.
   std::optional<variable_list> run(const Tensors& tensors) const {
-    const auto found = like(tensors);
-    if (found == nullptr || c10::impl::TorchDispatchModeTLS::any_modes_set())
+    const auto call = find(tensors);
+    if (call == nullptr || c10::impl::TorchDispatchModeTLS::any_modes_set())
       return std::nullopt;
-    const auto these = present(tensors);
-    const py::gil_scoped_release others_may_run;
-    return found->program->run(these);
+    const auto arguments = present(tensors);
+    const py::gil_scoped_release without_gil;
+    return call->program->run(arguments);
   }
 
  private:
-  struct Known {
-    std::vector<std::optional<Layout>> given;
+  struct RegisteredCall {
+    std::vector<std::optional<Layout>> tensor_layouts;
     SharedProgram program;
   };
 
-  std::shared_ptr<const Known> like(const Tensors& tensors) const {
-    const auto fits = [](const std::optional<at::Tensor>& tensor, const std::optional<Layout>& layout) {
+  std::shared_ptr<const RegisteredCall> find(const Tensors& tensors) const {
+    const auto has_layout = [](const std::optional<at::Tensor>& tensor, const std::optional<Layout>& layout) {
       return tensor.has_value() == layout.has_value() && (!layout || layout->is_of(*tensor));
     };
     const std::lock_guard<std::mutex> lock(mutex_);
-    for (const auto& known : known_)
-      if (std::equal(tensors.begin(), tensors.end(), known->given.begin(), known->given.end(), fits))
-        return known;
+    for (const auto& call : calls_)
+      if (std::equal(tensors.begin(), tensors.end(), call->tensor_layouts.begin(), call->tensor_layouts.end(), has_layout))
+        return call;
     return nullptr;
   }
 
   mutable std::mutex mutex_;
-  std::vector<std::shared_ptr<const Known>> known_;
+  std::vector<std::shared_ptr<const RegisteredCall>> calls_;
 };
 
 struct ScanBackward : torch::autograd::Function<ScanBackward> {
-  // `tensors`: those of a call that are there.
+  // `tensors`: the present tensors of a call.
   static variable_list forward(AutogradContext* context, const c10::intrusive_ptr<Scan>& scan, at::TensorList tensors) {
-    const auto& [program, first_bits, first_kept, fixed, named, of_call] = scan->forward;
+    const auto& [program, first_bits, first_kept, fixed, positions, of_call] = scan->forward;
     variable_list saved, results = program->run(tensors);
-    if (named) {
-      for (const auto& place : *named)
+    if (positions) {
+      for (const auto& place : *positions)
         saved.push_back(!place ? at::Tensor() : *place < tensors.size() ? tensors[*place] : results[*place - tensors.size()]);
     } else {
       saved.assign(tensors.begin(), tensors.end());
@@ -561,19 +570,19 @@ struct ScanBackward : torch::autograd::Function<ScanBackward> {
     context->saved_data["scan"] = c10::IValue::make_capsule(scan);
     context->saved_data["count"] = static_cast<std::int64_t>(tensors.size());
     if (!fixed.empty()) {
-      variable_list without;
+      variable_list constants;
       for (const auto i : fixed)
-        without.push_back(results[i]);
-      context->mark_non_differentiable(without);
+        constants.push_back(results[i]);
+      context->mark_non_differentiable(constants);
     }
     return results;
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto scan = c10::static_intrusive_pointer_cast<Scan>(context->saved_data["scan"].toCapsule());
-    variable_list given;
+    variable_list arguments;
     try {
-      given = context->get_saved_variables();
+      arguments = context->get_saved_variables();
     } catch (const c10::Error& error) {
       TORCH_CHECK(std::string(error.what_without_backtrace()).find("second time") == std::string::npos,
                   "backward a second time through a scan whose graph an earlier backward has freed. If this is the "
@@ -583,36 +592,36 @@ struct ScanBackward : torch::autograd::Function<ScanBackward> {
                   "graph twice, give the first backward retain_graph=True.");
       throw;
     }
-    const auto count = static_cast<std::size_t>(std::count(scan->there.begin(), scan->there.end(), true));
+    const auto count = static_cast<std::size_t>(std::count(scan->is_present.begin(), scan->is_present.end(), true));
     std::vector<bool> needed;
     for (std::size_t i = 0; i < count; ++i)
       needed.push_back(context->needs_input_grad(i));
     gradients.resize(scan->forward.first_bits);
     if (scan->links)
-      look_at_hooks(*scan, gradients);
+      check_hooks(*scan, gradients);
     for (auto& gradient : gradients)
-      given.push_back(std::move(gradient));
-    // Python refuses in its own words what no kernel may read.
-    const bool refused = c10::impl::TorchDispatchModeTLS::any_modes_set() || has_unreadable(given);
-    const auto told = at::GradMode::is_enabled() || refused ? nullptr : scan->backwards->like(given, needed);
-    variable_list found{at::Tensor()}; // of what is no tensor
-    if (told != nullptr && (!told->asks || reads_hold(*scan)))
-      append(found, told->program->run(given));
+      arguments.push_back(std::move(gradient));
+    // If kernels cannot read an argument, Python raises an error with a clear message.
+    const bool refused = c10::impl::TorchDispatchModeTLS::any_modes_set() || has_unreadable(arguments);
+    const auto registered = at::GradMode::is_enabled() || refused ? nullptr : scan->backwards->find(arguments, needed);
+    variable_list results{at::Tensor()}; // the gradient of `scan`, which is not a tensor
+    if (registered != nullptr && (!registered->has_reads || reads_hold(*scan)))
+      append(results, registered->program->run(arguments));
     else
-      append(found, of_python(*scan, given, needed));
-    found.resize(1 + static_cast<std::size_t>(context->saved_data["count"].toInt())); // of what is more
-    return found;
+      append(results, compute_in_python(*scan, arguments, needed));
+    results.resize(1 + static_cast<std::size_t>(context->saved_data["count"].toInt())); // none for additional tensors
+    return results;
   }
 
  private:
-  static void append(variable_list& all, variable_list more) {
-    for (auto& one : more)
-      all.push_back(std::move(one));
+  static void append(variable_list& list, variable_list values) {
+    for (auto& tensor : values)
+      list.push_back(std::move(tensor));
   }
 
-  // Whether a hook of the first result would have to see a gradient that came by the others.
-  static void look_at_hooks(const Scan& scan, const variable_list& gradients) {
-    if (std::none_of(gradients.begin() + 1, gradients.end(), [](const at::Tensor& one) { return one.defined(); }))
+  // Raises an error if the first result has hooks, and a gradient arrives through another result: the hooks would miss it.
+  static void check_hooks(const Scan& scan, const variable_list& gradients) {
+    if (std::none_of(gradients.begin() + 1, gradients.end(), [](const at::Tensor& tensor) { return tensor.defined(); }))
       return;
     const auto node = torch::autograd::get_current_node();
     if (node == nullptr || (node->tensor_pre_hooks().empty() && node->retains_grad_hooks().empty()))
@@ -621,7 +630,7 @@ struct ScanBackward : torch::autograd::Function<ScanBackward> {
     try {
       scan.owner(true).attr("refuse_hooks")();
     } catch (py::error_already_set& error) {
-      raised(error);
+      rethrow(error);
     }
   }
 
@@ -637,45 +646,45 @@ struct ScanBackward : torch::autograd::Function<ScanBackward> {
       const auto owner = scan.owner(false);
       return owner.is_none() || owner.attr("reads_hold")().cast<bool>();
     } catch (py::error_already_set& error) {
-      raised(error);
+      rethrow(error);
     }
   }
 
-  static variable_list of_python(const Scan& scan, const variable_list& given, const std::vector<bool>& needed) {
+  static variable_list compute_in_python(const Scan& scan, const variable_list& arguments, const std::vector<bool>& needed) {
     py::gil_scoped_acquire gil;
     try {
-      py::list all, needs;
+      py::list list, needs;
       std::size_t next = 0, need = 0;
-      for (const bool there : scan.there) {
+      for (const bool is_present : scan.is_present) {
         if (scan.forward.of_call)
-          all.append(there ? py::cast(given[next++]) : py::none());
-        needs.append(there && needed[need++]);
+          list.append(is_present ? py::cast(arguments[next++]) : py::none());
+        needs.append(is_present && needed[need++]);
       }
-      for (; next < given.size(); ++next)
-        all.append(given[next].defined() ? py::cast(given[next]) : py::none());
-      const auto gradients = scan.owner(true).attr("gradients")(all, needs).cast<Tensors>();
-      variable_list found;
-      for (std::size_t i = 0; i < scan.there.size(); ++i)
-        if (scan.there[i])
-          found.push_back(gradients[i].value_or(at::Tensor()));
-      return found;
+      for (; next < arguments.size(); ++next)
+        list.append(arguments[next].defined() ? py::cast(arguments[next]) : py::none());
+      const auto gradients = scan.owner(true).attr("gradients")(list, needs).cast<Tensors>();
+      variable_list results;
+      for (std::size_t i = 0; i < scan.is_present.size(); ++i)
+        if (scan.is_present[i])
+          results.push_back(gradients[i].value_or(at::Tensor()));
+      return results;
     } catch (py::error_already_set& error) {
-      raised(error);
+      rethrow(error);
     }
   }
 };
 
 variable_list Scan::run(const Tensors& tensors) {
-  const auto these = present(tensors);
+  const auto arguments = present(tensors);
   const auto self = c10::intrusive_ptr<Scan>::reclaim_copy(this);
-  const py::gil_scoped_release others_may_run;
-  return ScanBackward::apply(self, at::TensorList(these));
+  const py::gil_scoped_release without_gil;
+  return ScanBackward::apply(self, at::TensorList(arguments));
 }
 
-// Calls like an earlier one: all that a call may depend on is compared here, but for numbers in memory and what Python reads.
+// Runs calls like an earlier call. Compares everything on which a call may depend, except for values in memory and in Python.
 class Again {
  public:
-  // `tensors`: of the earlier call, in whose surroundings this is made. `scan` or `program`: what runs such calls.
+  // `tensors`: the tensors of the earlier call, whose settings are active now. `scan` or `program` runs the calls.
   Again(const Tensors& tensors, c10::intrusive_ptr<Scan> scan, SharedProgram program)
       : scan_(std::move(scan)),
         program_(std::move(program)),
@@ -687,22 +696,22 @@ class Again {
       requires_grad_.push_back(tensor && tensor->requires_grad());
   }
 
-  // `given`: of Python. None: another call.
-  std::optional<variable_list> run(const py::tuple& given) const {
+  // `objects`: Python objects. Returns no value for a call that differs from the earlier call.
+  std::optional<variable_list> run(const py::tuple& objects) const {
     Tensors tensors;
-    tensors.reserve(given.size());
-    for (const auto one : given) {
-      if (!one.is_none() && !THPVariable_CheckExact(one.ptr()))
-        return std::nullopt; // a subclass, or no tensor
-      tensors.push_back(one.is_none() ? std::nullopt : std::optional(THPVariable_Unpack(one.ptr())));
+    tensors.reserve(objects.size());
+    for (const auto object : objects) {
+      if (!object.is_none() && !THPVariable_CheckExact(object.ptr()))
+        return std::nullopt; // an instance of a subclass, or not a tensor
+      tensors.push_back(object.is_none() ? std::nullopt : std::optional(THPVariable_Unpack(object.ptr())));
     }
     if (!is_like(tensors))
       return std::nullopt;
     if (scan_)
       return scan_->run(tensors);
-    const auto these = present(tensors);
-    const py::gil_scoped_release others_may_run;
-    return program_->run(these);
+    const auto arguments = present(tensors);
+    const py::gil_scoped_release without_gil;
+    return program_->run(arguments);
   }
 
  private:
@@ -737,20 +746,20 @@ class Again {
   std::optional<at::ScalarType> autocast_;
 };
 
-// What autograd keeps instead of a tensor: its bits.
+// The bits of a tensor, which autograd saves instead of the tensor.
 struct Packed {
-  py::object bits; // of Python, which reads them where `reader` does not
+  py::object bits; // Python object, which Python unpacks if `reader` cannot
   at::Tensor packed;
   std::vector<std::int64_t> sizes, strides;
   at::ScalarType dtype;
-  std::shared_ptr<const Calls> reader; // gives all numbers, in one dimension
+  std::shared_ptr<const Calls> reader; // returns all values, as a tensor of one dimension
 };
 
-// Hooks of what autograd saves. Most of it is kept as it is; for the rest, there is something else.
+// Hooks for tensors that autograd saves. They save most tensors unchanged, and other objects instead of the remaining tensors.
 class SavingHooks {
  public:
-  // `packed`: something instead of a tensor, or None. `unpacked`: the tensor again. `views`, `layers`: names of nodes without
-  // "Backward" and digits; results of `layers`, and views of these, are kept as they are.
+  // `packed`: maps a tensor to an object that is saved instead, or to None. `unpacked`: maps this object to the tensor. `views`,
+  // `layers`: names of nodes without "Backward" and digits. Results of `layers`, and views of them, are saved unchanged.
   SavingHooks(
       py::object packed,
       py::object unpacked,
@@ -765,8 +774,8 @@ class SavingHooks {
         views_(std::move(views)),
         layers_(std::move(layers)) {}
 
-  // Keeps `bits` instead of all tensors that have the memory of `spikes`, and no other, as long as it does not change. Does not
-  // hold the bits.
+  // Saves `bits` instead of each tensor that covers exactly the memory of `spikes`, as long as the memory does not change. Keeps
+  // only a weak reference to `bits`.
   void note(const at::Tensor& spikes, const py::object& bits, std::shared_ptr<const Calls> reader) {
     if (spikes.is_inference() || !is_whole(spikes))
       return;
@@ -788,12 +797,12 @@ class SavingHooks {
   py::object pack(const py::object& given) {
     const auto& tensor = THPVariable_Unpack(given.ptr());
     if (THPVariable_CheckExact(given.ptr()) && is_considered(tensor)) {
-      if (auto found = noted(tensor))
-        return std::move(*found);
+      if (auto packed = noted(tensor))
+        return std::move(*packed);
       if (may_be_spikes(tensor)) {
-        auto found = packed_(given);
-        if (!found.is_none())
-          return found;
+        auto packed = packed_(given);
+        if (!packed.is_none())
+          return packed;
       }
     }
     return py::cast(Whole{given, tensor.is_inference() ? -1 : static_cast<std::int64_t>(tensor._version())});
@@ -802,9 +811,9 @@ class SavingHooks {
   py::object unpack(const py::object& kept) const {
     if (py::isinstance<Packed>(kept)) {
       const auto& packed = kept.cast<const Packed&>();
-      const auto found = packed.reader ? packed.reader->run({packed.packed}) : std::nullopt;
-      if (found && found->front().numel() == c10::multiply_integers(packed.sizes))
-        return py::cast(found->front().as_strided(packed.sizes, packed.strides));
+      const auto values = packed.reader ? packed.reader->run({packed.packed}) : std::nullopt;
+      if (values && values->front().numel() == c10::multiply_integers(packed.sizes))
+        return py::cast(values->front().as_strided(packed.sizes, packed.strides));
     }
     if (!py::isinstance<Whole>(kept))
       return unpacked_(kept);
@@ -818,14 +827,14 @@ class SavingHooks {
     return whole.tensor;
   }
 
-  // What autograd keeps.
+  // A tensor that autograd saves unchanged.
   struct Whole {
     py::object tensor;
-    std::int64_t version; // autograd compares none where there are hooks; -1: there is none
+    std::int64_t version; // autograd compares no versions if hooks are active; -1 if there is no version
   };
 
  private:
-  // The weak reference keeps the key from being another storage's.
+  // The weak reference prevents another storage from having the same address, which is the key.
   struct Noted {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
     std::uint32_t version;
@@ -845,19 +854,19 @@ class SavingHooks {
   }
 
   std::optional<py::object> noted(const at::Tensor& tensor) {
-    const auto found = noted_.find(tensor.storage().unsafeGetStorageImpl());
-    if (found == noted_.end())
+    const auto entry = noted_.find(tensor.storage().unsafeGetStorageImpl());
+    if (entry == noted_.end())
       return std::nullopt;
-    auto& one = found->second;
-    if (tensor._version() != one.version || tensor.scalar_type() != one.dtype || !is_whole(tensor))
+    auto& note = entry->second;
+    if (tensor._version() != note.version || tensor.scalar_type() != note.dtype || !is_whole(tensor))
       return std::nullopt;
-    py::object bits = one.bits();
+    py::object bits = note.bits();
     if (bits.is_none())
       return std::nullopt;
-    if (!std::exchange(one.is_counted, true))
+    if (!std::exchange(note.is_counted, true))
       counted_(tensor.nbytes(), bits, true);
     const auto packed = bits.attr("packed").cast<at::Tensor>();
-    return py::cast(Packed{std::move(bits), packed, tensor.sizes().vec(), tensor.strides().vec(), one.dtype, one.reader});
+    return py::cast(Packed{std::move(bits), packed, tensor.sizes().vec(), tensor.strides().vec(), note.dtype, note.reader});
   }
 
   bool may_be_spikes(const at::Tensor& tensor) const {
@@ -964,7 +973,7 @@ PYBIND11_MODULE(flexsn_launcher, module) {
            bool,
            bool>())
       .def("run", torch::wrap_pybind_function([](Scan& scan, const Tensors& tensors) {
-        return scan.run(tensors); // with torch's own exceptions, as of memory that is too small
+        return scan.run(tensors); // wrapped, so that torch's exceptions are converted, for example for too little memory
       }))
       .def("after", &Scan::after)
       .def("follow", &Scan::follow);

@@ -13,11 +13,13 @@ from flexsn_runtime.errors import ShapeError
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Terms of the offset of element `off` of a step: `Σ (off // inner % size) * stride`, or `off` if it is dense.
+    """Layout of a tensor over a step, as a sum of terms.
+
+    The offset of element `off` of the step is `Σ (off // inner % size) * stride`, or `off` if the tensor is dense.
 
     Attributes:
         layout: the layout that the kernel is specialized on.
-        numbers: `inner, size, stride` of each term. They are arguments of the kernel.
+        numbers: `inner, size, stride` of each term. These integers are arguments of the kernel.
     """
 
     layout: StepLayout
@@ -32,7 +34,7 @@ def step_terms(shape: Sequence[int], strides: Sequence[int]) -> Terms:
 
     Args:
         shape: the step's shape.
-        strides: the tensor's stride along each dimension of the step; 0 along dimensions in which the tensor
+        strides: the tensor's stride along each dimension of the step; 0 for dimensions along which the tensor
             broadcasts.
     """
     groups: list[tuple[int, int, int]] = []  # inner, size, stride, from the last dimension to the first
@@ -40,8 +42,8 @@ def step_terms(shape: Sequence[int], strides: Sequence[int]) -> Terms:
     for size, stride in zip(reversed(shape), reversed(strides), strict=True):
         if size != 1:
             if groups and _continues(groups[-1], inner, stride):
-                first, so_far, unit = groups[-1]
-                groups[-1] = (first, so_far * size, unit)
+                group_inner, group_size, group_stride = groups[-1]
+                groups[-1] = (group_inner, group_size * size, group_stride)
             else:
                 groups.append((inner, size, stride))
         inner *= size
@@ -53,12 +55,12 @@ def step_terms(shape: Sequence[int], strides: Sequence[int]) -> Terms:
 
 def _continues(group: tuple[int, int, int], inner: int, stride: int) -> bool:
     """True if a dimension continues the dimensions after it, so that one term describes all of them."""
-    first, size, unit = group
-    return first * size == inner and stride == unit * size
+    group_inner, group_size, group_stride = group
+    return group_inner * group_size == inner and stride == group_stride * group_size
 
 
 def broadcast_strides(shape: Sequence[int], strides: Sequence[int], step: Sequence[int]) -> tuple[int, ...]:
-    """Returns the strides of a tensor of `shape` expanded to `step`."""
+    """Returns the strides of a tensor with these `shape` and `strides`, expanded to the shape `step`."""
     missing = len(step) - len(shape)
     expanded = [0] * missing
     for size, stride in zip(shape, strides, strict=True):
@@ -67,14 +69,14 @@ def broadcast_strides(shape: Sequence[int], strides: Sequence[int], step: Sequen
 
 
 def broadcast_shape(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Returns the shape of a step with inputs of these shapes. Raises `ShapeError` if they do not broadcast."""
+    """Returns the shape of a step with inputs of these shapes. Raises `ShapeError` if the shapes do not broadcast."""
     first = tuple(shapes[0])
-    if all(tuple(shape) == first for shape in shapes):  # torch's function takes longer than the whole call of the scan
+    if all(tuple(shape) == first for shape in shapes):  # torch's function takes longer than a call of the scan
         return first
     try:
         return tuple(torch.broadcast_shapes(*shapes))
     except RuntimeError:
         raise ShapeError(
             f"the inputs have steps of shape {', '.join(str(list(s)) for s in shapes)}, which do not "
-            "broadcast to one: give all of them the shape of the step after T, or sizes of 1."
+            "broadcast to one: give all of them the shape of the step after T, or sizes of 1 where they broadcast."
         ) from None

@@ -1,4 +1,4 @@
-"""Checks that kernels can read the memory of a tensor. Errors name the remedy."""
+"""Checks that kernels can read the memory of a tensor. The error message names a remedy."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from torch import Tensor
 from flexsn_runtime.errors import LayoutError
 
 
-def check_tensors(values: Sequence[object], what: str = "argument") -> None:
+def check_tensors(values: Sequence[object], label: str = "argument") -> None:
     """Raises `TypeError` or `LayoutError` unless all values are tensors in dense memory."""
     for i, value in enumerate(values):
         if not isinstance(value, Tensor):
-            raise TypeError(f"{what} {i} is a {type(value).__name__}; a scan takes tensors.")
-        check_tensor(value, f"{what} {i}")
+            raise TypeError(f"{label} {i} is a {type(value).__name__}; a scan takes tensors.")
+        check_tensor(value, f"{label} {i}")
 
 
 def check_tensor(tensor: Tensor, name: str) -> None:
     """Raises `LayoutError` unless a tensor is in dense memory."""
     if tensor.is_quantized:
-        kind, remedy = "quantized tensor", "Convert it: dequantize()."
+        noun, remedy = "quantized tensor", "Convert it: dequantize()."
     elif tensor.is_nested:
-        kind, remedy = "nested tensor", "Convert it: torch.nested.to_padded_tensor()."
+        noun, remedy = "nested tensor", "Convert it: torch.nested.to_padded_tensor()."
     elif tensor.layout is not torch.strided:
-        kind, remedy = f"{tensor.layout} tensor", "Convert it: to_dense()."
+        noun, remedy = f"{tensor.layout} tensor", "Convert it: to_dense()."
     elif type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
-        kind, remedy = type(tensor).__name__, "Pass a plain tensor, or use backend='torch' or backend='hop'."
+        noun, remedy = type(tensor).__name__, "Pass a plain tensor, or use backend='torch' or backend='hop'."
     elif tensor._is_zerotensor():
-        kind, remedy = "tensor of zeros without memory", "Convert it: clone()."
+        noun, remedy = "tensor of zeros without memory", "Convert it: clone()."
     elif tensor.data_ptr() == 0 and tensor.numel() > 0 and not tensor.is_meta:
-        kind, remedy = "tensor whose memory was freed", "Gather or load it before the call."
+        noun, remedy = "tensor whose memory was freed", "Gather or load it before the call."
     else:
         return
-    raise LayoutError(f"{name} is a {kind}; kernels read dense memory. {remedy}")
+    raise LayoutError(f"{name} is a {noun}; kernels read dense memory. {remedy}")

@@ -1,4 +1,4 @@
-"""Layouts in which a kernel reads a scan's arguments, and the numbers that describe them."""
+"""Layouts in which a kernel reads a scan's arguments, and the integers that describe these layouts."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def layout_key(tensors: Iterable[Tensor | None]) -> tuple[object, ...]:
     """Returns a key that is equal for tensors that can share a prepared launch.
 
     Triton compiles for the alignment of pointers, so the alignment is part of the key. The key also contains the
-    tensors' types, and whether they have a pointer that a kernel can follow.
+    tensors' types, and whether each tensor has memory.
     """
     return tuple(
         [
@@ -80,37 +80,37 @@ def layout_key(tensors: Iterable[Tensor | None]) -> tuple[object, ...]:
 
 
 def same_layout(tensors: Sequence[Tensor | None]) -> Callable[[Sequence[Tensor | None]], bool]:
-    """Returns a predicate for `len(tensors)` tensors. It is True only if they have the `layout_key` of `tensors`.
+    """Returns a function that compares other tensors with these. It returns True only if the `layout_key` is equal.
 
-    The predicate takes a tenth of the time of the key. The result may be False for tensors with an equal key, because
-    the predicate also compares everything else that `alike` compares.
+    A comparison takes a tenth of the time that the computation of a key takes. The result may be False for tensors with
+    an equal key, because the function also compares all other properties that `alike` compares.
     """
-    there = [t is not None for t in tensors]
-    these = [t for t in tensors if t is not None]
-    are_alike, count = alike(these), len(tensors)
-    places = [_place(t) for t in these]
-    all_there = len(these) == count
+    is_present = [t is not None for t in tensors]
+    present = [t for t in tensors if t is not None]
+    are_alike, count = alike(present), len(tensors)
+    alignments = [_find_alignment(t) for t in present]
+    are_all_present = len(present) == count
 
     def are_same(others: Sequence[Any]) -> bool:
-        if not all_there:
-            if [t is not None for t in others] != there:
+        if not are_all_present:
+            if [t is not None for t in others] != is_present:
                 return False
             others = [t for t in others if t is not None]
         elif len(others) != count:
             return False
         if not are_alike(*others):  # False for objects that are not tensors
             return False
-        for tensor, place in zip(others, places, strict=True):
+        for tensor, alignment in zip(others, alignments, strict=True):
             address = tensor.data_ptr()
-            if (address % 16 if address else None) != place:
+            if (address % 16 if address else None) != alignment:
                 return False
         return True
 
     return are_same
 
 
-def _place(tensor: Tensor) -> int | None:
-    """The part of a tensor's layout that depends on its address."""
+def _find_alignment(tensor: Tensor) -> int | None:
+    """Returns the address of a tensor modulo 16; `None` if the tensor has no memory."""
     address = tensor.data_ptr()
     return address % 16 if address else None
 
@@ -119,21 +119,21 @@ _NO_DELAYS: Mapping[int, Late] = MappingProxyType({})
 
 
 class Operands:
-    """Layouts in which a kernel reads arguments of one layout.
+    """Layouts in which a kernel reads the arguments of a call. Calls with an equal `layout_key` share them.
 
     Args:
-        arguments: any arguments of the layout.
-        layouts: the step's layout of each lifted tensor, by the tensor's index. The step does not read the other
-        tensors.
+        arguments: arguments of one of these calls.
+        layouts: layout of each lifted tensor over a step, by the tensor's index. The step does not read lifted tensors
+            without a layout.
         shape: the step's shape.
         order: order in which the kernel counts the step's elements.
-        counts: indices of inputs that count down. If such an input is one step expanded over time, the kernel reads one
-            step.
-        late: delays of each delayed input, by the input's index. The inputs that hold the delays are one step, expanded
-            over time.
+        counts: indices of inputs that count down. If such an input is one step that is expanded over time, the kernel
+            reads only this step.
+        late: delays of each delayed input, by the input's index. An input that holds delays is one step that is
+            expanded over time.
 
     Attributes:
-        inputs, states, lifted, lifted_like: values for the kernel's spec.
+        inputs, states, lifted, lifted_like: the attributes with these names in the kernel's spec.
         sizes: the kernel's integer arguments by name.
     """
 
@@ -149,22 +149,23 @@ class Operands:
         self._shape, self._order = shape, order
         self.sizes: dict[str, int] = {"T": arguments.num_steps, "NCL": math.prod(shape)}
         self.inputs = tuple(
-            self._counted(Port(Role.INPUT, i), x)
+            self._describe_counted(Port(Role.INPUT, i), x)
             if i in counts and is_expanded(x)
-            else self._sequence(Port(Role.INPUT, i), x.shape, x.stride())
+            else self._describe_sequence(Port(Role.INPUT, i), x.shape, x.stride())
             for i, x in enumerate(arguments.inputs)
         )
         if late:
             self._delay(arguments.inputs, late)
         self.states = tuple(
-            None if v is None else self._step(Port(Role.STATE, i), v.stride()) for i, v in enumerate(arguments.states)
+            None if v is None else self._describe_step(Port(Role.STATE, i), v.stride())
+            for i, v in enumerate(arguments.states)
         )
-        # Maps a layout to the first lifted tensor with this layout.
+        # Maps a layout to the index of the first lifted tensor with this layout.
         first: dict[tuple[object, ...], int] = {}
-        read = [self._lifted(i, layouts.get(i)) for i in range(len(arguments.lifted))]
-        self.lifted = tuple(terms.layout for terms in read)
-        self.lifted_like = tuple(first.setdefault(_comparable(terms), i) for i, terms in enumerate(read))
-        # The layouts index elements of contiguous tensors on the kernel's device.
+        lifted_terms = [self._describe_lifted(i, layouts.get(i)) for i in range(len(arguments.lifted))]
+        self.lifted = tuple(terms.layout for terms in lifted_terms)
+        self.lifted_like = tuple(first.setdefault(_make_comparable(terms), i) for i, terms in enumerate(lifted_terms))
+        # A layout describes a contiguous tensor on the kernel's device, from an offset on. These tensors are replaced.
         self._moved = {
             i: layout.offset
             for i, layout in layouts.items()
@@ -184,12 +185,12 @@ class Operands:
         return tuple(len(self.inputs) + len(self.states) + i for i in self._moved)
 
     def move(self, tensors: list[Tensor | None]) -> None:
-        """Replaces lifted tensors that the kernel cannot read by tensors that it can read.
+        """Replaces each lifted tensor that the kernel cannot read by a copy or a view that the kernel can read.
 
-        For example, it moves a CPU scalar among CUDA tensors.
+        For example, a scalar on the CPU is copied to the device of CUDA tensors.
 
         Args:
-            tensors: begins with `[*inputs, *states, *lifted]` of this layout.
+            tensors: list that begins with the tensors `[*inputs, *states, *lifted]` of a call.
         """
         first_lifted = len(self.inputs) + len(self.states)
         for i, offset in self._moved.items():
@@ -200,27 +201,27 @@ class Operands:
     def strided(
         self, tensors: Iterable[tuple[Port, Sequence[int], Sequence[int]]]
     ) -> tuple[tuple[Port, InputLayout], ...]:
-        """The layouts of tensors that are not dense in the kernel's order of elements, for its spec.
+        """Returns the layouts for the kernel's spec, of tensors that are not dense in the kernel's order of elements.
 
         Args:
-            tensors: the kernel's tensors other than the arguments, with their shapes and strides. They are sequences
-                (`[T, *step]` or `[rows, *step]`), steps (`[*step]`), or rows of contiguous steps in one dimension.
+            tensors: the kernel's tensors other than the arguments, with their shapes and strides. Each tensor is a
+                sequence (`[T, *step]` or `[rows, *step]`), a step (`[*step]`), or contiguous steps in one dimension.
         """
-        found = []
+        layouts = []
         for param, shape, strides in tensors:
             if param.role in _STEPS:
-                layout = InputLayout(self._step(param, strides))
+                layout = InputLayout(self._describe_step(param, strides))
             elif len(shape) == len(self._shape) + 1:
-                layout = self._sequence(param, shape, strides)
+                layout = self._describe_sequence(param, shape, strides)
             else:
-                layout = InputLayout(self._step(param, contiguous_strides(self._shape)))
+                layout = InputLayout(self._describe_step(param, contiguous_strides(self._shape)))
             if layout != _DENSE:
-                found.append((param, layout))
-        return tuple(found)
+                layouts.append((param, layout))
+        return tuple(layouts)
 
-    def _sequence(self, param: Port, shape: Sequence[int], strides: Sequence[int]) -> InputLayout:
-        layout = self._step(param, broadcast_strides(shape[1:], strides[1:], self._shape))
-        # The distance between steps matters only if there is a second step.
+    def _describe_sequence(self, param: Port, shape: Sequence[int], strides: Sequence[int]) -> InputLayout:
+        layout = self._describe_step(param, broadcast_strides(shape[1:], strides[1:], self._shape))
+        # The distance between steps matters only if the sequence has a second step.
         strided_time = shape[0] != 1 and strides[0] != self.sizes["NCL"]
         if strided_time:
             self.sizes[f"{param.name}_time"] = strides[0]
@@ -230,27 +231,31 @@ class Operands:
         layouts = list(self.inputs)
         for i, delays in late.items():
             layouts[i] = replace(layouts[i], late=delays)
-            by = Port(Role.INPUT, delays.by), inputs[delays.by]
-            layouts[delays.by] = InputLayout(self._one_step(*by), once=True)
+            layout = self._describe_one_step(Port(Role.INPUT, delays.by), inputs[delays.by])
+            layouts[delays.by] = InputLayout(layout, once=True)
         self.inputs = tuple(layouts)
 
-    def _counted(self, param: Port, x: Tensor) -> InputLayout:
-        return InputLayout(self._one_step(param, x), counts_down=True)
+    def _describe_counted(self, param: Port, x: Tensor) -> InputLayout:
+        return InputLayout(self._describe_one_step(param, x), counts_down=True)
 
-    def _one_step(self, param: Port, x: Tensor) -> StepLayout:
-        """Returns the layout of a step of a sequence whose steps share memory."""
-        return self._step(param, broadcast_strides(x.shape[1:], x.stride()[1:], self._shape))
+    def _describe_one_step(self, param: Port, x: Tensor) -> StepLayout:
+        """Returns the layout of one step of a sequence whose steps share memory."""
+        return self._describe_step(param, broadcast_strides(x.shape[1:], x.stride()[1:], self._shape))
 
-    def _lifted(self, i: int, layout: LiftedLayout | None) -> Terms:
+    def _describe_lifted(self, i: int, layout: LiftedLayout | None) -> Terms:
         if layout is None:
-            return DENSE_TERMS  # never read
-        return self._terms(Port(Role.LIFTED, i), layout.strides)
+            return DENSE_TERMS  # the step never reads this tensor
+        return self._describe_terms(Port(Role.LIFTED, i), layout.strides)
 
-    def _step(self, param: Port, strides: Sequence[int]) -> StepLayout:
-        return self._terms(param, strides).layout
+    def _describe_step(self, param: Port, strides: Sequence[int]) -> StepLayout:
+        return self._describe_terms(param, strides).layout
 
-    def _terms(self, param: Port, strides: Sequence[int]) -> Terms:
-        """Computes the layout of a tensor over a step from its stride along each dimension of the step."""
+    def _describe_terms(self, param: Port, strides: Sequence[int]) -> Terms:
+        """Returns the layout of a tensor over a step, and adds the integers that describe the layout to `sizes`.
+
+        Args:
+            strides: the tensor's stride along each dimension of the step.
+        """
         terms = step_terms(self._order.shape(self._shape), self._order.shape(strides))
         for i, number in enumerate(terms.numbers):
             kind = ("inner", "size", "stride")[i % 3]
@@ -259,10 +264,10 @@ class Operands:
 
 
 def loaded_early(layouts: tuple[InputLayout, ...], inputs: Sequence[Tensor], stages: int) -> tuple[InputLayout, ...]:
-    """Returns the layouts of inputs in a kernel. If chunks are in flight, masks are loaded before their use.
+    """Returns the layouts of inputs in a kernel. If `stages` is not 1, masks are loaded before their use.
 
     Args:
-        stages: number of stages of the kernel.
+        stages: number of chunks in flight, see `LaunchConfig`.
     """
     if stages == 1:
         return layouts
@@ -277,14 +282,14 @@ def is_expanded(x: Tensor) -> bool:
     return x.shape[0] > 1 and x.stride(0) == 0
 
 
-def picker(places: Sequence[int]) -> Callable[[Sequence[Tensor | None]], Sequence[Tensor]]:
+def picker(positions: Sequence[int]) -> Callable[[Sequence[Tensor | None]], Sequence[Tensor]]:
     """Returns a function that picks the tensors at these positions, in this order."""
-    found: Callable[[Sequence[Tensor | None]], Any] = itemgetter(*places)
-    return found if len(places) > 1 else lambda tensors: (found(tensors),)
+    pick: Callable[[Sequence[Tensor | None]], Any] = itemgetter(*positions)
+    return pick if len(positions) > 1 else lambda tensors: (pick(tensors),)
 
 
-def _comparable(terms: Terms) -> tuple[object, ...]:
-    """Returns a key of terms. Two keys are equal if the terms are equal for all values of their symbols."""
+def _make_comparable(terms: Terms) -> tuple[object, ...]:
+    """Returns a key of terms. Two keys are equal if the terms are equal for all values of the symbols in the terms."""
     return terms.layout, *[number if type(number) is int else size_expression(number) for number in terms.numbers]
 
 

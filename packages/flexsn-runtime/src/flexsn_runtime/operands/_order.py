@@ -13,7 +13,10 @@ from flexsn_runtime._torch_private import size_hint
 
 
 def in_order(tensor: Tensor | None, order: Sequence[int] | None) -> Tensor | None:
-    """Returns `tensor` or a copy without holes, with dimensions in this memory order. `None` changes nothing."""
+    """Returns `tensor`, or a copy without holes, whose dimensions have this memory order.
+
+    If `order` is `None`, returns `tensor` unchanged.
+    """
     if tensor is None or order is None:
         return tensor
     return tensor.permute(tuple(order)).contiguous().permute([order.index(d) for d in range(len(order))])
@@ -23,23 +26,23 @@ def order_of(tensor: Tensor, *, guarded: bool = False) -> tuple[int, ...]:
     """Returns the dimension order of a new tensor in the format of `tensor`.
 
     Args:
-        guarded: same as for `ScanFormat.of`.
+        guarded: see `ScanFormat.of`.
     """
-    sizes, strides = _numbers(tensor, guarded)
+    sizes, strides = _read_layout(tensor, guarded)
     return memory_order(sizes, [(sizes, strides)])
 
 
 def unusual_order(tensor: Tensor) -> tuple[int, ...] | None:
-    """Returns the order of a tensor's dimensions in memory; `None` for the usual order."""
+    """Returns the order of a tensor's dimensions in memory; `None` for the order of a contiguous tensor."""
     order = order_of(tensor)
     return None if order == tuple(range(len(order))) else order
 
 
 def strides_like(tensor: Tensor, *, guarded: bool = False) -> tuple[int, ...]:
-    """Returns the strides of a new tensor in the format of `tensor`. They leave no holes and do not overlap.
+    """Returns strides for a new tensor in the format of `tensor`. The new tensor has neither holes nor overlaps.
 
     Args:
-        guarded: same as for `ScanFormat.of`.
+        guarded: see `ScanFormat.of`.
     """
     return dense_strides(tensor.shape, order_of(tensor, guarded=guarded))
 
@@ -55,7 +58,7 @@ class StepOrder:
     dims: tuple[int, ...]
 
     def shape(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """Sorts sizes or strides in this order."""
+        """Returns sizes or strides in this order."""
         return tuple(sizes[d] for d in self.dims)
 
     def layout(self, layout: LiftedLayout) -> LiftedLayout:
@@ -93,30 +96,36 @@ class ScanFormat:
                 other shapes do not affect the format, because a step with products is not elementwise.
             states: `[*step]` each, or `None`.
             guarded: True if the graph that is being traced may depend on comparisons of symbolic sizes and strides. If
-                False, the sizes and strides have the values that they had when they were traced.
+                False, the comparisons use the values that the symbols have during tracing.
         """
         sequence = (inputs[0].shape[0], *shape)
-        sizes = _known(sequence, 2, guarded)
-        given = broadcast_sequences(sizes, [_numbers(x, guarded) for x in inputs])
-        also = broadcast_states(sizes, [_numbers(v, guarded) for v in states if v is not None])
-        in_time = memory_order(sizes, given, also)
-        in_step = memory_order(sizes[1:], [_within(x) for x in given], [_within(v) for v in also])
+        sizes = _resolve(sequence, 2, guarded)
+        input_operands = broadcast_sequences(sizes, [_read_layout(x, guarded) for x in inputs])
+        state_operands = broadcast_states(sizes, [_read_layout(v, guarded) for v in states if v is not None])
+        in_time = memory_order(sizes, input_operands, state_operands)
+        in_step = memory_order(
+            sizes[1:], [_select_step(x) for x in input_operands], [_select_step(v) for v in state_operands]
+        )
         return cls(StepOrder(in_step), dense_strides(sequence, in_time), dense_strides(shape, in_step))
 
 
-def _within(operand: Operand) -> Operand:
+def _select_step(operand: Operand) -> Operand:
     """Returns one step of a sequence."""
     sizes, strides = operand
     return sizes[1:], strides[1:]
 
 
-def _numbers(tensor: Tensor, guarded: bool) -> Operand:
-    # An unknown size counts as neither 0 nor 1, and an unknown stride does not affect the order.
-    return _known(tensor.shape, 2, guarded), _known(tensor.stride(), 0, guarded)
+def _read_layout(tensor: Tensor, guarded: bool) -> Operand:
+    # 2 stands for an unknown size, since it is neither 0 nor 1. 0 stands for an unknown stride, and has no effect.
+    return _resolve(tensor.shape, 2, guarded), _resolve(tensor.stride(), 0, guarded)
 
 
-def _known(sizes: Sequence[int], unknown: int, guarded: bool) -> tuple[int, ...]:
-    """Returns sizes or strides that can be compared: symbols if guards are allowed, otherwise their traced values."""
+def _resolve(sizes: Sequence[int], unknown: int, guarded: bool) -> tuple[int, ...]:
+    """Returns comparable sizes or strides: symbols if `guarded` is True, otherwise the symbols' values during tracing.
+
+    Args:
+        unknown: replacement for a size or stride whose value is unknown.
+    """
     hints = [size_hint(size) for size in sizes]
     return tuple(
         unknown if hint is None else size if guarded else hint for size, hint in zip(sizes, hints, strict=True)

@@ -32,8 +32,8 @@ class LaunchConfig:
         chunk: time steps whose loads are issued together.
         block: elements per program.
         num_warps: warps per program.
-        stages: number of chunks in flight, which are copied to shared memory before their use; 1 if none is copied
-        ahead.
+        stages: number of chunks in flight, which are copied to shared memory before their use; 1 if no chunk is copied
+            ahead.
     """
 
     chunk: int
@@ -48,7 +48,7 @@ class LaunchPlan:
 
     Attributes:
         inference: settings of a forward without gradients.
-        forward: settings of a forward that writes checkpoints. Its chunk is a multiple of the backward's.
+        forward: settings of a forward that writes checkpoints. Its chunk is a multiple of the chunk of `backward`.
         backward: settings of the backward. Its chunk is the distance between checkpoints.
     """
 
@@ -59,12 +59,12 @@ class LaunchPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Costs of a step. With the number of elements, they determine its launch settings.
+    """Costs of a step. The costs and the number of elements determine the step's launch settings.
 
     Attributes:
         num_ops: operations of the step's forward graph; LIF has 8.
-        inputs, outputs: bytes per element of each input and output. Outputs without a gradient are left out. So are
-            inputs with few numbers for the whole step, such as a mask with one number for each sequence.
+        inputs, outputs: bytes per element of each input and output. Outputs without a gradient are omitted. Inputs with
+            few elements are also omitted, for example a mask with one element for each sequence.
     """
 
     num_ops: int
@@ -78,7 +78,7 @@ class StepCost:
 
     @property
     def backward_ops(self) -> int:
-        """Operations per backward step: those of the step itself, and about three times their number for its VJP."""
+        """Operations of a step in the backward: those of the step, and about three times their number for its VJP."""
         return 4 * self.num_ops
 
     @classmethod
@@ -94,15 +94,16 @@ class StepCost:
         )
 
 
-# An input with one number for `_FEW` or more elements is read from caches, so it does not count as memory traffic.
+# An input with one element for `_FEW` or more elements of the step is read from caches, so it does not count as memory
+# traffic.
 _FEW = 32
 
 # Each key is the largest number of elements for which its plan is used. benchmarks/tune_launch.py measured the plans on
 # an H200, with LIF and with a step of two inputs, in float32 and bfloat16.
-# Small steps leave most of the GPU idle. They take as long as one element's chain of steps, so their plans have one
-# element per thread and many loads in flight. Large steps wait for memory, so their plans have 16-byte loads and few
-# registers. Steps of intermediate size have too few programs to give all multiprocessors equal shares. Smaller programs
-# make the shares more equal.
+# Small steps leave most of the GPU idle. A scan then takes as long as the steps of a single element, so plans for small
+# steps have one element per thread and many loads in flight. Large steps wait for memory, so their plans have 16-byte
+# loads and few registers. Steps of intermediate size have too few programs to give all multiprocessors equal shares.
+# Smaller programs make the shares more equal.
 _PLANS = {
     2**15: LaunchPlan(
         inference=LaunchConfig(chunk=8, block=32, num_warps=1, stages=6),
@@ -131,7 +132,7 @@ _PLANS = {
     ),
 }
 
-# Plans for several inputs, where the same number of loads in flight needs fewer stages.
+# Plans for steps with several inputs. Each stage has more loads, so fewer stages have the same number in flight.
 _SEVERAL_INPUTS = {
     2**15: LaunchPlan(*(LaunchConfig(chunk=8, block=32, num_warps=1, stages=4),) * 3),
     2**17: LaunchPlan(
@@ -144,15 +145,15 @@ _SEVERAL_INPUTS = {
     2**63: _PLANS[2**63],
 }
 
-# Plans for inputs of two bytes, unless the step is small. They keep the number of bytes per load.
+# Plans for steps with inputs of two bytes per element, except small steps. Larger blocks keep the bytes per load.
 _WIDE = LaunchConfig(chunk=8, block=1024, num_warps=4, stages=3)
 _TWO_BYTES = {
     **dict.fromkeys((2**18, 2**20), LaunchPlan(_WIDE, _WIDE, backward=replace(_WIDE, block=512))),
     2**63: LaunchPlan(inference=replace(_WIDE, stages=1), forward=_WIDE, backward=_WIDE),
 }
 
-# Triton's interpreter runs programs one after the other. Therefore, its plan has larger blocks. Its chunks are so short
-# that a small T fills them.
+# Triton's interpreter runs programs one after another, so the plan for the interpreter has larger blocks. The chunks of
+# this plan are short, so that sequences of few steps fill them.
 _INTERPRETED = LaunchPlan(
     inference=LaunchConfig(chunk=4, block=512, num_warps=1, stages=2),
     forward=LaunchConfig(chunk=8, block=512, num_warps=1, stages=2),
@@ -167,22 +168,22 @@ _MAX_UNROLLED = 512
 # Number of steps of the longest chunk in a plan.
 _LONGEST = 8
 
-# A sequence of up to `_SHORT` steps is a single chunk of its own length. A longer chunk that is half full would take as
-# long as a full chunk, and a single chunk leaves no loads to issue ahead.
+# A sequence of up to `_SHORT` steps is one chunk of exactly these steps. A longer chunk that is half full would take as
+# long as a full chunk. A single chunk has one stage, because no later chunk remains whose loads could be issued ahead.
 _SHORT = 8
 
-# Minimum bytes of a thread's elements for loads that are issued ahead. The GPU copies no smaller pieces. With fewer
-# bytes, the thread waits for each load.
+# Minimum bytes of a thread's elements for loads that are issued ahead. The GPU cannot copy fewer bytes
+# ahead of their use, so the thread would wait for each load.
 _MIN_AHEAD = 4
 
 # Maximum number of elements of a step for which smaller programs make the shares of multiprocessors more equal.
 _FEW_SCATTERED = 2**17
 
-# Maximum bytes that a thread loads for a chunk. They take half of its registers.
+# Maximum bytes that a thread loads for a chunk. These bytes take half of the thread's registers.
 _MAX_LOADED = 512
 
 # Maximum bytes of a program's chunks in flight, in shared memory. A multiprocessor of an H200 then runs three programs
-# at a time; a multiprocessor with 99 KiB runs one.
+# at a time; a multiprocessor with 99 KiB of shared memory runs one program.
 _MAX_IN_FLIGHT = 2**16
 
 
@@ -207,13 +208,13 @@ def launch_plan(ncl: int, cost: StepCost, *, interpreted: bool) -> LaunchPlan:
     """Returns the launch settings for a step of `ncl` elements.
 
     The settings are independent of T: one binary serves every T that is not short (see `one_chunk`). `ncl` may be a
-    compiler's symbol. Comparisons then guard its size class, not its value.
+    compiler's symbol. Comparisons then guard the size class, not the value.
     """
-    return _plan(size_class(ncl), cost, interpreted)
+    return _choose_plan(size_class(ncl), cost, interpreted)
 
 
 @functools.cache
-def _plan(limit: int, cost: StepCost, interpreted: bool) -> LaunchPlan:
+def _choose_plan(limit: int, cost: StepCost, interpreted: bool) -> LaunchPlan:
     if interpreted:
         return _INTERPRETED
     if min(cost.inputs) == 2 and limit in _TWO_BYTES:
@@ -223,19 +224,19 @@ def _plan(limit: int, cost: StepCost, interpreted: bool) -> LaunchPlan:
     segment = limited(plan.backward.chunk, cost.backward_ops)
     chunk = max(segment, limited(plan.forward.chunk, cost.num_ops))
     return LaunchPlan(
-        inference=_fitting(replace(plan.inference, chunk=limited(plan.inference.chunk, cost.num_ops)), cost.inputs),
-        forward=_fitting(replace(plan.forward, chunk=chunk), cost.inputs),
-        backward=_fitting(replace(plan.backward, chunk=segment), cost.inputs + cost.outputs),
+        inference=_fit(replace(plan.inference, chunk=limited(plan.inference.chunk, cost.num_ops)), cost.inputs),
+        forward=_fit(replace(plan.forward, chunk=chunk), cost.inputs),
+        backward=_fit(replace(plan.backward, chunk=segment), cost.inputs + cost.outputs),
     )
 
 
 def one_chunk(config: LaunchConfig, num_steps: int, ops_per_step: int) -> LaunchConfig | None:
-    """Returns `config` with a short sequence as one chunk; `None` if `num_steps` is not short, or is a symbol."""
+    """Returns `config` with one chunk for a short sequence; `None` if `num_steps` is too large, or is a symbol."""
     if not isinstance(num_steps, int) or not 0 < num_steps <= _SHORT:
         return None
     # A sequence of fewer than `_SHORT` steps may have twice the usual limit of ops, since one chunk is still better
     # than the code for whole chunks with additional code for the remaining steps. `_SHORT` steps consist of whole
-    # chunks, and no steps remain.
+    # chunks, so no steps remain.
     if num_steps * ops_per_step > (_MAX_UNROLLED if num_steps == _SHORT else 2 * _MAX_UNROLLED):
         return None
     return replace(config, chunk=num_steps, stages=1)
@@ -244,41 +245,44 @@ def one_chunk(config: LaunchConfig, num_steps: int, ops_per_step: int) -> Launch
 def checkpoint_distance(backward: LaunchConfig, num_steps: int, ops_per_step: int) -> int:
     """Returns the number of steps between two checkpoints, a power of two.
 
-    If the backward is one chunk, it recomputes from the initial states and needs no checkpoints for a second segment.
+    If the backward is one chunk, it recomputes from the initial states, and no second segment needs a checkpoint.
     """
     short = one_chunk(backward, num_steps, ops_per_step)
     return backward.chunk if short is None else max(backward.chunk, 1 << (num_steps - 1).bit_length())
 
 
-def _fitting(config: LaunchConfig, read: tuple[int, ...]) -> LaunchConfig:
-    """Returns `config` with a block that registers and loads allow, and with stages that shared memory allows.
+def _fit(config: LaunchConfig, read: tuple[int, ...]) -> LaunchConfig:
+    """Returns `config` with a block and a number of stages that fit the GPU.
+
+    The block has at least the elements that loads ahead require. Above this minimum, the block is halved until its
+    loads fit into registers. The chunks in flight fit into shared memory.
 
     Args:
         read: bytes per element of each tensor that every step reads.
     """
     threads = 32 * config.num_warps
-    least = threads if config.stages == 1 else threads * max(_MIN_AHEAD // min(read), 1)
-    block = max(config.block, least)
-    while block > least and config.chunk * sum(read) * block > _MAX_LOADED * threads:
+    smallest = threads if config.stages == 1 else threads * max(_MIN_AHEAD // min(read), 1)
+    block = max(config.block, smallest)
+    while block > smallest and config.chunk * sum(read) * block > _MAX_LOADED * threads:
         block //= 2
-    ahead = _MAX_IN_FLIGHT // (config.chunk * block * sum(read))
-    return replace(config, block=block, stages=min(config.stages, 1 + ahead))
+    chunks_ahead = _MAX_IN_FLIGHT // (config.chunk * block * sum(read))
+    return replace(config, block=block, stages=min(config.stages, 1 + chunks_ahead))
 
 
 def scattered(limit: int, plan: LaunchPlan) -> LaunchPlan:
-    """Returns `plan` with one element per thread, for delays that differ by element.
+    """Returns `plan` with one element per thread, for delays that differ between elements.
 
     With LIF and 16 delays on an H200, this takes 0.78 of the time of several elements per thread.
 
     Args:
-        limit: limit of the size class.
+        limit: maximum number of elements in the size class.
     """
     warps = 8 if limit > _FEW_SCATTERED else 4
 
-    def own(config: LaunchConfig) -> LaunchConfig:
+    def use_one_element(config: LaunchConfig) -> LaunchConfig:
         return replace(config, block=32 * warps, num_warps=warps, stages=1)
 
-    return LaunchPlan(own(plan.inference), own(plan.forward), own(plan.backward))
+    return LaunchPlan(use_one_element(plan.inference), use_one_element(plan.forward), use_one_element(plan.backward))
 
 
 def with_segment(plan: LaunchPlan, segment: int) -> LaunchPlan:
@@ -294,8 +298,8 @@ def writable(interval: int, ops_per_step: int) -> int:
     """Returns the distance between checkpoints in a kernel, which is also the kernel's chunk.
 
     A kernel contains the code of all steps of a chunk. The distance is `interval`, unless this code would be too long.
-    In that case, it is the largest divisor of `interval` that is at most the longest chunk of a plan. An interval may
-    have any size if another lowering chose it, or if it stands for a scan without checkpoints.
+    In that case, the distance is the largest divisor of `interval` that is at most the longest chunk of a plan. An
+    interval may be any number if another lowering chose it, or if the interval stands for a scan without checkpoints.
     """
     if interval * max(ops_per_step, 1) <= _MAX_UNROLLED:  # even a step without operations has code
         return interval

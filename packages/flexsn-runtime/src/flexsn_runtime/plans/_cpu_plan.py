@@ -17,8 +17,8 @@ _FEW, _NARROW = 15, 8
 # Bytes of a block's states: half of the L1 cache.
 _CARRIED = 2**14
 
-# Minimum number of blocks of a step, so that up to this number of threads have a block each. Small steps have fewer
-# blocks, which have the smallest size.
+# Minimum number of blocks of a step, so that each of up to this number of threads has a block. Small steps have fewer
+# blocks, of the smallest size.
 _BLOCKS = 16
 
 

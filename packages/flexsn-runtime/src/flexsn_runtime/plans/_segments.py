@@ -16,9 +16,9 @@ class SegmentRule:
     """Conditions under which segments are worthwhile, and their number.
 
     Attributes:
-        elements: number of segments times elements per step that fills the device.
+        elements: the number of segments multiplied by the elements per step fills the device if it is this large.
         largest: maximum elements of a step. A larger step fills the device without segments.
-        moved: bytes that a step reads and writes. From this number on, a step keeps the memory busy without segments.
+        moved: a step that reads and writes at least this number of bytes keeps the memory busy without segments.
         shortest: minimum steps of a sequence.
         launched: minimum steps of a sequence in calls outside of CUDA graphs, where Python launches each kernel. The
             first calls, which learn warm-ups, are exempt.
@@ -27,7 +27,7 @@ class SegmentRule:
         most: maximum number of segments.
         warm_up: initial number of warm-up steps before a segment.
         longest: maximum number of warm-up steps. If a sequence needs more, the forward is serial.
-        kept: True if learned warm-ups are stored on disk.
+        is_stored: True if learned warm-ups are stored on disk.
     """
 
     elements: int
@@ -40,14 +40,14 @@ class SegmentRule:
     most: int = 2**31
     warm_up: int = 64
     longest: int = 2048
-    kept: bool = False
+    is_stored: bool = False
 
     def count(self, ncl: int, num_steps: int, warm_up: int = 0) -> int:
         """Returns the number of segments. With 1, the time is not divided.
 
         Args:
             ncl: elements of a step.
-            warm_up: warm-up steps before each segment; a segment has at least the same number of steps.
+            warm_up: warm-up steps before each segment. A segment has at least this number of steps.
         """
         if ncl > self.largest or num_steps < self.shortest:
             return 1
@@ -57,43 +57,46 @@ class SegmentRule:
 
 
 # Measured on an H100 with LIF, see benchmarks/long_sequences.py. A step of a serial kernel takes at least its latency,
-# even if it moves few bytes. Compared with a copy, serial training takes 5.6 times as long with 2048 elements in
-# float32, and 4.8 times as long with 8192 in bfloat16; segments take 1.9 and 2.2 times as long. With 8192 elements in
-# float32, serial training takes 1.6 times as long, and segments take 1.8 times as long. One program checks all segments
-# of its elements, so too many segments take longer again. In CUDA graphs, 512 steps in segments are 1.3 to 1.7 times
-# faster than serially. Python launches a call in segments in 66 us and a training step in 245 us. Serial kernels
-# compute 2,200 and 2,900 steps in these times: see benchmarks/results/short_segments.md.
+# even if it moves few bytes. With 2048 elements in float32, serial training takes 5.6 times as long as a copy, and
+# training in segments takes 1.9 times as long. With 8192 elements in bfloat16, the factors are 4.8 and 2.2. With 8192
+# elements in float32, the factors are 1.6 and 1.8. One program checks all segments of its elements, so too many
+# segments increase the time again. In CUDA graphs, 512 steps in segments are 1.3 to 1.7 times faster than 512 serial
+# steps. Python launches a call in segments in 66 us and a training step in 245 us. In these times, serial kernels
+# compute 2,200 and 2,900 steps: see benchmarks/results/short_segments.md.
 ON_GPU = SegmentRule(
-    elements=2**16, largest=2**13, moved=2**16, shortest=2**9, launched=3 * 2**10, most=2**10, kept=True
+    elements=2**16, largest=2**13, moved=2**16, shortest=2**9, launched=3 * 2**10, most=2**10, is_stored=True
 )
 
-# Elements of the smallest program on the CPU, and minimum steps of a segment. A segment then takes some ms, so
-# compiling for it pays off.
+# Elements of the smallest program on the CPU, and minimum steps of a segment. Such a segment takes some ms,
+# so compiling kernels for segments pays off.
 _PROGRAM, _STEPS = 256, 2**15
 
 
 @functools.cache
 def for_threads(threads: int) -> SegmentRule | None:
-    """Returns the rule for this number of threads, for steps with too few elements to use all of them."""
+    """Returns the rule for this number of threads, for steps with too few elements to use all threads."""
     if threads < 2:
         return None
     largest = _PROGRAM * (threads // 2)
-    return SegmentRule(elements=2**63, largest=largest, steps=_STEPS, fewest=2, most=threads, kept=True)
+    return SegmentRule(elements=2**63, largest=largest, steps=_STEPS, fewest=2, most=threads, is_stored=True)
 
 
-_instead: list[SegmentRule | None] = []
+_replacements: list[SegmentRule | None] = []
 
 
 def rule_in_place_of(usual: SegmentRule | None) -> SegmentRule | None:
-    """Returns the rule of an active `using_segments`, otherwise the usual rule."""
-    return _instead[-1] if _instead else usual
+    """Returns the rule of the innermost active `using_segments`; the usual rule if no such context is active."""
+    return _replacements[-1] if _replacements else usual
 
 
 @contextmanager
 def using_segments(rule: SegmentRule | None) -> Iterator[None]:
-    """Replaces the rule for calls in the block; with `None`, no call has segments. For tests and measurements."""
-    _instead.append(rule)
+    """Replaces the rule for calls in a `with` block, in tests and measurements.
+
+    If `rule` is `None`, no call in the block has segments.
+    """
+    _replacements.append(rule)
     try:
         yield
     finally:
-        _instead.pop()
+        _replacements.pop()

@@ -22,26 +22,26 @@ def step_key(core: str, dtypes: tuple[torch.dtype, ...], device: torch.device, l
     Args:
         core: name of the step's source, which contains a hash of the source.
         dtypes: dtypes of inputs, states and lifted tensors.
-        limit: limit of the size class, see `size_class`.
+        limit: maximum number of elements in the size class, see `size_class`.
     """
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return {"device": name, "core": core, "dtypes": ", ".join(map(str, dtypes)), "elements": limit}
 
 
 def load(key: Mapping[str, str | int], usual: LaunchPlan) -> LaunchPlan | None:
-    """Returns the measured plan; `None` if no plan exists, or if its kernels are no longer generated.
+    """Returns the measured plan; `None` if no plan is stored, or if the plan no longer fits.
 
     Args:
-        usual: the plan without tuning; tuning keeps its checkpoint distance.
+        usual: the plan without tuning. A measured plan must have the checkpoint distance of this plan.
     """
     path = _path(key)
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        launches = {name: LaunchConfig(**config) for name, config in kept["launches"].items()}
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        launches = {name: LaunchConfig(**config) for name, config in stored["launches"].items()}
         plan = LaunchPlan(**launches)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    if kept.get("key") != key or not fits(plan, usual):
+    if stored.get("key") != key or not fits(plan, usual):
         return None
     with contextlib.suppress(OSError):
         os.utime(path)  # marks the file as used, so that it is not pruned

@@ -16,14 +16,14 @@ NEVER = 0
 
 
 def load_warm_up(key: Key) -> int | None:
-    """Returns the learned warm-up, in steps, or `NEVER`; `None` if none was stored."""
+    """Returns the learned warm-up, in steps, or `NEVER`; `None` if no warm-up is stored."""
     try:
-        kept = json.loads(_path(key).read_text(encoding="utf-8"))
-        steps = kept["warm_up"]
+        stored = json.loads(_path(key).read_text(encoding="utf-8"))
+        steps = stored["warm_up"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    known = kept.get("key") == dict(key) and type(steps) is int and steps >= 0
-    return steps if known else None
+    is_valid = stored.get("key") == dict(key) and type(steps) is int and steps >= 0
+    return steps if is_valid else None
 
 
 def save_warm_up(key: Key, steps: int) -> None:

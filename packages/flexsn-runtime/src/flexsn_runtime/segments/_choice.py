@@ -80,7 +80,7 @@ def speculation(step: Specialization, choice: Choice) -> Speculation:
     learned = step.speculations.get(choice.rule)
     if learned is None:
         key = None
-        if choice.rule.kept:
+        if choice.rule.is_stored:
             core = step.core()
             key = {**step.plan_key(), "numbers": core.integers, "first": choice.rule.warm_up}
         learned = step.speculations[choice.rule] = Speculation(choice.rule, key)

@@ -236,7 +236,14 @@ def _environment() -> str:
 def _environment_of(command: tuple[str, ...]) -> str:
     headers = [path.read_text(encoding="utf-8") for path in sorted(_HEADERS.rglob("*.h"))]
     options = [*FLAGS, *_openmp_options(), *_linker_options()]
-    return "\n".join([torch.__version__, *command, *options, _macros(command), *headers])
+    return "\n".join([torch.__version__, *command, _script(command), *options, _macros(command), *headers])
+
+
+def _script(command: tuple[str, ...]) -> str:
+    """The text of the compiler if it is a script, whose options the macros may not show. Otherwise, an empty text."""
+    path = shutil.which(command[0])
+    content = b"" if path is None else Path(path).read_bytes()
+    return content.decode(errors="replace") if content.startswith(b"#!") else ""
 
 
 @functools.cache

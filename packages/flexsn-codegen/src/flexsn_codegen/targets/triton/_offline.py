@@ -119,7 +119,7 @@ def compile_offline(jobs: Sequence[OfflineJob]) -> list[ResourceUse]:
             )
     tasks = [_describe_task(job) for job in jobs]
     interpreted = os.environ.get("TRITON_INTERPRET", "0") != "0"
-    results = _compile_in_process(tasks) if interpreted else [_compile(task) for task in tasks]
+    results = _compile_in_process(tasks) if tasks and interpreted else [_compile(task) for task in tasks]
     return [ResourceUse(**{**result, "binary": base64.b64decode(result["binary"])}) for result in results]
 
 
