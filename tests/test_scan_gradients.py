@@ -120,7 +120,7 @@ HISTORIES = {
         "a gradient that is not linear",
         "a gradient with a constant",
         "a constant gradient",
-        "a part by the input",
+        "a part, multiplied by the input",
         "out=*",
     ]
 )
