@@ -133,7 +133,7 @@ def test_workflows_run_existing_scripts() -> None:
 
 @pytest.mark.parametrize("document", [*WORKFLOWS, ROOT / "RELEASING.md"], ids=lambda path: path.name)
 def test_documented_wheel_commands_match_the_script(document: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checks that the script accepts the commands in documents, and then tests the named wheel, or all wheels."""
+    """Checks that release/wheels.py accepts the commands in documents, and tests the named wheel or all wheels."""
     calls: list[tuple[str, list[str]]] = []
 
     def run_tests(distribution: Distribution, folder: Path, options: Sequence[str] = ()) -> wheels.Outcome:
