@@ -10,7 +10,7 @@ import pytest
 from scripts import ROOT, load
 
 benchmark = load("benchmarks/example_figures.py")
-STORED = benchmark.kept(ROOT / "benchmarks" / "results" / "example_figures.md")
+STORED = benchmark.read_figures(ROOT / "benchmarks" / "results" / "example_figures.md")
 INDEX = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
 PAGES = {"datasets/images": "data-images", "datasets/events": "data-events", "datasets/audio": "data-audio"}
 

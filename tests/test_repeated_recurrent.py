@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
-from call_path import path_of
+from call_path import trace_path
 
 from flexsn_codegen.targets._entry import Entry, unwatched
 from flexsn_nn import LIF, RLIF, FlexSN, Recurrent
@@ -250,7 +250,7 @@ def test_repeated_call_enters_few_functions(monkeypatch: pytest.MonkeyPatch) -> 
     for call, limit in ((infer, 25), (train, 50)):
         for _ in range(4):
             call()
-        functions = path_of(call)
+        functions = trace_path(call)
         assert 10 < len(functions) <= limit, functions
 
 

@@ -239,7 +239,7 @@ def test_kernels_of_a_changed_wrapper_script_are_compiled_again(
     for option in ("-O1", "-O2"):
         wrapper.write_text(f'#!/bin/sh\nexec {shlex.quote(shutil.which("g++") or "c++")} "$@" {option}\n')
         wrapper.chmod(0o755)
-        _compiler._environment_of.cache_clear()
-        environments.append(_compiler._environment())
-    _compiler._environment_of.cache_clear()
+        _compiler._describe_environment_of.cache_clear()
+        environments.append(_compiler._describe_environment())
+    _compiler._describe_environment_of.cache_clear()
     assert environments[0] != environments[1]

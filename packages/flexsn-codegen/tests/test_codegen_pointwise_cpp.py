@@ -49,7 +49,7 @@ def test_the_source_exists_for_both_targets() -> None:
 
 
 def test_without_a_compiler_the_error_names_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_compiler, "_compiler", lambda: None)
+    monkeypatch.setattr(_compiler, "_find_compiler", lambda: None)
     with pytest.raises(DeviceError, match=r"there is no C\+\+ compiler (.|\n)*TRITON_INTERPRET=1"):
         pointwise(torch.neg)(torch.zeros(3))
 

@@ -188,7 +188,7 @@ def test_sources() -> None:
 
 
 def test_a_row_that_no_program_has_room_for() -> None:
-    with pytest.raises(UnsupportedOpError, match="at most 65536 elements, but these have 70000"):
+    with pytest.raises(UnsupportedOpError, match="at most 65536 elements, but these rows have 70000"):
         pointwise(standardised).source(torch.empty(2, 70_000, device="meta"), target=TRITON)
 
 

@@ -220,7 +220,7 @@ def test_objects_with_hidden_content_are_refused(value: Any, what: str) -> None:
 def test_values_that_are_too_large_are_refused(value: Any) -> None:
     holder = Neuron()
     holder.table = value
-    with pytest.raises(CaptureError, match=r"holder\.table has \d+ (elements|bytes).*Make it a tensor"):
+    with pytest.raises(CaptureError, match=r"holder\.table has \d+ (elements|bytes).*make it a tensor"):
         trace(lambda x, v: (x * len(holder.table), v))  # type: ignore[arg-type]
 
 

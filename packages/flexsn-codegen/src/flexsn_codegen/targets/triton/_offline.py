@@ -199,7 +199,7 @@ def _compile(task: dict[str, Any]) -> dict[str, Any]:
     seconds = time.perf_counter() - start
     nvidia = backend == "cuda"
     assembly = compiled.asm["ptx" if nvidia else "amdgcn"]
-    usage = _nvidia_usage(log.getvalue()) if nvidia else _amd_usage(assembly)
+    usage = _parse_nvidia_log(log.getvalue()) if nvidia else _parse_amd_metadata(assembly)
     return {
         "target": task["target"],
         **usage,
@@ -210,7 +210,7 @@ def _compile(task: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _nvidia_usage(log: str) -> dict[str, int]:
+def _parse_nvidia_log(log: str) -> dict[str, int]:
     """Resources from the log of ptxas, which lists the kernel and the functions that were not inlined."""
     return {
         "registers": max(int(n) for n in re.findall(r"Used (\d+) registers", log)),
@@ -219,7 +219,7 @@ def _nvidia_usage(log: str) -> dict[str, int]:
     }
 
 
-def _amd_usage(assembly: str) -> dict[str, int]:
+def _parse_amd_metadata(assembly: str) -> dict[str, int]:
     """Resources from the metadata at the end of the assembly."""
     numbers = dict(re.findall(r"\.(\w+):\s+(\d+)", assembly))
     return {
