@@ -38,7 +38,7 @@ FIGURES = {
     "convert": r"\d+ of \d+ spikes differ",
     "mixed_precision": rf"held-out accuracy {PERCENT}",
     "recurrent": rf"accuracy {PERCENT} over \d+ steps",
-    "long_sequence": rf"accuracy {PERCENT} on \d+ new ones",
+    "long_sequence": rf"accuracy {PERCENT} on \d+ new sequences",
     "truncated_bptt": r"differs by \S+ from the whole sequence's",
     "distributed": rf"^held-out accuracy {PERCENT}",
     "gated_activation": r"^ *result: relative error \S+",

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from recurrent_cores import RLIF, Powers
-from test_recurrent import made, run, sequences
+from test_recurrent import make_core, make_sequences, run
 
 from flexsn_runtime import RecurrentSpecialization, ScanProgram, prepare, scan
 
@@ -21,8 +21,8 @@ def set_barrier(barrier: Any) -> None:
 
 def count_differences(launches: int) -> tuple[str, int]:
     """Describes how a recurrent layer runs, and counts its results that differ from those of the loop."""
-    core = made(RLIF, 256, Powers())
-    tensors = tuple(t.detach() for t in sequences(core, 50, 128, 256))
+    core = make_core(RLIF, 256, Powers())
+    tensors = tuple(t.detach() for t in make_sequences(core, 50, 128, 256))
     expected = run(core, tensors, None)
     step, arguments = prepare(ScanProgram(core, 1, 2, 1), tensors)
     assert isinstance(step, RecurrentSpecialization)

@@ -29,7 +29,7 @@ from recurrent_cores import (
 )
 from recurrent_processes import count_differences, set_barrier
 from test_one_launch import check, check_bits, check_on_two_streams
-from test_recurrent import DEVICE, check_equal, differentiated, made, run, sequences
+from test_recurrent import DEVICE, check_equal, differentiate, make_core, make_sequences, run
 
 from flexsn_codegen.recurrent import Loop, NotOneLaunchError, StageCall
 from flexsn_codegen.targets.cuda import Cluster, CudaKernel, cluster_source, why_no_nvrtc
@@ -118,8 +118,8 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_sources_compile_without_a_gpu(
     cell: type[Cell], dtype: torch.dtype, compiled: list[str], interpreted: None
 ) -> None:
-    core = made(cell, 37, Powers(), dtype)
-    differentiated(core, sequences(core, 2, 3, 37, dtype=dtype), "triton", state_seqs=False)
+    core = make_core(cell, 37, Powers(), dtype)
+    differentiate(core, make_sequences(core, 2, 3, 37, dtype=dtype), "triton", state_seqs=False)
     assert compiled[:2] == ["forward", "forward"]
     assert set(compiled[2:]) <= {"backward"}  # in bfloat16, some backwards take several launches
     assert dtype != torch.float32 or len(compiled) == 4
@@ -142,8 +142,8 @@ def test_preferred_division_has_the_fewest_passes(monkeypatch: pytest.MonkeyPatc
         raise NotOneLaunchError("this test only lists divisions")
 
     monkeypatch.setattr(Loops, "kernel", kernel)
-    core = made(RLIF, 256, Powers(), torch.float32)
-    differentiated(core, sequences(core, 2, 3, 256, dtype=torch.float32), "triton", state_seqs=False)
+    core = make_core(RLIF, 256, Powers(), torch.float32)
+    differentiate(core, make_sequences(core, 2, 3, 256, dtype=torch.float32), "triton", state_seqs=False)
     assert divisions == {
         ("forward", 128): Cluster(4, 2, 1),
         ("forward", 600): Cluster(4, 2, 3),
@@ -254,11 +254,11 @@ def test_gates_in_half_precision_are_close_to_float64(cell: type[Cell], descript
 
 def check_dense(cell: type[Cell], size: int, dtype: torch.dtype = torch.float32, tolerance: float = 2e-5) -> None:
     """Compares the results for dense matrices with float64, within the rounding of float32."""
-    core = made(cell, size, Dense(), dtype)
-    tensors = sequences(core, 12, 50, size, dtype=dtype, bits=10)
-    actual, gradients = differentiated(core, tensors, "triton", state_seqs=False)
-    exact = made(cell, size, Dense(), torch.float64)
-    expected, exact_gradients = differentiated(
+    core = make_core(cell, size, Dense(), dtype)
+    tensors = make_sequences(core, 12, 50, size, dtype=dtype, bits=10)
+    actual, gradients = differentiate(core, tensors, "triton", state_seqs=False)
+    exact = make_core(cell, size, Dense(), torch.float64)
+    expected, exact_gradients = differentiate(
         exact, tuple(t.detach().double().requires_grad_() for t in tensors), None, state_seqs=False
     )
     for a, b in zip([*actual, *gradients], [*expected, *exact_gradients], strict=True):
@@ -288,8 +288,8 @@ def test_two_processes_can_share_one_gpu(clusters: bool, monkeypatch: pytest.Mon
 
 @gpu
 def test_clusters_run_in_a_thread_without_a_gpu_context(descriptions: list[str]) -> None:
-    core = made(RLIF, 256, Powers())
-    tensors = tuple(t.detach() for t in sequences(core, 4, 20, 256))
+    core = make_core(RLIF, 256, Powers())
+    tensors = tuple(t.detach() for t in make_sequences(core, 4, 20, 256))
     expected = run(core, tensors, None)
     with ThreadPoolExecutor(1) as pool:
         results = pool.submit(run, core, tensors, "triton").result()
@@ -300,8 +300,8 @@ def test_clusters_run_in_a_thread_without_a_gpu_context(descriptions: list[str])
 
 @gpu
 def test_clusters_run_in_a_cuda_graph(descriptions: list[str]) -> None:
-    core = made(RLIF, 256, Powers())
-    x, s, v = (t.detach() for t in sequences(core, 5, 33, 256))
+    core = make_core(RLIF, 256, Powers())
+    x, s, v = (t.detach() for t in make_sequences(core, 5, 33, 256))
     step, arguments = prepare(ScanProgram(core, 1, 2, 1), (x, s, v))
     with torch.no_grad():
         expected = [result.clone() for result in scan(step, arguments, state_seqs=False)]
@@ -318,15 +318,15 @@ def test_clusters_run_in_a_cuda_graph(descriptions: list[str]) -> None:
 
 @gpu
 def test_clusters_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    core = made(RLIF, 256, Powers())
-    tensors = tuple(t.detach() for t in sequences(core, 3, 16, 256))
+    core = make_core(RLIF, 256, Powers())
+    tensors = tuple(t.detach() for t in make_sequences(core, 3, 16, 256))
     step, arguments = prepare(ScanProgram(core, 1, 2, 1), tensors)
     assert isinstance(step, RecurrentSpecialization)
     scan(step, arguments, state_seqs=False)
     assert "clusters" in step.loops.descriptions["forward"]
     monkeypatch.setenv("FLEXSN_CLUSTERS", "0")
     assert _clusters.why_no_clusters(torch.device("cuda")) == "FLEXSN_CLUSTERS is 0"
-    other, arguments = prepare(ScanProgram(made(RLIF, 256, Powers()), 1, 2, 1), tensors)
+    other, arguments = prepare(ScanProgram(make_core(RLIF, 256, Powers()), 1, 2, 1), tensors)
     assert isinstance(other, RecurrentSpecialization)
     scan(other, arguments, state_seqs=False)
     assert "clusters" not in other.loops.descriptions["forward"]

@@ -304,8 +304,8 @@ def _make_stochastic(**options: Any) -> Neuron:
         **{"scale": torch.nn.Parameter(torch.tensor(0.4)), "tau": 2.5, "v_threshold": 0.7, **options}
     )
     # Each call receives this noise as its second input.
-    neuron._checked = partial(_with_noise, neuron._checked)  # type: ignore[method-assign]
-    neuron._completing = _complete  # type: ignore[method-assign]
+    neuron._check_inputs = partial(_with_noise, neuron._check_inputs)  # type: ignore[method-assign]
+    neuron._list_completing_transforms = _complete  # type: ignore[method-assign]
     return neuron.double()
 
 

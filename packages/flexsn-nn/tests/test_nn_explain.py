@@ -167,7 +167,7 @@ def test_an_explanation_counts_the_bytes_moved_by_a_call(keep: bool) -> None:
     layer.store_state_seqs = keep
     account = layer.explain(ones(50, 20, 10))
     # A sequence has 50 * 200 elements of 4 bytes.
-    assert "over 50 steps of 200 elements (once through them, a stream: 40 kB)" in account
+    assert "over 50 steps of 200 elements (a stream, which is one sequence: 40 kB)" in account
     final = "state sequence 0 (40 kB): 120 kB, 3.00 streams" if keep else "final state 0 (800 B): 80.8 kB, 2.02 streams"
     assert f"forward reads input 0 (40 kB); writes output 0 (40 kB), {final}" in account
     # The backward reads grad_output and the input, and writes grad_input. Checkpoints of 800 bytes are written and

@@ -78,7 +78,7 @@ def test_states_of_a_core_without_names_are_recorded_by_index() -> None:
     with monitor.StateMonitor(neuron, 0) as states:
         neuron(torch.ones(3, 1))
     assert states.sequence("FlexSN").flatten().tolist() == [1, 3, 7]
-    with pytest.raises(ParameterError, match="have no names: give a number"):
+    with pytest.raises(ParameterError, match="have no names: give the index of a state"):
         monitor.StateMonitor(neuron, "v")
     with pytest.raises(UnknownNameError, match="unknown state '1'; known: '0'"):
         monitor.StateMonitor(neuron, 1)

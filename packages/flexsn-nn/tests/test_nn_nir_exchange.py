@@ -248,7 +248,10 @@ def test_ignore_equality_exports_neurons_that_fire_at_the_threshold() -> None:
 @pytest.mark.parametrize(
     ("node", "message"),
     [
-        (lambda: nir.LIF(*fill_arrays(1e-2, 1.0, 0.5, 1.0, 0.0)), "v_leak other than 0. Here a membrane leaks"),
+        (
+            lambda: nir.LIF(*fill_arrays(1e-2, 1.0, 0.5, 1.0, 0.0)),
+            "v_leak other than 0. In flexsn_nn, a membrane leaks",
+        ),
         (lambda: nir.LIF(*fill_arrays(1e-5, 1.0, 0.0, 1.0)), "tau of 1e-05 s; Euler steps of dt=0.001 s"),
         (
             lambda: nir.IF(*fill_arrays(1.0, 1.0), v_reset=np.array([0.0, 0.0, 0.1])),
