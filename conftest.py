@@ -1,4 +1,4 @@
-"""Sets the number of threads and the place of kernels, on a GPU or not, before torch and Triton are imported."""
+"""Sets the number of threads, and whether kernels run on a GPU, before torch and Triton are imported."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-# Tests run in several processes and start more processes: each of them has one thread. Threads that wait for each other
-# spin; on a small machine with other work, they would spin most of the time. Libraries read these variables when
+# Tests run in several processes, which start more processes. Each process has one thread, because several threads would
+# spin while they wait for each other, and slow down the other processes. Libraries read these variables when they are
 # loaded.
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
-# Inductor compiles in this process, because a pool of compilers for each test process would be too many processes.
+# Inductor compiles in the test process itself, because a pool of compilers for each test process would be too large.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 import pytest
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from flexsn_runtime.kernels._trained import TrainedScan
     from flexsn_runtime.native import NativeScan
 
-# Pytest adds a handler to loggers that do not propagate. With a handler, torch would log all compiled graphs.
+# Pytest adds a handler to each logger that does not propagate. With a handler, torch would log all compiled graphs.
 logging.getLogger("torch.__trace").propagate = True
-torch.set_num_threads(1)  # if torch was imported before this file
+torch.set_num_threads(1)  # has an effect if torch was imported before this file
 # Imports create many objects that stay. With Python's thresholds, the garbage collector takes a fifth of the time that
 # pytest needs to import the tests. Tests of objects that are freed late call `gc.collect`.
 gc.set_threshold(50_000, 20, 50)
 
 HAS_GPU = torch.cuda.is_available()
 
-# Triton reads the variable when a kernel is defined, so it must be set before the first import.
+# Triton reads TRITON_INTERPRET when a kernel is defined, so the variable must be set before the first import.
 if HAS_GPU and os.environ.get("TRITON_INTERPRET", "0") != "0":
     raise pytest.UsageError(
         "TRITON_INTERPRET is set on a machine with a GPU: the tests marked gpu would pass without "
@@ -56,13 +56,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the tests marked long, too")
 
 
-def fits(item: pytest.Item, pattern: str) -> bool:
-    """Returns True if a pattern matches the parameters of a test: `"lif-*"` matches those of `test_x[lif-5]`."""
+def matches(item: pytest.Item, pattern: str) -> bool:
+    """Returns True if a pattern matches the parameters of a test. For example, `"lif-*"` matches `test_x[lif-5]`."""
     return fnmatchcase(item.nodeid.partition("[")[2].rpartition("]")[0], pattern)
 
 
-def patterns(item: pytest.Item) -> tuple[str, ...] | None:
-    """Returns the patterns of parameters with which a test marked `long` runs without `--long`; `None`: no mark."""
+def list_patterns(item: pytest.Item) -> tuple[str, ...] | None:
+    """Returns `all_but` of a test marked `long`, or `None` for a test without the mark.
+
+    A test marked `long` also runs without `--long` if one of these patterns matches its parameters.
+    """
     mark = item.get_closest_marker("long")
     return None if mark is None else tuple(mark.kwargs.get("all_but", ()))
 
@@ -71,27 +74,27 @@ def patterns(item: pytest.Item) -> tuple[str, ...] | None:
 def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class) -> Generator[None, Any, Any]:
     """Checks that each pattern of `all_but` matches parameters of the test."""
     items = yield
-    for pattern in (patterns(items[0]) if isinstance(items, list) and items else None) or ():
-        if not any(fits(item, pattern) for item in items):
+    for pattern in (list_patterns(items[0]) if isinstance(items, list) and items else None) or ():
+        if not any(matches(item, pattern) for item in items):
             raise pytest.UsageError(f"{items[0].nodeid}: all_but={pattern!r} fits none of the parameters")
     return items
 
 
 def leave_out_long(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Removes the long tests from `items`, except those for a GPU; pytest counts them as deselected."""
+    """Removes the long tests from `items`, except those for a GPU. Pytest counts the removed tests as deselected."""
 
     def is_long(item: pytest.Item) -> bool:
-        kept = patterns(item)
-        return kept is not None and not any(fits(item, pattern) for pattern in kept)
+        exceptions = list_patterns(item)
+        return exceptions is not None and not any(matches(item, pattern) for pattern in exceptions)
 
     long = [item for item in items if is_long(item) and item.get_closest_marker("gpu") is None]
-    left = set(long)
-    items[:] = [item for item in items if item not in left]
+    removed = set(long)
+    items[:] = [item for item in items if item not in removed]
     config.hook.pytest_deselected(items=long)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Removes tests marked `long` without `--long`, and skips tests marked `gpu` without a GPU."""
+    """Removes tests marked `long` unless `--long` is given, and skips tests marked `gpu` if there is no GPU."""
     if not config.getoption("--long"):
         leave_out_long(config, items)
     if HAS_GPU:
@@ -103,27 +106,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Freezes existing objects, so that the collector does not visit torch's objects again and again."""
+    """Freezes existing objects, so that later garbage collections do not visit torch's objects."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_unconfigure() -> None:
-    """Unfreezes all objects, because libraries count leftovers at the end."""
+    """Unfreezes all objects, because some libraries count the remaining objects at exit."""
     gc.unfreeze()
 
 
 @pytest.fixture(autouse=HAS_GPU)
 def memory_for_other_processes() -> Iterator[None]:
-    """Frees unused GPU memory, because several processes test on one GPU."""
+    """Frees unused GPU memory after each test, because several processes share one GPU."""
     yield
     torch.cuda.empty_cache()
 
 
 @pytest.fixture(autouse=True)
 def language_is_prepared_once() -> None:
-    """Have Triton's interpreter prepare its language once for each kernel, and not again at each call of a function
-    within, which takes as long as the function.
+    """Makes Triton's interpreter prepare its language once for each kernel.
+
+    Otherwise, the interpreter would also prepare it at each call of a function inside of the kernel, which takes as
+    long as the function itself.
     """
     interpreter: Any = sys.modules.get("triton.runtime.interpreter")
     scopes = getattr(interpreter, "_LangPatchScope", None)
@@ -140,21 +145,21 @@ def language_is_prepared_once() -> None:
         scopes.prepared.add(used)
         return scope
 
-    def restored(scope: Any) -> None:
+    def restore_scope(scope: Any) -> None:
         scopes.prepared.clear()
         restore(scope)
 
-    interpreter._patch_lang, scopes.restore = prepare_once, restored
+    interpreter._patch_lang, scopes.restore = prepare_once, restore_scope
 
 
 @pytest.fixture
 def interpreted() -> None:
-    """Skips tests that run kernels on CPU tensors unless Triton's interpreter is on."""
+    """Skips tests that run kernels on CPU tensors if Triton's interpreter is off."""
     if HAS_GPU:
         pytest.skip("kernels run on this machine's GPU; the interpreter is tested without one")
 
 
-# Tests of the kernels themselves, which are compiled as for users.
+# Files and folders whose tests compile kernels with vector code, as for users.
 VECTORS = (
     "packages/flexsn-codegen/",
     "packages/flexsn-runtime/",
@@ -169,7 +174,7 @@ WITHOUT_VECTORS = Path(__file__).parent / "tests" / "without_vectors" / "g++"
 def without_vectors(request: pytest.FixtureRequest) -> Iterator[None]:
     """Compiles kernels in C++ without vector code, except for tests in `VECTORS` or with `--long`.
 
-    Their bits are equal, and compiling takes half of the time.
+    The results have equal bits, and compilation takes half of the time.
     """
     place = request.node.nodeid.startswith(VECTORS)
     if place or request.config.getoption("--long") or "CXX" in os.environ or not WITHOUT_VECTORS.exists():
@@ -183,23 +188,24 @@ def without_vectors(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def loops(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs neurons as loops, as without a compiler, in tests that do not depend on the backend."""
+    """Hides the C++ compiler, so that neurons run as loops in tests that do not depend on the backend."""
     monkeypatch.setenv("CXX", "no-such-compiler")
 
 
 @pytest.fixture(scope="session")
 def compiler() -> None:
-    """Skips tests that run kernels in C++ unless a compiler is on the path."""
-    from flexsn_codegen.targets.cpp import why_no_compiler  # imported here, since a wheel's tests may run without it
+    """Skips tests that run kernels in C++ if no compiler is found."""
+    # Imported here, because the tests of a wheel may run without flexsn_codegen.
+    from flexsn_codegen.targets.cpp import why_no_compiler
 
-    why = why_no_compiler()
-    if why is not None:
-        pytest.skip(why)
+    reason = why_no_compiler()
+    if reason is not None:
+        pytest.skip(reason)
 
 
 @pytest.fixture(autouse=True)
 def compiler_for_cpp(request: pytest.FixtureRequest) -> None:
-    """Applies `compiler` to tests with `"cpp"` as a parameter."""
+    """Applies the fixture `compiler` to tests with `"cpp"` as a parameter."""
     call = getattr(request.node, "callspec", None)
     if call is not None and "cpp" in [value for value in call.params.values() if isinstance(value, str)]:
         request.getfixturevalue("compiler")
@@ -210,19 +216,19 @@ def compiler_for_cpp(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture
 def native_runs(monkeypatch: pytest.MonkeyPatch) -> list[NativeScan]:
-    """Records each call of the compiled launcher."""
+    """Returns a list to which each call of the compiled launcher appends its scan."""
     from flexsn_runtime.native import NativeScan
 
     runs: list[NativeScan] = []
     run = NativeScan.run
 
-    def noted(scan: NativeScan, tensors: Sequence[Tensor | None]) -> list[Tensor]:
+    def record_run(scan: NativeScan, tensors: Sequence[Tensor | None]) -> list[Tensor]:
         runs.append(scan)
         return run(scan, tensors)
 
-    def noted_again(make: Callable[..., Any]) -> Callable[..., Any]:
-        def made(scan: NativeScan, *given: Any) -> Any:
-            again = make(scan, *given)
+    def record_repeats(make: Callable[..., Any]) -> Callable[..., Any]:
+        def make_recorded(scan: NativeScan, *arguments: Any) -> Any:
+            again = make(scan, *arguments)
 
             def repeat(tensors: Sequence[Tensor | None]) -> list[Tensor] | None:
                 results: list[Tensor] | None = again(tensors)
@@ -232,25 +238,27 @@ def native_runs(monkeypatch: pytest.MonkeyPatch) -> list[NativeScan]:
 
             return None if again is None else repeat
 
-        return made
+        return make_recorded
 
-    monkeypatch.setattr(NativeScan, "run", noted)
+    monkeypatch.setattr(NativeScan, "run", record_run)
     for name in ("again", "after"):
-        monkeypatch.setattr(NativeScan, name, noted_again(getattr(NativeScan, name)))
+        monkeypatch.setattr(NativeScan, name, record_repeats(getattr(NativeScan, name)))
     return runs
 
 
 @pytest.fixture
 def python_gradients(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, ...]]:
-    """Records the requested gradients of each backward that runs in Python."""
+    """Returns a list to which each backward that runs in Python appends its mask of required gradients."""
     from flexsn_runtime.kernels._trained import TrainedScan
 
     needs: list[tuple[bool, ...]] = []
     gradients = TrainedScan.gradients
 
-    def noted(scan: TrainedScan, tensors: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
+    def record_needs(
+        scan: TrainedScan, tensors: Sequence[Tensor | None], needed: Sequence[bool]
+    ) -> Sequence[Tensor | None]:
         needs.append(tuple(needed))
         return gradients(scan, tensors, needed)
 
-    monkeypatch.setattr(TrainedScan, "gradients", noted)
+    monkeypatch.setattr(TrainedScan, "gradients", record_needs)
     return needs

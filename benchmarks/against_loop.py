@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import publish, synchronize, table, where
-from recurrence import Run, training
+from measure import describe_machine, publish, synchronize, table
+from recurrence import Run, make_training_step
 from torch import Tensor, nn
 
 from flexsn_nn import FlexSN
@@ -38,8 +38,8 @@ class Fresh(nn.Module):
         return result
 
 
-def timed(run: Run, calls: int) -> float:
-    """Returns the milliseconds of one call."""
+def time_call(run: Run, calls: int) -> float:
+    """Returns the mean time of a call, in milliseconds."""
     synchronize(DEVICE)
     begun = time.perf_counter()
     for _ in range(calls):
@@ -48,9 +48,9 @@ def timed(run: Run, calls: int) -> float:
     return 1e3 * (time.perf_counter() - begun) / calls
 
 
-def compared(make: Callable[[int], nn.Module], layer: Callable[[Any, str], FlexSN], shape: str) -> list[str]:
-    """Returns a row: the times of the loop and of kernels, their ratio, the way in which the kernels ran, and the time
-    of the first training step.
+def compare(make: Callable[[int], nn.Module], layer: Callable[[Any, str], FlexSN], shape: str) -> list[str]:
+    """Returns a row: the times of the loop and of the kernels, the ratio of these times, the way in which the kernels
+    ran, and the time of the first training step.
     """
     steps, batch, neurons = map(int, shape.split("x"))
     torch.manual_seed(0)
@@ -58,25 +58,25 @@ def compared(make: Callable[[int], nn.Module], layer: Callable[[Any, str], FlexS
     x = 2 * torch.rand(steps, batch, neurons, device=DEVICE)
     grad = torch.randn_like(x)
     layers = [layer(core, backend) for backend in ("torch", "triton" if DEVICE.type == "cuda" else "cpp")]
-    loop, kernels = (training(Fresh(one), x, grad) for one in layers)
-    first = timed(kernels, 1)
-    timed(loop, 1)
-    times = [(timed(loop, 1), timed(kernels, 5)) for _ in range(TURNS)]
-    one, other = (statistics.median(values) for values in zip(*times, strict=True))
-    told = [line for line in layers[1].explain().splitlines() if "the last " in line]
-    how = "one launch" if told else "pieces"
-    if any("step by step" in line for line in told):
-        how = "step by step"
-    for line in told:
+    loop, kernels = (make_training_step(Fresh(loop_ms), x, grad) for loop_ms in layers)
+    first_ms = time_call(kernels, 1)
+    time_call(loop, 1)
+    times = [(time_call(loop, 1), time_call(kernels, 5)) for _ in range(TURNS)]
+    loop_ms, kernel_ms = (statistics.median(values) for values in zip(*times, strict=True))
+    loop_lines = [line for line in layers[1].explain().splitlines() if "the last " in line]
+    way = "one launch" if loop_lines else "pieces"
+    if any("step by step" in line for line in loop_lines):
+        way = "step by step"
+    for line in loop_lines:
         print(line, flush=True)
     return [
         core.__class__.__name__,
         shape,
-        f"{one:.1f}",
-        f"{other:.3f}",
-        f"{one / other:.1f}",
-        how,
-        f"{first / 1e3:.1f}",
+        f"{loop_ms:.1f}",
+        f"{kernel_ms:.3f}",
+        f"{loop_ms / kernel_ms:.1f}",
+        way,
+        f"{first_ms / 1e3:.1f}",
     ]
 
 
@@ -86,7 +86,7 @@ def main(name: str, title: str, cores: Sequence[type[nn.Module]], layer: Callabl
     Args:
         name: name of the script, without its suffix.
         title: title of the table.
-        cores: step functions, each made with a number of neurons.
+        cores: classes of step functions. Their constructors receive the number of neurons.
         layer: function that makes a layer from a core and the name of a backend.
     """
     parser = argparse.ArgumentParser(description=title)
@@ -103,7 +103,7 @@ def main(name: str, title: str, cores: Sequence[type[nn.Module]], layer: Callabl
             if time.perf_counter() - begun > options.seconds:
                 missing.append(f"- not measured: {make.__name__}, {shape}: no time was left")
                 continue
-            rows.append(compared(make, layer, shape))
+            rows.append(compare(make, layer, shape))
             print(rows[-1], flush=True)
-            head = [f"# {title}", "", f"`python benchmarks/{name}.py`. {where(DEVICE)}", ""]
+            head = [f"# {title}", "", f"`python benchmarks/{name}.py`. {describe_machine(DEVICE)}", ""]
             publish([*head, *table(HEADER, rows), "", *missing], options.output)

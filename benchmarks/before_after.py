@@ -1,10 +1,11 @@
-"""Comparison of a benchmark's figures in two checkouts. It shows the parts that a change makes faster or slower.
+"""Comparison of a benchmark's figures in two checkouts. It shows which rows of the benchmark a change makes faster or
+slower.
 
     python benchmarks/before_after.py FOLDER SCRIPT --commit NAME [--output FILE] [--runs 2] [-- ARGUMENTS ...]
 
 `FOLDER` holds the other checkout (`git archive COMMIT packages benchmarks | tar x -C FOLDER`). Each checkout runs its
-own script with its own packages in separate processes, alternately: before, after, before, after. For each row, the
-smallest figures of the two checkouts are compared, because other processes have disturbed those runs least. The spread
+script with its packages in separate processes, alternately: before, after, before, after. For each row, the smallest
+figures of the two checkouts are compared, because other processes have disturbed these runs least. The spread
 of a checkout is its largest figure divided by its smallest figure. The table shows the larger of the two spreads. A
 ratio within the spread is not a significant difference.
 """
@@ -19,10 +20,10 @@ import tempfile
 from pathlib import Path
 
 import torch
-from measure import publish, table, where
+from measure import describe_machine, publish, table
 
 Figures = dict[tuple[str, ...], dict[str, float]]
-"""The numbers of each row, by column."""
+"""The figures of each row, by column."""
 HERE = Path(__file__).parents[1]
 COLUMNS = {
     "scan_overhead.py": ("call", "graph", "kernels"),
@@ -30,7 +31,7 @@ COLUMNS = {
 }
 
 
-def cells(line: str) -> list[str]:
+def split_cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip().strip("|").split("|")]
 
 
@@ -42,21 +43,21 @@ def is_number(text: str) -> bool:
     return True
 
 
-def figures(text: str, columns: tuple[str, ...]) -> Figures:
-    """Returns the numbers of a table in Markdown. The name of a row ends before the first number with a decimal
-    point.
+def read_figures(text: str, columns: tuple[str, ...]) -> Figures:
+    """Returns the figures of a table in Markdown. The name of a row consists of the cells before the first number with
+    a decimal point.
     """
-    lines = [cells(line) for line in text.splitlines() if line.startswith("|")]
+    lines = [split_cells(line) for line in text.splitlines() if line.startswith("|")]
     header, rows = lines[0], lines[2:]
-    found: Figures = {}
+    figures_by_row: Figures = {}
     for row in rows:
         name = tuple(row[: next(i for i, cell in enumerate(row) if is_number(cell) and "." in cell)])
-        numbers = {column: row[header.index(column)] for column in columns}
-        found[name] = {column: float(cell) for column, cell in numbers.items() if is_number(cell)}
-    return found
+        texts = {column: row[header.index(column)] for column in columns}
+        figures_by_row[name] = {column: float(cell) for column, cell in texts.items() if is_number(cell)}
+    return figures_by_row
 
 
-def run(checkout: Path, script: str, arguments: list[str], columns: tuple[str, ...]) -> Figures:
+def run_script(checkout: Path, script: str, arguments: list[str], columns: tuple[str, ...]) -> Figures:
     """Runs the script of a checkout, and returns its figures."""
     packages = os.pathsep.join(str(folder) for folder in sorted(checkout.glob("packages/*/src")))
     with tempfile.TemporaryDirectory() as folder:
@@ -65,16 +66,16 @@ def run(checkout: Path, script: str, arguments: list[str], columns: tuple[str, .
         subprocess.run(
             command, check=True, env={**os.environ, "PYTHONPATH": packages}, cwd=checkout, stdout=subprocess.DEVNULL
         )
-        return figures(output.read_text(), columns)
+        return read_figures(output.read_text(), columns)
 
 
-def compared(before: list[Figures], after: list[Figures]) -> list[list[object]]:
+def compare(before: list[Figures], after: list[Figures]) -> list[list[object]]:
     rows: list[list[object]] = []
-    for name, numbers in before[0].items():
+    for name, first_figures in before[0].items():
         if name not in after[0]:
             continue
-        for column in numbers:
-            old, new = ([found[name][column] for found in runs] for runs in (before, after))
+        for column in first_figures:
+            old, new = ([run_figures[name][column] for run_figures in runs] for runs in (before, after))
             spread = max(max(old) / min(old), max(new) / min(new))
             runs = [" ".join(f"{value:g}" for value in values) for values in (old, new)]
             rows.append([" ".join(name), column, *runs, f"{min(new) / min(old):.2f}", f"{spread:.2f}"])
@@ -88,30 +89,30 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/before_after.md"))
     parser.add_argument("--commit", required=True, help="commit of the other checkout, for the heading")
     parser.add_argument("--runs", type=int, default=2)
-    given, arguments = parser.parse_known_args()
+    options, arguments = parser.parse_known_args()
     arguments = [argument for argument in arguments if argument != "--"]
-    columns = COLUMNS[given.script]
+    columns = COLUMNS[options.script]
     before: list[Figures] = []
     after: list[Figures] = []
-    for _ in range(given.runs):
-        for found, checkout in ((before, given.folder.resolve()), (after, HERE)):
-            found.append(run(checkout, given.script, arguments, columns))
+    for _ in range(options.runs):
+        for results, checkout in ((before, options.folder.resolve()), (after, HERE)):
+            results.append(run_script(checkout, options.script, arguments, columns))
     head = ("row", "figure", "before", "after", "after / before", "spread")
-    rows = compared(before, after)
+    rows = compare(before, after)
     if not rows:
         raise SystemExit("the two tables have no row in common")
     publish(
         [
-            f"# `{' '.join([given.script, *arguments])}` before and after",
+            f"# `{' '.join([options.script, *arguments])}` before and after",
             "",
-            f"`python benchmarks/before_after.py`: before is {given.commit}. Each checkout ran {given.runs} times,",
+            f"`python benchmarks/before_after.py`: before is {options.commit}. Each checkout ran {options.runs} times,",
             "alternately. The ratio is that of the smallest figures. `spread` is the largest ratio between runs of",
             "the same code.",
-            where(torch.device("cuda" if torch.cuda.is_available() else "cpu")),
+            describe_machine(torch.device("cuda" if torch.cuda.is_available() else "cpu")),
             "",
             *table(head, rows),
         ],
-        given.output,
+        options.output,
     )
 
 

@@ -1,13 +1,14 @@
-"""Path of a warm call: the number of functions of this project that it enters, the number of files, and the time.
+"""Path of a warm call: the number of this project's functions that the call enters, the number of their files, and the
+CPU time.
 
     python benchmarks/call_path.py [--output benchmarks/results/call_path.md] [--paths]
 
-A call is warm after it has run a few times. `calls` is the number of the packages' functions that are entered, starting
-with `FlexSN.forward`. `files` is the number of files that define these functions. The generated check of the values
-that a core reads counts as a call without a file. A training step is a forward and a backward, both in this thread.
-Kernels are launched by Python, or by the compiled launcher. `us` is the CPU time of a call in which nothing is counted.
-This time is the shortest of several runs on the CPU, and the runs of all rows alternate. A recurrent step in one launch
-has a GPU kernel, which does not run here, so its `us` covers only the rest of the call.
+A call is warm after it has run a few times. `calls` is the number of functions of the packages that the call enters,
+starting with `FlexSN.forward`. `files` is the number of files that define these functions. A generated function checks
+the values that a core reads. It counts as a call without a file. A training step is a forward and a backward, both in
+this thread. Kernels are launched by Python, or by the compiled launcher. `us` is the CPU time of a call in which
+nothing is counted. This time is the shortest of several runs on the CPU, and the runs of all rows alternate. A
+recurrent step in one launch has a GPU kernel, which does not run here, so its `us` covers only the rest of the call.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from types import FrameType
 from typing import Any
 
 import torch
-from measure import publish, table, where
+from measure import describe_machine, publish, table
 from torch import nn
 
 from flexsn_nn import ALIF, LIF, RLIF, FlexSN, functional
@@ -39,8 +40,8 @@ _GENERATED = "<flexsn_graph.reads>"
 Call = Callable[[], object]
 
 
-def path_of(call: Call) -> list[tuple[str, str]]:
-    """Returns the file and the name of each function of the project that a call enters, in order."""
+def trace_path(call: Call) -> list[tuple[str, str]]:
+    """Calls a function, and returns the file and the name of each function of the project that is entered, in order."""
     entered: list[tuple[str, str]] = []
 
     def note(frame: FrameType, event: str, _: Any) -> None:
@@ -61,8 +62,8 @@ def path_of(call: Call) -> list[tuple[str, str]]:
     return entered
 
 
-def works(launcher: str, *, one_launch: bool) -> list[tuple[str, Call]]:
-    """Returns the rows: a warm call of each kind.
+def list_calls(launcher: str, *, one_launch: bool) -> list[tuple[str, Call]]:
+    """Returns the name and the function of each call to measure, after a few runs of each function.
 
     Args:
         launcher: value of `FLEXSN_LAUNCHER`.
@@ -73,35 +74,35 @@ def works(launcher: str, *, one_launch: bool) -> list[tuple[str, Call]]:
     x = torch.rand(STEPS, BATCH, FEATURES)
     leaf, grad = x.clone().requires_grad_(), torch.ones_like(x)
 
-    def inferring(neuron: FlexSN, given: torch.Tensor) -> Call:
+    def make_inference(neuron: FlexSN, inputs: torch.Tensor) -> Call:
         def call() -> object:
             with torch.no_grad():
-                return neuron(given)
+                return neuron(inputs)
 
         return call
 
-    def training(neuron: FlexSN) -> Call:
+    def make_training_step(neuron: FlexSN) -> Call:
         def call() -> object:
             neuron.reset()
             return torch.autograd.grad(neuron(leaf), leaf, grad)
 
         return call
 
-    def keeping(neuron: FlexSN) -> FlexSN:
+    def keep_states(neuron: FlexSN) -> FlexSN:
         neuron.store_state_seqs = True
         return neuron
 
-    def counting(neuron: FlexSN) -> FlexSN:
+    def count_spikes(neuron: FlexSN) -> FlexSN:
         neuron.count_spikes = True
         return neuron
 
-    def fused(given: torch.Tensor) -> tuple[Call, Call]:
-        still, layer = (NormNeuron(nn.BatchNorm1d(FEATURES), LIF(backend="cpp")) for _ in range(2))
-        still.eval()
+    def make_norm_calls(inputs: torch.Tensor) -> tuple[Call, Call]:
+        inference_layer, layer = (NormNeuron(nn.BatchNorm1d(FEATURES), LIF(backend="cpp")) for _ in range(2))
+        inference_layer.eval()
 
         def infer() -> object:
             with torch.no_grad():
-                return still(given)
+                return inference_layer(inputs)
 
         def train() -> object:
             functional.reset_net(layer)
@@ -110,7 +111,7 @@ def works(launcher: str, *, one_launch: bool) -> list[tuple[str, Call]]:
 
         return infer, train
 
-    def recurrent() -> tuple[Call, Call]:
+    def make_recurrent_calls() -> tuple[Call, Call]:
         neuron = RLIF(FEATURES, backend="triton")
         leaves = [leaf, *neuron.parameters()]
 
@@ -118,9 +119,9 @@ def works(launcher: str, *, one_launch: bool) -> list[tuple[str, Call]]:
             neuron.reset()
             return torch.autograd.grad(neuron(leaf), leaves, grad)
 
-        return inferring(RLIF(FEATURES, backend="triton"), x), train
+        return make_inference(RLIF(FEATURES, backend="triton"), x), train
 
-    def packing() -> Call:
+    def make_packed_step() -> Call:
         layer, neuron = nn.Linear(FEATURES, FEATURES, bias=False), LIF(backend="cpp")
         net = nn.Sequential(neuron, layer)
 
@@ -133,23 +134,23 @@ def works(launcher: str, *, one_launch: bool) -> list[tuple[str, Call]]:
         return train
 
     if one_launch:
-        loops = recurrent()
+        loops = make_recurrent_calls()
         rows = [("inference, RLIF in one launch", loops[0]), ("training step, RLIF in one launch", loops[1])]
     else:
-        norms = fused(x)
+        norms = make_norm_calls(x)
         rows = [
-            ("inference, LIF", inferring(LIF(backend="cpp"), x)),
-            ("inference, ALIF", inferring(ALIF(backend="cpp"), x)),
-            ("inference, LIF, states kept", inferring(keeping(LIF(backend="cpp")), x)),
-            ("inference, LIF, counting", inferring(counting(LIF(backend="cpp")), x)),
-            ("single step, LIF", inferring(LIF(backend="cpp", step_mode="s"), x[0])),
-            ("training step, LIF", training(LIF(backend="cpp"))),
-            ("training step, ALIF", training(ALIF(backend="cpp"))),
-            ("training step, LIF, states kept", training(keeping(LIF(backend="cpp")))),
-            ("training step, LIF, counting", training(counting(LIF(backend="cpp")))),
+            ("inference, LIF", make_inference(LIF(backend="cpp"), x)),
+            ("inference, ALIF", make_inference(ALIF(backend="cpp"), x)),
+            ("inference, LIF, states kept", make_inference(keep_states(LIF(backend="cpp")), x)),
+            ("inference, LIF, counting", make_inference(count_spikes(LIF(backend="cpp")), x)),
+            ("single step, LIF", make_inference(LIF(backend="cpp", step_mode="s"), x[0])),
+            ("training step, LIF", make_training_step(LIF(backend="cpp"))),
+            ("training step, ALIF", make_training_step(ALIF(backend="cpp"))),
+            ("training step, LIF, states kept", make_training_step(keep_states(LIF(backend="cpp")))),
+            ("training step, LIF, counting", make_training_step(count_spikes(LIF(backend="cpp")))),
             ("inference, norm fused", norms[0]),
             ("training step, norm fused", norms[1]),
-            ("training step, spikes as bits, with a linear layer", packing()),
+            ("training step, spikes as bits, with a linear layer", make_packed_step()),
         ]
     for _, call in rows:
         for _ in range(WARM):
@@ -157,16 +158,16 @@ def works(launcher: str, *, one_launch: bool) -> list[tuple[str, Call]]:
     return rows
 
 
-def without_kernels_of_a_gpu() -> None:
+def disable_gpu_kernels() -> None:
     """Makes the launches of GPU kernels do nothing. Otherwise, Triton's interpreter would run these kernels."""
 
-    def nothing(launch: object, *given: object) -> None:
+    def skip(launch: object, *arguments: object) -> None:
         pass
 
-    CooperativeLaunch.__call__ = nothing  # type: ignore[assignment, method-assign]
+    CooperativeLaunch.__call__ = skip  # type: ignore[assignment, method-assign]
 
 
-def least(rows: list[tuple[str, Call]]) -> list[float]:
+def measure_least(rows: list[tuple[str, Call]]) -> list[float]:
     """Returns the shortest CPU time of a call for each row, in microseconds. The runs of the rows alternate."""
     best = [float("inf")] * len(rows)
     for _ in range(RUNS):
@@ -178,12 +179,12 @@ def least(rows: list[tuple[str, Call]]) -> list[float]:
     return best
 
 
-def measured(launcher: str, *, one_launch: bool, paths: bool) -> list[list[str]]:
-    """Returns the lines of the table."""
-    rows = works(launcher, one_launch=one_launch)
+def measure_rows(launcher: str, *, one_launch: bool, paths: bool) -> list[list[str]]:
+    """Returns the rows of the table for a launcher."""
+    rows = list_calls(launcher, one_launch=one_launch)
     lines = []
-    for (name, call), us in zip(rows, least(rows), strict=True):
-        entered = path_of(call)
+    for (name, call), us in zip(rows, measure_least(rows), strict=True):
+        entered = trace_path(call)
         first = next(i for i, (_, function) in enumerate(entered) if function == "FlexSN.forward")
         entered = entered[first:]
         files = {file for file, _ in entered} - {_GENERATED}
@@ -201,19 +202,19 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "call_path.md")
     parser.add_argument("--paths", action="store_true", help="also print the functions")
     parser.add_argument("--one-launch", action="store_true", help="only print the rows of recurrent steps")
-    chosen = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    if chosen.one_launch:
-        without_kernels_of_a_gpu()
-        print(json.dumps(measured("python", one_launch=True, paths=chosen.paths)))
+    if options.one_launch:
+        disable_gpu_kernels()
+        print(json.dumps(measure_rows("python", one_launch=True, paths=options.paths)))
         return
     lines = []
     for launcher in ("python", "compiled"):
-        lines += measured(launcher, one_launch=False, paths=chosen.paths)
+        lines += measure_rows(launcher, one_launch=False, paths=options.paths)
     # Without a GPU, Triton's kernels need its interpreter, which has to be enabled before Triton is imported.
-    command = [sys.executable, __file__, "--one-launch", *(["--paths"] if chosen.paths else [])]
-    done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, check=True, stdout=subprocess.PIPE)
-    lines += json.loads(done.stdout)
+    command = [sys.executable, __file__, "--one-launch", *(["--paths"] if options.paths else [])]
+    process = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, check=True, stdout=subprocess.PIPE)
+    lines += json.loads(process.stdout)
     head = [
         "# The path of a warm call",
         "",
@@ -221,10 +222,10 @@ def main() -> None:
         "`FlexSN.forward`, and the number of their files. The launcher is Python, or the compiled one. The kernels of",
         f"recurrent steps in one launch are not run. {STEPS} x {BATCH} x {FEATURES}, float32, one thread.",
         f"`us` is CPU time: the minimum of {RUNS} runs of {CALLS} calls. The runs of the rows alternate.",
-        where(torch.device("cpu")),
+        describe_machine(torch.device("cpu")),
         "",
     ]
-    publish([*head, *table(["call", "launcher", "calls", "files", "us"], lines)], chosen.output)
+    publish([*head, *table(["call", "launcher", "calls", "files", "us"], lines)], options.output)
 
 
 if __name__ == "__main__":

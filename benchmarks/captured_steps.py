@@ -5,14 +5,15 @@
 
 The networks come from whole_networks.py. They have LIF neurons, norms in the steps of the neurons, pooling in kernels,
 and channels-last images. A step is a call `step(frames, labels)`. It copies the arguments into the memory of the graph,
-checks everything that may have changed, replays the graph, and copies the results. The table compares a step with the
-same step run in Python, and with the sum of the times of its kernels. Captured steps and steps in Python alternate.
+checks everything that may have changed, replays the graph, and copies the results. The table compares a captured step
+with the same step run in Python, and with the sum of the times of its kernels. Captured steps and steps in Python
+alternate.
 "issued in" is the CPU time of a captured step, without waiting for the GPU. "captured after" is the time from the end
 of the first step to the end of the first replay. This time includes steps run in Python, the recording, and the replay.
-"between two" is the time of a step during which no kernel runs, divided by the number of kernels. Its lower bound is
-the gap between two empty kernels, measured in a graph of many empty kernels that each wait for the previous kernel. The
-last column divides the time of the step by the time of its kernels plus one such gap per kernel. If a network fails,
-its row shows the error. After `--seconds`, no further network starts.
+"between two" is the part of a step in which no kernel runs, divided by the number of kernels. The lower bound of this
+time is the gap between two empty kernels. This gap is measured in a graph of many empty kernels, each of which waits
+for the previous kernel. The last column divides the time of the step by the sum of the time of its kernels and one such
+gap per kernel. If a network fails, its row shows the error. After `--seconds`, no further network starts.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from typing import NamedTuple
 
 import torch
 import triton
-from measure import graphed, issue_time, kernel_time, milliseconds, publish, synchronize, table, where
+from measure import capture_graph, describe_machine, issue_time, kernel_time, milliseconds, publish, synchronize, table
 from torch import Tensor
-from whole_networks import CASES, FORMATS, Case, by_clock, mean_loss, said
+from whole_networks import CASES, FORMATS, Case, describe_error, mean_loss, measure_step
 
 from flexsn_nn import LIF, graphs, spike_pooling
 from flexsn_nn.fusion import fuse_norms
@@ -41,7 +42,7 @@ IDLE_KERNELS = 512
 MEASURED_MS = 150
 
 
-def made(case: Case, device: torch.device) -> tuple[CapturedStep, Tensor, Tensor]:
+def capture_step(case: Case, device: torch.device) -> tuple[CapturedStep, Tensor, Tensor]:
     """Returns a captured step of a network, and its arguments."""
     torch.manual_seed(0)
     net = case.make(LIF).to(device)
@@ -60,18 +61,18 @@ def made(case: Case, device: torch.device) -> tuple[CapturedStep, Tensor, Tensor
     return graphs.capture(net, mean_loss, optimizer, autocast=autocast), frames, labels
 
 
-def seconds(function: Callable[[], object], device: torch.device) -> float:
+def measure_seconds(function: Callable[[], object], device: torch.device) -> float:
     begun = time.perf_counter()
     function()
     synchronize(device)
     return time.perf_counter() - begun
 
 
-def measured(case: Case, device: torch.device) -> tuple[list[str], Callable[[], object]]:
-    """Returns the cells of a row without the time of the kernels, and the captured step."""
-    captured, frames, labels = made(case, device)
-    first = seconds(lambda: captured(frames, labels), device)
-    later = sum(seconds(lambda: captured(frames, labels), device) for _ in range(RUNS_BEFORE_A_REPLAY - 1))
+def measure_walls(case: Case, device: torch.device) -> tuple[list[str], Callable[[], object]]:
+    """Returns the cells of a row that precede the times of the kernels, and the captured step."""
+    captured, frames, labels = capture_step(case, device)
+    first = measure_seconds(lambda: captured(frames, labels), device)
+    later = sum(measure_seconds(lambda: captured(frames, labels), device) for _ in range(RUNS_BEFORE_A_REPLAY - 1))
 
     def step() -> None:
         captured(frames, labels)
@@ -80,11 +81,11 @@ def measured(case: Case, device: torch.device) -> tuple[list[str], Callable[[], 
         captured.step.run(frames, (labels,))
 
     step()
-    count = calls_of(by_clock(step) if device.type == "cuda" else MEASURED_MS)
+    count = count_calls(measure_step(step) if device.type == "cuda" else MEASURED_MS)
     walls: dict[Callable[[], None], list[float]] = {step: [], by_python: []}
     for _ in range(TURNS):
         for run, times in walls.items():
-            times.append(by_clock(run, count) if device.type == "cuda" else 1e3 * seconds(run, device))
+            times.append(measure_step(run, count) if device.type == "cuda" else 1e3 * measure_seconds(run, device))
     by_graph, plain = (statistics.median(times) for times in walls.values())
     issued = min(issue_time(step, device, calls=8) for _ in range(TURNS))
     cells = [f"{first:.2f}", f"{later:.2f}", f"{plain:.3f}", f"{issued:.3f}", f"{by_graph:.3f}"]
@@ -92,9 +93,9 @@ def measured(case: Case, device: torch.device) -> tuple[list[str], Callable[[], 
     return cells, step
 
 
-def calls_of(milliseconds: float) -> int:
-    """Returns the number of steps to measure together. Wall time and kernel time use the same number, because clock
-    rates drop under load.
+def count_calls(milliseconds: float) -> int:
+    """Returns the number of steps to measure together. Wall time and kernel time are measured over the same number of
+    steps, because clock rates drop under load.
     """
     return max(8, int(MEASURED_MS / milliseconds))
 
@@ -118,7 +119,7 @@ class Idle(NamedTuple):
 
     @property
     def launch(self) -> float:
-        """Time of a graph without its kernels and gaps."""
+        """Part of a graph's time that is spent neither in its kernels nor in the gaps between them."""
         return self.alone - self.period
 
 
@@ -127,34 +128,34 @@ def nothing_kernel(pointer):  # type: ignore[no-untyped-def]
     pass
 
 
-def idle(device: torch.device) -> Idle:
+def measure_idle(device: torch.device) -> Idle:
     """Measures a graph of empty kernels."""
-    place = torch.zeros(1, device=device)
+    operand = torch.zeros(1, device=device)
 
-    def many() -> None:
+    def launch_all() -> None:
         for _ in range(IDLE_KERNELS):
-            nothing_kernel[(1,)](place, num_warps=1)
+            nothing_kernel[(1,)](operand, num_warps=1)
 
-    replay = graphed(many)
+    replay = capture_graph(launch_all)
     period = statistics.median(milliseconds(replay, device) for _ in range(TURNS))
     microseconds, count = kernel_time(replay, 5)
-    one = graphed(lambda: nothing_kernel[(1,)](place, num_warps=1))
-    alone = statistics.median(by_clock(one, IDLE_KERNELS) for _ in range(TURNS))
+    replay_one = capture_graph(lambda: nothing_kernel[(1,)](operand, num_warps=1))
+    alone = statistics.median(measure_step(replay_one, IDLE_KERNELS) for _ in range(TURNS))
     return Idle(1e3 * period / IDLE_KERNELS, microseconds / count, 1e3 * alone)
 
 
-def with_kernels(cells: list[str], step: Callable[[], object], device: torch.device, empty: Idle) -> list[str]:
+def add_kernel_times(cells: list[str], step: Callable[[], object], device: torch.device, empty: Idle) -> list[str]:
     """Returns the cells, extended by the time of the kernels."""
     if device.type != "cuda":
         return [*cells, *[""] * 5]
     try:
-        microseconds, count = kernel_time(step, calls_of(float(cells[-1])))
+        microseconds, count = kernel_time(step, count_calls(float(cells[-1])))
     except Exception as error:
-        return [*cells, "", said(error), "", "", ""]
+        return [*cells, "", describe_error(error), "", "", ""]
     kernels, wall = microseconds / 1e3, float(cells[-1])
     between, bound = 1e3 * (wall - kernels) / count, kernels + (count * empty.gap + empty.launch) / 1e3
-    found = [f"{count:.0f}", f"{kernels:.3f}", f"{wall / kernels:.3f}", f"{between:.2f}", f"{wall / bound:.3f}"]
-    return [*cells, *found]
+    kernel_cells = [f"{count:.0f}", f"{kernels:.3f}", f"{wall / kernels:.3f}", f"{between:.2f}", f"{wall / bound:.3f}"]
+    return [*cells, *kernel_cells]
 
 
 HEADER = (
@@ -166,34 +167,34 @@ HEADER = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "captured_steps.md")
-    parser.add_argument("--only", nargs="*", default=[""], help="only cases whose name contains one of these")
+    parser.add_argument("--only", nargs="*", default=[""], help="only cases whose name contains one of these texts")
     parser.add_argument("--seconds", type=float, default=100.0, help="no further network starts after this time")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    chosen = parser.parse_args()
-    device = torch.device(chosen.device, 0) if chosen.device == "cuda" else torch.device(chosen.device)
+    options = parser.parse_args()
+    device = torch.device(options.device, 0) if options.device == "cuda" else torch.device(options.device)
     torch.backends.cudnn.benchmark = True
     os.environ.setdefault("FLEXSN_LAUNCHER", "compiled")
     begun = time.perf_counter()
-    found: list[tuple[Case, list[str], Callable[[], object] | None]] = []
+    results: list[tuple[Case, list[str], Callable[[], object] | None]] = []
     for case in CASES:
-        if not any(part in case.name for part in chosen.only):
+        if not any(part in case.name for part in options.only):
             continue
-        if time.perf_counter() - begun > chosen.seconds:
-            found.append((case, ["not run", *[""] * (len(HEADER) - 3)], None))
+        if time.perf_counter() - begun > options.seconds:
+            results.append((case, ["not run", *[""] * (len(HEADER) - 3)], None))
             continue
         try:
-            found.append((case, *measured(case, device)))
+            results.append((case, *measure_walls(case, device)))
         except Exception as error:
-            found.append((case, [said(error), *[""] * (len(HEADER) - 3)], None))
+            results.append((case, [describe_error(error), *[""] * (len(HEADER) - 3)], None))
     # A profiler may slow down later launches in this process, so all wall times are measured before it runs.
-    empty = idle(device) if device.type == "cuda" else Idle(0.0, 0.0, 0.0)
+    empty = measure_idle(device) if device.type == "cuda" else Idle(0.0, 0.0, 0.0)
     rows = [
         (
             case.name,
             FORMATS[case.formats[-1]],
-            *(cells if step is None else with_kernels(cells, step, device, empty)),
+            *(cells if step is None else add_kernel_times(cells, step, device, empty)),
         )
-        for case, cells, step in found
+        for case, cells, step in results
     ]
     title = "# Captured training steps: wall time and their kernels' time"
     gaps = (
@@ -202,7 +203,7 @@ def main() -> None:
         f"column adds the remaining gap of {empty.gap:.2f} µs for each kernel, and {empty.launch:.2f} µs for the "
         f"graph. (A graph of a single kernel takes {empty.alone:.2f} µs.)"
     )
-    publish([title, "", where(device), "", gaps, "", *table(HEADER, rows)], chosen.output)
+    publish([title, "", describe_machine(device), "", gaps, "", *table(HEADER, rows)], options.output)
 
 
 if __name__ == "__main__":

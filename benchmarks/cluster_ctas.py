@@ -1,10 +1,12 @@
-"""Triton's `num_ctas` for a recurrent layer: instructions of the product in a step with clusters, compiled for an H100.
+"""Triton's `num_ctas` for a recurrent layer: counts of the instructions with which the blocks of a cluster cooperate,
+compiled for an H100.
 
     python benchmarks/cluster_ctas.py [--output FILE]
 
 One program is a cluster of `num_ctas` blocks, and Triton divides the tensors of the program among the blocks. The
 columns count PTX instructions: address computations for the shared memory of another block (`mapa`), loads and stores
-in this memory, and barriers of the whole cluster. "Refused" shows the error of the compiler. The script needs no GPU.
+in this memory, and barriers of the whole cluster. If the compiler refuses a kernel, the row shows its error. The script
+needs no GPU.
 """
 
 from __future__ import annotations
@@ -37,16 +39,16 @@ def layer(x_ptr, v_ptr, s_ptr, T, B, H: tl.constexpr, R: tl.constexpr):  # type:
     s = tl.zeros((R, H), dtype=tl.bfloat16)
     v = tl.zeros((R, H), dtype=tl.float32)
     for t in range(T):
-        place = (t * B + rows[:, None]) * H + columns[None, :]
-        h = v + (tl.load(x_ptr + place) + tl.dot(s, matrix) - v) * 0.5
+        offsets = (t * B + rows[:, None]) * H + columns[None, :]
+        h = v + (tl.load(x_ptr + offsets) + tl.dot(s, matrix) - v) * 0.5
         fired = h >= 1.0
         s = tl.where(fired, 1.0, 0.0).to(tl.bfloat16)
         v = tl.where(fired, 0.0, h)
-        tl.store(s_ptr + place, s)
+        tl.store(s_ptr + offsets, s)
 
 
 @contextlib.contextmanager
-def errors() -> Iterator[Path]:
+def collect_errors() -> Iterator[Path]:
     """Yields a file that receives the standard error output, including the output of C++ code."""
     with tempfile.TemporaryDirectory() as folder:
         path, before = Path(folder) / "errors", os.dup(2)
@@ -60,24 +62,26 @@ def errors() -> Iterator[Path]:
                 os.close(before)
 
 
-def compiled(rows: int, width: int, blocks: int) -> list[str]:
-    """Returns the bytes of shared memory and the counts of instructions, or the error if there is no kernel."""
+def compile_layer(rows: int, width: int, blocks: int) -> list[str]:
+    """Returns the bytes of shared memory and the counts of instructions, or the error if the compiler refuses."""
     types = {"x_ptr": "*fp32", "v_ptr": "*bf16", "s_ptr": "*bf16", "T": "i32", "B": "i32"}
     names = {"H": width, "R": rows}
     source = ASTSource(layer, {**types, **dict.fromkeys(names, "constexpr")}, names)
-    with errors() as said:
+    with collect_errors() as log:
         try:
             kernel = triton.compile(source, target=HOPPER, options={"num_ctas": blocks, "num_warps": 8})
         except RuntimeError as error:
-            found = re.findall(r"error: (.*)", said.read_text()) or [str(error)]
-            return ["", *[""] * len(COUNTED), f"refused: {found[0][:80]}"]
+            messages = re.findall(r"error: (.*)", log.read_text()) or [str(error)]
+            return ["", *[""] * len(COUNTED), f"refused: {messages[0][:80]}"]
     text = kernel.asm["ptx"]
-    return [str(kernel.metadata.shared), *(str(len(re.findall(what, text))) for what in COUNTED.values()), ""]
+    return [str(kernel.metadata.shared), *(str(len(re.findall(pattern, text))) for pattern in COUNTED.values()), ""]
 
 
 def main(path: Path) -> None:
     rows = [
-        [str(r), str(width), str(blocks), *compiled(r, width, blocks)] for r, width in SHAPES for blocks in (1, 2, 4, 8)
+        [str(r), str(width), str(blocks), *compile_layer(r, width, blocks)]
+        for r, width in SHAPES
+        for blocks in (1, 2, 4, 8)
     ]
     header = ["rows", "neurons", "num_ctas", "shared memory, bytes", *COUNTED, ""]
     lines = [

@@ -8,9 +8,10 @@ A shape is T x batch x neurons. A figure is the median time of one launch, divid
 is the forward of a training step. All kernels of a loop are compiled first, in parallel. `differs` compares the values
 that a kernel stores with the values that launches step by step store. The column shows the fraction of spikes that
 differ or, for real numbers, the largest difference relative to the largest value. `--divisions` selects the divisions
-to measure, by blocks, splits and tiles of rows. `--tiles` compares divisions among programs without clusters instead.
-If several processes have the same `--lock`, only one of them measures at a time, after `--together` processes have
-compiled their kernels. The script needs a GPU that supports clusters.
+to measure. For example, `8x2x3` means 8 blocks, 2 splits and 3 tiles of rows. With `--tiles`, the script compares
+divisions among programs without clusters instead. If several processes have the same `--lock`, only one of them
+measures at a time, after `--together` processes have compiled their kernels. The script needs a GPU that supports
+clusters.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from clusters import DEVICE, OURS, alone
-from measure import milliseconds, publish, table, where
-from recurrence import training
+from clusters import DEVICE, OURS, measure_alone
+from measure import describe_machine, milliseconds, publish, table
+from recurrence import make_training_step
 from torch import Tensor
 
 from flexsn_codegen.errors import CompilationError
@@ -46,8 +47,8 @@ from flexsn_runtime.recurrent._over_time import OverTime
 SHAPES = ("250x128x256", "250x256x512", "250x128x1024")
 
 
-class Caught:
-    """A loop whose launch was intercepted, with the arguments for launching it in other ways.
+class CaughtLoop:
+    """A loop whose launch was intercepted, with the arguments for launching the loop with other divisions.
 
     Attributes:
         started: copy of the states before the loop, because launches overwrite them.
@@ -56,106 +57,109 @@ class Caught:
     def __init__(self, step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory) -> None:
         self.step, self.over, self.loop, self.memory = step, over, loop, memory
         states = (rows.memory for port, rows in over.reads.items() if port.role in (Role.STATE, Role.GRAD_STATE))
-        self.started = [(one, one.clone()) for one in states if one.shape[0] == 2]
+        self.started = [(state, state.clone()) for state in states if state.shape[0] == 2]
         self.expected: list[Tensor] = []
 
-    def stored(self) -> list[Tensor]:
+    def list_stored(self) -> list[Tensor]:
         """Returns the values that the loop writes in each step."""
         return [self.over.writes[view.source].memory for view, _ in self.memory.stores]
 
-    def chosen(self, divisions: list[str]) -> Iterator[Cluster]:
+    def find_divisions(self, divisions: list[str]) -> Iterator[Cluster]:
         """Yields the clusters of the named divisions that fit on the device."""
-        for one in divisions:
-            blocks, splits, row_tiles = map(int, one.split("x"))
+        for text in divisions:
+            blocks, splits, row_tiles = map(int, text.split("x"))
             cluster = fitted(self.loop, Cluster(blocks, splits, row_tiles), from_zero=self.over.from_zero)
             if cluster is not None:
                 yield cluster
 
-    def divisions(self, processors: int) -> Iterator[Cluster]:
+    def list_divisions(self, processors: int) -> Iterator[Cluster]:
         """Yields divisions among the blocks of clusters.
 
-        For each number of blocks, the method yields the divisions with the fewest passes and the fewest rows, or with
-        one more row tile. A warp holds at least a quarter of its terms in registers.
+        For each number of blocks, the method selects the divisions with the fewest passes. Of these, it yields the
+        divisions with the fewest row tiles, or with one more row tile. A warp holds at least a quarter of its terms in
+        registers.
         """
         loop, from_zero = self.loop, self.over.from_zero
         for blocks in (4, 8, 16):
-            found: dict[int, list[Cluster]] = {}
+            clusters_by_passes: dict[int, list[Cluster]] = {}
             for row_tiles in (1, 2, 3, 4):
                 for splits in (1, 2, 4, 8):
                     cluster = fitted(loop, Cluster(blocks, splits, row_tiles), from_zero=from_zero)
                     if cluster is not None:
                         terms = cluster_needs(loop, cluster, from_zero=from_zero).terms
                         if 4 * cluster.held_of(terms) >= terms:
-                            found.setdefault(turns(loop, cluster, processors, from_zero=from_zero), []).append(cluster)
-            if found and min(found) <= 2:
-                best = found[min(found)]
-                yield from (one for one in best if one.row_tiles <= best[0].row_tiles + 1)
+                            clusters_by_passes.setdefault(
+                                turns(loop, cluster, processors, from_zero=from_zero), []
+                            ).append(cluster)
+            if clusters_by_passes and min(clusters_by_passes) <= 2:
+                best = clusters_by_passes[min(clusters_by_passes)]
+                yield from (cluster for cluster in best if cluster.row_tiles <= best[0].row_tiles + 1)
 
-    def tiles(self) -> Iterator[Tiles]:
-        """Yields divisions among programs that exchange values through global memory, for most of an H100."""
+    def list_tiles(self) -> Iterator[Tiles]:
+        """Yields divisions among programs that exchange values through global memory and fill most of an H100."""
         loop = self.loop
-        of_a_number = 6 if any(exchange.dtype == torch.float32 for exchange in loop.exchanges) else 2
+        element_size = 6 if any(exchange.dtype == torch.float32 for exchange in loop.exchanges) else 2
         for rows, columns in itertools.product((16, 32, 64), (16, 32, 64)):
             count = -(-loop.width // columns)
-            if 100 <= count * -(-loop.num_rows // rows) <= 132 and columns * loop.width * of_a_number <= 220 << 10:
+            if 100 <= count * -(-loop.num_rows // rows) <= 132 and columns * loop.width * element_size <= 220 << 10:
                 for chunk, num_warps, ahead in ((128, 4, 1), (128, 8, 1), (256, 8, 1), (64, 8, 1), (128, 8, 4)):
                     yield Tiles(rows, count, chunk, num_warps, ahead)
 
 
-def caught(name: str, shape: str, dtype: torch.dtype) -> dict[str, Caught]:
+def catch_loops(name: str, shape: str, dtype: torch.dtype) -> dict[str, CaughtLoop]:
     """Returns the loops of a training step, by direction."""
-    found: dict[str, Caught] = {}
+    loops: dict[str, CaughtLoop] = {}
 
     def stop(step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory) -> NoReturn:
-        found[over.direction] = Caught(step, over, loop, memory)
+        loops[over.direction] = CaughtLoop(step, over, loop, memory)
         raise NotOneLaunchError("its divisions are measured")
 
     steps, batch, hidden = map(int, shape.split("x"))
     torch.manual_seed(0)
     x = torch.randn(steps, batch, hidden, device=DEVICE).to(dtype)
     layer = OURS[name](hidden).to(DEVICE, dtype)
-    usual: tuple[Any, Any] = (_one_launch._prepare_in_clusters, _staged_autograd._needs_compilation)
+    originals: tuple[Any, Any] = (_one_launch._prepare_in_clusters, _staged_autograd._needs_compilation)
     _one_launch._prepare_in_clusters, _staged_autograd._needs_compilation = stop, lambda step: False
     try:
-        training(layer, x, torch.randn_like(x))()
+        make_training_step(layer, x, torch.randn_like(x))()
     finally:
-        _one_launch._prepare_in_clusters, _staged_autograd._needs_compilation = usual
+        _one_launch._prepare_in_clusters, _staged_autograd._needs_compilation = originals
     torch.cuda.synchronize()
-    for one in found.values():
-        one.expected = [value.clone() for value in one.stored()]
-    return found
+    for caught_loop in loops.values():
+        caught_loop.expected = [value.clone() for value in caught_loop.list_stored()]
+    return loops
 
 
 @torch.no_grad()
-def differs(one: Caught) -> str:
-    """Returns the difference between the stored values and the values of launches step by step."""
-    pairs = list(zip(one.stored(), one.expected, strict=True))
-    spikes = [] if one.over.backwards else [(a, b) for a, b in pairs if bool(((b == 0) | (b == 1)).all())]
+def measure_difference(caught_loop: CaughtLoop) -> str:
+    """Returns the difference between the stored values and the values that launches step by step store."""
+    pairs = list(zip(caught_loop.list_stored(), caught_loop.expected, strict=True))
+    spikes = [] if caught_loop.over.backwards else [(a, b) for a, b in pairs if bool(((b == 0) | (b == 1)).all())]
     if spikes:
         return f"{max(float((a != b).float().mean()) for a, b in spikes):.1e}"
     return f"{max(float((a - b).abs().max() / b.abs().max().clamp(min=1e-20)) for a, b in pairs):.1e}"
 
 
-def measured(one: Caught, launch: InClusters | InPrograms) -> list[str]:
+def measure_launch(caught_loop: CaughtLoop, launch: InClusters | InPrograms) -> list[str]:
     if isinstance(launch, InClusters):
-        function = launch.compile(one.over)
-        at_once, what = function.at_once, f"{function.registers}, {function.spilled}"
+        function = launch.compile(caught_loop.over)
+        at_once, registers = function.at_once, f"{function.registers}, {function.spilled}"
     else:
-        room, what = launch.room(one.over), ""
+        room, registers = launch.room(caught_loop.over), ""
         at_once = room // launch.tiles.count
         if not at_once:
             raise CompilationError(f"room for {room} programs")
-    for memory, before in one.started:
+    for memory, before in caught_loop.started:
         memory.copy_(before)
-    launch.run(one.over)
+    launch.run(caught_loop.over)
     torch.cuda.synchronize()
-    how_far = differs(one)
-    time_of = milliseconds(lambda: launch.run(one.over), DEVICE, warmup=2, rep=8)
+    difference = measure_difference(caught_loop)
+    ms = milliseconds(lambda: launch.run(caught_loop.over), DEVICE, warmup=2, rep=8)
     in_turn = "?" if at_once is None else -(-launch.groups // max(1, at_once))
-    return [f"{1e3 * time_of / one.over.num_steps:.2f}", str(in_turn), what, how_far]
+    return [f"{1e3 * ms / caught_loop.over.num_steps:.2f}", str(in_turn), registers, difference]
 
 
-def in_words(division: Cluster | Tiles) -> str:
+def describe(division: Cluster | Tiles) -> str:
     if isinstance(division, Tiles):
         return f"{division.rows} rows, {division.count} programs, {division.chunk} terms, {division.num_warps} warps"
     held = "" if division.held is None else f", {division.held} held"
@@ -178,19 +182,19 @@ def main(
 ) -> None:
     begun, rows, missing = time.perf_counter(), list[list[str]](), list[str]()
     processors = torch.cuda.get_device_properties(DEVICE).multi_processor_count
-    work: list[tuple[list[str], Caught, Cluster | Tiles, InClusters | InPrograms]] = []
-    for name, shape, kind in itertools.product(only, shapes, dtypes):
+    work: list[tuple[list[str], CaughtLoop, Cluster | Tiles, InClusters | InPrograms]] = []
+    for name, shape, dtype_name in itertools.product(only, shapes, dtypes):
         try:
-            loops = caught(name, shape, getattr(torch, kind))
+            loops = catch_loops(name, shape, getattr(torch, dtype_name))
         except Exception as error:
-            missing.append(f"{name}, {shape}, {kind}: {str(error).splitlines()[0][:160]}")
+            missing.append(f"{name}, {shape}, {dtype_name}: {str(error).splitlines()[0][:160]}")
             continue
-        for direction, one in loops.items():
-            found: Iterator[Cluster | Tiles] = one.divisions(processors)
+        for direction, caught_loop in loops.items():
+            candidates: Iterator[Cluster | Tiles] = caught_loop.list_divisions(processors)
             if tiles or divisions:
-                found = one.tiles() if tiles else one.chosen(divisions)
-            for division in found:
-                arguments = one.step, one.over, one.loop, one.memory
+                candidates = caught_loop.list_tiles() if tiles else caught_loop.find_divisions(divisions)
+            for division in candidates:
+                arguments = caught_loop.step, caught_loop.over, caught_loop.loop, caught_loop.memory
                 try:
                     launch: InClusters | InPrograms
                     if isinstance(division, Tiles):
@@ -198,48 +202,48 @@ def main(
                     else:
                         launch = in_cluster(*arguments, division)
                 except NotOneLaunchError as error:
-                    missing.append(f"{name}, {shape}, {kind}, {direction}: {error}")
+                    missing.append(f"{name}, {shape}, {dtype_name}, {direction}: {error}")
                     break
-                work.append(([name, shape, kind, direction], one, division, launch))
+                work.append(([name, shape, dtype_name, direction], caught_loop, division, launch))
     print(f"{len(work)} kernels after {time.perf_counter() - begun:.0f} s", flush=True)
-    compile_all([(one, launch) for _, one, _, launch in work])
+    compile_all([(caught_loop, launch) for _, caught_loop, _, launch in work])
     print(f"compiled after {time.perf_counter() - begun:.0f} s", flush=True)
-    with alone(lock, together):
-        for labels, one, division, launch in work:
+    with measure_alone(lock, together):
+        for labels, caught_loop, division, launch in work:
             if time.perf_counter() - begun > seconds:
-                missing.append(f"{', '.join(labels)}, {in_words(division)}: no time was left")
+                missing.append(f"{', '.join(labels)}, {describe(division)}: no time was left")
                 continue
             try:
-                rows.append([*labels, in_words(division), *measured(one, launch)])
+                rows.append([*labels, describe(division), *measure_launch(caught_loop, launch)])
             except Exception as error:  # a division that does not fit on the device
-                rows.append([*labels, in_words(division), str(error).splitlines()[0][:60], "", "", ""])
+                rows.append([*labels, describe(division), str(error).splitlines()[0][:60], "", "", ""])
             print(rows[-1], flush=True)
     columns = ["layer", "T x B x H", "dtype", "direction", "rows, programs" if tiles else "blocks x splits, row tiles"]
     lines = [
         "# Divisions of recurrent loops among " + ("programs" if tiles else "clusters"),
         "",
-        f"`python benchmarks/cluster_divisions.py`. {where(DEVICE)}",
+        f"`python benchmarks/cluster_divisions.py`. {describe_machine(DEVICE)}",
         "",
         *table([*columns, "µs a step", "turns", "registers, bytes spilled", "differs"], rows),
         "",
-        *(f"- not measured: {what}" for what in missing),
+        *(f"- not measured: {reason}" for reason in missing),
     ]
     publish(lines, path)
 
 
-def compile_all(work: list[tuple[Caught, InClusters | InPrograms]]) -> None:
+def compile_all(work: list[tuple[CaughtLoop, InClusters | InPrograms]]) -> None:
     """Compiles kernels in threads, because both compilers run outside of Python."""
 
-    def compile_one(one: Caught, launch: InClusters | InPrograms) -> None:
+    def compile_one(caught_loop: CaughtLoop, launch: InClusters | InPrograms) -> None:
         with contextlib.suppress(Exception):  # the measurement will report the error
             if isinstance(launch, InClusters):
-                launch.compile(one.over)
+                launch.compile(caught_loop.over)
             else:
-                launch.room(one.over)
+                launch.room(caught_loop.over)
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
-        for one, launch in work:
-            threads.submit(compile_one, one, launch)
+        for caught_loop, launch in work:
+            threads.submit(compile_one, caught_loop, launch)
 
 
 if __name__ == "__main__":

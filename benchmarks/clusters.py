@@ -1,11 +1,11 @@
-"""Recurrent layers in thread-block clusters, compared with kernels without clusters and with cuDNN, in CUDA graphs.
+"""Times of recurrent layers in thread-block clusters, of kernels without clusters and of cuDNN, in CUDA graphs.
 
     python benchmarks/clusters.py [--output FILE] [--seconds 240] [--only NAME ...] [--shapes ...]
         [--dtypes float32 bfloat16] [--steps] [--lock FILE] [--together 1]
 
 A shape is T x batch x neurons. A figure is the median time of replayed graphs. The graphs are a forward in inference,
 whose time is divided by T, and a training step: a forward, and a backward that computes the gradients of the input and
-the matrices from a random gradient. "Two parts" is the precision of float32 products that
+the matrices from a random gradient. "Two parts" means that each float32 factor of a product is split into two parts, as
 `torch.set_float32_matmul_precision("high")` allows. Two parts have 16 significant bits, while TF32 has 11. `--steps`
 adds launches step by step. If several processes have the same `--lock`, only one of them measures at a time, after
 `--together` processes have compiled their kernels. The script needs a GPU that supports clusters.
@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import graphed, milliseconds, publish, table, where
-from recurrence import Gates, GRUCell, Layer, LSTMCell, Run, inference, training
+from measure import capture_graph, describe_machine, milliseconds, publish, table
+from recurrence import Gates, GRUCell, Layer, LSTMCell, Run, make_inference, make_training_step
 from torch import Tensor, nn
 
 
@@ -43,10 +43,10 @@ class SLSTMCell(nn.Module):
         self, i: Tensor, f: Tensor, z: Tensor, o: Tensor, h: Tensor, c: Tensor, n: Tensor, m: Tensor
     ) -> tuple[Tensor, ...]:
         p, q, r, s = nn.functional.linear(h, self.V).chunk(4, -1)
-        kept = nn.functional.logsigmoid(f + q) + m
-        m = torch.maximum(kept, i + p)
-        taken, kept = torch.exp(i + p - m), torch.exp(kept - m)
-        c, n = kept * c + taken * torch.tanh(z + r), kept * n + taken
+        forget = nn.functional.logsigmoid(f + q) + m
+        m = torch.maximum(forget, i + p)
+        gain, forget = torch.exp(i + p - m), torch.exp(forget - m)
+        c, n = forget * c + gain * torch.tanh(z + r), forget * n + gain
         h = torch.sigmoid(o + s) * c / torch.clamp(n, min=1e-3)
         return h, h, c, n, m
 
@@ -67,8 +67,8 @@ DEVICE = torch.device("cuda")
 _MOST_SECONDS = 60.0  # time limit for the compilation in other processes
 
 
-class Made:
-    """A layer with data of one shape: its forward, and a training step."""
+class PreparedLayer:
+    """A layer and its data of one shape, as a function for the forward and a function for a training step."""
 
     def __init__(self, layer: nn.Module, shape: str, dtype: torch.dtype) -> None:
         steps, batch, hidden = map(int, shape.split("x"))
@@ -77,20 +77,22 @@ class Made:
         layer = layer.to(DEVICE, dtype)
         self.layer: Any = layer
         self.steps = steps
-        self.forward: Run = inference(layer, x)
-        self.training: Run = training(layer, x, torch.randn_like(x))
+        self.forward: Run = make_inference(layer, x)
+        self.training: Run = make_training_step(layer, x, torch.randn_like(x))
 
-    def times(self) -> tuple[str, str]:
+    def measure(self) -> tuple[str, str]:
         """Returns the microseconds per step of the forward, and the milliseconds of a training step."""
         gc.collect()  # frees earlier autograd graphs, whose leaf nodes belong to other streams
-        forward = milliseconds(graphed(self.forward), DEVICE, warmup=5, rep=60)
-        both = milliseconds(graphed(self.training), DEVICE, warmup=5, rep=80)
-        return f"{1e3 * forward / self.steps:.2f}", f"{both:.3f}"
+        forward_ms = milliseconds(capture_graph(self.forward), DEVICE, warmup=5, rep=60)
+        training_ms = milliseconds(capture_graph(self.training), DEVICE, warmup=5, rep=80)
+        return f"{1e3 * forward_ms / self.steps:.2f}", f"{training_ms:.3f}"
 
 
 @contextmanager
-def alone(lock: Path | None, together: int = 1) -> Iterator[None]:
-    """Waits until `together` processes with this lock have compiled their kernels, and no other process measures."""
+def measure_alone(lock: Path | None, together: int = 1) -> Iterator[None]:
+    """Waits until `together` processes with this lock have compiled their kernels and no other process measures, and
+    then prevents the other processes from measuring.
+    """
     if lock is None:
         yield
         return
@@ -104,51 +106,53 @@ def alone(lock: Path | None, together: int = 1) -> Iterator[None]:
 
 
 @contextmanager
-def without(variable: str) -> Iterator[None]:
+def switch_off(variable: str) -> Iterator[None]:
     os.environ[variable] = "0"
     yield
     del os.environ[variable]
 
 
-def tf32(allowed: bool) -> AbstractContextManager[object]:
+def set_tf32(allowed: bool) -> AbstractContextManager[object]:
     return torch.backends.cudnn.flags(enabled=True, allow_tf32=allowed)
 
 
 @contextmanager
-def two_parts() -> Iterator[None]:
-    """Allows float32 products in two parts, or in TF32, by PyTorch's setting."""
+def allow_two_parts() -> Iterator[None]:
+    """Sets PyTorch's precision of float32 products to "high", which allows products in two parts or in TF32."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     yield
     torch.set_float32_matmul_precision(before)
 
 
-def ways(name: str, dtype: torch.dtype, *, steps: bool) -> Iterator[tuple[str, bool, AbstractContextManager[object]]]:
-    """Yields the name of each way, True if it is a way of this project, and a context in which it runs."""
+def list_ways(
+    name: str, dtype: torch.dtype, *, steps: bool
+) -> Iterator[tuple[str, bool, AbstractContextManager[object]]]:
+    """Yields each way to run a layer: its name, True if it belongs to this project, and the context of its runs."""
     yield "ours", True, contextlib.nullcontext()
-    yield "ours without clusters", True, without("FLEXSN_CLUSTERS")
+    yield "ours without clusters", True, switch_off("FLEXSN_CLUSTERS")
     if steps:
-        yield "ours, step by step", True, without("FLEXSN_ONE_LAUNCH")
+        yield "ours, step by step", True, switch_off("FLEXSN_ONE_LAUNCH")
     if dtype == torch.float32:
-        yield "ours, two parts", True, two_parts()
+        yield "ours, two parts", True, allow_two_parts()
     if name not in CUDNN:
         return
     if dtype == torch.float32:
-        yield "cuDNN, TF32", False, tf32(True)
-    yield "cuDNN" + (", float32" if dtype == torch.float32 else ""), False, tf32(False)
+        yield "cuDNN, TF32", False, set_tf32(True)
+    yield "cuDNN" + (", float32" if dtype == torch.float32 else ""), False, set_tf32(False)
 
 
-def compiled(name: str, shape: str, dtype: torch.dtype, *, steps: bool) -> list[Made]:
-    """Returns the layer in each way."""
+def prepare_layers(name: str, shape: str, dtype: torch.dtype, *, steps: bool) -> list[PreparedLayer]:
+    """Returns the layer for each way to run it, after a training step and a forward, which compile its kernels."""
     hidden = int(shape.split("x")[2])
-    found = []
-    for _, is_ours, within in ways(name, dtype, steps=steps):
+    layers = []
+    for _, is_ours, within in list_ways(name, dtype, steps=steps):
         with within:
-            made = Made((OURS if is_ours else CUDNN)[name](hidden), shape, dtype)
-            made.training()
-            made.forward()
-        found.append(made)
-    return found
+            layer = PreparedLayer((OURS if is_ours else CUDNN)[name](hidden), shape, dtype)
+            layer.training()
+            layer.forward()
+        layers.append(layer)
+    return layers
 
 
 def main(
@@ -163,31 +167,31 @@ def main(
     steps: bool,
 ) -> None:
     begun, rows, missing = time.perf_counter(), list[list[str]](), list[str]()
-    work: list[tuple[list[str], torch.dtype, list[Made]]] = []
-    for name, kind, shape in itertools.product(only or list(OURS), dtypes, shapes):
-        dtype = getattr(torch, kind)
+    work: list[tuple[list[str], torch.dtype, list[PreparedLayer]]] = []
+    for name, dtype_name, shape in itertools.product(only or list(OURS), dtypes, shapes):
+        dtype = getattr(torch, dtype_name)
         try:
-            work.append(([name, shape, kind], dtype, compiled(name, shape, dtype, steps=steps)))
+            work.append(([name, shape, dtype_name], dtype, prepare_layers(name, shape, dtype, steps=steps)))
         except Exception as error:
-            missing.append(f"{name}, {shape}, {kind}: {str(error).splitlines()[0][:160]}")
-    with alone(lock, together):
-        for labels, dtype, found in work:
-            for (how, _, within), made in zip(ways(labels[0], dtype, steps=steps), found, strict=True):
+            missing.append(f"{name}, {shape}, {dtype_name}: {str(error).splitlines()[0][:160]}")
+    with measure_alone(lock, together):
+        for labels, dtype, layers in work:
+            for (way, _, within), layer in zip(list_ways(labels[0], dtype, steps=steps), layers, strict=True):
                 if time.perf_counter() - begun > seconds:
-                    missing.append(f"{', '.join(labels)}, {how}: no time was left")
+                    missing.append(f"{', '.join(labels)}, {way}: no time was left")
                     continue
                 with within:
-                    rows.append([*labels, how, *made.times()])
+                    rows.append([*labels, way, *layer.measure()])
                 print(rows[-1], flush=True)
     header = ["layer", "T x B x H", "dtype", "by", "forward, µs a step", "training step, ms"]
     lines = [
         "# Recurrent layers in clusters",
         "",
-        f"`python benchmarks/clusters.py`. {where(DEVICE)}",
+        f"`python benchmarks/clusters.py`. {describe_machine(DEVICE)}",
         "",
         *table(header, rows),
         "",
-        *(f"- not measured: {what}" for what in missing),
+        *(f"- not measured: {reason}" for reason in missing),
     ]
     publish(lines, path)
 

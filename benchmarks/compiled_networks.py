@@ -1,4 +1,4 @@
-"""Training steps of spiking networks under `torch.compile`, for each way in which neurons can be part of the graph.
+"""Times of training steps of spiking networks under `torch.compile`, by the form of the neurons in the compiled graph.
 
     python benchmarks/compiled_networks.py [--output benchmarks/results/compiled_networks.md]
 
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import issue_time, kernel_time, milliseconds, publish, table, where
+from measure import describe_machine, issue_time, kernel_time, milliseconds, publish, table
 from step_functions import lif
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -52,7 +52,7 @@ class Scan(nn.Module):
 
 
 class CustomOp(nn.Module):
-    """The kernels in an operator that a compiler cannot look into."""
+    """A layer that calls the kernels in a custom operator, which a compiler cannot trace into."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class ConvBlock(nn.Module):
         return result
 
 
-# By title: the network, and the shape of its input. The last network has so few steps that compilers unroll it.
+# By title: the network, and the shape of its input. The last network has so few steps that compilers unroll its loop.
 NETWORKS: dict[str, tuple[Callable[[Neuron], nn.Module], tuple[int, ...]]] = {
     "Linear-LIF-Linear-LIF, 4 x 64 x 128": (lambda neuron: Linears(neuron, 128), (4, 64, 128)),
     "Linear-LIF-Linear-LIF, 16 x 256 x 1024": (lambda neuron: Linears(neuron, 1024), (16, 256, 1024)),
@@ -120,12 +120,12 @@ WAYS: dict[str, tuple[Neuron, str | None]] = {
 }
 
 
-def training_step(network: Callable[..., Any], parameters: Sequence[Tensor], x: Tensor) -> Callable[[], object]:
+def make_training_step(network: Callable[..., Any], parameters: Sequence[Tensor], x: Tensor) -> Callable[[], object]:
     weight = torch.linspace(-1.0, 1.0, x.numel(), device=x.device).view(x.shape)
     return lambda: torch.autograd.grad((network(x) * weight).sum(), parameters)
 
 
-def measured(
+def measure_way(
     network: Callable[[Neuron], nn.Module], shape: tuple[int, ...], way: str, device: torch.device
 ) -> list[str]:
     neuron, mode = WAYS[way]
@@ -133,7 +133,7 @@ def measured(
     torch.manual_seed(0)
     module = network(neuron).to(device)
     compiled: Any = module if mode is None else torch.compile(module, fullgraph=True, dynamic=False, mode=mode)
-    step = training_step(compiled, list(module.parameters()), torch.randn(shape, device=device))
+    step = make_training_step(compiled, list(module.parameters()), torch.randn(shape, device=device))
     begun = time.perf_counter()
     step()
     if device.type != "cuda":
@@ -147,9 +147,9 @@ def measured(
     return [way, f"{elapsed:.3f}", f"{issued:.3f}", f"{busy:.3f}", gaps, f"{first:.1f}"]
 
 
-def recompilations(device: torch.device) -> list[list[object]]:
-    """Returns the number of graphs compiled after training with each of several lengths and batch sizes, with
-    `dynamic=True`.
+def count_graphs(device: torch.device) -> list[list[object]]:
+    """Trains with several lengths and batch sizes, with `dynamic=True`. Returns the number of graphs that are compiled
+    after each of them.
     """
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("inductor")
@@ -158,13 +158,13 @@ def recompilations(device: torch.device) -> list[list[object]]:
     rows: list[list[object]] = []
     for steps, batch in ((8, 32), (4, 32), (64, 5), (17, 3000)):
         x = torch.randn(steps, batch, 16, device=device)
-        training_step(compiled, list(module.parameters()), x)()
+        make_training_step(compiled, list(module.parameters()), x)()
         rows.append([f"{steps} x {batch}", counter.frame_count])
     return rows
 
 
-# With this option, Inductor launches user-defined kernels like its own kernels, without C code compiled for each
-# kernel.
+# With this option, Inductor launches user-defined kernels in the same way as its own kernels, and compiles no C code
+# for each user-defined kernel.
 OWN_LAUNCHER = "TORCHINDUCTOR_STATIC_LAUNCH_USER_DEFINED_TRITON_KERNELS"
 
 FUNCTIONS = {
@@ -175,7 +175,7 @@ FUNCTIONS = {
 LENGTHS = (8, 64, 1024)
 
 
-def first_step(function: str, own_launcher: str, steps: int, device: torch.device, bytecode: str) -> float:
+def measure_first_step(function: str, own_launcher: str, steps: int, device: torch.device, bytecode: str) -> float:
     """Returns the seconds of the first training step of `0.5 * function(2 x + 0.1)`, in a new process with empty
     caches.
 
@@ -190,7 +190,7 @@ from compiled_networks import Scan
 function = {function}
 network = torch.compile(lambda x: 0.5 * function(2.0 * x + 0.1), fullgraph=True)
 x = torch.randn({steps}, 64, 128, device={str(device)!r}, requires_grad=True)
-(x * 2.0).sum().backward()  # what any first use of the device costs
+(x * 2.0).sum().backward()  # initializes the device
 begun = time.perf_counter()
 network(x).sum().backward()
 x.grad.sum().item()
@@ -207,7 +207,7 @@ print(time.perf_counter() - begun)
     return float(json.loads(run.stdout.splitlines()[-1]))
 
 
-def first_steps(device: torch.device, processes: int) -> list[list[object]]:
+def measure_first_steps(device: torch.device, processes: int) -> list[list[object]]:
     """Returns the times of first steps, by function and T. Each time is measured in several processes, because times
     of different processes differ by up to a second.
 
@@ -217,10 +217,10 @@ def first_steps(device: torch.device, processes: int) -> list[list[object]]:
     seconds: dict[tuple[str, int], list[float]] = {(name, steps): [] for steps in LENGTHS for name in FUNCTIONS}
     with tempfile.TemporaryDirectory() as bytecode:
         for function in FUNCTIONS.values():
-            first_step(*function, LENGTHS[0], device, bytecode)
+            measure_first_step(*function, LENGTHS[0], device, bytecode)
         for _ in range(processes):
             for (name, steps), values in seconds.items():
-                values.append(first_step(*FUNCTIONS[name], steps, device, bytecode))
+                values.append(measure_first_step(*FUNCTIONS[name], steps, device, bytecode))
     return [
         [name, *(", ".join(f"{value:.2f}" for value in sorted(seconds[name, steps])) for steps in LENGTHS)]
         for name in FUNCTIONS
@@ -233,34 +233,38 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", help="cpu runs small sizes, to test this script")
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
     parser.add_argument("--first-steps", type=int, default=3, help="processes per first step; 0 for none")
-    chosen = parser.parse_args()
-    device = torch.device(chosen.device)
+    options = parser.parse_args()
+    device = torch.device(options.device)
     torch.set_float32_matmul_precision("high")
     lines = ["# Spiking networks under torch.compile: a training step, float32", ""]
     lines += [
-        "`python benchmarks/compiled_networks.py`. The head of the script describes the ways. Times in ms: of the",
-        "whole step, until the CPU has issued it, and of its kernels. The first step is in s, with existing caches.",
-        "If `issued` takes as long as the step, the step waits for the CPU: compiled code needs time for its guards,",
-        "its autograd node and its single launches. CUDA graphs avoid this, but copy into their own memory.",
+        "`python benchmarks/compiled_networks.py`. The docstring of the script describes the ways. `step`, `issued`",
+        "and `kernels` are times in ms: of the whole step, of the part until the CPU has issued it, and of its",
+        "kernels. The first step is in s, with existing caches. If `issued` is as long as `step`, the GPU waits for",
+        "the CPU. Compiled code needs time for its guards, its autograd node and its single launches. CUDA graphs",
+        "avoid this time, but copy the inputs into the memory of the graph.",
         "",
-        where(device),
+        describe_machine(device),
         "",
     ]
     for title, (network, shape) in (NETWORKS if device.type == "cuda" else SMALL).items():
-        rows = [measured(network, shape, way, device) for way in chosen.ways]
+        rows = [measure_way(network, shape, way, device) for way in options.ways]
         lines += [f"## {title}", "", *table(["way", "step", "issued", "kernels", "gaps", "first, s"], rows), ""]
     lines += ["## Compilations with dynamic shapes", "", "Linear-LIF-Linear-LIF, in this order.", ""]
-    lines += [*table(["T x B", "graphs compiled so far"], recompilations(device)), ""]
-    if chosen.first_steps:
+    lines += [*table(["T x B", "graphs compiled so far"], count_graphs(device)), ""]
+    if options.first_steps:
         lines += ["## The first training step in a new process, caches empty", ""]
         lines += [
-            "Seconds of `0.5 * f(2 x + 0.1)`. With relu, they are the compiler's own time. Inductor's launcher is the",
-            "option `static_launch_user_defined_triton_kernels`. Python's bytecode exists, as after an installation.",
-            "The processes alternate.",
+            "Seconds of `0.5 * f(2 x + 0.1)`. With relu, this is the time of the compiler alone. Inductor's launcher",
+            "is the option `static_launch_user_defined_triton_kernels`. Python's bytecode exists, as after an",
+            "installation. The processes alternate.",
             "",
         ]
-        lines += [*table(["f", *(f"T = {steps}" for steps in LENGTHS)], first_steps(device, chosen.first_steps)), ""]
-    publish(lines, chosen.output)
+        lines += [
+            *table(["f", *(f"T = {steps}" for steps in LENGTHS)], measure_first_steps(device, options.first_steps)),
+            "",
+        ]
+    publish(lines, options.output)
 
 
 if __name__ == "__main__":

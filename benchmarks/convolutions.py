@@ -5,9 +5,9 @@
 A shape is T x batch x channels x height x width. "Loop" is the same core with `backend="torch"`: PyTorch's operations
 in a loop over time. A training step is a forward, and a backward that computes the gradients of the input and the
 weights from a random gradient. "Convolutions alone" are the calls of library convolutions that a layer needs, with
-nothing between them. Their time is a lower bound for all ways that call these convolutions. A figure is the median time
-in ms, either of eager calls or of replays of a CUDA graph. "bfloat16" runs under autocast. In "channels last", inputs
-and weights have this memory format.
+nothing between them. Their time is a lower bound for every implementation that calls these convolutions. A figure is
+the median time in ms, either of eager calls or of replays of a CUDA graph. "bfloat16" means that the layer runs under
+autocast, and "channels last" that inputs and weights have this memory format.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from measure import graphed, milliseconds, publish, table, where
+from measure import capture_graph, describe_machine, milliseconds, publish, table
 from torch import Tensor, nn
 
 from flexsn_nn import FlexSN, surrogate
@@ -79,8 +79,8 @@ def autocast(dtype: torch.dtype) -> AbstractContextManager[object]:
     return torch.autocast(DEVICE.type, torch.bfloat16) if dtype == torch.bfloat16 else nullcontext()
 
 
-def alone(core: nn.Module, x: Tensor, dtype: torch.dtype) -> list[str]:
-    """Returns the times of the library convolutions of a layer alone.
+def measure_convolutions(core: nn.Module, x: Tensor, dtype: torch.dtype) -> list[str]:
+    """Returns the times of the library convolutions that a layer calls, without the rest of the layer.
 
     The convolutions of the input, and the convolutions for gradients of weights, run for all steps at once. The
     convolutions of the state run step by step.
@@ -88,65 +88,67 @@ def alone(core: nn.Module, x: Tensor, dtype: torch.dtype) -> list[str]:
     steps, frames = len(x), x.detach().flatten(0, 1).to(dtype)
     convolutions = [m for m in core.modules() if isinstance(m, nn.Conv2d)]
     weights = [m.weight.detach().to(dtype) for m in convolutions]
-    numbers = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
-    grads = [torch.randn_like(torch.convolution(frames, w, None, *numbers)) for w in weights]
-    of_step = (frames[: x.shape[1]], grads[-1][: x.shape[1]])
+    settings = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    grads = [torch.randn_like(torch.convolution(frames, w, None, *settings)) for w in weights]
+    step_operands = (frames[: x.shape[1]], grads[-1][: x.shape[1]])
 
     def forward() -> None:
         for w in weights[:-1]:
-            torch.convolution(frames, w, None, *numbers)
+            torch.convolution(frames, w, None, *settings)
         for _ in range(steps):
-            torch.convolution(of_step[0], weights[-1], None, *numbers)
+            torch.convolution(step_operands[0], weights[-1], None, *settings)
 
-    def both() -> None:
+    def train() -> None:
         forward()
         backward = torch.ops.aten.convolution_backward.default
         for _ in range(steps):
-            backward(of_step[1], of_step[0], weights[-1], None, *numbers, [True, False, False])
+            backward(step_operands[1], step_operands[0], weights[-1], None, *settings, [True, False, False])
         for i, (w, g) in enumerate(zip(weights, grads, strict=True)):
-            backward(g, frames, w, None, *numbers, [i + 1 < len(weights), True, False])
+            backward(g, frames, w, None, *settings, [i + 1 < len(weights), True, False])
 
-    return measured([forward, both])
+    return measure_runs([forward, train])
 
 
-def times(layer: nn.Module, x: Tensor, dtype: torch.dtype) -> list[str]:
+def measure_layer(layer: nn.Module, x: Tensor, dtype: torch.dtype) -> list[str]:
     """Returns the times of a forward and of a training step, called eagerly and from a graph."""
     leaf, weight = x.clone().requires_grad_(), torch.randn_like(x)
-    wanted = [leaf, *layer.parameters()]
+    leaves = [leaf, *layer.parameters()]
 
     def forward() -> None:
         with torch.no_grad(), autocast(dtype):
             layer(x)
 
-    def both() -> None:
+    def train() -> None:
         with autocast(dtype):
             output = layer(leaf)
-        torch.autograd.grad(output, wanted, weight.to(output.dtype))
+        torch.autograd.grad(output, leaves, weight.to(output.dtype))
 
-    return measured([forward, both])
+    return measure_runs([forward, train])
 
 
-def measured(runs: Sequence[Run]) -> list[str]:
+def measure_runs(runs: Sequence[Run]) -> list[str]:
     """Returns the milliseconds of each run, called eagerly and from a graph."""
-    found = []
+    cells = []
     for run in runs:
-        found.append(f"{milliseconds(run, DEVICE, warmup=1, rep=40):.2f}")
+        cells.append(f"{milliseconds(run, DEVICE, warmup=1, rep=40):.2f}")
         gc.collect()
         try:
-            found.append(f"{milliseconds(graphed(run), DEVICE, warmup=1, rep=40):.2f}" if DEVICE.type == "cuda" else "")
+            cells.append(
+                f"{milliseconds(capture_graph(run), DEVICE, warmup=1, rep=40):.2f}" if DEVICE.type == "cuda" else ""
+            )
         except RuntimeError as error:
-            found.append(str(error).splitlines()[0][:40])
-    return found
+            cells.append(str(error).splitlines()[0][:40])
+    return cells
 
 
 def main(shape: str, seconds: float, path: Path) -> None:
     begun, rows, missing = time.perf_counter(), list[list[str]](), list[str]()
     size = tuple(map(int, shape.split("x")))
     for (name, core), last, dtype in product(CORES.items(), (False, True), (torch.float32, torch.bfloat16)):
-        for backend, by in (("auto", "ours"), ("torch", "loop")):
-            kind = str(dtype).removeprefix("torch.") + (", channels last" if last else "")
+        for backend, name_of_backend in (("auto", "ours"), ("torch", "loop")):
+            description = str(dtype).removeprefix("torch.") + (", channels last" if last else "")
             if time.perf_counter() - begun > seconds:
-                missing.append(f"{name}, {kind}, {by}: no time was left")
+                missing.append(f"{name}, {description}, {name_of_backend}: no time was left")
                 continue
             torch.manual_seed(0)
             layer = Layer(core(size[2]), "auto" if backend == "auto" else "torch").to(DEVICE)
@@ -154,21 +156,21 @@ def main(shape: str, seconds: float, path: Path) -> None:
             if last:
                 layer = layer.to(memory_format=torch.channels_last)
                 x = x.flatten(0, 1).contiguous(memory_format=torch.channels_last).view(size)
-            rows.append([name, kind, by, *times(layer, x, dtype)])
+            rows.append([name, description, name_of_backend, *measure_layer(layer, x, dtype)])
             print(rows[-1], f"{time.perf_counter() - begun:.0f} s", flush=True)
             if backend == "auto":
-                rows.append([name, kind, "convolutions alone", *alone(layer, x, dtype)])
+                rows.append([name, description, "convolutions alone", *measure_convolutions(layer, x, dtype)])
                 print(rows[-1], flush=True)
             del layer
             gc.collect()
     lines = [
         f"# Recurrent convolutions, {shape}",
         "",
-        f"`python benchmarks/convolutions.py`. {where(DEVICE)}",
+        f"`python benchmarks/convolutions.py`. {describe_machine(DEVICE)}",
         "",
         *table(["layer", "dtype", "by", "forward", "forward in a graph", "training", "training in a graph"], rows),
         "",
-        *(f"- not measured: {what}" for what in missing),
+        *(f"- not measured: {reason}" for reason in missing),
     ]
     publish(lines, path)
 

@@ -3,9 +3,9 @@
     python benchmarks/cpu_networks.py [--output benchmarks/results/cpu_networks.md] [--threads 1] [--only digits]
 
 A step is a forward, cross entropy of the mean over time, a backward, and SGD. The network with ReLU instead of neurons,
-on the same T·B frames, is the lower limit: a network whose neurons cost nothing would take the same time. The networks
-alternate step by step, and a figure is the median over steps. The sizes come from examples/digits.py, from the images
-and audio data in the documentation, and from a small convolutional network.
+on the same T·B frames, is the lower limit: a network whose neurons cost nothing would take the same time. The steps of
+the networks alternate, and a figure is the median over steps. The sizes come from examples/digits.py, from the pages on
+images and audio in the documentation, and from a small convolutional network.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from cpu_neurons import Run, medians
-from measure import publish, table, where
-from networks import Activation, feed_forward, vgg8
+from cpu_neurons import Run, measure_medians
+from measure import describe_machine, publish, table
+from networks import Activation, make_feed_forward, make_vgg8
 from torch import nn
 
 from flexsn_nn import LIF
@@ -36,15 +36,15 @@ class Case:
     classes: int
 
 
-def _dense(*sizes: int) -> Callable[[Activation], nn.Module]:
-    return lambda activation: feed_forward(activation, *sizes)
+def _make_dense(*sizes: int) -> Callable[[Activation], nn.Module]:
+    return lambda activation: make_feed_forward(activation, *sizes)
 
 
 CASES = (
-    Case("digits: 64-128-10, T 16, B 64", _dense(64, 128, 10), (16, 64, 64), 10),
-    Case("images: 784-1000-10, T 25, B 128", _dense(784, 1000, 10), (25, 128, 784), 10),
-    Case("audio: 700-256-256-20, T 100, B 64", _dense(700, 256, 256, 20), (100, 64, 700), 20),
-    Case("VGG-8, T 4, B 4, 32²", vgg8, (4, 4, 3, 32, 32), 10),
+    Case("digits: 64-128-10, T 16, B 64", _make_dense(64, 128, 10), (16, 64, 64), 10),
+    Case("images: 784-1000-10, T 25, B 128", _make_dense(784, 1000, 10), (25, 128, 784), 10),
+    Case("audio: 700-256-256-20, T 100, B 64", _make_dense(700, 256, 256, 20), (100, 64, 700), 20),
+    Case("VGG-8, T 4, B 4, 32²", make_vgg8, (4, 4, 3, 32, 32), 10),
 )
 NEURONS: dict[str, Activation] = {
     "ReLU": nn.ReLU,
@@ -53,7 +53,7 @@ NEURONS: dict[str, Activation] = {
 }
 
 
-def training_step(case: Case, activation: Activation) -> Run:
+def make_training_step(case: Case, activation: Activation) -> Run:
     torch.manual_seed(0)
     network = case.make(activation)
     optimizer = torch.optim.SGD(network.parameters(), lr=1e-3)
@@ -74,7 +74,9 @@ def main(path: Path, threads: int, only: str, seconds: float) -> None:
     for case in CASES:
         if only not in case.name:
             continue
-        ms = medians({name: training_step(case, activation) for name, activation in NEURONS.items()}, seconds)
+        ms = measure_medians(
+            {name: make_training_step(case, activation) for name, activation in NEURONS.items()}, seconds
+        )
         ours, loop, limit = ms["LIF"], ms["LIF, the loop"], ms["ReLU"]
         costs = (f"{ours / limit:.2f}", f"{loop / limit:.2f}")
         rows.append((case.name, f"{limit:.1f}", f"{ours:.1f}", f"{loop:.1f}", *costs))
@@ -82,8 +84,8 @@ def main(path: Path, threads: int, only: str, seconds: float) -> None:
     lines = [
         "# Whole networks on the CPU, compared with ReLU",
         "",
-        f"`python benchmarks/cpu_networks.py --threads {threads}`: a step of training, medians.",
-        f"{where(torch.device('cpu'))} float32. Threads: {threads} of {os.cpu_count()} processors; load",
+        f"`python benchmarks/cpu_networks.py --threads {threads}`: median time of a training step.",
+        f"{describe_machine(torch.device('cpu'))} float32. Threads: {threads} of {os.cpu_count()} processors; load",
         f"{os.getloadavg()[0]:.1f} at the end.",
         "",
         *table(head, rows),

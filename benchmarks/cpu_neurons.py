@@ -5,8 +5,8 @@ the loop, and other libraries.
 
 Inference reads the inputs and writes the outputs, so its lower bound is a copy of the same size (two streams). A
 training step of a neuron moves at least five streams: the input, the output, the input again, the gradient of the
-output, and the gradient of the input. A copy writes into existing memory, as `copy_` does. All compared runs alternate
-round by round, and a figure is the median over rounds.
+output, and the gradient of the input. A copy writes into existing memory, as `copy_` does. The compared runs alternate,
+and a figure is the median over all runs.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from measure import publish, table, where
-from peer_neurons import SnnTorchLeaky, has
+from measure import describe_machine, publish, table
+from peer_neurons import SnnTorchLeaky, is_installed
 from torch import Tensor, nn
 
 from flexsn_nn import ALIF, IF, LIF, FlexSN, Izhikevich
@@ -48,15 +48,15 @@ class ChannelPLIF(nn.Module):
         return s, h * (1.0 - s)
 
 
-def made(name: str, spike: Surrogate, channels: int, backend: str) -> FlexSN:
-    """Returns a neuron of this name."""
+def make_neuron(name: str, spike: Surrogate, channels: int, backend: str) -> FlexSN:
+    """Makes the neuron with this name."""
     if name == "PLIF per channel":
         return FlexSN(ChannelPLIF(channels, spike), 1, 1, 1, backend=backend)
-    kinds: dict[str, Callable[..., FlexSN]] = {"LIF": LIF, "IF": IF, "ALIF": ALIF, "Izhikevich": Izhikevich}
-    return kinds[name](surrogate_function=spike, backend=backend)
+    class_by_name: dict[str, Callable[..., FlexSN]] = {"LIF": LIF, "IF": IF, "ALIF": ALIF, "Izhikevich": Izhikevich}
+    return class_by_name[name](surrogate_function=spike, backend=backend)
 
 
-def inference(neuron: FlexSN, x: Tensor) -> Run:
+def make_inference(neuron: FlexSN, x: Tensor) -> Run:
     def run() -> None:
         with torch.no_grad():
             neuron.reset()
@@ -65,7 +65,7 @@ def inference(neuron: FlexSN, x: Tensor) -> Run:
     return run
 
 
-def training(neuron: FlexSN, x: Tensor, weight: Tensor) -> Run:
+def make_training_step(neuron: FlexSN, x: Tensor, weight: Tensor) -> Run:
     leaf = x.clone().requires_grad_()
 
     def run() -> None:
@@ -78,19 +78,19 @@ def training(neuron: FlexSN, x: Tensor, weight: Tensor) -> Run:
     return run
 
 
-def chunks_compiled(neuron: FlexSN, x: Tensor, weight: Tensor | None) -> Run:
-    """Returns a loop over chunks of eight steps, each compiled by `torch.compile`. If `weight` is given, the loop also
-    runs the backward.
+def compile_chunks(neuron: FlexSN, x: Tensor, weight: Tensor | None) -> Run:
+    """Returns a function that loops over chunks of eight steps, which are compiled by `torch.compile`. If `weight` is
+    not `None`, the function also runs the backward.
     """
 
-    def several(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def run_chunk(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         outputs = []
         for t in range(x.shape[0]):
             s, v = neuron.core(x[t], v)
             outputs.append(s)
         return torch.stack(outputs), v
 
-    compiled = torch.compile(several, fullgraph=True, dynamic=False)
+    compiled = torch.compile(run_chunk, fullgraph=True, dynamic=False)
     leaf = x.clone().requires_grad_(weight is not None)
 
     def run() -> None:
@@ -107,11 +107,11 @@ def chunks_compiled(neuron: FlexSN, x: Tensor, weight: Tensor | None) -> Run:
     return run
 
 
-def peers(x: Tensor, weight: Tensor) -> dict[str, Run]:
+def list_peers(x: Tensor, weight: Tensor) -> dict[str, Run]:
     """Returns a training step of LIF for each installed library."""
-    found: dict[str, Run] = {}
+    runs: dict[str, Run] = {}
     leaf = x.clone().requires_grad_()
-    if has("spikingjelly"):
+    if is_installed("spikingjelly"):
         from spikingjelly.activation_based import functional, neuron, surrogate
 
         jelly = neuron.LIFNode(step_mode="m", surrogate_function=surrogate.ATan())
@@ -121,28 +121,28 @@ def peers(x: Tensor, weight: Tensor) -> dict[str, Run]:
             leaf.grad = None
             jelly(leaf).backward(weight)
 
-        found["SpikingJelly `LIFNode`"] = spikingjelly
-    if has("snntorch"):
+        runs["SpikingJelly `LIFNode`"] = spikingjelly
+    if is_installed("snntorch"):
         leaky = SnnTorchLeaky()
 
         def snn() -> None:
             leaf.grad = None
             leaky(leaf).backward(weight)
 
-        found["snnTorch `Leaky`"] = snn
-    if has("norse"):
+        runs["snnTorch `Leaky`"] = snn
+    if is_installed("norse"):
         cells = importlib.import_module("norse.torch").LIF()
 
         def norse_lif() -> None:
             leaf.grad = None
             cells(leaf)[0].backward(weight)
 
-        found["Norse `LIF`"] = norse_lif
-    return found
+        runs["Norse `LIF`"] = norse_lif
+    return runs
 
 
-def _version(name: str) -> str:
-    """Returns the version of the library in a row."""
+def _find_version(name: str) -> str:
+    """Returns the version of the library with which the name of a row begins."""
     library = name.split(" ")[0].lower()
     try:
         return importlib.metadata.version(library)
@@ -150,43 +150,43 @@ def _version(name: str) -> str:
         return "—"
 
 
-def medians(runs: dict[str, Run], seconds: float) -> dict[str, float]:
-    """Returns the median milliseconds of each run. The runs alternate, for about `seconds` each."""
+def measure_medians(runs: dict[str, Run], seconds: float) -> dict[str, float]:
+    """Returns the median time of each run, in milliseconds. The runs alternate, and each run gets about `seconds`."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for run in runs.values():
         run()  # compiles the function
-    while any(sum(spent) < seconds and len(spent) < 200 for spent in times.values()):
+    while any(sum(seconds_of_run) < seconds and len(seconds_of_run) < 200 for seconds_of_run in times.values()):
         for name, run in runs.items():
             if len(times[name]) >= 3 and sum(times[name]) >= seconds:
                 continue
             begun = time.perf_counter()
             run()
             times[name].append(time.perf_counter() - begun)
-    return {name: 1e3 * statistics.median(spent) for name, spent in times.items()}
+    return {name: 1e3 * statistics.median(seconds_of_run) for name, seconds_of_run in times.items()}
 
 
-def measured(name: str, spike: Surrogate, shape: tuple[int, ...], seconds: float) -> list[object]:
+def measure_row(name: str, spike: Surrogate, shape: tuple[int, ...], seconds: float) -> list[object]:
     """Returns a row of the table."""
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0)) + 0.5
     weight = torch.randn(shape)
-    ours, loop = (made(name, spike, shape[-1], backend) for backend in ("cpp", "torch"))
+    ours, loop = (make_neuron(name, spike, shape[-1], backend) for backend in ("cpp", "torch"))
     target = torch.empty_like(x)
     runs: dict[str, Run] = {
         "copy": lambda: target.copy_(x),
-        "inference": inference(ours, x),
-        "training": training(ours, x, weight),
-        "loop": inference(loop, x),
-        "loop trains": training(loop, x, weight),
+        "inference": make_inference(ours, x),
+        "training": make_training_step(ours, x, weight),
+        "loop": make_inference(loop, x),
+        "loop trains": make_training_step(loop, x, weight),
     }
     if name == "LIF":
         torch._dynamo.reset()  # compiles each size separately
-        runs["chunks"] = chunks_compiled(loop, x, None)
-        runs["chunks train"] = chunks_compiled(loop, x, weight)
-    ms = medians(runs, seconds)
+        runs["chunks"] = compile_chunks(loop, x, None)
+        runs["chunks train"] = compile_chunks(loop, x, weight)
+    ms = measure_medians(runs, seconds)
     copy, infer, train = ms["copy"], ms["inference"], ms["training"]
 
-    def over(other: str, own: float) -> str:
-        return f"{ms[other] / own:.1f}" if other in ms else "—"
+    def divide(other: str, our_ms: float) -> str:
+        return f"{ms[other] / our_ms:.1f}" if other in ms else "—"
 
     return [
         f"{name}, {type(spike).__name__}",
@@ -196,10 +196,10 @@ def measured(name: str, spike: Surrogate, shape: tuple[int, ...], seconds: float
         f"{infer / copy:.2f}",
         f"{train:.3f}",
         f"{train / (2.5 * copy):.2f}",
-        over("loop", infer),
-        over("loop trains", train),
-        over("chunks", infer),
-        over("chunks train", train),
+        divide("loop", infer),
+        divide("loop trains", train),
+        divide("chunks", infer),
+        divide("chunks train", train),
     ]
 
 
@@ -209,35 +209,38 @@ def main(path: Path, shapes: list[str], threads: int, seconds: float) -> None:
     head = ["neuron", "T x step", "copy, ms", "inference, ms", "/ copy", "training, ms", "/ copy of five streams"]
     head += ["loop / inference", "loop / training", "chunks / inference", "chunks / training"]
     sizes = [tuple(map(int, shape.split("x"))) for shape in shapes]
-    rows = [measured(name, spike, shape, seconds) for shape in sizes for name, spike in cases]
+    rows = [measure_row(name, spike, shape, seconds) for shape in sizes for name, spike in cases]
     x = torch.randn(sizes[0])
     weight = torch.randn(sizes[0])
-    runs = {"ours": training(made("LIF", ATan(), sizes[0][-1], "cpp"), x, weight), **peers(x, weight)}
+    runs = {
+        "ours": make_training_step(make_neuron("LIF", ATan(), sizes[0][-1], "cpp"), x, weight),
+        **list_peers(x, weight),
+    }
     target = torch.empty_like(x)
-    ms = medians({"copy": lambda: target.copy_(x), **runs}, seconds)
+    ms = measure_medians({"copy": lambda: target.copy_(x), **runs}, seconds)
     floor = 2.5 * ms.pop("copy")
-    against = [
-        (name, _version(name), *(f"{t:.1f}" for t in (taken, taken / ms["ours"], taken / floor)))
-        for name, taken in ms.items()
+    peer_rows = [
+        (name, _find_version(name), *(f"{t:.1f}" for t in (elapsed, elapsed / ms["ours"], elapsed / floor)))
+        for name, elapsed in ms.items()
     ]
     lines = [
         "# Neurons on the CPU",
         "",
-        f"`python benchmarks/cpu_neurons.py --threads {threads}`. {where(torch.device('cpu'))} float32.",
+        f"`python benchmarks/cpu_neurons.py --threads {threads}`. {describe_machine(torch.device('cpu'))} float32.",
         f"Threads: {threads} of {os.cpu_count()} processors; load {os.getloadavg()[0]:.1f} at the end.",
         "",
-        "The floor is `copy_` into existing memory. For inference, it copies the bytes of the input, and for training,",
-        "two and a half times as many. `chunks` is `torch.compile` of eight steps at a time.",
+        "The floor is the time of `copy_` into existing memory. For inference, it is a copy of the input, and for",
+        "training, two and a half times as long. `chunks` is `torch.compile` of eight steps at a time.",
         "",
         *table(head, rows),
         "",
         f"A training step of LIF at {shapes[0]}, float32:",
         "",
-        *table(("", "version", "ms", "/ ours", "/ copy of five streams"), against),
+        *table(("", "version", "ms", "/ ours", "/ copy of five streams"), peer_rows),
         "",
         "A kernel that reads its input and writes its results takes at least as long as the copy. So the last column",
-        "is the largest possible speedup over each library. The neuron of each library has its own",
-        "formula and surrogate. Those of other libraries are loops of torch operators.",
+        "is the largest possible speedup over each library. The neurons of the libraries differ in their formulas and",
+        "surrogates. The neurons of other libraries are loops of torch operators.",
     ]
     publish(lines, path)
 

@@ -1,4 +1,4 @@
-"""Table of the final results of the examples, which run on the CPU as a newcomer would run them.
+"""Table of the final results of the examples, which run on the CPU, as for a new user without a GPU.
 
     python benchmarks/example_figures.py [--output FILE] [--only NAME ...]
 
@@ -38,7 +38,7 @@ FIGURES = {
     "convert": r"\d+ of \d+ spikes differ",
     "mixed_precision": rf"held-out accuracy {PERCENT}",
     "recurrent": rf"accuracy {PERCENT} over \d+ steps",
-    "long_sequence": rf"accuracy {PERCENT} on \d+ new ones",
+    "long_sequence": rf"accuracy {PERCENT} on \d+ new sequences",
     "truncated_bptt": r"differs by \S+ from the whole sequence's",
     "distributed": rf"^held-out accuracy {PERCENT}",
     "gated_activation": r"^ *result: relative error \S+",
@@ -48,16 +48,16 @@ FIGURES = {
 }
 
 
-def figure(name: str) -> str:
+def compute_figure(name: str) -> str:
     """Runs an example, and returns its figure."""
     command = [sys.executable]
     if name == "distributed":
         command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    # The environment of a newcomer without a GPU, in which Triton's interpreter is off.
+    # Triton's interpreter is off, and no GPU is visible, as for a new user without a GPU.
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment["CUDA_VISIBLE_DEVICES"] = ""
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
+        process = subprocess.run(
             [*command, str(ROOT / "examples" / f"{name}.py")],
             cwd=folder,
             env=environment,
@@ -65,16 +65,16 @@ def figure(name: str) -> str:
             text=True,
             check=False,
         )
-    if done.returncode:
-        raise SystemExit(f"{name} failed:\n{done.stderr}")
-    found = re.findall(FIGURES[name], done.stdout, re.MULTILINE)
-    if not found:
-        raise SystemExit(f"{name} does not print what matches {FIGURES[name]!r}:\n{done.stdout}")
-    return "; ".join(text.strip() for text in found)
+    if process.returncode:
+        raise SystemExit(f"{name} failed:\n{process.stderr}")
+    matches = re.findall(FIGURES[name], process.stdout, re.MULTILINE)
+    if not matches:
+        raise SystemExit(f"{name} prints no text that matches {FIGURES[name]!r}:\n{process.stdout}")
+    return "; ".join(text.strip() for text in matches)
 
 
-def kept(path: Path) -> dict[str, str]:
-    """Returns the figures of an earlier table of this script, by example."""
+def read_figures(path: Path) -> dict[str, str]:
+    """Returns the figures of a table that this script has written earlier, by example."""
     table = path.read_text(encoding="utf-8") if path.exists() else ""
     return dict(re.findall(r"^\| (\S+)\.py \| (.+) \|$", table, re.MULTILINE))
 
@@ -83,24 +83,24 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description="Final result of each example.")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "example_figures.md")
     parser.add_argument("--only", nargs="+", choices=sorted(FIGURES), metavar="NAME")
-    chosen = parser.parse_args(arguments)
-    figures = kept(chosen.output) if chosen.only else {}
-    for name in chosen.only or FIGURES:
-        figures[name] = figure(name)
+    options = parser.parse_args(arguments)
+    figures = read_figures(options.output) if options.only else {}
+    for name in options.only or FIGURES:
+        figures[name] = compute_figure(name)
         print(f"{name}: {figures[name]}", flush=True)
     rows = [f"| {name}.py | {figures[name]} |" for name in FIGURES if name in figures]
     neurons = "in the plain loop" if why_no_compiler() else "as kernels in C++"
     head = [
         "# Final results of the examples",
         "",
-        "`python benchmarks/example_figures.py`. The head of the script describes how the examples run.",
+        "`python benchmarks/example_figures.py`. The docstring of the script describes how the examples run.",
         f"CPU ({platform.machine()}), torch {torch.__version__}, Python {platform.python_version()}, {date.today()}.",
         f"Neurons run {neurons}. Run the other way, the figures differ in the last bits.",
         "",
         "| example | figure |",
         "| --- | --- |",
     ]
-    chosen.output.write_text("\n".join([*head, *rows]) + "\n", encoding="utf-8")
+    options.output.write_text("\n".join([*head, *rows]) + "\n", encoding="utf-8")
     return 0
 
 

@@ -3,10 +3,10 @@
     python benchmarks/first_call.py [--output FILE] [--rounds 7]
 
 Figures are medians of CPU seconds over several processes. The processes of the different rows alternate. Bytecode is
-compiled, as in an installed package, and the kernel is in the cache folder. `torch's own` is the first trace that
-PyTorch itself makes in such a process: `make_fx` of an addition of fake tensors. This trace imports PyTorch's compiler.
-The import takes most of the time of a first call and cannot be avoided, because `make_fx`, fake tensors and every
-dispatch mode trigger it.
+compiled, as in an installed package, and the kernel is in the cache folder. `torch's own` is a first trace without this
+project: PyTorch's `make_fx` of an addition of fake tensors. This trace imports PyTorch's compiler. The import takes
+most of the time of a first call and cannot be avoided, because `make_fx`, fake tensors and every dispatch mode trigger
+it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from measure import publish, table, where
+from measure import describe_machine, publish, table
 
 _BEGIN = "import time\nimport torch\nbegun = time.process_time()\n"
 _END = "\nprint(time.process_time() - begun)"
@@ -48,31 +48,37 @@ PROGRAMS = {
 }
 
 
-def measured(program: str, folder: Path) -> float:
+def measure_program(program: str, folder: Path) -> float:
     """Returns the CPU seconds of a program in a new process."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environment |= {"PYTHONPYCACHEPREFIX": str(folder / "bytecode"), "FLEXSN_CACHE_DIR": str(folder / "kernels")}
-    ran = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    return float(ran.stdout.splitlines()[-1])
+    process = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    return float(process.stdout.splitlines()[-1])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "first_call.md")
     parser.add_argument("--rounds", type=int, default=7)
-    given = parser.parse_args()
+    options = parser.parse_args()
     times: dict[str, list[float]] = {name: [] for name in PROGRAMS}
     with tempfile.TemporaryDirectory() as folder:
-        for number in range(given.rounds + 1):
+        for number in range(options.rounds + 1):
             for name, program in PROGRAMS.items():
-                seconds = measured(program, Path(folder))
+                seconds = measure_program(program, Path(folder))
                 if number:  # the first round compiles the bytecode and the kernel
                     times[name].append(seconds)
-    rows = [[name, f"{statistics.median(own):.2f}", f"{min(own):.2f}"] for name, own in times.items()]
-    head = f"`python benchmarks/first_call.py`: CPU seconds, {given.rounds} new processes each. " + where(
-        torch.device("cpu")
+    rows = [
+        [name, f"{statistics.median(seconds_of_row):.2f}", f"{min(seconds_of_row):.2f}"]
+        for name, seconds_of_row in times.items()
+    ]
+    head = (
+        f"`python benchmarks/first_call.py`: CPU seconds of {options.rounds} new processes per row. "
+        + describe_machine(torch.device("cpu"))
     )
-    publish(["# First calls", "", head, "", *table(["what", "median", "least"], rows)], given.output)
+    publish(["# First calls", "", head, "", *table(["what", "median", "least"], rows)], options.output)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Parts of the first training step of a new process, on a GPU, followed by steps with a different T and other sizes.
+"""Times of the parts of a new process's first training step on a GPU, and of later steps with other T and other sizes.
 
     python benchmarks/first_step.py [--output FILE] [--layers LIF:8x1x100000 RLIF:250x128x1024 ...] [--timeline FILE]
 
 A layer is NAME:TxBxH. Two processes measure it: one with empty caches on the disk, and one with the caches that the
-first process has filled. Python's bytecode is compiled before, because `pip install` compiles it, too. Without
-bytecode, the import of torch's compiler takes most of a first step (`--no-bytecode`).
+first process has filled. Python's bytecode is compiled before the measurement, because `pip install` compiles it, too.
+Without bytecode (`--no-bytecode`), the import of torch's compiler takes most of a first step.
 
-`import` is the import of torch, Triton and this project, before the step. The following columns split the step, in
-seconds. Parts run at the same time, so their sum may be greater than the whole. `compiler` is the import of torch's
+`import` is the import of torch, Triton and this project, before the step. The following columns are the parts of the
+step, in seconds. Some parts run at the same time, so their sum may exceed the step. `compiler` is the import of torch's
 compiler. torch's first fake tensor triggers it, and so does torch's first optimizer. `trace` and `vjp` make the graphs,
 `write` makes the source code of the kernels, `prepare` reads Triton and compiles its driver, `compile` compiles
 kernels, and `load` loads them on the GPU and compiles the code that launches them. `rest` is the time in which none of
@@ -39,7 +39,7 @@ _BEGUN = time.perf_counter()
 
 # ruff: noqa: E402
 import torch
-from measure import publish, synchronize, table, where
+from measure import describe_machine, publish, synchronize, table
 
 LIMIT, LIMIT_OF_LIF = 4.0, 2.5
 LAYERS = (
@@ -59,41 +59,41 @@ Interval = tuple[str, float, float, str, str]  # part, begin, end, thread, kerne
 
 
 class Clock:
-    """Records when functions run, and in which thread."""
+    """A record of when functions run, and in which thread."""
 
     def __init__(self) -> None:
         self.intervals: list[Interval] = []
         self.calls: Counter[str] = Counter()
 
-    def timed(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
             first = args[0] if args else None
             kernel = getattr(first, "name", None) or getattr(first, "__name__", "")
-            with self.running(what, kernel if isinstance(kernel, str) else ""):
+            with self.running(part, kernel if isinstance(kernel, str) else ""):
                 return function(*args, **kwargs)
 
         return run
 
     @contextlib.contextmanager
-    def running(self, what: str, kernel: str = "") -> Iterator[None]:
-        self.calls[what] += 1
+    def running(self, part: str, kernel: str = "") -> Iterator[None]:
+        self.calls[part] += 1
         begun = time.perf_counter()
         try:
             yield
         finally:
-            self.intervals.append((what, begun, time.perf_counter(), threading.current_thread().name, kernel))
+            self.intervals.append((part, begun, time.perf_counter(), threading.current_thread().name, kernel))
 
     def seconds(self, *parts: str) -> float:
         """Returns the seconds in which at least one of these parts runs."""
         total, last = 0.0, 0.0
-        for begin, end in sorted((begin, end) for what, begin, end, *_ in self.intervals if what in parts):
+        for begin, end in sorted((begin, end) for part, begin, end, *_ in self.intervals if part in parts):
             total += max(0.0, end - max(begin, last))
             last = max(last, end)
         return total
 
 
 class _TimedImport(importlib.abc.MetaPathFinder):
-    """Times the import of torch's compiler."""
+    """An importer that measures the import of torch's compiler."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -109,21 +109,23 @@ class _TimedImport(importlib.abc.MetaPathFinder):
         return spec
 
 
-def put(owner: Any, name: str, clock: Clock, what: str) -> None:
-    """Measures a function with the clock."""
-    setattr(owner, name, clock.timed(what, getattr(owner, name)))
+def replace_function(owner: Any, name: str, clock: Clock, part: str) -> None:
+    """Replaces a function of `owner` by one that the clock measures."""
+    setattr(owner, name, clock.timed(part, getattr(owner, name)))
 
 
-def watch() -> Clock:
-    """Measures the functions of each part with a clock. Call `watch` before other modules import these functions."""
+def watch_parts() -> Clock:
+    """Measures the functions of each part with a clock, which it returns. Call `watch` before other modules import
+    these functions.
+    """
     clock = Clock()
     sys.meta_path.insert(0, _TimedImport(clock))
     compiler: Any = importlib.import_module("triton.compiler.compiler")
     graph: Any = importlib.import_module("flexsn_graph")
     for name in ("trace_step", "trace_core"):
-        put(graph, name, clock, "trace")
-    for kind in (graph.StepTrace, graph.RecurrentTrace):
-        kind.vjp = clock.timed("vjp", kind.__dict__["vjp"])
+        replace_function(graph, name, clock, "trace")
+    for trace_class in (graph.StepTrace, graph.RecurrentTrace):
+        trace_class.vjp = clock.timed("vjp", trace_class.__dict__["vjp"])
     codegen: Any = importlib.import_module("flexsn_codegen")
     cuda: Any = importlib.import_module("flexsn_codegen.targets.cuda")
     recurrent: Any = importlib.import_module("flexsn_codegen.targets.triton._recurrent")
@@ -135,14 +137,14 @@ def watch() -> Clock:
         (recurrent, "loop_source"),
         (type(codegen.TRITON), "compile"),
     ):
-        put(owner, name, clock, "write")
-    put(cuda.CudaKernel, "cubin", clock, "compile")
-    put(cuda.CudaFunction, "__init__", clock, "load")
-    put(compiler.CompiledKernel, "_init_handles", clock, "load")
+        replace_function(owner, name, clock, "write")
+    replace_function(cuda.CudaKernel, "cubin", clock, "compile")
+    replace_function(cuda.CudaFunction, "__init__", clock, "load")
+    replace_function(compiler.CompiledKernel, "_init_handles", clock, "load")
     private: Any = importlib.import_module("flexsn_codegen.targets.triton._triton_private")
-    put(private, "load_driver", clock, "prepare")
-    put(private, "read_compiler", clock, "prepare")
-    put(importlib.import_module("flexsn_codegen.targets.cuda._nvrtc"), "_compile", clock, "NVRTC")
+    replace_function(private, "load_driver", clock, "prepare")
+    replace_function(private, "read_compiler", clock, "prepare")
+    replace_function(importlib.import_module("flexsn_codegen.targets.cuda._nvrtc"), "_compile", clock, "NVRTC")
     # A kernel may reach the compiler through any of these names.
     compile_kernel = clock.timed("compile", compiler.compile)
     for name in ("triton.compiler.compiler", "triton.compiler", "triton"):
@@ -150,7 +152,7 @@ def watch() -> Clock:
     return clock
 
 
-def lif() -> Any:
+def make_lif() -> Any:
     from step_functions import lif as step
 
     from flexsn_nn import FlexSN
@@ -158,9 +160,9 @@ def lif() -> Any:
     return FlexSN(step, 1, 1, 1, backend="triton")
 
 
-def made(name: str, hidden: int) -> Any:
+def make_layer(name: str, hidden: int) -> Any:
     if name == "LIF":
-        return lif()
+        return make_lif()
     from recurrence import Gates, GRUCell, Layer, LSTMCell
 
     layers: dict[str, Any] = {
@@ -171,13 +173,15 @@ def made(name: str, hidden: int) -> Any:
     return layers[name]()
 
 
-def work(layer: str, device: torch.device, *, others: bool) -> dict[str, Any]:
-    """Runs the first step of a layer in a separate process. If `others` is True, also runs LIF with other sizes."""
+def run_worker(layer: str, device: torch.device, *, others: bool) -> dict[str, Any]:
+    """Runs the first step of a layer in this process, and returns its times. If `others` is True, also runs LIF with
+    other sizes.
+    """
     torch.zeros(1, device=device)
-    clock = watch()
+    clock = watch_parts()
     name, _, shape = layer.partition(":")
     steps, batch, hidden = map(int, shape.split("x"))
-    net = made(name, hidden).to(device)
+    net = make_layer(name, hidden).to(device)
     parameters = list(net.parameters())
 
     def train(num_steps: int, size: int) -> tuple[float, int]:
@@ -186,10 +190,10 @@ def work(layer: str, device: torch.device, *, others: bool) -> dict[str, Any]:
         if name == "LIF":
             net.reset()
         synchronize(device)
-        begun, known = time.perf_counter(), clock.calls["compile"]
+        begun, compiled_before = time.perf_counter(), clock.calls["compile"]
         torch.autograd.grad(net(x), [x, *parameters], grad)
         synchronize(device)
-        return time.perf_counter() - begun, clock.calls["compile"] - known
+        return time.perf_counter() - begun, clock.calls["compile"] - compiled_before
 
     imported = time.perf_counter() - _BEGUN
     begun = time.perf_counter()
@@ -198,7 +202,7 @@ def work(layer: str, device: torch.device, *, others: bool) -> dict[str, Any]:
     parts = {part: clock.seconds(part) for part in PARTS}
     parts["trace"] -= parts["compiler"]
     rest = total - clock.seconds(*PARTS)
-    timeline = [(what, begin - begun, end - begun, *others) for what, begin, end, *others in clock.intervals]
+    timeline = [(part, begin - begun, end - begun, *others) for part, begin, end, *others in clock.intervals]
     later = []
     if name == "LIF" and others:
         shapes = [(t, hidden) for t in (1, 7, 512) if t != steps]
@@ -229,30 +233,30 @@ def measure(layer: str, folder: Path, device: str, bytecode: Path | None, *, oth
         text=True,
         check=True,
     )
-    found: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
-    return found
+    result: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    return result
 
 
-def cells(layer: str, caches: str, found: dict[str, Any]) -> list[str]:
-    seconds = [found["import"], *(found["parts"][part] for part in PARTS), found["rest"], found["total"]]
+def format_cells(layer: str, caches: str, result: dict[str, Any]) -> list[str]:
+    seconds = [result["import"], *(result["parts"][part] for part in PARTS), result["rest"], result["total"]]
     limit = LIMIT_OF_LIF if layer.startswith("LIF") else LIMIT
-    return [layer, caches, *(f"{value:.2f}" for value in seconds), f"{limit:g}", str(found["kernels"])]
+    return [layer, caches, *(f"{value:.2f}" for value in seconds), f"{limit:g}", str(result["kernels"])]
 
 
-def lines_of(layer: str, caches: str, found: dict[str, Any]) -> Iterator[str]:
+def format_timeline(layer: str, caches: str, result: dict[str, Any]) -> Iterator[str]:
     """Yields the lines of a timeline."""
-    yield f"{layer}, {caches}, {found['total']:.2f} s"
-    for what, begin, end, thread, kernel in sorted(found["timeline"], key=lambda one: one[1]):
+    yield f"{layer}, {caches}, {result['total']:.2f} s"
+    for part, begin, end, thread, kernel in sorted(result["timeline"], key=lambda interval: interval[1]):
         if end - begin >= 0.005:
-            yield f"  {begin:7.3f} {end:7.3f}  {end - begin:6.3f}  {thread[-16:]:16}  {what} {kernel}"
+            yield f"  {begin:7.3f} {end:7.3f}  {end - begin:6.3f}  {thread[-16:]:16}  {part} {kernel}"
 
 
-def lines(device: torch.device, rows: list[list[str]], later: list[list[str]]) -> list[str]:
+def make_page(device: torch.device, rows: list[list[str]], later: list[list[str]]) -> list[str]:
     return [
         "# First training step",
         "",
         "`python benchmarks/first_step.py`: seconds in new processes, with empty and with full caches on the disk.",
-        where(device),
+        describe_machine(device),
         "",
         *table(HEADER, rows),
         "",
@@ -268,40 +272,40 @@ def main() -> None:
     parser.add_argument("--layers", nargs="+", default=list(LAYERS), metavar="NAME:TxBxH")
     parser.add_argument("--device", default="cuda", help="cpu: Triton's interpreter, to try this script out")
     parser.add_argument("--no-bytecode", nargs="*", default=[], metavar="NAME:TxBxH")
-    parser.add_argument("--bytecode", type=Path, help="a folder for bytecode, which other runs can share")
-    parser.add_argument("--timeline", type=Path, help="a file for the parts in the order of their time")
+    parser.add_argument("--bytecode", type=Path, help="folder for the bytecode, which several runs can share")
+    parser.add_argument("--timeline", type=Path, help="file for the parts, in the order in which they begin")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--others", action="store_true", help=argparse.SUPPRESS)
-    chosen = parser.parse_args()
-    device = torch.device(chosen.device)
-    if chosen.worker:
-        print(json.dumps(work(chosen.layers[0], device, others=chosen.others)))
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    if options.worker:
+        print(json.dumps(run_worker(options.layers[0], device, others=options.others)))
         return
     rows, later = list[list[str]](), list[list[str]]()
 
-    def note(layer: str, caches: str, found: dict[str, Any]) -> None:
-        rows.append(cells(layer, caches, found))
+    def add_result(layer: str, caches: str, result: dict[str, Any]) -> None:
+        rows.append(format_cells(layer, caches, result))
         print(*rows[-1], flush=True)
-        for t, size, seconds, kernels in found["later"]:
+        for t, size, seconds, kernels in result["later"]:
             later.append([layer, f"{t} x {size}", f"{seconds:.3f}", str(kernels)])
-        chosen.output.write_text("\n".join(lines(device, rows, later)) + "\n")  # the run may be stopped
-        if chosen.timeline is not None:
-            with chosen.timeline.open("a") as file:
-                file.writelines(f"{line}\n" for line in lines_of(layer, caches, found))
+        options.output.write_text("\n".join(make_page(device, rows, later)) + "\n")  # the run may be stopped
+        if options.timeline is not None:
+            with options.timeline.open("a") as file:
+                file.writelines(f"{line}\n" for line in format_timeline(layer, caches, result))
 
     with tempfile.TemporaryDirectory() as name:
         top = Path(name)
-        bytecode = chosen.bytecode or top / "bytecode"
-        measure(chosen.layers[0], top / "before", chosen.device, bytecode)  # compiles the bytecode
-        for number, layer in enumerate(chosen.layers):
+        bytecode = options.bytecode or top / "bytecode"
+        measure(options.layers[0], top / "before", options.device, bytecode)  # compiles the bytecode
+        for number, layer in enumerate(options.layers):
             for caches in ("empty", "full"):
                 others = caches == "empty"
-                note(layer, caches, measure(layer, top / str(number), chosen.device, bytecode, others=others))
-        for number, layer in enumerate(chosen.no_bytecode):
+                add_result(layer, caches, measure(layer, top / str(number), options.device, bytecode, others=others))
+        for number, layer in enumerate(options.no_bytecode):
             for caches in ("empty", "full"):
-                found = measure(layer, top / f"none{number}", chosen.device, None)
-                note(layer, f"{caches}, no bytecode", found)
-    publish(lines(device, rows, later), chosen.output)
+                result = measure(layer, top / f"none{number}", options.device, None)
+                add_result(layer, f"{caches}, no bytecode", result)
+    publish(make_page(device, rows, later), options.output)
 
 
 if __name__ == "__main__":

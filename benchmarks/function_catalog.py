@@ -1,7 +1,7 @@
-"""Functions of the kinds that are often fused, each written as in a real project.
+"""Functions of kinds that are often fused, written as in real projects.
 
-A row is a function with a description of its arguments. The row also lists the arguments that the function writes to,
-so that these arguments can be compared.
+A row consists of a function and a description of its arguments. The row also lists the arguments that the function
+writes to, so that these arguments can be compared.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ ROWS, WIDTH = 37, 24
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """A floating-point argument: numbers from `low` to `high`, in the requested dtype.
+    """A tensor argument: values from `low` to `high`, in the requested dtype.
 
     Attributes:
-        whole: True if the numbers are whole.
-        dtype: dtype that replaces the requested dtype.
+        whole: True if the values are integers.
+        dtype: dtype that is used instead of the requested dtype.
         requires_grad: True if the gradient of the argument is compared.
     """
 
@@ -78,7 +78,7 @@ class Row:
         name: name of the function.
         kind: purpose of the function.
         call: the function.
-        arguments: `Values`, or numbers that are passed as they are.
+        arguments: `Values`, and numbers that are passed unchanged.
         writes: positions of the arguments that the function writes to.
         gradient: True if the function has a gradient.
     """

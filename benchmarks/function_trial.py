@@ -2,16 +2,17 @@
 
     python benchmarks/function_trial.py [--output FILE] [--device cpu] [--only TEXT ...] [--rounds 15] [--times 1]
 
-Figures are medians of whole calls. The calls of the three ways alternate within one process. Ratios are medians of the
-ratios in single rounds. On the CPU, the time is the CPU time of the process with one thread, including Python.
-Therefore, other processes on the machine do not change this time. The C library is set to keep freed memory. Otherwise,
-page faults would take most of the time on a CPU. Page faults vary from call to call, and cost the same in all three
-ways. Training is a forward and a backward for one random gradient. `differs by` is the largest difference between the
-results of the kernel and of eager mode. `raises` means that `torch.compile` raises an error in this pass.
+Figures are medians of the times of whole calls. A round calls the function in eager mode, by `torch.compile` and by
+`pointwise`, in one process. A ratio is computed in each round, and the table shows the median. On the CPU, the time is
+the CPU time of the process with one thread, including Python. Therefore, other processes on the machine do not change
+this time. The C library is set to keep freed memory. Otherwise, page faults would take most of the time on a CPU. Page
+faults vary from call to call, and cost the same in all three ways. Training is a forward and a backward for one random
+gradient. `differs by` is the largest difference between the results of the kernel and of eager mode. `raises` means
+that `torch.compile` raises an error in this pass.
 
 On a GPU, each function has a separate process. The processes compile at the same time, and measure one after another.
-The GPU starts a round only when all its calls are in the queue, so that the time excludes Python. `--times 16` makes
-tensors 16 times as large along the first dimension.
+The GPU starts a series of calls only when all of them are in the queue, so that the time excludes Python. `--times 16`
+makes tensors 16 times as large along the first dimension.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import publish, table, where
+from measure import describe_machine, publish, table
 from torch import Tensor
 from torch.nn import functional
 
@@ -43,11 +44,11 @@ HEADER = ["function", "pass", "eager, ms", "torch.compile, ms", "pointwise, ms",
 
 @dataclass(frozen=True)
 class Trial:
-    """One function.
+    """A function to measure, and a description of its arguments.
 
     Attributes:
-        shapes: shapes of its arguments.
-        dtypes: dtypes of its arguments; by default float32.
+        shapes: shapes of the arguments.
+        dtypes: dtypes of the first arguments. All other arguments are float32.
         trains: True if the backward is measured.
         low, high: limits of the arguments' values.
         transposed: True if the last argument is a transposed view.
@@ -257,22 +258,22 @@ TRIALS = [
 ]
 
 
-def arguments_of(trial: Trial, device: torch.device, *, trained: bool) -> list[Tensor]:
+def make_arguments(trial: Trial, device: torch.device, *, trained: bool) -> list[Tensor]:
     generator = torch.Generator().manual_seed(1)
-    found = []
+    tensors = []
     for i, shape in enumerate(trial.shapes):
         dtype = trial.dtypes[i] if i < len(trial.dtypes) else torch.float32
-        turned = trial.transposed and i == len(trial.shapes) - 1
-        sizes = shape[::-1] if turned else shape
+        is_transposed = trial.transposed and i == len(trial.shapes) - 1
+        sizes = shape[::-1] if is_transposed else shape
         values = torch.rand(sizes, generator=generator) * (trial.high - trial.low) + trial.low
         tensor = (values * 40 if not dtype.is_floating_point else values).to(dtype).to(device)
-        if turned:
+        if is_transposed:
             tensor = tensor.t()
-        found.append(tensor.requires_grad_() if trained and dtype.is_floating_point else tensor)
-    return found
+        tensors.append(tensor.requires_grad_() if trained and dtype.is_floating_point else tensor)
+    return tensors
 
 
-def inference(function: Function, arguments: list[Tensor]) -> Callable[[], Any]:
+def make_inference(function: Function, arguments: list[Tensor]) -> Callable[[], Any]:
     def call() -> Any:
         with torch.no_grad():
             return function(*arguments)
@@ -280,51 +281,52 @@ def inference(function: Function, arguments: list[Tensor]) -> Callable[[], Any]:
     return call
 
 
-def training(function: Function, arguments: list[Tensor], given: list[Tensor]) -> Callable[[], Any]:
-    wanted = [t for t in arguments if t.requires_grad]
+def make_training_step(function: Function, arguments: list[Tensor], gradients: list[Tensor]) -> Callable[[], Any]:
+    leaves = [t for t in arguments if t.requires_grad]
 
     def call() -> Any:
-        return torch.autograd.grad(_results(function(*arguments)), wanted, given)
+        return torch.autograd.grad(_list_results(function(*arguments)), leaves, gradients)
 
     return call
 
 
-def _results(returned: Any) -> list[Tensor]:
+def _list_results(returned: Any) -> list[Tensor]:
     return list(returned) if isinstance(returned, tuple | list) else [returned]
 
 
-def larger(trial: Trial, times: int) -> Trial:
-    """Returns the same function for tensors that are `times` times as large along the first dimension."""
+def enlarge(trial: Trial, times: int) -> Trial:
+    """Returns the trial with tensors that are `times` times as large along the first dimension."""
     dimensions = max(map(len, trial.shapes))
-    most = max(shape[0] for shape in trial.shapes if len(shape) == dimensions)
+    largest = max(shape[0] for shape in trial.shapes if len(shape) == dimensions)
     shapes = tuple(
-        (most * times, *shape[1:]) if len(shape) == dimensions and shape[0] == most else shape for shape in trial.shapes
+        (largest * times, *shape[1:]) if len(shape) == dimensions and shape[0] == largest else shape
+        for shape in trial.shapes
     )
     return replace(trial, shapes=shapes)
 
 
-def on_gpu(call: Callable[[], Any], cycles: int = 20_000_000) -> float:
+def time_on_gpu(call: Callable[[], Any], cycles: int = 20_000_000) -> float:
     """Returns the time in ms that a GPU takes for a call. Several calls are in the queue before the GPU starts.
 
     Args:
-        cycles: time for which the GPU waits first. If some calls are not in the queue after this time, a longer wait
-            is tried.
+        cycles: number of clock cycles for which the GPU waits first. If some calls are not in the queue after this
+            wait, the measurement is repeated with a wait that is twice as long.
     """
-    begun, done = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda._sleep(cycles)
     begun.record()
     for _ in range(_QUEUED):
         call()
     has_waited = not begun.query()
-    done.record()
-    done.synchronize()
-    return float(begun.elapsed_time(done)) / _QUEUED if has_waited else on_gpu(call, 2 * cycles)
+    ended.record()
+    ended.synchronize()
+    return float(begun.elapsed_time(ended)) / _QUEUED if has_waited else time_on_gpu(call, 2 * cycles)
 
 
 _QUEUED = 20
 
 
-def by_process(call: Callable[[], Any]) -> float:
+def time_on_cpu(call: Callable[[], Any]) -> float:
     """Returns the time in ms of a call on the CPU."""
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     begun = clock()
@@ -333,26 +335,26 @@ def by_process(call: Callable[[], Any]) -> float:
     return (clock() - begun) / 3 * 1e3
 
 
-def in_turns(calls: list[Callable[[], Any] | None], rounds: int, device: torch.device) -> list[list[float]]:
-    """Returns a list of times in ms for each call, which is empty for `None`. The calls alternate."""
+def time_calls(calls: list[Callable[[], Any] | None], rounds: int, device: torch.device) -> list[list[float]]:
+    """Returns a list of times in ms for each call. The list of a call that is `None` is empty. The calls alternate."""
     for call in calls:
         for _ in range(3):
             if call is not None:
                 call()
     times: list[list[float]] = [[] for _ in calls]
-    measured = on_gpu if device.type == "cuda" else by_process
+    measure = time_on_gpu if device.type == "cuda" else time_on_cpu
     gc.collect()
     for _ in range(rounds):
-        for own, call in zip(times, calls, strict=True):
+        for times_of_call, call in zip(times, calls, strict=True):
             if call is not None:
-                own.append(measured(call))
+                times_of_call.append(measure(call))
     return times
 
 
 Calls = dict[str, list[Callable[[], Any] | None]]
 
 
-def calls_of(trial: Trial, device: torch.device) -> tuple[Calls, float]:
+def make_calls(trial: Trial, device: torch.device) -> tuple[Calls, float]:
     """Returns the compiled calls of the three ways for each pass, and the largest difference between the results.
 
     If `torch.compile` raises an error, its call is `None`.
@@ -360,16 +362,16 @@ def calls_of(trial: Trial, device: torch.device) -> tuple[Calls, float]:
     torch._dynamo.reset()
     compiled, fused = torch.compile(trial.function), pointwise(trial.function, autograd=True)
     ways = (trial.function, compiled, fused)
-    plain = arguments_of(trial, device, trained=False)
+    plain = make_arguments(trial, device, trained=False)
     with torch.no_grad():
-        pairs = zip(_results(fused(*plain)), _results(trial.function(*plain)), strict=True)
-        differs = max((a.double() - b.double()).abs().max().item() for a, b in pairs)
-    found: Calls = {"inference": [inference(way, plain) for way in ways]}
+        pairs = zip(_list_results(fused(*plain)), _list_results(trial.function(*plain)), strict=True)
+        difference = max((a.double() - b.double()).abs().max().item() for a, b in pairs)
+    calls_by_pass: Calls = {"inference": [make_inference(way, plain) for way in ways]}
     if trial.trains:
-        leaves = arguments_of(trial, device, trained=True)
-        given = [torch.rand_like(r) for r in _results(trial.function(*leaves))]
-        found["training"] = [training(way, leaves, given) for way in ways]
-    for what, calls in found.items():
+        leaves = make_arguments(trial, device, trained=True)
+        gradients = [torch.rand_like(r) for r in _list_results(trial.function(*leaves))]
+        calls_by_pass["training"] = [make_training_step(way, leaves, gradients) for way in ways]
+    for pass_name, calls in calls_by_pass.items():
         for i, call in enumerate(calls):
             assert call is not None
             try:
@@ -377,23 +379,25 @@ def calls_of(trial: Trial, device: torch.device) -> tuple[Calls, float]:
             except Exception as error:
                 if i != 1:
                     raise
-                print(f"{trial.name}, {what}: torch.compile raises {type(error).__name__}: {error}", flush=True)
+                print(f"{trial.name}, {pass_name}: torch.compile raises {type(error).__name__}: {error}", flush=True)
                 calls[i] = None
-    return found, differs
+    return calls_by_pass, difference
 
 
-def rows_of(name: str, found: Calls, differs: float, device: torch.device, rounds: int) -> list[list[str]]:
+def measure_rows(
+    name: str, calls_by_pass: Calls, difference: float, device: torch.device, rounds: int
+) -> list[list[str]]:
     rows = []
-    for what, calls in found.items():
-        times = in_turns(calls, rounds, device)
+    for pass_name, calls in calls_by_pass.items():
+        times = time_calls(calls, rounds, device)
         ratios = [
-            f"{statistics.median(mine / other for mine, other in zip(times[2], times[k], strict=True)):.2f}"
+            f"{statistics.median(ours / theirs for ours, theirs in zip(times[2], times[k], strict=True)):.2f}"
             if times[k]
             else ""
             for k in (0, 1)
         ]
-        medians = [f"{statistics.median(own):.3f}" if own else "raises" for own in times]
-        rows.append([name, what, *medians, *ratios, f"{differs:.1e}"])
+        medians = [f"{statistics.median(times_of_way):.3f}" if times_of_way else "raises" for times_of_way in times]
+        rows.append([name, pass_name, *medians, *ratios, f"{difference:.1e}"])
     return rows
 
 
@@ -405,38 +409,38 @@ def keep_memory() -> None:
         ctypes.CDLL(None).mallopt(threshold, (1 << 31) - 1)
 
 
-def in_own_process(number: int, times: int, rounds: int, ready: Any, turn: Any, answers: Any) -> None:
-    """Compiles one function, waits until all functions are compiled, and measures it while no other process
-    measures.
+def run_process(number: int, times: int, rounds: int, ready: Any, turn: Any, answers: Any) -> None:
+    """Compiles a function, waits until all functions are compiled, and then measures this function while no other
+    process measures.
     """
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     device = torch.device("cuda")
-    found, rows = None, []
+    calls_by_pass, rows = None, []
     try:
-        found, differs = calls_of(larger(TRIALS[number], times), device)
+        calls_by_pass, difference = make_calls(enlarge(TRIALS[number], times), device)
     except Exception as error:
         lines = str(error).strip().splitlines() or [""]
         rows = [[TRIALS[number].name, f"{type(error).__name__}: {lines[0][:200]}".replace("|", "/"), *[""] * 6]]
     ready.wait(timeout=240)
     with turn:
-        if found is not None:
-            rows = rows_of(TRIALS[number].name, found, differs, device, rounds)
+        if calls_by_pass is not None:
+            rows = measure_rows(TRIALS[number].name, calls_by_pass, difference, device, rounds)
             torch.cuda.synchronize()
     answers.put((number, rows))
 
 
-def on_gpus(numbers: Sequence[int], times: int, rounds: int) -> list[list[str]]:
+def run_on_gpu(numbers: Sequence[int], times: int, rounds: int) -> list[list[str]]:
     spawn = multiprocessing.get_context("spawn")
     ready, turn, answers = spawn.Barrier(len(numbers)), spawn.Lock(), spawn.Queue()
     processes = [
-        spawn.Process(target=in_own_process, args=(number, times, rounds, ready, turn, answers)) for number in numbers
+        spawn.Process(target=run_process, args=(number, times, rounds, ready, turn, answers)) for number in numbers
     ]
     for process in processes:
         process.start()
-    found = dict(answers.get(timeout=300) for _ in processes)
+    rows_by_number = dict(answers.get(timeout=300) for _ in processes)
     for process in processes:
         process.join()
-    return [row for number in numbers for row in found[number]]
+    return [row for number in numbers for row in rows_by_number[number]]
 
 
 def main() -> None:
@@ -446,21 +450,25 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[""])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--times", type=int, default=1)
-    given = parser.parse_args()
-    device = torch.device(given.device)
-    chosen = [i for i, trial in enumerate(TRIALS) if any(text in trial.name for text in given.only)]
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    numbers = [i for i, trial in enumerate(TRIALS) if any(text in trial.name for text in options.only)]
     rows = []
     if device.type == "cuda":
-        rows = on_gpus(chosen, given.times, given.rounds)
+        rows = run_on_gpu(numbers, options.times, options.rounds)
     else:
         keep_memory()
-        for i in chosen:
-            rows += rows_of(TRIALS[i].name, *calls_of(larger(TRIALS[i], given.times), device), device, given.rounds)
+        for i in numbers:
+            rows += measure_rows(
+                TRIALS[i].name, *make_calls(enlarge(TRIALS[i], options.times), device), device, options.rounds
+            )
             print(*(" | ".join(row) for row in rows[-2:]), sep="\n", flush=True)
-    larger_by = f" --times {given.times}" if given.times > 1 else ""
-    head = f"`python benchmarks/function_trial.py{larger_by}`: medians of {given.rounds} alternating rounds, "
+    larger_by = f" --times {options.times}" if options.times > 1 else ""
+    head = f"`python benchmarks/function_trial.py{larger_by}`: medians of {options.rounds} alternating rounds, "
     head += "GPU time. " if device.type == "cuda" else f"{torch.get_num_threads()} threads. "
-    publish(["# Functions of other projects", "", head + where(device), "", *table(HEADER, rows)], given.output)
+    publish(
+        ["# Functions of other projects", "", head + describe_machine(device), "", *table(HEADER, rows)], options.output
+    )
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from function_catalog import ROWS_BY_NAME, Row, Values, rows  # noqa: E402
-from measure import where  # noqa: E402
+from measure import describe_machine  # noqa: E402
 
 from flexsn_codegen import ArgumentError, AutogradError, TraceError, UnsupportedOpError, pointwise  # noqa: E402
 
@@ -46,8 +46,9 @@ class Outcome:
     """Outcome of a function in a dtype.
 
     Attributes:
-        verdict: ``"equal"``, ``"close"``, ``"refused"``, ``"wrong"`` or ``"crashed"``, or ``"–"`` if eager mode has no
-            result.
+        verdict: ``"equal"``, ``"close"``, ``"refused"``, ``"wrong"``, ``"crashed"``, or ``"–"`` if eager mode does not
+            support the function in the dtype.
+        why: text that explains a refusal, a wrong result or another error.
     """
 
     verdict: str
@@ -60,36 +61,41 @@ class Outcome:
 
 def values(row: Row, call: Callable[..., Any], dtype: torch.dtype, *, wide: bool = False) -> list[Tensor]:
     """Returns the tensors to compare after a call: its results, or the arguments that it wrote to."""
-    given = arguments(row, dtype, wide=wide)
-    results = call(*given)
-    written = [given[i] for i in row.writes]
-    return [*([] if row.writes else as_tuple(results)), *written]
+    call_arguments = make_arguments(row, dtype, wide=wide)
+    results = call(*call_arguments)
+    written = [call_arguments[i] for i in row.writes]
+    return [*([] if row.writes else to_tuple(results)), *written]
 
 
 def gradients(row: Row, call: Callable[..., Any], dtype: torch.dtype, *, wide: bool = False) -> list[Tensor]:
     """Returns the results of a call, and the gradients of a weighted sum of its differentiable results."""
-    given = arguments(row, dtype, wide=wide)
-    asked = []
-    for value, made in zip(given, row.arguments, strict=True):
-        if isinstance(made, Values) and made.requires_grad and value.is_floating_point():
-            asked.append(value.requires_grad_())
-    results = as_tuple(call(*given))
+    call_arguments = make_arguments(row, dtype, wide=wide)
+    leaves = []
+    for value, description in zip(call_arguments, row.arguments, strict=True):
+        if isinstance(description, Values) and description.requires_grad and value.is_floating_point():
+            leaves.append(value.requires_grad_())
+    results = to_tuple(call(*call_arguments))
     roots = [r for r in results if r.requires_grad]
     weights = [torch.linspace(-1, 2, r.numel(), dtype=torch.float64, device=DEVICE) for r in roots]
     weights = [w.reshape(r.shape).to(dtype).to(r.dtype) for w, r in zip(weights, roots, strict=True)]
-    found = torch.autograd.grad(roots, asked, weights, allow_unused=True)
-    given_or_zero = [torch.zeros_like(a) if g is None else g for g, a in zip(found, asked, strict=True)]
-    return [*(r.detach() for r in results), *given_or_zero]
+    grads = torch.autograd.grad(roots, leaves, weights, allow_unused=True)
+    grads_or_zeros = [torch.zeros_like(a) if g is None else g for g, a in zip(grads, leaves, strict=True)]
+    return [*(r.detach() for r in results), *grads_or_zeros]
 
 
-def arguments(row: Row, dtype: torch.dtype, *, wide: bool) -> list[Any]:
-    """Returns the arguments of a call. Each call of this function returns the same numbers."""
+def make_arguments(row: Row, dtype: torch.dtype, *, wide: bool) -> list[Any]:
+    """Returns the arguments of a call, which have the same values each time. If `wide`, tensors of `dtype` are
+    converted to float64.
+    """
     generator = torch.Generator().manual_seed(0)
-    given = [a.make(dtype, generator) if isinstance(a, Values) else a for a in row.arguments]
-    return [(a.double() if wide and a.dtype == dtype else a).to(DEVICE) if isinstance(a, Tensor) else a for a in given]
+    call_arguments = [a.make(dtype, generator) if isinstance(a, Values) else a for a in row.arguments]
+    return [
+        (a.double() if wide and a.dtype == dtype else a).to(DEVICE) if isinstance(a, Tensor) else a
+        for a in call_arguments
+    ]
 
 
-def as_tuple(value: Any) -> tuple[Tensor, ...]:
+def to_tuple(value: Any) -> tuple[Tensor, ...]:
     return (value,) if isinstance(value, Tensor) else tuple(value)
 
 
@@ -113,15 +119,15 @@ def check(row: Row, dtype: torch.dtype, compute: Callable[..., list[Tensor]]) ->
     problems = [judge(e, a, x) for e, a, x in zip(expected, actual, exact, strict=True)]
     if any(problems):
         return Outcome("wrong", next(filter(None, problems)))
-    same = all(torch.equal(e.double(), a.double()) for e, a in zip(expected, actual, strict=True))
-    return Outcome("equal" if same else "close")
+    is_equal = all(torch.equal(e.double(), a.double()) for e, a in zip(expected, actual, strict=True))
+    return Outcome("equal" if is_equal else "close")
 
 
 def judge(expected: Tensor, actual: Tensor, exact: Tensor) -> str:
     """Describes an error, or returns an empty text if there is no error.
 
-    `exact` is the result of eager mode in float64. The distance of an element from `exact` may be as large as the
-    distance of `expected` from `exact`.
+    `exact` is the result of eager mode in float64. An element that is outside the tolerance is no error if it is at
+    least as close to `exact` as the element of `expected` is.
     """
     if expected.dtype != actual.dtype or expected.shape != actual.shape:
         return f"{actual.dtype} {list(actual.shape)}, not {expected.dtype} {list(expected.shape)}"
@@ -132,8 +138,8 @@ def judge(expected: Tensor, actual: Tensor, exact: Tensor) -> str:
     wrong &= ~((actual.double() - exact).abs() <= (expected.double() - exact).abs())
     if not wrong.any():
         return ""
-    place = tuple(wrong.nonzero()[0].tolist())
-    return f"at {place} {actual[place].item()!r}, not {expected[place].item()!r}"
+    index = tuple(wrong.nonzero()[0].tolist())
+    return f"at {index} {actual[index].item()!r}, not {expected[index].item()!r}"
 
 
 def main() -> int:
@@ -141,11 +147,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("names", nargs="*", help="names of functions (default: all)")
     parser.add_argument("--output", type=Path, help="default: benchmarks/results/functions.md if all run")
-    given = parser.parse_args()
-    chosen = [ROWS_BY_NAME[name] for name in given.names] or rows()
+    options = parser.parse_args()
+    selected = [ROWS_BY_NAME[name] for name in options.names] or rows()
     counts: Counter[str] = Counter()
     lines = []
-    for row in chosen:
+    for row in selected:
         forward = [check(row, dtype, values) for dtype in DTYPES]
         backward = [check(row, dtype, gradients) for dtype in DTYPES] if row.gradient else []
         both = [*forward, *backward]
@@ -157,29 +163,29 @@ def main() -> int:
         cells += [*(o.verdict for o in backward)] if backward else ["–"] * len(DTYPES)
         lines.append(f"| {' | '.join([*cells, why])} |")
         print(lines[-1], flush=True)
-    text = page(lines, counts, chosen)
-    output = given.output or (None if given.names else ROOT / "benchmarks/results/functions.md")
+    text = make_page(lines, counts, selected)
+    output = options.output or (None if options.names else ROOT / "benchmarks/results/functions.md")
     if output is not None:
         output.write_text(text, encoding="utf-8")
     print(dict(counts))
     return int(bool(counts["wrong"] + counts["crashed"]) or counts["works"] < NEEDED * counts.total())
 
 
-def page(lines: Sequence[str], counts: Counter[str], chosen: Sequence[Row]) -> str:
+def make_page(lines: Sequence[str], counts: Counter[str], selected: Sequence[Row]) -> str:
     share = 100 * counts["works"] / max(counts.total(), 1)
-    kinds = Counter(row.kind for row in chosen)
+    kinds = Counter(row.kind for row in selected)
     tolerances = ", ".join(f"{TOLERANCE[d][0]:g}" for d in DTYPES)
     head = " | ".join(["kind", "function", *(str(d).removeprefix("torch.") for d in DTYPES * 2), "why"])
     return f"""# Functions as users write them, by `pointwise`
 
-Made by `python benchmarks/functions.py` on {where(DEVICE)} Each function of
-`benchmarks/function_catalog.py` runs as one kernel and is compared with eager mode on the same device: its results (and
-the arguments that it writes to) in three dtypes, and then the gradients of a weighted sum of its results, if it is
-differentiable.
+Made by `python benchmarks/functions.py` on {describe_machine(DEVICE)} Each function of
+`benchmarks/function_catalog.py` runs as one kernel and is compared with eager mode on the same device. Its results, or
+the arguments that it writes to, are compared in three dtypes. If the function is differentiable, so are the gradients
+of a weighted sum of its results.
 
 Of {counts.total()} functions ({", ".join(f"{n} {kind}" for kind, n in kinds.items())}), {counts["works"]} work in all
-dtypes ({share:.1f} %), {counts["refused"]} are refused by name in at least one, {counts["wrong"]} are wrong,
-{counts["crashed"]} end with another error.
+dtypes ({share:.1f} %), {counts["refused"]} are refused with a message in at least one dtype, {counts["wrong"]} are
+wrong, and {counts["crashed"]} end with another error.
 
 "Equal" means that every bit of every element is equal. "Close" means that a result is within the tolerance of
 `torch.testing.assert_close` of eager mode in the same dtype (relative {tolerances}), or no further from eager mode in

@@ -2,9 +2,9 @@
 
     python benchmarks/fused_optimizers.py [--output FILE]
 
-The model is a GPT-2 with 124 million parameters. The copy floor is the time to copy the bytes that a step has to
-move. AdamW reads four tensors and writes three, and Lion reads three and writes two. "GPU" is the time of the kernels
-in a profile, and "call" is the time between calls, including Python.
+The model is a GPT-2 with 124 million parameters. The copy floor is the time of a copy of the number of bytes that a
+step has to move. AdamW reads four tensors and writes three, and Lion reads three and writes two. "GPU" is the time of
+the kernels in a profile, and "call" is the time from one call to the next, including Python.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from measure import copy_floor, issue_time, kernel_time, milliseconds, publish, table, where
+from measure import copy_floor, describe_machine, issue_time, kernel_time, milliseconds, publish, table
 from torch import Tensor
 
 from flexsn_codegen import pointwise
@@ -42,22 +42,24 @@ def lion(p: Tensor, g: Tensor, m: Tensor, lr: float, betas: tuple[float, float],
     m.mul_(betas[1]).add_(g, alpha=1 - betas[1])
 
 
-def like(tensors: list[Tensor]) -> list[Tensor]:
+def make_zeros(tensors: list[Tensor]) -> list[Tensor]:
     return [torch.zeros_like(t) for t in tensors]
 
 
-def optimizer(leaves: list[Tensor], *, fused: bool) -> torch.optim.Optimizer:
+def make_optimizer(leaves: list[Tensor], *, fused: bool) -> torch.optim.Optimizer:
     return torch.optim.AdamW(leaves, lr=1e-3, fused=fused, foreach=not fused)
 
 
-def steps(device: torch.device) -> dict[str, tuple[Callable[[], object], int]]:
-    """Returns the optimizer steps, and for each step the number of tensors of the parameters' size that it moves."""
+def make_steps(device: torch.device) -> dict[str, tuple[Callable[[], object], int]]:
+    """Returns the optimizer steps. With each step comes the number of tensors, each as large as all parameters
+    together, that the step reads or writes.
+    """
     params = [torch.randn(size, device=device) for size in SIZES]
     grads = [torch.randn(size, device=device) for size in SIZES]
-    m, v = like(params), like(params)
+    m, v = make_zeros(params), make_zeros(params)
     ours, ours_lion = pointwise(adamw), pointwise(lion)
     count = iter(range(1, 1 << 30))
-    found: dict[str, tuple[Callable[[], object], int]] = {
+    results: dict[str, tuple[Callable[[], object], int]] = {
         "AdamW, pointwise": (
             lambda: ours.foreach(params, grads, m, v, next(count), 1e-3, (0.9, 0.999), 1e-8, 0.01),
             7,
@@ -68,27 +70,27 @@ def steps(device: torch.device) -> dict[str, tuple[Callable[[], object], int]]:
         leaves = [p.clone().requires_grad_() for p in params]
         for leaf, grad in zip(leaves, grads, strict=True):
             leaf.grad = grad
-        found[f"AdamW, torch.optim, {name}"] = optimizer(leaves, fused=name == "fused").step, 7
-    return found
+        results[f"AdamW, torch.optim, {name}"] = make_optimizer(leaves, fused=name == "fused").step, 7
+    return results
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/fused_optimizers.md"))
-    given = parser.parse_args()
+    options = parser.parse_args()
     device = torch.device("cuda")
     elements = sum(math.prod(size) for size in SIZES)
     floors = {streams: copy_floor(elements, streams, device) for streams in (5, 7)}
     rows = []
-    for name, (step, streams) in steps(device).items():
+    for name, (step, streams) in make_steps(device).items():
         step()
         gpu, kernels = kernel_time(step, 20)
         call, issued = milliseconds(step, device), issue_time(step, device)
-        numbers = [gpu / 1e3, floors[streams], gpu / 1e3 / floors[streams], call, issued]
-        rows.append([name, *(f"{number:.3f}" for number in numbers), f"{kernels:.0f}"])
+        figures = [gpu / 1e3, floors[streams], gpu / 1e3 / floors[streams], call, issued]
+        rows.append([name, *(f"{number:.3f}" for number in figures), f"{kernels:.0f}"])
     header = ["step", "GPU, ms", "copy floor, ms", "GPU / floor", "call, ms", "issued in, ms", "kernels"]
-    about = f"{len(SIZES)} tensors, {elements:,} elements, float32. {where(device)}"
-    publish(["# Fused optimizers", "", about, "", *table(header, rows)], given.output)
+    about = f"{len(SIZES)} tensors, {elements:,} elements, float32. {describe_machine(device)}"
+    publish(["# Fused optimizers", "", about, "", *table(header, rows)], options.output)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Held-out accuracy with weights in float32 and on a grid, over several seeds: the digits and evidence examples, and
-MNIST-1D.
+"""Held-out accuracy with weights in float32 and on a grid, for several seeds. The tasks are the digits example, the
+evidence example, and MNIST-1D.
 
     python benchmarks/grid_training.py [--output FILE] [--seeds 5] [--epochs 25] [--bits 16 8] [--device cpu]
         [--task digits evidence mnist1d]
 
-All linear layers use weights on a grid from the first step on. The learned tensors themselves are not rounded. The
-package `mnist1d` makes MNIST-1D (Greydanus and Kobak, "Scaling down deep learning with MNIST-1D", ICML 2024) without a
-download: 4,000 sequences of 40 numbers for training, and 1,000 for the test. Two recurrent layers of LIF neurons read
-one number per step.
+All linear layers use weights on a grid from the first step on. Only the weights that a layer uses are rounded, and not
+the parameters that the optimizer updates. The package `mnist1d` makes MNIST-1D (Greydanus and Kobak, "Scaling down deep
+learning with MNIST-1D", ICML 2024) without a download: 4,000 sequences of 40 values for training, and 1,000 for the
+test. A convolution over time and two recurrent layers of LIF neurons read one value per step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 import torch
-from measure import in_processes, publish, table, where
+from measure import describe_machine, publish, run_in_processes, table
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -35,7 +35,7 @@ TASKS = ("digits", "evidence", "mnist1d")
 BATCH = 100
 
 
-def example(name: str) -> ModuleType:
+def load_example(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -45,32 +45,32 @@ def example(name: str) -> ModuleType:
     return module
 
 
-def gridded(network: nn.Module, bits: int | None) -> nn.Module:
+def put_on_grid(network: nn.Module, bits: int | None) -> nn.Module:
     for layer in network.modules() if bits is not None else ():
         if type(layer) is nn.Linear:
             on_grid(layer, bits=bits)  # type: ignore[arg-type]
     return network
 
 
-def evidence_accuracy(evidence: ModuleType, bits: int | None, seed: int, device: torch.device) -> float:
+def measure_evidence(evidence: ModuleType, bits: int | None, seed: int, device: torch.device) -> float:
     make = evidence.Network
-    evidence.Network = lambda backend: gridded(make(backend), bits)  # type: ignore[attr-defined]
+    evidence.Network = lambda backend: put_on_grid(make(backend), bits)  # type: ignore[attr-defined]
     try:
         return float(evidence.train(True, 300, 60, seed, device).accuracy)
     finally:
         evidence.Network = make  # type: ignore[attr-defined]
 
 
-def digits_accuracy(digits: ModuleType, bits: int | None, seed: int, epochs: int, device: torch.device) -> float:
+def measure_digits(digits: ModuleType, bits: int | None, seed: int, epochs: int, device: torch.device) -> float:
     torch.manual_seed(seed)
-    network = gridded(digits.Network(8, "auto").to(device), bits)
+    network = put_on_grid(digits.Network(8, "auto").to(device), bits)
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         _, accuracies = digits.train(network, digits.load(device, seed), epochs, seed)
     return float(accuracies[-1])
 
 
 class Mnist1d(nn.Module):
-    """A network from `[T, B, 1]` to log-probabilities `[B, 10]`."""
+    """A network that maps sequences `[T, B, 1]` to logarithms of probabilities `[B, 10]`."""
 
     def __init__(self, width: int = 96) -> None:
         super().__init__()
@@ -84,19 +84,19 @@ class Mnist1d(nn.Module):
         return potential.softmax(-1).mean(0).log()
 
 
-def mnist1d(device: torch.device) -> list[Tensor]:
-    """Returns sequences `[T, samples, 1]` and labels, first for training and then held out."""
+def load_mnist1d(device: torch.device) -> list[Tensor]:
+    """Returns sequences `[T, samples, 1]` and labels for training, then held-out sequences and labels."""
     data = importlib.import_module("mnist1d.data")
-    made = data.make_dataset(data.get_dataset_args())
-    sequences = [torch.tensor(made[name]).float().t()[:, :, None].contiguous() for name in ("x", "x_test")]
-    labels = [torch.tensor(made[name]) for name in ("y", "y_test")]
+    arrays = data.make_dataset(data.get_dataset_args())
+    sequences = [torch.tensor(arrays[name]).float().t()[:, :, None].contiguous() for name in ("x", "x_test")]
+    labels = [torch.tensor(arrays[name]) for name in ("y", "y_test")]
     return [tensor.to(device) for pair in zip(sequences, labels, strict=True) for tensor in pair]
 
 
-def mnist1d_accuracy(data: list[Tensor], bits: int | None, seed: int, epochs: int, device: torch.device) -> float:
-    x, labels, held_out, wanted = data
+def measure_mnist1d(data: list[Tensor], bits: int | None, seed: int, epochs: int, device: torch.device) -> float:
+    x, labels, held_out, held_out_labels = data
     torch.manual_seed(seed)
-    network = gridded(Mnist1d().to(device), bits)
+    network = put_on_grid(Mnist1d().to(device), bits)
     rate = torch.tensor(6e-3, device=device)
     on_gpu = device.type == "cuda"
     optimizer = torch.optim.AdamW(network.parameters(), rate, weight_decay=1e-2, fused=on_gpu, capturable=on_gpu)
@@ -104,13 +104,13 @@ def mnist1d_accuracy(data: list[Tensor], bits: int | None, seed: int, epochs: in
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 6e-3, epochs * batches, cycle_momentum=False)
     step = graphs.capture(network, F.nll_loss, optimizer, max_norm=1.0)  # only on a GPU
     for _ in range(epochs):
-        for some in torch.randperm(x.shape[1]).to(device).split(BATCH):
-            step(x[:, some] + 0.02 * torch.randn_like(x[:, some]), labels[some])
+        for chosen in torch.randperm(x.shape[1]).to(device).split(BATCH):
+            step(x[:, chosen] + 0.02 * torch.randn_like(x[:, chosen]), labels[chosen])
             schedule.step()
     print(step.explain().splitlines()[0], flush=True)
     reset_net(network)
     with torch.no_grad():
-        return float((network(held_out).argmax(1) == wanted).float().mean())
+        return float((network(held_out).argmax(1) == held_out_labels).float().mean())
 
 
 class Run(NamedTuple):
@@ -123,15 +123,15 @@ class Run(NamedTuple):
     device: torch.device
 
 
-def accuracy(run: Run) -> float:
+def measure_accuracy(run: Run) -> float:
     torch.set_num_threads(1)
     task, bits, seed, epochs, device = run
     if task == "mnist1d":
-        return mnist1d_accuracy(mnist1d(device), bits, seed, epochs, device)
-    module = example(task)
+        return measure_mnist1d(load_mnist1d(device), bits, seed, epochs, device)
+    module = load_example(task)
     if task == "digits":
-        return digits_accuracy(module, bits, seed, epochs, device)
-    return evidence_accuracy(module, bits, seed, device)
+        return measure_digits(module, bits, seed, epochs, device)
+    return measure_evidence(module, bits, seed, device)
 
 
 def main() -> None:
@@ -143,7 +143,7 @@ def main() -> None:
     parser.add_argument("--task", nargs="*", choices=TASKS, default=list(TASKS))
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     arguments = parser.parse_args()
-    lines = ["# Training on a grid", "", where(arguments.device), ""]
+    lines = ["# Training on a grid", "", describe_machine(arguments.device), ""]
     header = ("weights", "mean", "standard deviation", "each seed")
     for task in arguments.task:
         kinds = (None, *arguments.bits)
@@ -152,14 +152,14 @@ def main() -> None:
             for bits in kinds
             for seed in range(arguments.seeds)
         ]
-        accuracies = in_processes(accuracy, runs)
+        accuracies = run_in_processes(measure_accuracy, runs)
         rows = []
         for i, bits in enumerate(kinds):
-            found = accuracies[i * arguments.seeds : (i + 1) * arguments.seeds]
+            accuracies_of_kind = accuracies[i * arguments.seeds : (i + 1) * arguments.seeds]
             name = "float32" if bits is None else f"grid, {bits} bits"
-            spread = statistics.stdev(found) if len(found) > 1 else 0.0
-            each = ", ".join(f"{one:.2%}" for one in found)
-            rows.append((name, f"{statistics.mean(found):.2%}", f"{spread:.2%}", each))
+            spread = statistics.stdev(accuracies_of_kind) if len(accuracies_of_kind) > 1 else 0.0
+            text = ", ".join(f"{value:.2%}" for value in accuracies_of_kind)
+            rows.append((name, f"{statistics.mean(accuracies_of_kind):.2%}", f"{spread:.2%}", text))
         trained = "60 updates" if task == "evidence" else f"{arguments.epochs} epochs"
         lines += [f"Held-out accuracy on {task} after {trained}, of {arguments.seeds} seeds:", ""]
         lines += [*table(header, rows), ""]

@@ -1,4 +1,4 @@
-"""Steps in which the neurons of a row inhibit each other: training steps of compiled kernels and of the loop.
+"""Steps in which the neurons of a row inhibit each other: times of training steps in compiled kernels and in the loop.
 
     python benchmarks/inhibition.py [--output FILE] [--seconds 55] [--shapes TxBxN ...] [--only NAME ...]
 
@@ -21,7 +21,7 @@ Results = tuple[Tensor, Tensor, Tensor]
 
 
 class Inhibited(nn.Module):
-    """A LIF neuron that is inhibited by the spikes of the previous step."""
+    """Base class of the step functions. `lif` is one step of a LIF neuron."""
 
     def __init__(self, features: int) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Inhibited(nn.Module):
 
 
 class Lateral(Inhibited):
-    """A LIF neuron inhibited by the mean of its row."""
+    """A LIF neuron inhibited by the mean of the previous spikes of its row."""
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> Results:
         return self.lif(x - s.mean(-1, keepdim=True), v)
@@ -50,14 +50,14 @@ class Winner(Inhibited):
 
 
 class Soft(Inhibited):
-    """A LIF neuron inhibited by a softmax over the neurons."""
+    """A LIF neuron whose input is scaled by a softmax over the potentials of its row."""
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> Results:
         return self.lif(x * torch.softmax(v, -1) * x.shape[-1], v)
 
 
 class Normed(Inhibited):
-    """A neuron with a layer norm of the current."""
+    """A LIF neuron whose current, with its previous spike and potential, is normalised by a layer norm."""
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> Results:
         return self.lif(F.layer_norm(x - s + v, x.shape[-1:]), v)
@@ -68,9 +68,9 @@ class ExciteInhibit(Inhibited):
 
     def __init__(self, features: int) -> None:
         super().__init__(features)
-        less = features // 4
-        self.to_inhibitory = nn.Parameter(torch.randn(less, features) / features**0.5)
-        self.back = nn.Parameter(torch.rand(features, less) / less)
+        num_inhibitory = features // 4
+        self.to_inhibitory = nn.Parameter(torch.randn(num_inhibitory, features) / features**0.5)
+        self.back = nn.Parameter(torch.rand(features, num_inhibitory) / num_inhibitory)
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> Results:
         drive = F.linear(s, self.to_inhibitory)

@@ -1,4 +1,6 @@
-"""Outcomes of random programs that run in several processes. A restarted run continues with the missing outcomes."""
+"""Outcomes of random programs that run in several processes. A journal on disk stores the outcomes, so that a restarted
+run only computes the missing outcomes.
+"""
 
 from __future__ import annotations
 
@@ -12,31 +14,34 @@ from typing import Any, TypeVar
 Outcome = TypeVar("Outcome")
 
 
-def outcomes(
+def run_programs(
     run: Callable[[int], tuple[int, Outcome]],
-    made: Callable[..., Outcome],
+    make_outcome: Callable[..., Outcome],
     seeds: Sequence[int],
     processes: int,
     journal: Path | None,
     *,
     tasks: int,
 ) -> Iterator[tuple[int, Outcome]]:
-    """Yields the outcomes of all seeds, starting with those in the journal.
+    """Runs the programs of all seeds, and yields each seed with its outcome. The outcomes in the journal come first.
 
     Args:
-        run: function from a seed to the pair of seed and outcome; it is called in another process.
-        made: constructor of an outcome.
-        tasks: number of seeds after which a process is replaced.
+        run: function that returns the seed and its outcome for a seed. It is called in another process.
+        made: function that makes an outcome from its fields.
+        seeds: seeds of the programs.
+        processes: number of processes.
+        journal: file of the journal, or `None`.
+        tasks: number of seeds after which a process is replaced by a new process.
     """
-    known: dict[int, Outcome] = {}
+    outcome_by_seed: dict[int, Outcome] = {}
     if journal is not None and journal.exists():
         for line in journal.read_text(encoding="utf-8").splitlines():
             entry = json.loads(line)
             seed = entry.pop("seed")
-            known[seed] = made(**entry)
-    yield from ((seed, known[seed]) for seed in seeds if seed in known)
+            outcome_by_seed[seed] = make_outcome(**entry)
+    yield from ((seed, outcome_by_seed[seed]) for seed in seeds if seed in outcome_by_seed)
     with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=tasks) as pool:
-        for seed, outcome in pool.imap_unordered(run, [seed for seed in seeds if seed not in known]):
+        for seed, outcome in pool.imap_unordered(run, [seed for seed in seeds if seed not in outcome_by_seed]):
             if journal is not None:
                 with journal.open("a", encoding="utf-8") as file:
                     file.write(json.dumps({"seed": seed, **asdict(outcome)}) + "\n")  # type: ignore[call-overload]
@@ -44,8 +49,8 @@ def outcomes(
 
 
 def publish_counts(lines: Sequence[str], counts: Mapping[Any, int], wrong: Sequence[str], path: Path) -> int:
-    """Writes the lines and the errors, and returns the exit status."""
-    found = ["", "Wrong:", "", *(f"- {text}" for text in wrong)] if wrong else []
-    path.write_text("\n".join([*lines, *found]) + "\n", encoding="utf-8")
+    """Writes the lines and the wrong outcomes, and returns the exit status: 1 if an outcome is wrong, otherwise 0."""
+    wrong_lines = ["", "Wrong:", "", *(f"- {text}" for text in wrong)] if wrong else []
+    path.write_text("\n".join([*lines, *wrong_lines]) + "\n", encoding="utf-8")
     print(f"{dict(counts)} -> {path}")
     return 1 if wrong else 0

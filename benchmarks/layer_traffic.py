@@ -1,12 +1,12 @@
-"""Bytes that a training step of a normalised layer moves on a GPU, without its convolution.
+"""Number of bytes that a training step of a normalised layer moves on a GPU, without the convolution of the layer.
 
     python benchmarks/layer_traffic.py [--output benchmarks/results/layer_traffic.md]
 
 The layer reads the output of a convolution. It is a batch norm followed by ReLU or LIF, or a `NormNeuron`, whose steps
-compute the affine part of the norm. A `NormNeuron` is measured twice: once as it is, and once with the spikes also
-written as bits. A stream is the number of bytes of the convolution's output. Hardware counters count the bytes between
-the GPU and its memory, and each kernel starts with empty caches. The counters need Nsight Compute (`ncu`). `time` is
-the time of the kernels, relative to a copy that reads half a stream and writes half a stream.
+compute the affine part of the norm. A `NormNeuron` is measured twice: once unchanged, and once with the spikes also
+written as bits. A stream is the number of bytes of the convolution's output. Hardware counters count the bytes that
+move between the GPU and its memory, and each kernel starts with empty caches. The counters need Nsight Compute (`ncu`).
+`time` is the time of the kernels, relative to a copy that reads half a stream and writes half a stream.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
-from measure import copy_floor, kernel_time, publish, table, where
+from measure import copy_floor, describe_machine, kernel_time, publish, table
 from torch import nn
 
 from flexsn_nn import LIF, OverTime
@@ -45,7 +45,7 @@ MARK = "spin_kernel"  # name of the kernel of `torch.cuda._sleep`
 BYTES = {"byte": 1, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9}
 
 
-def training_step(name: str, form: str, dtype: torch.dtype) -> Callable[[], None]:
+def make_training_step(name: str, form: str, dtype: torch.dtype) -> Callable[[], None]:
     device = torch.device("cuda")
     layer = LAYERS[name]().to(device)
     frames = torch.randn(SHAPE, device=device, dtype=dtype).flatten(0, 1).contiguous(memory_format=FORMATS[form])
@@ -64,29 +64,31 @@ def training_step(name: str, form: str, dtype: torch.dtype) -> Callable[[], None
     return step
 
 
-def profiled() -> list[float]:
-    """Returns the bytes that the kernels of a step move, for each row, from one child process under `ncu`."""
+def profile_bytes() -> list[float]:
+    """Returns the number of bytes that the kernels of a step move, for each row. One child process under `ncu` runs all
+    steps.
+    """
     command = [
         *("ncu", "--csv", "--clock-control", "none", "--profile-from-start", "off", "--metrics", ",".join(METRICS)),
         *(sys.executable, __file__, "--child"),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    lines = done.stdout.splitlines()
+    process = subprocess.run(command, capture_output=True, text=True, check=True)
+    lines = process.stdout.splitlines()
     head = next(i for i, line in enumerate(lines) if line.startswith('"ID"'))
-    found: list[float] = []
+    bytes_of_rows: list[float] = []
     for row in csv.DictReader(lines[head:]):
         if MARK in row["Kernel Name"]:
             if row["Metric Name"] == METRICS[0]:
-                found.append(0)
+                bytes_of_rows.append(0)
         else:
-            found[-1] += float(row["Metric Value"].replace(",", "")) * BYTES[row["Metric Unit"]]
-    return found
+            bytes_of_rows[-1] += float(row["Metric Value"].replace(",", "")) * BYTES[row["Metric Unit"]]
+    return bytes_of_rows
 
 
 def profile_steps() -> None:
     """Runs a step of each row. A marker kernel precedes each step."""
     for name, form, dtype in ROWS:
-        step = training_step(name, form, DTYPES[dtype])
+        step = make_training_step(name, form, DTYPES[dtype])
         torch.cuda.profiler.start()
         torch.cuda._sleep(1)
         step()
@@ -98,18 +100,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "layer_traffic.md")
     parser.add_argument("--child", action="store_true", help="run one step of each row, for the profiler")
-    chosen = parser.parse_args()
-    if chosen.child:
+    options = parser.parse_args()
+    if options.child:
         profile_steps()
         return
     if shutil.which("ncu") is None:
         parser.error("Nsight Compute (ncu) is not on the path.")
     device, lines, elements = torch.device("cuda"), [], torch.Size(SHAPE).numel()
-    copies = {dtype: 1e3 * copy_floor(elements, 2, device, kind) / 2 for dtype, kind in DTYPES.items()}
-    for (name, form, dtype), moved in zip(ROWS, profiled(), strict=True):
-        kind = DTYPES[dtype]
-        streams = moved / (elements * kind.itemsize)
-        time, kernels = kernel_time(training_step(name, form, kind), 5)
+    copies = {dtype: 1e3 * copy_floor(elements, 2, device, torch_dtype) / 2 for dtype, torch_dtype in DTYPES.items()}
+    for (name, form, dtype), moved in zip(ROWS, profile_bytes(), strict=True):
+        torch_dtype = DTYPES[dtype]
+        streams = moved / (elements * torch_dtype.itemsize)
+        time, kernels = kernel_time(make_training_step(name, form, torch_dtype), 5)
         row = (dtype, form, name, f"{streams:.2f}", f"{time / copies[dtype]:.2f}", f"{kernels:.0f}")
         lines.append(row)
         print(*row, sep=" | ", flush=True)
@@ -120,11 +122,11 @@ def main() -> None:
             "`python benchmarks/layer_traffic.py`: a training step after the convolution. `streams`: bytes to and from",
             "memory, counted by Nsight Compute, relative to the bytes of the convolution's output. `time`: time of the",
             "kernels, relative to a copy of one stream.",
-            where(device),
+            describe_machine(device),
             "",
             *table(("dtype", "format", "layer", "streams", "time", "kernels"), lines),
         ],
-        chosen.output,
+        options.output,
     )
 
 

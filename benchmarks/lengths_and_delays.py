@@ -1,16 +1,16 @@
-"""Layers with lengths, resets and delays, compared with layers without these features, and recurrent delays, compared
-with their published form.
+"""Times of layers with lengths, resets and delays, compared with the same layers without these features. Recurrent
+delays are compared with their published form.
 
     python benchmarks/lengths_and_delays.py [--output FILE] [--seconds 55] [--check]
 
 A figure is the time of a training step: a forward, and a backward that computes the gradients of inputs and parameters
-from a random gradient. The two calls of a pair alternate within one run, and the ratio is the ratio of their medians.
-Each pair is measured twice: called from Python, and replayed as a CUDA graph of ten steps (one step for recurrent
-layers), which excludes the time of the host. Lengths are uniformly distributed with a mean of half of T, and
-sorted with the longest first. In each step, the published form of recurrent delays adds one product for each delay to a
-buffer of future currents (Queant et al., "DelRec", 2025). Here, the published form is a loop over two layers without
-input weights. This project's form is two layers `Recurrent(LIF(), delay=Delay(interpolation=...))`. `--check` runs
-small shapes on any device. After `--seconds`, no further measurement starts.
+from a random gradient. A row compares two layers. Their calls alternate within one run, and the ratio is the ratio of
+their medians. Each row is measured in two ways: called from Python, and replayed as a CUDA graph of ten steps (one step
+for recurrent layers), which excludes the time of the host. Lengths are uniformly distributed, have a mean of T / 2, and
+are sorted with the longest first. In each step, the published form of recurrent delays adds one product for each delay
+to a buffer of future currents (Queant et al., "DelRec", 2025). Here, the published form is a loop over two layers
+without input weights. This project's form is two layers `Recurrent(LIF(), delay=Delay(interpolation=...))`. `--check`
+runs small shapes on any device. After `--seconds`, no further measurement starts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from measure import publish, synchronize, table, where
+from measure import describe_machine, publish, synchronize, table
 from torch import Tensor, nn
 
 from flexsn_nn import LIF, Recurrent, functional, surrogate
@@ -32,17 +32,17 @@ from flexsn_nn.layer import Delay
 RESULTS = Path(__file__).parent / "results" / "lengths_and_delays.md"
 MAX_DELAY = 30
 THRESHOLD = 0.4  # low enough that the second layer fires
-# training steps of a neuron in one graph, because launching one step takes less time than waiting for the device
+# Number of training steps of a neuron in one graph. A single step takes less time than waiting for the device.
 IN_A_GRAPH = 10
 BOUND = (
     "A training step of LIF moves five streams: the forward reads the input and writes the output, and the backward "
     "reads the input and a gradient and writes a gradient. With half of the data, 3.5 of these streams remain "
-    "(0.70), because outputs and gradients are also written for the padding. If all programs run at the same time "
-    "(100 x 256 x 140, and recurrent layers with few rows), all of them wait for the longest sequence. Recurrent "
-    "layers in clusters of blocks compute all steps. Loops with delays cannot be faster than loops without delays. A "
-    "fused learned delay takes two more launches, a copy of the last inputs and a sum over the batch, and at "
-    "100 x 256 x 140 these take 9 of the 52 microseconds of a step. Resets take some 3 to 4 more microseconds there, "
-    "at 96 steps and at 192."
+    "(a ratio of 0.70), because outputs and gradients are also written for the padding. If all programs run at the "
+    "same time (100 x 256 x 140, and recurrent layers with few rows), all of them wait for the longest sequence. "
+    "Recurrent layers in clusters of blocks compute all steps. Loops with delays cannot be faster than loops without "
+    "delays. A fused learned delay needs two more launches: a copy of the last inputs and a sum over the batch. At "
+    "100 x 256 x 140, these launches take 9 of the 52 microseconds of a step. Resets take 3 to 4 more microseconds at "
+    "this size, both for 96 steps and for 192 steps."
 )
 Run = Callable[[], object]
 
@@ -59,25 +59,25 @@ class Published(nn.Module):
         count = MAX_DELAY + 1
         steps = torch.arange(count, device=x.device, dtype=x.dtype)
         taps = (self.width - (steps - self.delay.unsqueeze(1)).abs()).clamp(min=0) / self.width**2  # shape [N, L]
-        later = x.new_zeros(*x.shape[1:], count)
+        future = x.new_zeros(*x.shape[1:], count)
         v, rows = torch.zeros_like(x[0]), []
-        for now in x.unbind(0):
-            h = v + (now + later[..., 0] - v) / 2
+        for current in x.unbind(0):
+            h = v + (current + future[..., 0] - v) / 2
             s = self.spike(h - THRESHOLD)
             v = h * (1 - s)
-            later = nn.functional.pad(later[..., 1:], (0, 1)) + self.weight @ (s.unsqueeze(-1) * taps)
+            future = nn.functional.pad(future[..., 1:], (0, 1)) + self.weight @ (s.unsqueeze(-1) * taps)
             rows.append(s)
         return torch.stack(rows)
 
 
-def training(net: Callable[[Tensor], Tensor], x: Tensor, parameters: list[nn.Parameter]) -> Run:
+def make_training_step(net: Callable[[Tensor], Tensor], x: Tensor, parameters: list[nn.Parameter]) -> Run:
     leaf = x.clone().requires_grad_()
     gradient = torch.randn(x.shape, device=x.device, generator=torch.Generator(x.device).manual_seed(1)).to(x.dtype)
     leaves = [leaf, *parameters]
     return lambda: torch.autograd.grad(net(leaf), leaves, gradient)
 
 
-def reset(net: nn.Module, call: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+def add_reset(net: nn.Module, call: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     def run(x: Tensor) -> Tensor:
         functional.reset_net(net)
         return call(x)
@@ -85,22 +85,22 @@ def reset(net: nn.Module, call: Callable[[Tensor], Tensor]) -> Callable[[Tensor]
     return run
 
 
-def in_turns(first: Run, second: Run, device: torch.device, turns: int) -> tuple[float, float]:
+def time_calls(first: Run, second: Run, device: torch.device, turns: int) -> tuple[float, float]:
     """Returns the median times of two alternating calls, in ms."""
     times: tuple[list[float], list[float]] = ([], [])
     for turn in range(turns + 2):
-        for run, found in zip((first, second), times, strict=True):
+        for run, times_of_run in zip((first, second), times, strict=True):
             synchronize(device)
             begun = time.perf_counter()
             run()
             synchronize(device)
             if turn >= 2:  # the first two rounds compile kernels
-                found.append(1e3 * (time.perf_counter() - begun))
+                times_of_run.append(1e3 * (time.perf_counter() - begun))
     return statistics.median(times[0]), statistics.median(times[1])
 
 
-def as_graph(run: Run, times: int = 1) -> Run:
-    """Returns `times` calls of `run`, captured in a CUDA graph."""
+def capture_calls(run: Run, times: int = 1) -> Run:
+    """Captures `times` calls of `run` in a CUDA graph, and returns a function that replays the graph."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -115,7 +115,7 @@ def as_graph(run: Run, times: int = 1) -> Run:
     return graph.replay
 
 
-def neurons(shape: tuple[int, int, int], device: torch.device) -> list[tuple[str, Run, Run]]:
+def make_neuron_rows(shape: tuple[int, int, int], device: torch.device) -> list[tuple[str, Run, Run]]:
     num_steps, batch, features = shape
     generator = torch.Generator().manual_seed(0)
     x = (torch.randn(shape, generator=generator) + 0.3).to(device)
@@ -123,22 +123,28 @@ def neurons(shape: tuple[int, int, int], device: torch.device) -> list[tuple[str
     full = torch.full((batch,), num_steps, device=device)
     resets = (torch.rand(num_steps, batch, generator=generator) < 0.02).to(device)
     neuron = LIF()
-    dense = training(reset(neuron, neuron), x, [])
-    late = Delay(15 * torch.rand(features, generator=generator), max_delay=16, learn=True).to(device)
-    net = nn.Sequential(late, LIF()).to(device)
+    dense = make_training_step(add_reset(neuron, neuron), x, [])
+    delay = Delay(15 * torch.rand(features, generator=generator), max_delay=16, learn=True).to(device)
+    net = nn.Sequential(delay, LIF()).to(device)
     fuse_delays(net)
     return [
-        ("lengths, half of the data", training(reset(neuron, lambda x: neuron(x, lengths=lengths)), x, []), dense),
-        ("lengths, all of the data", training(reset(neuron, lambda x: neuron(x, lengths=full)), x, []), dense),
-        ("resets", training(reset(neuron, lambda x: neuron(x, resets=resets)), x, []), dense),
-        ("a Delay in front, learned, fused", training(reset(net, net), x, list(net.parameters())), dense),
+        (
+            "lengths, half of the data",
+            make_training_step(add_reset(neuron, lambda x: neuron(x, lengths=lengths)), x, []),
+            dense,
+        ),
+        (
+            "lengths, all of the data",
+            make_training_step(add_reset(neuron, lambda x: neuron(x, lengths=full)), x, []),
+            dense,
+        ),
+        ("resets", make_training_step(add_reset(neuron, lambda x: neuron(x, resets=resets)), x, []), dense),
+        ("a Delay in front, learned, fused", make_training_step(add_reset(net, net), x, list(net.parameters())), dense),
     ]
 
 
-def recurrent_lengths(shape: tuple[int, int, int], device: torch.device) -> list[tuple[str, Run, Run]]:
-    """Returns a recurrent layer on sequences with half of the data, the longest first, and the same layer on full
-    sequences.
-    """
+def make_recurrent_rows(shape: tuple[int, int, int], device: torch.device) -> list[tuple[str, Run, Run]]:
+    """Returns rows for a recurrent layer with lengths: a name, and the training steps with and without lengths."""
     num_steps, batch, features = shape
     generator = torch.Generator().manual_seed(0)
     x = (torch.randn(shape, generator=generator) + 0.3).to(device)
@@ -146,17 +152,23 @@ def recurrent_lengths(shape: tuple[int, int, int], device: torch.device) -> list
     full = torch.full((batch,), num_steps, device=device)
     layer = Recurrent(LIF(), features).to(device)
     parameters = list(layer.parameters())
-    dense = training(reset(layer, layer), x, parameters)
+    dense = make_training_step(add_reset(layer, layer), x, parameters)
     return [
-        (f"a recurrent layer, {what}", training(reset(layer, lambda x, n=n: layer(x, lengths=n)), x, parameters), dense)  # type: ignore[misc]
-        for what, n in (("lengths, half of the data", lengths), ("lengths, all of the data", full))
+        (
+            f"a recurrent layer, {name}",
+            make_training_step(add_reset(layer, lambda x, n=n: layer(x, lengths=n)), x, parameters),  # type: ignore[misc]
+            dense,
+        )
+        for name, n in (("lengths, half of the data", lengths), ("lengths, all of the data", full))
     ]
 
 
-def recurrent(
+def make_delayed_layers(
     shape: tuple[int, int, int], interpolation: str, width: float, device: torch.device, dtype: torch.dtype
 ) -> tuple[nn.Module, nn.Module, Tensor]:
-    """Returns this project's form, the published form with the same parameters, and an input."""
+    """Returns two recurrent layers with delays in this project's form, the layers in the published form with the same
+    parameters, and an input.
+    """
     features = shape[-1]
     generator = torch.Generator().manual_seed(0)
     x = (torch.randn(shape, generator=generator, dtype=torch.float64) + 0.5).to(device, dtype)
@@ -173,23 +185,23 @@ def recurrent(
     return ours.to(device, dtype), published.to(device, dtype), x
 
 
-def difference(shape: tuple[int, int, int], device: torch.device, dtype: torch.dtype) -> str:
+def describe_difference(shape: tuple[int, int, int], device: torch.device, dtype: torch.dtype) -> str:
     """Describes the largest relative difference of a gradient from the gradient of the published form in float64.
 
     Args:
-        dtype: dtype of this project's form, which runs in kernels for float32, and in the loop for float64.
+        dtype: dtype of this project's form. In float32, this form runs in kernels, and in float64, in the loop.
     """
-    ours, _, x = recurrent(shape, "triangle", 3.0, device, dtype)
-    _, published, _ = recurrent(shape, "triangle", 3.0, device, torch.float64)
+    ours, _, x = make_delayed_layers(shape, "triangle", 3.0, device, dtype)
+    _, published, _ = make_delayed_layers(shape, "triangle", 3.0, device, torch.float64)
     if dtype == torch.float64:
         functional.set_backend(ours, "torch")
-    found = training(reset(ours, ours), x, list(ours.parameters()))()
+    gradients = make_training_step(add_reset(ours, ours), x, list(ours.parameters()))()
     theirs = dict(published.named_parameters())
     order = [
         n.replace("recurrent.weight", "weight").replace("delay.delay", "delay") for n, _ in ours.named_parameters()
     ]
-    wanted = training(published, x.double(), [theirs[name] for name in order])()
-    pairs = list(zip(found, wanted, strict=True))  # type: ignore[call-overload]
+    expected = make_training_step(published, x.double(), [theirs[name] for name in order])()
+    pairs = list(zip(gradients, expected, strict=True))  # type: ignore[call-overload]
     assert all(b.any() for _, b in pairs)
     functional.reset_net(ours)
     spikes = int((ours(x).double() != published(x.double())).sum())
@@ -214,66 +226,66 @@ def main() -> None:
     rows: list[list[str]] = []
     notes: list[str] = []
 
-    def in_words(with_it: float, without: float) -> list[str]:
-        return [f"{with_it:.3f}", f"{without:.3f}", f"{with_it / without:.3f}"]
+    def format_times(with_ms: float, without_ms: float) -> list[str]:
+        return [f"{with_ms:.3f}", f"{without_ms:.3f}", f"{with_ms / without_ms:.3f}"]
 
-    def measured(what: str, shape: tuple[int, int, int], first: Run, second: Run, turns: int) -> None:
+    def measure_row(name: str, shape: tuple[int, int, int], first: Run, second: Run, turns: int) -> None:
         if time.perf_counter() - begun < options.seconds:
-            called = in_turns(first, second, device, turns)
-            cells = in_words(*called)
+            python_ms = time_calls(first, second, device, turns)
+            cells = format_times(*python_ms)
             if device.type == "cuda":
                 try:
                     times = IN_A_GRAPH if turns > 4 else 1
-                    both = in_turns(as_graph(first, times), as_graph(second, times), device, turns)
-                    cells += in_words(*(one / times for one in both))
-                    if "published" in what:
-                        faster = called[1] / called[0], called[1] / both[0], both[1] / both[0]
+                    graph_ms = time_calls(capture_calls(first, times), capture_calls(second, times), device, turns)
+                    cells += format_times(*(ms / times for ms in graph_ms))
+                    if "published" in name:
+                        faster = python_ms[1] / python_ms[0], python_ms[1] / graph_ms[0], graph_ms[1] / graph_ms[0]
                         notes.append(
                             "{}, {}: {:.0f} times as fast as the loop if both are called from Python. As a CUDA graph, "
                             "{:.0f} times as fast as that loop, and {:.0f} times as fast as the loop as a CUDA "
-                            "graph.".format(what, shape, *faster)
+                            "graph.".format(name, shape, *faster)
                         )
                 except RuntimeError as error:
-                    notes.append(f"{what}, {shape}: no CUDA graph, {str(error).splitlines()[0]}")
+                    notes.append(f"{name}, {shape}: no CUDA graph, {str(error).splitlines()[0]}")
                     torch.cuda.synchronize()
-            rows.append([what, " x ".join(map(str, shape)), *cells, *[""] * (6 - len(cells))])
+            rows.append([name, " x ".join(map(str, shape)), *cells, *[""] * (6 - len(cells))])
 
-    notes.append(difference((40, 3, 16), device, torch.float64))
-    notes.append(difference((12, 3, 16) if options.check else (40, 16, 256), device, torch.float32))
+    notes.append(describe_difference((40, 3, 16), device, torch.float64))
+    notes.append(describe_difference((12, 3, 16) if options.check else (40, 16, 256), device, torch.float32))
 
-    def delayed(shape: tuple[int, int, int], interpolation: str, width: float) -> None:
+    def measure_delays(shape: tuple[int, int, int], interpolation: str, width: float) -> None:
         if time.perf_counter() - begun > options.seconds:
             return
-        ours, published, x = recurrent(shape, interpolation, width, device, torch.float32)
-        what = f"2 recurrent layers, {interpolation}, and the published loop"
-        first = training(reset(ours, ours), x, list(ours.parameters()))
-        measured(what, shape, first, training(published, x, list(published.parameters())), 4)
+        ours, published, x = make_delayed_layers(shape, interpolation, width, device, torch.float32)
+        name = f"2 recurrent layers, {interpolation}, and the published loop"
+        first = make_training_step(add_reset(ours, ours), x, list(ours.parameters()))
+        measure_row(name, shape, first, make_training_step(published, x, list(published.parameters())), 4)
         last = ours[0]  # type: ignore[index]
         assert isinstance(last, Recurrent)
-        notes.extend(f"{what}, {shape}: {line.strip()}" for line in last.explain().splitlines() if "the last" in line)
+        notes.extend(f"{name}, {shape}: {line.strip()}" for line in last.explain().splitlines() if "the last" in line)
         if interpolation == "linear" and device.type == "cuda":
             plain = nn.Sequential(*(Recurrent(LIF(v_threshold=THRESHOLD), shape[-1]) for _ in range(2))).to(device)
-            bare = as_graph(training(reset(plain, plain), x, list(plain.parameters())))
+            bare = capture_calls(make_training_step(add_reset(plain, plain), x, list(plain.parameters())))
             notes.append(
-                f"The same layers without delays, {shape}: {in_turns(bare, bare, device, 4)[0]:.3f} ms as a CUDA graph."
+                f"The layers without delays, {shape}: {time_calls(bare, bare, device, 4)[0]:.3f} ms in a CUDA graph."
             )
 
     small, large = [(12, 3, 16)] * 2 if options.check else [(100, 256, 256), (100, 128, 512)]
-    delayed(small, "linear", 1.0)
-    delayed(large, "linear", 1.0)
-    delayed(small, "triangle", 10.0)
+    measure_delays(small, "linear", 1.0)
+    measure_delays(large, "linear", 1.0)
+    measure_delays(small, "triangle", 10.0)
     for shape in [(12, 3, 16)] if options.check else [(250, 4096, 64), (250, 256, 256)]:
-        for what, first, second in recurrent_lengths(shape, device):
-            measured(what, shape, first, second, 4)
+        for name, first, second in make_recurrent_rows(shape, device):
+            measure_row(name, shape, first, second, 4)
     for shape in shapes:
-        for what, first, second in neurons(shape, device):
-            measured(what, shape, first, second, turns)
-    delayed(large, "triangle", 10.0)
+        for name, first, second in make_neuron_rows(shape, device):
+            measure_row(name, shape, first, second, turns)
+    measure_delays(large, "triangle", 10.0)
     notes.append(BOUND)
     head = [
         "# Lengths, resets and delays",
         "",
-        where(device),
+        describe_machine(device),
         "",
         "T x batch x neurons, float32, ms of a training step.",
         "",

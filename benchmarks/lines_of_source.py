@@ -1,11 +1,11 @@
-"""Lines of source code in each package and room, now and at an earlier commit, and the lines of each capability.
+"""Number of lines of source code in each package, room and capability, now and at an earlier commit.
 
     python benchmarks/lines_of_source.py [--since COMMIT] [--output benchmarks/results/lines_of_source.md]
 
 The count covers files in packages/*/src that end in .py, .cpp, .h or .cuh, including comments and blank lines, as `wc
 -l` counts them. A room is a folder of a package. The files outside of these folders are the root of the package. A
-capability is a list of rooms and files that were added after the earlier commit. No other file needs these files, so
-the rest would work without them as before.
+capability is a list of rooms and files that were added after the earlier commit. They can be removed together with
+their calls in other files, and the rest then works as before.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from measure import publish, table
 
 ROOT = Path(__file__).resolve().parents[1]
 ENDINGS = (".py", ".cpp", ".h", ".cuh")
-# The last commit before the first of the capabilities below.
+# The last commit before the first commit of the capabilities below.
 SINCE = "8bb9126"
-# For each capability, parts of paths. A file belongs to the capability if its path contains one of these parts.
+# Parts of paths, by capability. A file belongs to the capability if its path contains one of these parts.
 CAPABILITIES: dict[str, tuple[str, ...]] = {
     "thread-block clusters, CUDA C++": ("targets/cuda/", "_clusters.py", "_cluster_launch.py"),
     "segments of time": ("/segments/", "_segments.py", "_warm_ups.py"),
@@ -67,24 +67,24 @@ CAPABILITIES: dict[str, tuple[str, ...]] = {
 }
 
 
-def files_of(commit: str | None) -> dict[str, int]:
-    """Returns the number of lines by path. The commit `None` stands for the working tree."""
+def count_lines(commit: str | None) -> dict[str, int]:
+    """Returns the number of lines by path, at a commit, or in the working tree if `commit` is `None`."""
     if commit is None:
-        found = {}
+        lines_by_path = {}
         for path in sorted(ROOT.glob("packages/*/src/**/*")):
             if path.suffix in ENDINGS:
-                found[path.relative_to(ROOT).as_posix()] = path.read_text(encoding="utf-8").count("\n")
-        return found
-    listed = git("ls-tree", "-r", "--name-only", commit, "packages").split()
-    paths = [path for path in listed if "/src/" in path and path.endswith(ENDINGS)]
-    return {path: git("show", f"{commit}:{path}").count("\n") for path in paths}
+                lines_by_path[path.relative_to(ROOT).as_posix()] = path.read_text(encoding="utf-8").count("\n")
+        return lines_by_path
+    paths_of_commit = run_git("ls-tree", "-r", "--name-only", commit, "packages").split()
+    paths = [path for path in paths_of_commit if "/src/" in path and path.endswith(ENDINGS)]
+    return {path: run_git("show", f"{commit}:{path}").count("\n") for path in paths}
 
 
-def git(*arguments: str) -> str:
+def run_git(*arguments: str) -> str:
     return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
-def room_of(path: str) -> tuple[str, str]:
+def find_room(path: str) -> tuple[str, str]:
     """Returns the package and the room of a file."""
     _, distribution, _, _, *rest = PurePosixPath(path).parts
     return distribution, rest[0] if len(rest) > 1 else "(root)"
@@ -94,46 +94,47 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--since", default=SINCE)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "lines_of_source.md")
-    chosen = parser.parse_args()
-    before, now = files_of(chosen.since), files_of(None)
-    packages = sorted({room_of(path)[0] for path in now})
+    options = parser.parse_args()
+    before, now = count_lines(options.since), count_lines(None)
+    packages = sorted({find_room(path)[0] for path in now})
     totals, rooms = [], []
     for package in packages:
         sums = [Counter[str]() for _ in range(2)]
         for files, rows in zip((before, now), sums, strict=True):
             for path, lines in files.items():
-                if room_of(path)[0] == package:
-                    rows[room_of(path)[1]] += lines
+                if find_room(path)[0] == package:
+                    rows[find_room(path)[1]] += lines
         totals.append([package, *(f"{rows.total():,}" for rows in sums)])
         names = sorted({*sums[0], *sums[1]}, key=lambda name: (name != "(root)", name))
         rooms += [[package, name, *(f"{rows[name]:,}" for rows in sums)] for name in names]
     totals.append(["all", f"{sum(before.values()):,}", f"{sum(now.values()):,}"])
-    capabilities, listed = [], set[str]()
+    capabilities, listed_paths = [], set[str]()
     for name, parts in CAPABILITIES.items():
-        own = {path for path in now if any(part in path for part in parts)} - listed
-        listed |= own
-        old = sum(lines for path, lines in before.items() if any(part in path for part in parts))
-        capabilities.append([name, f"{old:,}", f"{sum(now[path] for path in own):,}"])
+        paths = {path for path in now if any(part in path for part in parts)} - listed_paths
+        listed_paths |= paths
+        lines_before = sum(lines for path, lines in before.items() if any(part in path for part in parts))
+        capabilities.append([name, f"{lines_before:,}", f"{sum(now[path] for path in paths):,}"])
     rest = [sum(lines for path, lines in files.items() if not is_listed(path)) for files in (before, now)]
     capabilities.append(["the rest", *(f"{lines:,}" for lines in rest)])
-    commit, date = git("log", "-1", "--format=%h %as", chosen.since).split()
+    commit, date = run_git("log", "-1", "--format=%h %as", options.since).split()
     heads = (f"at {commit}", "now")
     publish(
         [
             "# Lines of source",
             "",
             f"`python benchmarks/lines_of_source.py`: packages/*/src at {commit} of {date} and on "
-            f"{git('log', '-1', '--format=%as').strip()}, in Python, C++ and CUDA C++, with comments and blank lines.",
+            f"{run_git('log', '-1', '--format=%as').strip()}, in Python, C++ and CUDA C++, with comments and blank "
+            "lines.",
             "",
             *table(["package", *heads], totals),
             "",
-            "Capabilities, counted by their own files. Changes that they needed in other files are part of the rest.",
+            "Capabilities, with the lines of their files. Changes of other files for a capability count as the rest.",
             "",
             *table(["capability", *heads], capabilities),
             "",
             *table(["package", "room", *heads], rooms),
         ],
-        chosen.output,
+        options.output,
     )
 
 

@@ -1,14 +1,15 @@
-"""Long sequences of few neurons on a GPU: default settings, compared with serial kernels and torch.associative_scan.
+"""Times of long sequences of few neurons on a GPU: kernels with default settings, compared with serial kernels and
+torch.associative_scan.
 
     python benchmarks/long_sequences.py [--output FILE] [--cases lif alif ...] [--sweep | --shortest | --stages]
 
-Inference is compared with a copy of the bytes of the inputs and the output. Training is compared with a copy that
-moves, in addition, the incoming and outgoing gradients and the inputs once more. Everything is measured in CUDA graphs
-and in one run. The spikes of both kinds of kernels have to be equal to the last bit. For affine steps with fast math,
-the results are equal up to rounding. `--sweep` also measures other numbers of segments. `--shortest` writes another
-table, with sequences of 512 to 4096 steps, both in CUDA graphs and in single launches. This table shows the length
-above which segments are worth their additional launches. `--stages` writes a table of serial kernels with different
-numbers of chunks whose loads are in flight.
+Inference is compared with a copy of the bytes of the inputs and the output. Training is compared with a copy that also
+moves the gradient of the output, the gradients of the inputs, and the inputs a second time. All times are measured in
+CUDA graphs and in one run. The spikes of kernels with segments and of serial kernels have to be equal to the last bit.
+For affine steps with fast math, the results are equal up to rounding. `--sweep` also measures other numbers of
+segments. `--shortest` writes another table, with sequences of 512 to 4096 steps, both in CUDA graphs and in single
+launches. This table shows the length above which segments are worth their additional launches. `--stages` writes a
+table of serial kernels, by the number of chunks whose loads are in flight.
 """
 
 from __future__ import annotations
@@ -22,7 +23,17 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from measure import copy_floor, graphed, in_processes, milliseconds, publish, synchronize, table, timed, where
+from measure import (
+    capture_graph,
+    copy_floor,
+    describe_machine,
+    milliseconds,
+    publish,
+    run_in_processes,
+    synchronize,
+    table,
+    time_calls,
+)
 from torch import Tensor
 from torch._higher_order_ops import associative_scan
 
@@ -42,63 +53,63 @@ SWEEP = [replace(ON_GPU, elements=elements, steps=steps) for elements in (2**15,
 CALLS = 10  # number of calls during which a warm-up is chosen
 
 
-def resonator(x: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Computes one eigenvalue of a linear recurrent unit, as a pair of numbers: rotates by 0.1 and multiplies the
-    length by 0.999.
+def resonator_step(x: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Computes a step of a linear recurrent unit with one complex eigenvalue. The state `(v, w)` is a complex number,
+    which is rotated by 0.1 and multiplied by 0.999.
     """
     new = 0.99401 * v - 0.09973 * w + x
     return new, new, 0.09973 * v + 0.99401 * w
 
 
-def lru() -> PointwiseProgram:
-    return PointwiseProgram(resonator, 1, 2, 1, fast_math=True)
+def make_lru() -> PointwiseProgram:
+    return PointwiseProgram(resonator_step, 1, 2, 1, fast_math=True)
 
 
-def selective(a: Tensor, b: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-    """Computes a selective scan. The decay and the input of each step are sequences, each `[B, D, N]`."""
+def selective_step(a: Tensor, b: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    """Computes a step of a selective scan. The decay `a` and the input `b` are `[B, D, N]`, and differ in each step."""
     new = a * h + b
     return new, new
 
 
-def mamba() -> PointwiseProgram:
-    return PointwiseProgram(selective, 2, 1, 1)
+def make_mamba() -> PointwiseProgram:
+    return PointwiseProgram(selective_step, 2, 1, 1)
 
 
-def combined(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def combine(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Combines two successive affine maps `h -> a h + b`."""
     return second[0] * first[0], second[0] * first[1] + second[1]
 
 
-def combined_pairs(first: tuple[Tensor, ...], second: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Combines two successive maps of complex numbers. Each number is a pair of tensors."""
+def combine_pairs(first: tuple[Tensor, ...], second: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Combines two successive affine maps of complex numbers. Each complex number is a pair of tensors."""
     (p, q, v, w), (r, s, x, y) = first, second
     return r * p - s * q, r * q + s * p, r * v - s * w + x, r * w + s * v + y
 
 
-def scanned(*leaves: Tensor) -> Tensor:
-    """Returns the states of a recurrence of `(a, b)`, or their real parts for `(real a, imaginary a, real b, imaginary
-    b)`.
+def scan_states(*leaves: Tensor) -> Tensor:
+    """Returns the states of the recurrence `h = a h + b`, or the real parts of the states if `a` and `b` are complex.
 
-    The factors are sequences, because the operator scans tensors of equal shapes.
+    The arguments are `a` and `b`, or the real and imaginary parts of `a` and then of `b`. The factors `a` are
+    sequences, because the operator scans tensors of equal shapes.
     """
-    together = combined if len(leaves) == 2 else combined_pairs
+    together = combine if len(leaves) == 2 else combine_pairs
     states: tuple[Tensor, ...] = associative_scan(together, leaves, 0, combine_mode="pointwise")  # type: ignore[assignment]
     return states[1] if len(leaves) == 2 else states[2]
 
 
-def given(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+def pass_factors(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
     return a, b
 
 
-def of_li(x: Tensor) -> tuple[Tensor, ...]:
+def compute_li_factors(x: Tensor) -> tuple[Tensor, ...]:
     return torch.full_like(x, 0.5), 0.5 * x
 
 
-def of_lru(x: Tensor) -> tuple[Tensor, ...]:
+def compute_lru_factors(x: Tensor) -> tuple[Tensor, ...]:
     return torch.full_like(x, 0.99401), torch.full_like(x, 0.09973), x, torch.zeros_like(x)
 
 
-def plif() -> FlexSN:
+def make_plif() -> FlexSN:
     return ParametricLIF(init_tau=torch.linspace(1.5, 4.0, 128))
 
 
@@ -108,9 +119,9 @@ class Case:
 
     Attributes:
         scale: scale of normally distributed inputs, whose mean is 0.5.
-        limit: limit for the training time, in units of the copy.
+        limit: largest acceptable training time, as a multiple of the time of the copy.
         inputs: number of inputs. If there are two inputs, the first input is a decay between 0 and 1.
-        leaves: function from the inputs to the arguments of `scanned`; `None` for steps that are not affine.
+        leaves: function that computes the arguments of `scanned` from the inputs, or `None` if the step is not affine.
     """
 
     name: str
@@ -125,8 +136,8 @@ class Case:
 
     @property
     def streams(self) -> tuple[int, int]:
-        """Numbers of streams of inference and of training. Training moves the inputs, the outputs, their gradients, and
-        the inputs once more.
+        """Numbers of streams of inference and of training. Training moves the inputs, the outputs, the gradients of
+        both, and the inputs a second time.
         """
         return self.inputs + 1, 3 * self.inputs + 2
 
@@ -139,14 +150,14 @@ CASES = [
     Case("LIF, tau 2", LIF, 65536, 256, limit=3.5),
     Case("LIF, tau 10", partial(LIF, tau=10.0), 16384, 1024, scale=1.9, limit=3.3),
     Case("LIF, tau 20", partial(LIF, tau=20.0), 16384, 1024, scale=2.7, limit=5.0),
-    Case("PLIF per channel", plif, 16384, 1024),
+    Case("PLIF per channel", make_plif, 16384, 1024),
     Case("ALIF, tau_a 20", partial(ALIF, tau_a=20.0), 16384, 1024),
     Case("ALIF, tau_a 200", ALIF, 16384, 1024),
     Case("Izhikevich", partial(Izhikevich, a=0.2, b=0.3), 16384, 1024),
     Case("CUBA", CUBALIF, 16384, 1024, scale=0.3),
-    Case("LI", LI, 65536, 256, limit=2.5, leaves=of_li),
-    Case("LRU as a pair of numbers, fast math", lru, 65536, 256, limit=2.5, leaves=of_lru),
-    Case("selective scan, a and b given", mamba, 4096, 8 * 1024 * 16, scale=0.3, inputs=2, leaves=given),
+    Case("LI", LI, 65536, 256, limit=2.5, leaves=compute_li_factors),
+    Case("LRU as a pair of numbers, fast math", make_lru, 65536, 256, limit=2.5, leaves=compute_lru_factors),
+    Case("selective scan, a and b given", make_mamba, 4096, 8 * 1024 * 16, scale=0.3, inputs=2, leaves=pass_factors),
 ]
 
 
@@ -155,10 +166,10 @@ USUAL: Literal["usual"] = "usual"  # the default rule
 
 
 class Work:
-    """One kind of kernels, run on the data of a case.
+    """Calls of a case's neuron on random data, with one rule of segments.
 
     Args:
-        rule: rule of segments; `None` for serial kernels.
+        rule: rule of segments, or `None` for serial kernels.
     """
 
     def __init__(self, case: Case, rule: Rule, device: torch.device) -> None:
@@ -181,9 +192,9 @@ class Work:
         for x in self.inputs:
             x.requires_grad_()
         self._grad = random(1.0, 0.0)
-        self._wanted = [*self.inputs, *parameters]
+        self._leaves = [*self.inputs, *parameters]
 
-    def _rules(self) -> AbstractContextManager[None]:
+    def _use_rule(self) -> AbstractContextManager[None]:
         return nullcontext() if self._rule == "usual" else using_segments(self._rule)
 
     def forward(self) -> Tensor:
@@ -194,17 +205,19 @@ class Work:
         return result
 
     def infer(self) -> Tensor:
-        with self._rules(), torch.no_grad():
+        with self._use_rule(), torch.no_grad():
             return self.forward()
 
     def train(self) -> tuple[Tensor, ...]:
-        with self._rules():
-            return torch.autograd.grad(self.forward(), self._wanted, self._grad)
+        with self._use_rule():
+            return torch.autograd.grad(self.forward(), self._leaves, self._grad)
 
-    def told(self) -> tuple[str, str]:
-        """Returns the numbers of segments and warm-up steps, and of recomputed elements."""
+    def describe_segments(self) -> tuple[str, str]:
+        """Returns two texts: the number of segments with the number of warm-up steps, and the number of recomputed
+        elements.
+        """
         program = self.neuron if isinstance(self.neuron, PointwiseProgram) else self.neuron._get_program()
-        affine = [number for step in program.specializations for number in step.affine_segments.values()]  # type: ignore[attr-defined]
+        affine = [count for step in program.specializations for count in step.affine_segments.values()]  # type: ignore[attr-defined]
         if affine:
             return f"{affine[-1]}, affine", ""
         speculations = [s for step in program.specializations for s in step.speculations.values()]  # type: ignore[attr-defined]
@@ -218,77 +231,87 @@ class Work:
 
 
 def compile_one(work: tuple[Case, bool]) -> None:
-    """Runs in a separate process: compiles the kernels into Triton's cache.
+    """Compiles kernels into Triton's cache. Runs in a separate process.
 
     Args:
-        work: a case, and True for the kernels of `torch.associative_scan`.
+        work: a case, and True to compile the kernels of `torch.associative_scan` instead of the neuron's kernels.
     """
     case, is_associative = work
     if is_associative:
-        associatively(case, torch.device("cuda"))
+        measure_associative_scan(case, torch.device("cuda"))
         return
     device = torch.device("cuda")
     for rule in (None, USUAL):
-        one = Work(replace(case, steps=min(case.steps, 4096 if case.inputs == 1 else 16)), rule, device)
-        one.infer()
-        one.train()
+        calls = Work(replace(case, steps=min(case.steps, 4096 if case.inputs == 1 else 16)), rule, device)
+        calls.infer()
+        calls.train()
 
 
-def time_of(function: Callable[[], object], device: torch.device) -> float:
-    timed = graphed(function) if device.type == "cuda" else function
-    return milliseconds(timed, device, warmup=5, rep=25)
+def measure_time(function: Callable[[], object], device: torch.device) -> float:
+    call = capture_graph(function) if device.type == "cuda" else function
+    return milliseconds(call, device, warmup=5, rep=25)
 
 
-def compiled_scan(case: Case) -> Callable[..., Tensor]:
+def compile_scan(case: Case) -> Callable[..., Tensor]:
     """Returns a compiled function of the inputs of a case, with `torch.associative_scan` inlined."""
     leaves = case.leaves
     assert leaves is not None
 
     def run(*inputs: Tensor) -> Tensor:
-        return scanned(*leaves(*inputs))
+        return scan_states(*leaves(*inputs))
 
     return torch.compile(run, dynamic=False)
 
 
-def associatively(case: Case, device: torch.device) -> str:
-    """Returns the time of `torch.associative_scan` in units of the copy and the difference of the states, or the
-    error.
+def measure_associative_scan(case: Case, device: torch.device) -> str:
+    """Returns the time of `torch.associative_scan`, as a multiple of the time of the copy, and the difference of the
+    states. If `torch.associative_scan` fails, returns the error.
     """
-    work, run = Work(case, USUAL, device), compiled_scan(case)
+    work, run = Work(case, USUAL, device), compile_scan(case)
     copy = copy_floor(case.steps * case.neurons, case.streams[0], device, case.dtype)
     try:
         with torch.no_grad():
-            off = float((run(*work.inputs) - work.infer()).abs().max())
-            return f"{time_of(lambda: run(*work.inputs), device) / copy:.2f}, differs by {off:.1e}"
+            difference = float((run(*work.inputs) - work.infer()).abs().max())
+            return f"{measure_time(lambda: run(*work.inputs), device) / copy:.2f}, differs by {difference:.1e}"
     except Exception as error:  # torch's prototype may raise any error
         return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:80]}".replace("|", "/")
 
 
 def measure(case: Case, rules: list[Rule], device: torch.device) -> list[list[str]]:
     elements = case.steps * case.neurons
-    moved = case.streams
-    copies = {n: copy_floor(elements, n, device, case.dtype) for n in moved}
+    streams = case.streams
+    copies = {n: copy_floor(elements, n, device, case.dtype) for n in streams}
     serial = Work(case, None, device)
     spikes, gradients = serial.infer(), serial.train()
-    before = time_of(serial.infer, device), time_of(serial.train, device)
+    before = measure_time(serial.infer, device), measure_time(serial.train, device)
     rows = []
     for rule in rules:
         work = Work(case, rule, device)
         for _ in range(CALLS):
             work.infer()
             synchronize(device)
-        infer, train = time_of(work.infer, device), time_of(work.train, device)
-        found = work.infer()
+        infer, train = measure_time(work.infer, device), measure_time(work.train, device)
+        results = work.infer()
         exact = isinstance(work.neuron, FlexSN)
-        differ = str(int((found != spikes).sum())) if exact else f"by {float((found - spikes).abs().max()):.1e}"
-        off = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(work.train(), gradients, strict=True))
-        segments, again = work.told()
+        differ = str(int((results != spikes).sum())) if exact else f"by {float((results - spikes).abs().max()):.1e}"
+        difference = max(
+            float((a - b).abs().max() / b.abs().max()) for a, b in zip(work.train(), gradients, strict=True)
+        )
+        segments, recomputed = work.describe_segments()
         rows.append(
             [
                 *(case.name, f"{case.steps} x {case.neurons}", str(case.dtype).removeprefix("torch."), segments),
-                *(f"{infer / copies[moved[0]]:.2f}", f"{before[0] / copies[moved[0]]:.2f}", f"{before[0] / infer:.2f}"),
-                *(f"{train / copies[moved[1]]:.2f}", f"{before[1] / copies[moved[1]]:.2f}", f"{before[1] / train:.2f}"),
-                *(again, differ, f"{off:.1e}", "" if case.limit is None else str(case.limit)),
+                *(
+                    f"{infer / copies[streams[0]]:.2f}",
+                    f"{before[0] / copies[streams[0]]:.2f}",
+                    f"{before[0] / infer:.2f}",
+                ),
+                *(
+                    f"{train / copies[streams[1]]:.2f}",
+                    f"{before[1] / copies[streams[1]]:.2f}",
+                    f"{before[1] / train:.2f}",
+                ),
+                *(recomputed, differ, f"{difference:.1e}", "" if case.limit is None else str(case.limit)),
                 "",
             ]
         )
@@ -303,27 +326,27 @@ SHORT_HEADER = [
 SIZES = [(256, torch.float32), (1024, torch.float32), (4096, torch.float32), (8192, torch.bfloat16)]
 
 
-def shortest(device: torch.device) -> list[list[str]]:
-    """Measures segments of short sequences."""
+def measure_shortest(device: torch.device) -> list[list[str]]:
+    """Measures LIF on short sequences, with segments and with serial kernels."""
     rows = []
     rules: tuple[Rule, ...] = (replace(ON_GPU, shortest=1, launched=1, is_stored=False), None)
     for neurons, dtype in SIZES:
         for steps in (512, 1024, 2048, 4096):
             case = Case("LIF", LIF, steps, neurons, dtype)
             works = [Work(case, rule, device) for rule in rules]
-            for what in ("infer", "train"):
-                calls: list[Callable[[], object]] = [getattr(work, what) for work in works]
-                in_graph = [1e3 * time_of(call, device) for call in calls]
+            for call_name in ("infer", "train"):
+                calls: list[Callable[[], object]] = [getattr(work, call_name) for work in works]
+                in_graph = [1e3 * measure_time(call, device) for call in calls]
                 launched = []
                 for call in calls:
-                    timed(call, 70, device)  # the compiled launcher takes over repeated calls
-                    launched.append(min(1e6 * timed(call, 30, device)[0] / 30 for _ in range(8)))
+                    time_calls(call, 70, device)  # the compiled launcher takes over repeated calls
+                    launched.append(min(1e6 * time_calls(call, 30, device)[0] / 30 for _ in range(8)))
                 figures = [
                     text
                     for ours, serial in (in_graph, launched)
                     for text in (f"{ours:.0f}", f"{serial:.0f}", f"{serial / ours:.2f}")
                 ]
-                rows.append([f"{steps} x {neurons}", str(dtype).removeprefix("torch."), what, *figures])
+                rows.append([f"{steps} x {neurons}", str(dtype).removeprefix("torch."), call_name, *figures])
                 print(" | ".join(rows[-1]), flush=True)
     return rows
 
@@ -331,9 +354,9 @@ def shortest(device: torch.device) -> list[list[str]]:
 STAGES = (1, 2, 4, 6)
 
 
-def in_flight(device: torch.device) -> list[list[str]]:
-    """Measures serial kernels over 1024 steps of 8192 LIF neurons, in units of a copy of their bytes, by the number of
-    chunks whose loads are in flight.
+def measure_stages(device: torch.device) -> list[list[str]]:
+    """Measures serial kernels over 1024 steps of 8192 LIF neurons, by the number of chunks whose loads are in flight.
+    The times are multiples of the time of a copy of the same bytes.
     """
     rows = []
     for dtype in (torch.float32, torch.bfloat16):
@@ -341,27 +364,29 @@ def in_flight(device: torch.device) -> list[list[str]]:
         assert isinstance(work.neuron, FlexSN)
         step, arguments = prepare(work.neuron._get_program(), work.inputs)
         assert isinstance(step, Specialization)
-        usual = step.plan(8192)
-        kept = ForwardScan(step, arguments, state_seqs=False, training=True)(arguments).checkpoints
+        default_plan = step.plan(8192)
+        checkpoints = ForwardScan(step, arguments, state_seqs=False, training=True)(arguments).checkpoints
         cotangents = Cotangents((work.inputs[0].detach(),), (None,), False)
         times: list[list[float]] = [[], []]
         for stages in STAGES:
-            forward, backward = (replace(config, stages=stages) for config in (usual.inference, usual.backward))
-            plan = replace(usual, inference=forward, backward=backward)
+            forward, backward = (
+                replace(config, stages=stages) for config in (default_plan.inference, default_plan.backward)
+            )
+            plan = replace(default_plan, inference=forward, backward=backward)
             scans = (
                 ForwardScan(step, arguments, state_seqs=False, training=False, plan=plan).plan,
-                BackwardScan(step, arguments, kept, cotangents, [True, False], plan=plan).plan,
+                BackwardScan(step, arguments, checkpoints, cotangents, [True, False], plan=plan).plan,
             )
-            given = (arguments.all, (*arguments.all, *kept, *cotangents.all))
-            for found, scan_plan, tensors in zip(times, scans, given, strict=True):
-                found.append(time_of(partial(scan_plan.run, tensors), device))
-        for what, streams, chosen, found in (
-            ("inference", 2, usual.inference.stages, times[0]),
-            ("backward", 3, usual.backward.stages, times[1]),
+            operands = (arguments.all, (*arguments.all, *checkpoints, *cotangents.all))
+            for times_of_pass, scan_plan, tensors in zip(times, scans, operands, strict=True):
+                times_of_pass.append(measure_time(partial(scan_plan.run, tensors), device))
+        for pass_name, streams, default_stages, times_of_pass in (
+            ("inference", 2, default_plan.inference.stages, times[0]),
+            ("backward", 3, default_plan.backward.stages, times[1]),
         ):
             copy = copy_floor(1024 * 8192, streams, device, dtype)
-            figures = [f"{time / copy:.2f}" for time in found]
-            rows.append([str(dtype).removeprefix("torch."), what, *figures, str(chosen)])
+            figures = [f"{time / copy:.2f}" for time in times_of_pass]
+            rows.append([str(dtype).removeprefix("torch."), pass_name, *figures, str(default_stages)])
             print(" | ".join(rows[-1]), flush=True)
     return rows
 
@@ -369,63 +394,66 @@ def in_flight(device: torch.device) -> list[list[str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "long_sequences.md")
-    parser.add_argument("--cases", nargs="+", metavar="NAME", help="first letters of names (default: all)")
+    parser.add_argument("--cases", nargs="+", metavar="NAME", help="beginnings of the cases' names (default: all)")
     parser.add_argument("--sweep", action="store_true", help="also measure other numbers of segments")
     parser.add_argument("--shortest", action="store_true", help="measure short sequences of LIF instead")
-    parser.add_argument("--stages", action="store_true", help="measure serial kernels by loads in flight instead")
+    parser.add_argument("--stages", action="store_true", help="measure the effect of loads in flight instead")
     parser.add_argument("--device", default="cuda", help="cpu: short sequences in Triton's interpreter")
-    chosen = parser.parse_args()
-    device = torch.device(chosen.device)
-    if chosen.shortest:
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    if options.shortest:
         head = [
             "# The shortest sequences in segments of time",
             "",
             "`python benchmarks/long_sequences.py --shortest`: LIF, in segments and serially, in CUDA graphs and in",
-            f"eager mode. Calls that repeat are launched by: {launcher_in_words(device)}. {where(device)}",
+            f"eager mode. Calls that repeat are launched by: {launcher_in_words(device)}. {describe_machine(device)}",
             "",
         ]
-        publish([*head, *table(SHORT_HEADER, shortest(device))], chosen.output.with_name("short_segments.md"))
+        publish([*head, *table(SHORT_HEADER, measure_shortest(device))], options.output.with_name("short_segments.md"))
         return
-    if chosen.stages:
+    if options.stages:
         head = [
             "# Loads in flight",
             "",
             "`python benchmarks/long_sequences.py --stages`: serial kernels over 1024 steps of 8192 LIF neurons.",
             "Times are multiples of a copy of two streams (inference) or three streams (backward), by the number of",
             "chunks of 8 steps that are loaded at a time.",
-            where(device),
+            describe_machine(device),
             "",
         ]
         header = ["dtype", "kernel", *(f"{n} in flight" for n in STAGES), "chosen"]
-        publish([*head, *table(header, in_flight(device))], chosen.output.with_name("loads_in_flight.md"))
+        publish([*head, *table(header, measure_stages(device))], options.output.with_name("loads_in_flight.md"))
         return
-    names = [name.lower() for name in chosen.cases or [""]]
-    every = [case for case in CASES if any(case.name.lower().startswith(name) for name in names)]
-    rules: list[Rule] = [*SWEEP] if chosen.sweep else [USUAL]
+    names = [name.lower() for name in options.cases or [""]]
+    selected_cases = [case for case in CASES if any(case.name.lower().startswith(name) for name in names)]
+    rules: list[Rule] = [*SWEEP] if options.sweep else [USUAL]
     if device.type == "cuda":
-        in_processes(compile_one, [(case, True) for case in every if case.leaves] + [(case, False) for case in every])
+        run_in_processes(
+            compile_one,
+            [(case, True) for case in selected_cases if case.leaves] + [(case, False) for case in selected_cases],
+        )
     else:
-        every = [replace(case, steps=64, neurons=128) for case in every]
+        selected_cases = [replace(case, steps=64, neurons=128) for case in selected_cases]
         rules = [SegmentRule(elements=512, largest=512, steps=8, fewest=2, warm_up=16)]
-    rows = [row for case in every for row in measure(case, rules, device)]
+    rows = [row for case in selected_cases for row in measure(case, rules, device)]
     lines = [
         "# Long sequences of few neurons",
         "",
         "`python benchmarks/long_sequences.py`: times as multiples of a copy of the same streams, in CUDA graphs, in",
-        "one run. With one input, inference has two streams and training has five. With two inputs, they have three",
-        "and eight. `serial` kernels process all steps one after another. `torch.associative_scan` runs compiled, in",
-        "inference. Its factors are additional sequences. The decay and the input of the selective scan, `[8, 1024,",
-        "16]` for each step, are arguments.",
-        where(device),
+        "one run. With one input, inference has two streams and training has five. With two inputs, inference has",
+        "three streams and training has eight. `serial` kernels process all steps one after another.",
+        "`torch.associative_scan` is compiled, and measured in inference. Its factors are additional sequences. The",
+        "decay and the input of the selective scan are arguments, with the shape `[8, 1024, 16]` in each step.",
+        describe_machine(device),
         "",
     ]
-    publish([*lines, *table(HEADER, rows)], chosen.output)
-    if chosen.sweep or device.type != "cuda":
+    publish([*lines, *table(HEADER, rows)], options.output)
+    if options.sweep or device.type != "cuda":
         return
-    for row, case in zip(rows, every, strict=True):
+    for row, case in zip(rows, selected_cases, strict=True):
         if case.leaves is not None:
-            row[-1] = associatively(case, device)
-    publish([*lines, *table(HEADER, rows)], chosen.output)
+            row[-1] = measure_associative_scan(case, device)
+    publish([*lines, *table(HEADER, rows)], options.output)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""One sequence of few neurons over a million steps on the CPU: segments of time in several threads.
+"""Times of one sequence of few neurons over a million steps on the CPU, whose segments run in several threads.
 
     OMP_WAIT_POLICY=passive python benchmarks/long_sequences_cpu.py [--output FILE] [--threads 2] [--calls 60]
 
 Calls with one thread and with several threads alternate. On a machine that other processes also use, wall time means
 little. Therefore, the table also shows the running time of the busiest thread of a call. Linux counts the running time
 of each thread. The wall time in the table is the shortest time of a call. With one thread, the running time covers the
-whole call. With several threads, it is the time that a call would take if each thread had its own core. A waiting
-thread must not spin, because spinning would count as running time.
+whole call. With several threads, the running time of the busiest thread is the time that a call would take if each
+thread had a separate core. A waiting thread must not spin, because spinning would count as running time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from measure import publish, table, where
+from measure import describe_machine, publish, table
 from torch import Tensor
 
 from flexsn_nn import FlexSN
@@ -36,11 +36,11 @@ NEURONS: dict[str, Callable[[], FlexSN]] = {
     "Izhikevich": lambda: Izhikevich(a=0.2, b=0.3, backend="cpp"),
     "LI": lambda: LI(backend="cpp"),
 }
-LEARNING = 10  # calls during which a warm-up is chosen
-TOGETHER = 10  # calls between two readings of the threads' times
+LEARNING = 10  # number of calls during which a warm-up is chosen
+TOGETHER = 10  # number of calls between two readings of the threads' times
 
 
-def running() -> dict[str, int]:
+def read_thread_times() -> dict[str, int]:
     """Returns the nanoseconds that each thread of the process has run."""
     folder = Path("/proc/self/task")
     return {task.name: int((task / "schedstat").read_text().split()[0]) for task in folder.iterdir()}
@@ -68,22 +68,22 @@ class Call:
 
     def measure(self) -> None:
         """Calls the neuron several times, because the system counts the time of a thread in ticks."""
-        before = running()
+        before = read_thread_times()
         for _ in range(TOGETHER):
             begun = time.perf_counter()
             self.run()
             self.least = min(self.least, 1e3 * (time.perf_counter() - begun))
-        self._ran.update({name: now - before.get(name, 0) for name, now in running().items()})
+        self._ran.update({name: now - before.get(name, 0) for name, now in read_thread_times().items()})
         self._calls += TOGETHER
 
     @property
     def busiest(self) -> float:
-        """Average milliseconds of a call in the busiest thread."""
+        """Average running time of the busiest thread in a call, in milliseconds."""
         return max(self._ran.values()) / self._calls / 1e6
 
 
-def told(neuron: FlexSN) -> str:
-    """Returns the numbers of segments and warm-up steps of the forward."""
+def describe_segments(neuron: FlexSN) -> str:
+    """Describes the segments of the forward: their number and the number of warm-up steps, or that it is serial."""
     program = neuron._get_program()
     for step in program.specializations:
         for speculation in step.speculations.values():  # type: ignore[attr-defined]
@@ -94,24 +94,24 @@ def told(neuron: FlexSN) -> str:
     return "serial"
 
 
-def rows_of(name: str, x: Tensor, threads: int, calls: int) -> list[list[str]]:
+def measure_rows(name: str, x: Tensor, threads: int, calls: int) -> list[list[str]]:
     rows = []
     for training in (False, True):
         neurons = [NEURONS[name]() for _ in range(2)]
-        one, several = (Call(n, x, t, training=training) for n, t in zip(neurons, (1, threads), strict=True))
+        serial, parallel = (Call(n, x, t, training=training) for n, t in zip(neurons, (1, threads), strict=True))
         for _ in range(LEARNING):
-            several.run()
-        first, second = one.run(), several.run()
-        off = float((first - second).abs().max())
+            parallel.run()
+        first, second = serial.run(), parallel.run()
+        difference = float((first - second).abs().max())
         for _ in range(max(calls // (4 if training else 1) // TOGETHER, 1)):
-            one.measure()
-            several.measure()
+            serial.measure()
+            parallel.measure()
         rows.append(
             [
-                *(name, "training" if training else "inference", told(neurons[1])),
-                *(f"{one.least:.2f}", f"{several.least:.2f}", f"{one.least / several.least:.2f}"),
-                *(f"{one.busiest:.2f}", f"{several.busiest:.2f}", f"{one.busiest / several.busiest:.2f}"),
-                "bitwise" if torch.equal(first, second) else f"to {off:.1e}",
+                *(name, "training" if training else "inference", describe_segments(neurons[1])),
+                *(f"{serial.least:.2f}", f"{parallel.least:.2f}", f"{serial.least / parallel.least:.2f}"),
+                *(f"{serial.busiest:.2f}", f"{parallel.busiest:.2f}", f"{serial.busiest / parallel.busiest:.2f}"),
+                "bitwise" if torch.equal(first, second) else f"to {difference:.1e}",
             ]
         )
         print(" | ".join(rows[-1]), flush=True)
@@ -125,26 +125,25 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10**6)
     parser.add_argument("--neurons", type=int, default=8)
     parser.add_argument("--calls", type=int, default=60)
-    chosen = parser.parse_args()
-    x = torch.randn(chosen.steps, chosen.neurons, generator=torch.Generator().manual_seed(0)) * 0.85 + 0.5
+    options = parser.parse_args()
+    x = torch.randn(options.steps, options.neurons, generator=torch.Generator().manual_seed(0)) * 0.85 + 0.5
     before = os.getloadavg()[0]
-    rows = [row for name in NEURONS for row in rows_of(name, x, chosen.threads, chosen.calls)]
+    rows = [row for name in NEURONS for row in measure_rows(name, x, options.threads, options.calls)]
     lines = [
         "# One long stream on the CPU",
         "",
-        f"`OMP_WAIT_POLICY=passive python benchmarks/long_sequences_cpu.py --threads {chosen.threads}`:",
-        f"{chosen.steps:,} steps of {chosen.neurons} neurons, float32, kernels in C++, milliseconds per call. Calls",
-        f"with one thread and with {chosen.threads} threads alternate. Figures are the minimum of {chosen.calls} calls",
-        "(a quarter of them in training). `busiest` is the average running time of the thread that computes most,",
-        "which",
-        "excludes waiting for other processes. Load averages before and after: "
+        f"`OMP_WAIT_POLICY=passive python benchmarks/long_sequences_cpu.py --threads {options.threads}`:",
+        f"{options.steps:,} steps of {options.neurons} neurons, float32, kernels in C++, milliseconds per call. Calls",
+        f"with one thread and with {options.threads} threads alternate. Figures are minima over {options.calls} calls",
+        "(about a quarter of this number in training). `busiest` is the average running time of the busiest thread,",
+        "which excludes waiting for other processes. Load averages before and after: "
         f"{before:.1f} and {os.getloadavg()[0]:.1f}, on",
         f"{os.cpu_count()} processors.",
-        where(torch.device("cpu")),
+        describe_machine(torch.device("cpu")),
         "",
         *table(HEADER, rows),
     ]
-    publish(lines, chosen.output)
+    publish(lines, options.output)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
     python benchmarks/many_neurons.py [--output benchmarks/results/many_neurons.md] [--neurons 10000]
 
 Each neuron is trained for one call and then deleted. It runs in the loop or in compiled kernels (in Triton's
-interpreter if there is no GPU). Two of three neurons are custom neurons: closures of one function with five different
-numbers, so that there are five kernels. The others are ready-made neurons. Resources are counted after the first tenth
-of the neurons and at the end. If resources grow between the two counts, they would grow forever.
+interpreter if there is no GPU). Two of three neurons are custom neurons. Their steps are closures over one of five
+numbers, so that they have five different kernels. All other neurons are ready-made neurons. Resources are counted after
+the first tenth of the neurons and at the end. Resources that grow between the two counts would grow forever.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from measure import publish, table, where
+from measure import describe_machine, publish, table
 from torch import Tensor
 
 from flexsn_codegen import cache_folder
 from flexsn_nn import LIF, FlexSN
 from flexsn_runtime import flexsn_kernel_registry_info, triton_interpreted, why_unavailable
 
-NUMBERS = 5  # number of different kernels
+NUMBERS = 5  # number of different leaks, and therefore of different kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,12 @@ class Held:
 
     Attributes:
         memory: resident memory, in MB.
-        objects: objects that the garbage collector tracks.
-        modules: imported modules.
-        generated: imported modules from generated sources.
-        files: files in the cache folder.
-        descriptors: open files.
-        handles: handles of kernels.
+        objects: number of objects that the garbage collector tracks.
+        modules: number of imported modules.
+        generated: number of imported modules from generated sources.
+        files: number of files in the cache folder.
+        descriptors: number of open files.
+        handles: number of handles of kernels.
     """
 
     memory: float
@@ -57,7 +57,7 @@ class Held:
         """Counts the resources after a garbage collection."""
         gc.collect()
         return Held(
-            memory=_resident() / 2**20,
+            memory=_read_resident_memory() / 2**20,
             objects=len(gc.get_objects()),
             modules=len(sys.modules),
             generated=sum(name.startswith("flexsn_codegen._generated.") for name in sys.modules),
@@ -67,14 +67,14 @@ class Held:
         )
 
 
-def _resident() -> int:
+def _read_resident_memory() -> int:
     if os.path.exists("/proc/self/statm"):
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def made(number: int, backend: str) -> FlexSN:
-    """Returns a custom neuron, or a ready-made neuron for every third number."""
+def make_neuron(number: int, backend: str) -> FlexSN:
+    """Makes a neuron: a ready-made neuron if `number` is a multiple of three, otherwise a custom neuron."""
     if number % 3 == 0:
         return LIF(tau=2.0 + number % NUMBERS, backend=backend)
     leak = 0.5 + number % NUMBERS / 100
@@ -90,7 +90,7 @@ def run(first: int, last: int, backend: str, device: str) -> None:
     """Creates neurons with these numbers, trains each neuron for one call, and deletes it."""
     for number in range(first, last):
         x = torch.ones(2, 8, device=device, requires_grad=True)
-        output = made(number, backend)(x)
+        output = make_neuron(number, backend)(x)
         assert isinstance(output, Tensor)
         output.sum().backward()
 
@@ -114,12 +114,12 @@ def main(path: Path, neurons: int) -> None:
             rows.append((backend, count, f"{held.memory:.0f}", *values))
     head = ("backend", "neurons", "MB", "objects", "modules", "generated", "files", "descriptors", "handles")
     lines = [
-        "# Neurons created, run and dropped",
+        "# Neurons created, run and deleted",
         "",
         f"`python benchmarks/many_neurons.py --neurons {neurons}`: resources that one process holds after this number",
         "of neurons, each of which was trained for one call.",
         "In Triton's interpreter." if triton_interpreted() else "",
-        where(torch.device(device)),
+        describe_machine(torch.device(device)),
         "",
         *table(head, rows),
     ]

@@ -1,4 +1,4 @@
-"""Tools of the benchmarks: timing, the copy floor, processes that compile, and a heading that names the machine."""
+"""Tools of the benchmarks: timing, the copy floor, processes that compile, and tables with the device and versions."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _Result = TypeVar("_Result")
 
 
 def milliseconds(function: Callable[[], object], device: torch.device, *, warmup: int = 10, rep: int = 60) -> float:
-    """Returns the median time of a call in ms, measured with CUDA events on a GPU, and with the clock elsewhere.
+    """Returns the median time of a call in ms, measured with CUDA events on a GPU, and with Python's clock on a CPU.
 
     Args:
-        warmup, rep: times for warm-up and measurement, in ms.
+        warmup, rep: durations of the warm-up and of the measurement on a GPU, in ms.
     """
     if device.type == "cuda":
         return float(triton.testing.do_bench(function, warmup=warmup, rep=rep, return_mode="median"))
@@ -36,13 +36,13 @@ def milliseconds(function: Callable[[], object], device: torch.device, *, warmup
 
 
 def copy_floor(elements: int, streams: int, device: torch.device, dtype: torch.dtype = torch.float32) -> float:
-    """Returns the time of a copy that moves the bytes of `streams` tensors of `elements`."""
+    """Returns the time in ms of a copy whose reads and writes together move `streams` tensors of `elements`."""
     source = torch.empty(elements * streams // 2, device=device, dtype=dtype)
     target = torch.empty_like(source)
     return milliseconds(lambda: target.copy_(source), device)
 
 
-def graphed(function: Callable[[], object]) -> Callable[[], None]:
+def capture_graph(function: Callable[[], object]) -> Callable[[], None]:
     """Captures `function` in a CUDA graph, and returns a function that replays the graph. This needs a GPU."""
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
@@ -59,12 +59,12 @@ def graphed(function: Callable[[], object]) -> Callable[[], None]:
 def issue_time(function: Callable[[], object], device: torch.device, *, calls: int = 20) -> float:
     """Returns the milliseconds that the CPU needs to issue a call, without waiting for the GPU."""
     function()
-    return 1e3 * timed(function, calls, device)[1] / calls
+    return 1e3 * time_calls(function, calls, device)[1] / calls
 
 
-def timed(function: Callable[[], object], calls: int, device: torch.device) -> tuple[float, float]:
-    """Returns the seconds of `calls` calls, with one synchronisation at the end, and the seconds that the CPU needed to
-    issue them.
+def time_calls(function: Callable[[], object], calls: int, device: torch.device) -> tuple[float, float]:
+    """Returns the seconds of `calls` calls, with one synchronisation after the last call, and the seconds that the CPU
+    needed to issue the calls.
     """
     synchronize(device)
     begun = time.perf_counter()
@@ -85,17 +85,17 @@ def kernel_time(function: Callable[[], object], calls: int) -> tuple[float, floa
     return sum(e.self_device_time_total for e in events) / calls, sum(e.count for e in events) / calls
 
 
-def in_processes(function: Callable[[_Case], _Result], every: Sequence[_Case]) -> list[_Result]:
-    """Calls the function on each case, in new processes that run in parallel. Compiled kernels stay in the caches on
-    disk.
+def run_in_processes(function: Callable[[_Case], _Result], cases: Sequence[_Case]) -> list[_Result]:
+    """Calls the function with each case, in new processes that run in parallel, and returns the results. Kernels that
+    these processes compile stay in the caches on disk.
     """
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(len(every), os.cpu_count() or 1, 12), mp_context=spawn) as pool:
-        return list(pool.map(function, every))
+    with ProcessPoolExecutor(min(len(cases), os.cpu_count() or 1, 12), mp_context=spawn) as pool:
+        return list(pool.map(function, cases))
 
 
-def where(device: torch.device) -> str:
-    """Returns a text with the device, versions and date."""
+def describe_machine(device: torch.device) -> str:
+    """Returns a text that names the device, the versions of torch, Triton and Python, and the date."""
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     name += ", Triton's interpreter" if interpreted else ""

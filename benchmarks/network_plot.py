@@ -1,4 +1,4 @@
-"""Plots of networks of spiking neurons, relative to the same networks with ReLU."""
+"""Plot of the figures of spiking networks, relative to the figures of the same networks with ReLU."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ MARKERS = "osD^vP*Xhp<>"
 
 
 def draw(ratios: Mapping[str, Mapping[tuple[str, str], float]], path: Path) -> None:
-    """Draws one panel per measured figure, with a point for each network and neuron at its ratio to ReLU.
+    """Draws one panel per measured figure. Each pair of a network and a neuron is a point at its ratio to ReLU.
 
     Args:
-        ratios: for each name of a figure, the ratio of each pair (network, neuron).
-        path: the SVG file to write.
+        ratios: ratio to ReLU, by the name of the figure and by the pair (network, neuron).
+        path: SVG file that is written.
     """
     mpl.rcParams["svg.hashsalt"] = "flexsn"  # makes the SVG file reproducible
     pairs = list(dict.fromkeys(pair for figure in ratios.values() for pair in figure))
@@ -26,18 +26,18 @@ def draw(ratios: Mapping[str, Mapping[tuple[str, str], float]], path: Path) -> N
     figure, panels = pyplot.subplots(1, len(ratios), figsize=(12, height), sharey=True, layout="constrained")
     for panel, (title, values) in zip(panels, ratios.items(), strict=True):
         for network, marker in zip(networks, MARKERS, strict=False):
-            points = [(value, neurons.index(who)) for (one, who), value in values.items() if one == network]
-            across, down = zip(*points, strict=True) if points else ((), ())
-            panel.plot(across, down, marker, alpha=0.7, markersize=6, label=network)
-        _ruled(panel, title, neurons)
+            points = [(value, neurons.index(neuron)) for (name, neuron), value in values.items() if name == network]
+            xs, ys = zip(*points, strict=True) if points else ((), ())
+            panel.plot(xs, ys, marker, alpha=0.7, markersize=6, label=network)
+        _draw_axes(panel, title, neurons)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize="small")
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
 
 
-def _ruled(panel: Axes, title: str, neurons: Sequence[str]) -> None:
-    """Draws the axes, grid and names around the points."""
+def _draw_axes(panel: Axes, title: str, neurons: Sequence[str]) -> None:
+    """Draws the axes, the grid and the names of the neurons in a panel."""
     panel.axvline(1, color="black", linewidth=0.8)
     panel.set_xscale("log", base=2)
     panel.xaxis.set_major_formatter("{x:g}")

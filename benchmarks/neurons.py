@@ -1,12 +1,12 @@
-"""Training steps of all neurons on a GPU, compared with the copy floor.
+"""Times of training steps of all neurons on a GPU, compared with the copy floor.
 
     python benchmarks/neurons.py [--output benchmarks/results/neurons.md] [--shape 32x1600000] [NEURON ...]
 
 A call is one forward and one backward of the module, as a user would call it, from a reset state. The floor of every
 neuron is five streams, where a stream is one `T x NCL` float32 tensor that is read or written once. The forward reads x
-and writes s. The backward reads grad_s, reads x again and writes grad_x. The table lists the few other bytes that a
-neuron moves: a checkpoint of each state every few steps, and a partial sum per element for each learned parameter.
-Several processes compile the kernels beforehand.
+and writes s. The backward reads grad_s, reads x again and writes grad_x. A neuron also moves some bytes that the floor
+does not contain: a checkpoint of each state every few steps, and a partial sum per element for each learned parameter.
+The table names them for slow neurons. Several processes compile the kernels before the measurement.
 """
 
 from __future__ import annotations
@@ -19,7 +19,16 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from measure import copy_floor, graphed, in_processes, issue_time, milliseconds, publish, table, where
+from measure import (
+    capture_graph,
+    copy_floor,
+    describe_machine,
+    issue_time,
+    milliseconds,
+    publish,
+    run_in_processes,
+    table,
+)
 from triton.compiler import CompiledKernel
 
 from flexsn_graph import generate_forward_and_backward_graph
@@ -30,7 +39,7 @@ FLOOR_STREAMS = 5
 LIMIT = 1.3
 TRANSCENDENTAL = ("exp", "log", "sigmoid", "tanh", "pow", "sin", "cos")
 
-# The arguments are chosen so that every term of the equation is present.
+# The arguments are chosen so that no term of a neuron's equation is zero.
 NEURONS: dict[str, Callable[[], Neuron]] = {
     "IF": neuron.IF,
     "LIF": neuron.LIF,
@@ -89,7 +98,7 @@ class Row:
         ]
 
     def _reason(self, floor: float, steps: int) -> str:
-        """Returns the reason why the neuron is slow, or facts that may explain it."""
+        """Returns the reason why the neuron is slow, or facts that may explain its time."""
         if self.graph <= LIMIT * floor:
             return f"the CPU, which needs {self.issued:.3f} ms to issue a step"
         facts = [
@@ -98,73 +107,73 @@ class Row:
             if k.n_spills
         ]
         if self.transcendental:
-            facts.append(f"{self.transcendental} exp, log and the like per element and step")
+            facts.append(f"{self.transcendental} exp, log and similar ops per element and step")
         if self.learned:
-            facts.append(f"{self.learned} learned: {self.learned / steps:.2f} more streams, and their sums")
-        facts.append(f"{self.states} states: a checkpoint of each every few steps, written and read")
+            facts.append(f"{self.learned} learned parameters: {self.learned / steps:.2f} more streams, and their sums")
+        facts.append(f"{self.states} states: checkpoints every few steps, written and read")
         return "; ".join(facts)
 
 
-def training_step(name: str, steps: int, ncl: int, device: torch.device, backend: str) -> Callable[[], object]:
+def make_training_step(name: str, steps: int, ncl: int, device: torch.device, backend: str) -> Callable[[], object]:
     torch.manual_seed(0)
-    made = NEURONS[name]().to(device)
-    made.backend = backend
+    module = NEURONS[name]().to(device)
+    module.backend = backend
     x = (torch.randn(steps, ncl, device=device) + 0.5).requires_grad_()
     grad = torch.randn(steps, ncl, device=device)
-    wanted = [x, *made.parameters()]
+    leaves = [x, *module.parameters()]
 
     def run() -> object:
-        made.reset()
-        spikes = made(x)
+        module.reset()
+        spikes = module(x)
         # While a graph is captured, no autograd node of an earlier step may exist.
-        made.reset()
-        return torch.autograd.grad(spikes, wanted, grad)
+        module.reset()
+        return torch.autograd.grad(spikes, leaves, grad)
 
     return run
 
 
 def count_ops(name: str) -> tuple[int, int, int]:
-    """Returns three numbers: the ops of the step, the ops of its VJP, and the transcendental ops in the step and the
-    VJP. The backward runs all of these ops.
+    """Returns the number of ops of the step, the number of ops of its VJP, and the number of transcendental ops in
+    both. The backward runs all of these ops.
     """
-    made = NEURONS[name]()
-    examples = (torch.zeros(2),) * (made.num_inputs + made.num_states)
-    graphs = generate_forward_and_backward_graph(made.core, examples)
+    module = NEURONS[name]()
+    examples = (torch.zeros(2),) * (module.num_inputs + module.num_states)
+    graphs = generate_forward_and_backward_graph(module.core, examples)
     calls = [[n for n in graph.nodes if n.op == "call_function"] for graph in graphs]
-    hard = [n for nodes in calls for n in nodes if any(word in str(n.target) for word in TRANSCENDENTAL)]
-    return len(calls[0]), len(calls[1]), len(hard)
+    transcendental = [n for nodes in calls for n in nodes if any(word in str(n.target) for word in TRANSCENDENTAL)]
+    return len(calls[0]), len(calls[1]), len(transcendental)
 
 
 def compile_one(name: str, steps: int, ncl: int, device: str) -> None:
     """Compiles the kernels into Triton's cache. Runs in a separate process."""
-    training_step(name, steps, ncl, torch.device(device), "triton")()
+    make_training_step(name, steps, ncl, torch.device(device), "triton")()
 
 
 def compile_all(names: list[str], steps: int, ncl: int, device: torch.device) -> None:
-    in_processes(partial(compile_one, steps=steps, ncl=ncl, device=str(device)), names)
+    run_in_processes(partial(compile_one, steps=steps, ncl=ncl, device=str(device)), names)
 
 
-def loaded_kernels() -> list[CompiledKernel]:
+def find_loaded_kernels() -> list[CompiledKernel]:
     """Returns all kernels that this process has loaded. Triton keeps no list of loaded kernels."""
     return [value for value in gc.get_objects() if type(value) is CompiledKernel]
 
 
 def measure(name: str, steps: int, ncl: int, device: torch.device) -> Row:
-    before = loaded_kernels()
-    compiled = training_step(name, steps, ncl, device, "triton")
+    before = find_loaded_kernels()
+    compiled = make_training_step(name, steps, ncl, device, "triton")
     compiled()
-    kernels = [kernel for kernel in loaded_kernels() if kernel not in before]
-    made = NEURONS[name]()
-    loop = training_step(name, steps, ncl, device, "torch")
+    kernels = [kernel for kernel in find_loaded_kernels() if kernel not in before]
+    module = NEURONS[name]()
+    loop = make_training_step(name, steps, ncl, device, "torch")
     return Row(
         name,
         milliseconds(compiled, device),
-        milliseconds(graphed(compiled) if device.type == "cuda" else compiled, device),
+        milliseconds(capture_graph(compiled) if device.type == "cuda" else compiled, device),
         issue_time(compiled, device),
         milliseconds(loop, device, warmup=1, rep=30),
         *count_ops(name),
-        sum(1 for _ in made.parameters()),
-        made.num_states,
+        sum(1 for _ in module.parameters()),
+        module.num_states,
         sorted(kernels, key=lambda kernel: "backward" in kernel.name),
     )
 
@@ -175,10 +184,10 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "neurons.md")
     parser.add_argument("--shape", default="32x1600000", help="T x NCL")
     parser.add_argument("--device", default="cuda", help="cpu: Triton's interpreter, to test this script")
-    chosen = parser.parse_args()
-    names = chosen.neurons or list(NEURONS)
-    steps, ncl = map(int, chosen.shape.split("x"))
-    device = torch.device(chosen.device)
+    options = parser.parse_args()
+    names = options.neurons or list(NEURONS)
+    steps, ncl = map(int, options.shape.split("x"))
+    device = torch.device(options.device)
     if device.type == "cuda":
         compile_all(names, steps, ncl, device)
     rows = [measure(name, steps, ncl, device) for name in names]
@@ -192,11 +201,11 @@ def main() -> None:
         "`copy 5` moves as many bytes as five streams. `graph` is a replay of the call in a CUDA graph. `loop` is",
         '`backend="torch"`. Ops are counted per element and step, for the step and its VJP. Registers are per thread,',
         f"for forward and backward. Reasons are given for calls above {LIMIT}.",
-        where(device),
+        describe_machine(device),
         "",
         *table(header, [row.cells(floor, steps) for row in rows]),
     ]
-    publish(lines, chosen.output)
+    publish(lines, options.output)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""CPU time of the first training step of a neuron, of a second instance, of a copy, and for another batch size.
+"""CPU times of the first training steps of a neuron, of a second instance, of a copy, and with another batch size.
 
     python benchmarks/new_instances.py [--output benchmarks/results/new_instances.md] [--repeats 3]
 
-Each row runs in a separate process. The kernels are in the cache on disk, which an earlier process has filled. A step
-is a forward and a backward over 8 time steps, in C++ kernels. Times are CPU times of the process with one thread, as
-medians over processes. The warm column is a repeated step of the first instance. The times in the other columns include
-the time of such a step.
+Each row is measured in several processes, each of which runs only this row. The kernels are in the cache on disk, which
+an earlier process has filled. A training step is a forward and a backward over 8 time steps, in C++ kernels. Times are
+CPU times of a process with one thread, as medians over processes. The warm column is the time of a repeated step of the
+first instance. The times in the other columns include the work of such a step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from measure import publish, table, where
+from measure import describe_machine, publish, table
 from torch import Tensor, nn
 
 from flexsn_nn import ALIF, LIF, RALIF, RLIF, functional
@@ -38,7 +38,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 COLUMNS = ("first", "warm", "second instance", "deepcopy", "batch of 24", "batch of 7")
 
 
-def step(net: nn.Module, batch: int = BATCH) -> float:
+def time_step(net: nn.Module, batch: int = BATCH) -> float:
     """Returns the CPU milliseconds of a training step."""
     x = torch.rand(STEPS, batch, SIZE, requires_grad=True)
     functional.reset_net(net)
@@ -49,13 +49,13 @@ def step(net: nn.Module, batch: int = BATCH) -> float:
 
 
 def measure(name: str) -> list[float]:
-    """Returns one value for each of `COLUMNS`."""
+    """Returns the times of a network, in the order of `COLUMNS`."""
     make = NETWORKS[name]
     first = make()
-    times = [step(first)]
-    step(first)
-    times.append(step(first))
-    times += [step(make()), step(copy.deepcopy(first)), step(first, 24), step(first, 7)]
+    times = [time_step(first)]
+    time_step(first)
+    times.append(time_step(first))
+    times += [time_step(make()), time_step(copy.deepcopy(first)), time_step(first, 24), time_step(first, 7)]
     return times
 
 
@@ -63,7 +63,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "new_instances.md")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--network", help="measure one network in this process, and print numbers")
+    parser.add_argument("--network", help="measure one network in this process, and print the times")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.network is not None:
@@ -74,13 +74,13 @@ def main() -> None:
         runs = []
         for _ in range(options.repeats + 1):
             command = [sys.executable, __file__, "--network", name]
-            done = subprocess.run(command, check=True, capture_output=True, text=True)
-            runs.append([float(number) for number in done.stdout.split()])
+            process = subprocess.run(command, check=True, capture_output=True, text=True)
+            runs.append([float(number) for number in process.stdout.split()])
         rows.append([name, *(f"{statistics.median(column):.1f}" for column in zip(*runs[1:], strict=True))])
     lines = [
         "# New instances and batch sizes",
         "",
-        where(torch.device("cpu")),
+        describe_machine(torch.device("cpu")),
         "",
         "CPU milliseconds of a training step, with the kernels in the cache on disk:",
         "",

@@ -1,11 +1,11 @@
-"""Random numbers inside of a step: their statistics, and the time of a training step of a noisy LIF neuron.
+"""Statistics of random numbers that a step draws, and times of training steps of a noisy LIF neuron.
 
     python benchmarks/noise.py [--output benchmarks/results/noise.md] [--numbers 1e9] [--steps 32] [--rows 256]
         [--neurons 16384] [--rounds 20]
 
-The statistics describe numbers that a kernel draws. The numbers are summed in float64. The table also shows the
-distances of the statistics from the exact values, in standard deviations. The times are medians of training steps.
-Steps with and without noise alternate within one run. On a CPU, use fewer numbers (`--numbers 1e7`) and fewer neurons
+A kernel draws the random numbers, and their sums are computed in float64. The table also shows the distances of the
+statistics from the exact values, in standard deviations. The times are medians of training steps. Steps with and
+without noise alternate within one run. On a CPU, use fewer numbers (`--numbers 1e7`) and fewer neurons
 (`--neurons 512`).
 """
 
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from measure import milliseconds, publish, table, where
+from measure import describe_machine, milliseconds, publish, table
 from torch import Tensor
 
 from flexsn_nn import FlexSN, surrogate
@@ -26,8 +26,8 @@ from flexsn_nn.random import bernoulli_like, configure, normal_like, uniform_lik
 spike = surrogate.Sigmoid()
 
 
-def drawn(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns normal and uniform numbers as outputs."""
+def draw_step(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Computes a step whose outputs are normal and uniform random numbers."""
     return normal_like(v), uniform_like(v), v + x
 
 
@@ -57,41 +57,43 @@ LAYERS: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
 }
 
 
-def moments(numbers: int, device: torch.device, backend: str) -> list[tuple[str, str, str]]:
+def measure_moments(required_count: int, device: torch.device, backend: str) -> list[tuple[str, str, str]]:
     """Returns rows of a table: a statistic, its value, and its distance from the exact value in standard deviations."""
     steps, rows = 16, 64
-    size = min(1 << 16, max(numbers // (steps * rows), 4) // 4 * 4)
-    neuron = FlexSN(drawn, 1, 1, 2, backend=backend)
+    size = min(1 << 16, max(required_count // (steps * rows), 4) // 4 * 4)
+    neuron = FlexSN(draw_step, 1, 1, 2, backend=backend)
     configure(neuron, seed=1)
     x = torch.zeros(steps, rows, 1, device=device).expand(steps, rows, size)
     sums = torch.zeros(9, dtype=torch.float64, device=device)
     count = 0
     with torch.no_grad():
-        while count < numbers:
+        while count < required_count:
             z, u = neuron(x)
-            wide, flat = z.double(), u.double() - 0.5
-            pairs = (wide[..., 0::2] * wide[..., 1::2]).sum(), (wide[1:] * wide[:-1]).sum()
-            powers = wide.sum(), wide.square().sum(), wide.pow(3).sum(), wide.pow(4).sum()
-            sums += torch.stack([*powers, *pairs, flat.sum(), flat.square().sum(), (wide.abs() > 4.0).sum().double()])
+            normal, uniform = z.double(), u.double() - 0.5
+            pairs = (normal[..., 0::2] * normal[..., 1::2]).sum(), (normal[1:] * normal[:-1]).sum()
+            powers = normal.sum(), normal.square().sum(), normal.pow(3).sum(), normal.pow(4).sum()
+            sums += torch.stack(
+                [*powers, *pairs, uniform.sum(), uniform.square().sum(), (normal.abs() > 4.0).sum().double()]
+            )
             count += z.numel()
-    n, found = count, sums.tolist()
+    n, totals = count, sums.tolist()
     tail = float(2 * (1 - torch.special.ndtr(torch.tensor(4.0, dtype=torch.float64))))
     exact = (
-        ("mean", found[0] / n, 0.0, (1 / n) ** 0.5),
-        ("variance", found[1] / n, 1.0, (2 / n) ** 0.5),
-        ("third moment", found[2] / n, 0.0, (15 / n) ** 0.5),
-        ("fourth moment", found[3] / n, 3.0, (96 / n) ** 0.5),
-        ("product with the neighbour", found[4] / (n / 2), 0.0, (2 / n) ** 0.5),
-        ("product with the next step", found[5] / (n * (steps - 1) / steps), 0.0, (steps / (steps - 1) / n) ** 0.5),
-        ("beyond 4", found[8] / n, tail, (tail / n) ** 0.5),
-        ("uniform: mean - 1/2", found[6] / n, 0.0, (1 / 12 / n) ** 0.5),
-        ("uniform: variance", found[7] / n, 1 / 12, (1 / 180 / n) ** 0.5),
+        ("mean", totals[0] / n, 0.0, (1 / n) ** 0.5),
+        ("variance", totals[1] / n, 1.0, (2 / n) ** 0.5),
+        ("third moment", totals[2] / n, 0.0, (15 / n) ** 0.5),
+        ("fourth moment", totals[3] / n, 3.0, (96 / n) ** 0.5),
+        ("product with the neighbour", totals[4] / (n / 2), 0.0, (2 / n) ** 0.5),
+        ("product with the next step", totals[5] / (n * (steps - 1) / steps), 0.0, (steps / (steps - 1) / n) ** 0.5),
+        ("beyond 4", totals[8] / n, tail, (tail / n) ** 0.5),
+        ("uniform: mean - 1/2", totals[6] / n, 0.0, (1 / 12 / n) ** 0.5),
+        ("uniform: variance", totals[7] / n, 1 / 12, (1 / 180 / n) ** 0.5),
     )
     rows_of_table = [(name, f"{value:.3e}", f"{(value - mean) / sd:+.1f}") for name, value, mean, sd in exact]
     return [("numbers", f"{n:.2e}", ""), *rows_of_table]
 
 
-def steps_of(options: argparse.Namespace, device: torch.device, backend: str) -> list[tuple[str, str, str]]:
+def measure_steps(options: argparse.Namespace, device: torch.device, backend: str) -> list[tuple[str, str, str]]:
     """Returns rows of a table: a layer, the median time of its training step in ms, and the ratio to a layer without
     noise.
     """
@@ -136,15 +138,15 @@ def main() -> None:
     lines = [
         "# Random numbers inside of a step",
         "",
-        where(device),
+        describe_machine(device),
         "",
-        "Statistics of normal and uniform numbers, and their distances from the exact values in standard deviations:",
+        "Statistics of random numbers, and their distances from the exact values in standard deviations:",
         "",
-        *table(("statistic", "value", "distance"), moments(int(options.numbers), device, backend)),
+        *table(("statistic", "value", "distance"), measure_moments(int(options.numbers), device, backend)),
         "",
         f"Training steps of a LIF neuron on {shape} float32, forward and backward, medians in ms; the rows alternate:",
         "",
-        *table(("noise", "ms", "ratio"), steps_of(options, device, backend)),
+        *table(("noise", "ms", "ratio"), measure_steps(options, device, backend)),
     ]
     publish(lines, options.output)
 

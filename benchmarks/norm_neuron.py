@@ -1,15 +1,15 @@
-"""Time of a batch norm and a LIF neuron as one layer, forward and backward, compared with the time to copy the bytes
-that the layer has to move.
+"""Times of a batch norm and a LIF neuron as one layer, forward and backward, compared with the time of a copy of the
+bytes that the layer has to move.
 
     python benchmarks/norm_neuron.py [--output FILE]
 
 A stream is the number of bytes of the layer's input. A fused layer moves nine streams: the statistics read one stream,
 the forward reads one and writes one, the backward reads two and writes one, and the gradient through the statistics
-reads two and writes one. Each row is a layer of a ResNet18 after its convolution, for T = 4 and B = 32. Everything is
-replayed from CUDA graphs. A time is the median over rounds. All measured calls alternate within a round, so that a
-change of the clock rate affects all of them. The script needs a GPU, but `--check` runs small shapes in Triton's
-interpreter. `--elements` and `--fewest` change the kernels that sum gradients: `--elements` sets the number of values
-that a thread handles. `--fewest` sets the smallest number of programs with which a program may process several rows.
+reads two and writes one. Each row is a layer of a ResNet18 after its convolution, for T = 4 and B = 32. All calls are
+replayed from CUDA graphs. A time is the median over rounds. All measured calls run once in each round, so that a change
+of the clock rate affects all of them. The script needs a GPU, but `--check` runs small shapes in Triton's interpreter.
+`--elements` and `--fewest` change the kernels that sum gradients. `--elements` sets the number of values that a thread
+handles. Programs only process several rows if at least `--fewest` programs remain.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from measure import graphed, in_processes, milliseconds, publish, table, where
+from measure import capture_graph, describe_machine, milliseconds, publish, run_in_processes, table
 from torch import Tensor, nn
 
 from flexsn_nn import LIF
@@ -51,8 +51,8 @@ SMALL = (Shape(5, 6, 1), Shape(64, 3, 19))
 
 
 class Times(NamedTuple):
-    """Milliseconds of a copy of one stream, of the parts of the layer, of the whole layer, and of torch's norm with
-    ReLU.
+    """Times in milliseconds of a copy of one stream, of torch's statistics, of this project's statistics, of the
+    forward, of the whole layer, and of torch's norm with ReLU.
     """
 
     stream: float
@@ -64,7 +64,7 @@ class Times(NamedTuple):
 
 
 class Case(NamedTuple):
-    """A row of the table."""
+    """Dtype, memory format, shape and device of a row of the table."""
 
     dtype: str
     form: str
@@ -72,7 +72,7 @@ class Case(NamedTuple):
     device: str
 
 
-def works_of(case: Case) -> list[Callable[[], object]]:
+def make_calls(case: Case) -> list[Callable[[], object]]:
     """Returns the functions to time: a copy of one stream, the statistics by torch and by this project, the forward,
     the whole layer, and torch's layers.
     """
@@ -85,37 +85,37 @@ def works_of(case: Case) -> list[Callable[[], object]]:
     layer = NormNeuron(nn.BatchNorm2d(shape.channels), LIF()).to(device)
     relu = nn.Sequential(nn.BatchNorm2d(shape.channels), nn.ReLU()).to(device)
     mean, var = (torch.zeros(shape.channels, device=device) for _ in range(2))
-    other = torch.empty_like(frames)
+    target = torch.empty_like(frames)
 
     def forward() -> Tensor:
         reset_net(layer)
         result: Tensor = layer(x)
         return result
 
-    def whole() -> None:
+    def run_layer() -> None:
         torch.autograd.grad(forward(), [x, *layer.parameters()], gradient.unflatten(0, (T, -1)))
 
-    def by_relu() -> None:
+    def run_relu() -> None:
         torch.autograd.grad(relu(plain), [plain, *relu.parameters()], gradient)
 
     return [
-        lambda: other.copy_(frames),
+        lambda: target.copy_(frames),
         lambda: torch.batch_norm_update_stats(frames, mean, var, 0.1),
         lambda: batch_moments(frames),
         forward,
-        whole,
-        by_relu,
+        run_layer,
+        run_relu,
     ]
 
 
-def compiled(case: Case) -> None:
-    for work in works_of(case):
+def compile_case(case: Case) -> None:
+    for work in make_calls(case):
         work()
 
 
-def measured(case: Case) -> Times:
-    device, works = torch.device(case.device), works_of(case)
-    runs = [graphed(work) for work in works] if device.type == "cuda" else works
+def measure_case(case: Case) -> Times:
+    device, works = torch.device(case.device), make_calls(case)
+    runs = [capture_graph(work) for work in works] if device.type == "cuda" else works
     turns = [[milliseconds(run, device, warmup=2, rep=8) for run in runs] for _ in range(TURNS)]
     copied, *others = [sorted(times)[TURNS // 2] for times in zip(*turns, strict=True)]
     return Times(copied / 2, *others)
@@ -129,23 +129,23 @@ def main() -> None:
     parser.add_argument("--format", choices=FORMATS, action="append", help="measure only this memory format")
     parser.add_argument("--elements", type=int, default=_rows._ELEMENTS)
     parser.add_argument("--fewest", type=int, default=_rows._FEWEST_PROGRAMS)
-    chosen = parser.parse_args()
-    _rows._ELEMENTS, _rows._FEWEST_PROGRAMS = chosen.elements, chosen.fewest
-    device = torch.device("cpu" if chosen.check else "cuda")
+    options = parser.parse_args()
+    _rows._ELEMENTS, _rows._FEWEST_PROGRAMS = options.elements, options.fewest
+    device = torch.device("cpu" if options.check else "cuda")
     lines: list[tuple[str, ...]] = []
     sums: dict[tuple[str, str], tuple[float, float, float]] = {}
-    shapes = SMALL if chosen.check else SHAPES
+    shapes = SMALL if options.check else SHAPES
     cases = [
         Case(dtype, form, shape, device.type)
-        for dtype in chosen.dtype or DTYPES
-        for form in chosen.format or FORMATS
+        for dtype in options.dtype or DTYPES
+        for form in options.format or FORMATS
         for shape in shapes
     ]
     if device.type == "cuda":
-        in_processes(compiled, cases)
+        run_in_processes(compile_case, cases)
     for case in cases:
         dtype, form, shape, _ = case
-        times = measured(case)
+        times = measure_case(case)
         row = (
             dtype,
             form,
@@ -162,8 +162,8 @@ def main() -> None:
         lines.append(row)
         print(*row, sep=" | ", flush=True)
         before = sums.get((dtype, form), (0.0, 0.0, 0.0))
-        of_shape = (times.whole, STREAMS * times.stream, times.relu)
-        whole, copies, relu = (a + shape.norms * b for a, b in zip(before, of_shape, strict=True))
+        times_of_shape = (times.whole, STREAMS * times.stream, times.relu)
+        whole, copies, relu = (a + shape.norms * b for a, b in zip(before, times_of_shape, strict=True))
         sums[dtype, form] = whole, copies, relu
     head = ("dtype", "format", "layer", "stream, µs", "torch's statistics / stream", "statistics / stream",
             "forward / 2", "backward / 6", "all, µs", "all / 9 streams", "all / torch's norm + ReLU")  # fmt: skip
@@ -186,7 +186,7 @@ def main() -> None:
             "`python benchmarks/norm_neuron.py`: `NormNeuron` in training. A stream is the time of a copy that moves",
             "the bytes of the layer's input. The layer has to move nine streams. Everything is replayed from CUDA",
             "graphs.",
-            where(device),
+            describe_machine(device),
             "",
             *table(head, lines),
             "",
@@ -205,7 +205,7 @@ def main() -> None:
                 totals,
             ),
         ],
-        chosen.output,
+        options.output,
     )
 
 

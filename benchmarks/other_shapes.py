@@ -1,11 +1,11 @@
-"""States whose shapes differ from the shape of the step: training steps in compiled kernels and in the loop.
+"""Steps whose states have other shapes than the input: times of training steps in compiled kernels and in the loop.
 
     python benchmarks/other_shapes.py [--output FILE] [--seconds 55] [--shapes TxBxN ...] [--only NAME ...]
 
-A dendritic neuron has a soma, an apical compartment and four branches `[B, N, 4]`, which a 4 x 4 matrix couples. A
-network has four excitatory neurons for each inhibitory neuron. A training step is a forward, and a backward that
-computes the gradients of the input and the parameters from a random gradient, in float32 and in eager mode. The loop
-and the kernels alternate three times, and a figure is the median. Without a GPU, the kernels are in C++.
+A dendritic neuron has a soma, an apical compartment and four branches `[B, N, 4]`, and a 4 x 4 matrix couples the
+branches. Populations have four excitatory neurons for each inhibitory neuron. A training step is a forward, and a
+backward that computes the gradients of the input and the parameters from a random gradient, in float32 and in eager
+mode. The loop and the kernels alternate three times, and a figure is the median. Without a GPU, the kernels are in C++.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ BRANCHES = 4
 
 
 class Dendritic(nn.Module):
-    """A neuron whose branches drive its soma. The largest branch opens an apical compartment, which adds to the soma.
+    """A neuron whose branches drive its soma. The branch with the largest potential drives an apical compartment, which
+    also drives the soma.
 
     If `matrix` is True, a matrix couples the branches of a neuron.
     """
@@ -34,8 +35,8 @@ class Dendritic(nn.Module):
         self.between = nn.Parameter(0.7 * torch.eye(BRANCHES) + 0.05) if matrix else None
 
     def forward(self, x: Tensor, soma: Tensor, apical: Tensor, branches: Tensor) -> tuple[Tensor, ...]:
-        held = 0.75 * branches if self.between is None else F.linear(branches, self.between)
-        branches = held + x.unsqueeze(-1) * self.weight
+        decayed = 0.75 * branches if self.between is None else F.linear(branches, self.between)
+        branches = decayed + x.unsqueeze(-1) * self.weight
         local = torch.sigmoid(4 * branches - 2)
         apical = 0.9 * apical + 0.1 * local.amax(-1)
         h = soma + (local.sum(-1) + apical - soma) / 2
@@ -59,12 +60,12 @@ class Populations(nn.Module):
 
     def __init__(self, neurons: int) -> None:
         super().__init__()
-        self.spike, self.less = ATan(), neurons // 4
-        self.ei = nn.Parameter(torch.rand(self.less, neurons) / neurons)
-        self.ie = nn.Parameter(torch.rand(neurons, self.less) / self.less)
-        self.within(neurons)
+        self.spike, self.num_inhibitory = ATan(), neurons // 4
+        self.ei = nn.Parameter(torch.rand(self.num_inhibitory, neurons) / neurons)
+        self.ie = nn.Parameter(torch.rand(neurons, self.num_inhibitory) / self.num_inhibitory)
+        self.add_inner_weights(neurons)
 
-    def within(self, neurons: int) -> None:
+    def add_inner_weights(self, neurons: int) -> None:
         self.ee = nn.Parameter(torch.rand(neurons, neurons) / neurons)
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor, inhibitory: Tensor, u: Tensor) -> tuple[Tensor, ...]:
@@ -74,14 +75,14 @@ class Populations(nn.Module):
         return s, s, h * (1 - s), inhibitory, k * (1 - inhibitory)
 
     def states(self, like: Tensor) -> list[Tensor]:
-        zero, less = torch.zeros_like(like), like.new_zeros(*like.shape[:-1], self.less)
-        return [zero, zero.clone(), less, less.clone()]
+        zero, inhibitory = torch.zeros_like(like), like.new_zeros(*like.shape[:-1], self.num_inhibitory)
+        return [zero, zero.clone(), inhibitory, inhibitory.clone()]
 
 
 class Disynaptic(Populations):
     """Populations without weights between excitatory neurons."""
 
-    def within(self, neurons: int) -> None:
+    def add_inner_weights(self, neurons: int) -> None:
         pass
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor, inhibitory: Tensor, u: Tensor) -> tuple[Tensor, ...]:

@@ -1,4 +1,4 @@
-"""LIF neurons of other installed libraries, as activations for a network."""
+"""LIF neurons of other libraries, as activations of a network."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch
 from torch import Tensor, nn
 
 
-def has(library: str) -> bool:
+def is_installed(library: str) -> bool:
     """Returns True if the library is installed."""
     return importlib.util.find_spec(library) is not None
 
 
-def spikingjelly_lif() -> nn.Module:
+def make_spikingjelly_lif() -> nn.Module:
     """Returns the neuron of the installed SpikingJelly 2, which uses its Triton kernels on a GPU."""
     node: nn.Module = importlib.import_module("spikingjelly.activation_based.neuron").LIFNode(tau=2.0, step_mode="m")
     return node
 
 
-def spikingjelly_loop() -> nn.Module:
+def make_spikingjelly_loop() -> nn.Module:
     """Returns SpikingJelly's LIF neuron as a loop over PyTorch operators, as SpikingJelly runs custom neurons."""
     base = importlib.import_module("spikingjelly.activation_based.base").MemoryModule
     node = importlib.import_module("spikingjelly.activation_based.neuron").LIFNode
@@ -29,12 +29,12 @@ def spikingjelly_loop() -> nn.Module:
     class LoopedLIFNode(node):  # type: ignore[misc, valid-type]
         multi_step_functional_forward = base.multi_step_functional_forward
 
-    looped: nn.Module = LoopedLIFNode(tau=2.0, step_mode="m")
-    return looped
+    neuron: nn.Module = LoopedLIFNode(tau=2.0, step_mode="m")
+    return neuron
 
 
-def spikingjelly_graph(step: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    """Returns a function of two tensors in SpikingJelly's `StaticCudaGraph` on a GPU. The fourth call is captured."""
+def make_spikingjelly_graph(step: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """Returns SpikingJelly's `StaticCudaGraph` of a function of two tensors. On a GPU, it captures the fourth call."""
     graph: Callable[[Tensor, Tensor], Tensor] = importlib.import_module(
         "spikingjelly.activation_based._cuda_graph"
     ).StaticCudaGraph(step)
@@ -56,12 +56,12 @@ class SnnTorchLeaky(nn.Module):
         return torch.stack(spikes)
 
 
-def resets(net: nn.Module) -> list[Callable[[], object]]:
+def list_resets(net: nn.Module) -> list[Callable[[], object]]:
     """Returns functions that reset the neurons of other libraries in a network."""
-    found: list[Callable[[], object]] = []
+    reset_methods: list[Callable[[], object]] = []
     for module in net.modules():
-        # Base classes also count, because the class of a module may derive from a class of the library.
-        theirs = any(kind.__module__.startswith("spikingjelly") for kind in type(module).__mro__)
-        if theirs and hasattr(module, "reset"):
-            found.append(module.reset)  # type: ignore[arg-type]
-    return found
+        # The class of a module may derive from a class of the library, so the base classes are searched, too.
+        is_spikingjelly = any(kind.__module__.startswith("spikingjelly") for kind in type(module).__mro__)
+        if is_spikingjelly and hasattr(module, "reset"):
+            reset_methods.append(module.reset)  # type: ignore[arg-type]
+    return reset_methods

@@ -2,10 +2,10 @@
 
     python benchmarks/pointwise_peers.py [--output FILE] [--seconds 80] [--without WAY ...] [--device cuda] [--scale 1]
 
-Figures are medians of whole calls in ms, including Python. Training is a forward and a backward. `first` is the first
-call, including compilation. The loop is a function that calls the step T times in Python, compiled by `torch.compile`.
-Long sequences are not compiled in this way, because the compilation would take minutes. If a way rejects a function,
-the table shows its error. Rows that are not measured within `--seconds` are marked as left out.
+Figures are medians of whole calls in ms, including Python. Training is a forward and a backward. `first` is the time of
+the first calls, including compilation. The loop is a Python function that calls the step T times. `torch.compile` also
+compiles this loop, but only for short sequences, because the compilation of a long loop would take minutes. If a way
+rejects a function, the table shows the error. If `--seconds` have passed, the remaining rows say "no time was left".
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 from fused_optimizers import adamw
-from measure import milliseconds, publish, table, where
+from measure import describe_machine, milliseconds, publish, table
 from torch import Tensor
 from torch.nn import functional
 
-import flexsn_nn  # noqa: F401 - registers the kernels that take the place of scans
+import flexsn_nn  # noqa: F401 - registers the kernels that replace scans
 from flexsn_codegen import pointwise
 from flexsn_hop import scan
 
@@ -34,11 +34,11 @@ HEADER = ["example", "size", "way", "first, s", "inference, ms", "training, ms",
 
 @dataclass(frozen=True)
 class Example:
-    """One function in several ways.
+    """A function to measure in several ways.
 
     Attributes:
         arguments: function that makes the arguments, which require gradients if the backward is measured.
-        ways: calls by name; the first call is the reference for the others.
+        ways: functions by name. The first function is the reference with which all other functions are compared.
         trains: True if a backward is measured.
     """
 
@@ -75,7 +75,10 @@ def minimal_gru(h: Tensor, x: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def kalman(carry: tuple[Tensor, Tensor], z: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
-    """Filters one number per element. Source: Kalman, A New Approach to Linear Filtering and Prediction Problems."""
+    """Computes a step of a scalar Kalman filter for each element.
+
+    Source: Kalman, A New Approach to Linear Filtering and Prediction Problems.
+    """
     mean, variance = carry
     variance = variance + 0.01
     gain = variance / (variance + 0.25)
@@ -83,41 +86,43 @@ def kalman(carry: tuple[Tensor, Tensor], z: Tensor) -> tuple[tuple[Tensor, Tenso
     return (mean, (1 - gain) * variance), mean
 
 
-def linear(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def combine_steps(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Combines two steps of `h = decay h + new`."""
     return a[0] * b[0], b[0] * a[1] + b[1]
 
 
-def associative(function: Function) -> Function:
-    """Computes a linear recurrence in torch's associative scan. `function` computes the decays and the new terms."""
+def make_associative(function: Function) -> Function:
+    """Returns a function that computes a linear recurrence by torch's associative scan. `function` computes the decays
+    and the new terms.
+    """
 
     def call(*tensors: Tensor) -> Tensor:
         from torch._higher_order_ops.associative_scan import associative_scan
 
-        found: Tensor = associative_scan(linear, function(*tensors), dim=0, combine_mode="pointwise")[1]
-        return found
+        states: Tensor = associative_scan(combine_steps, function(*tensors), dim=0, combine_mode="pointwise")[1]
+        return states
 
     return call
 
 
-def recurrences(shapes: list[tuple[int, int]], device: torch.device) -> Iterator[Example]:
+def make_recurrences(shapes: list[tuple[int, int]], device: torch.device) -> Iterator[Example]:
     from torch._higher_order_ops.scan import scan as torch_scan
 
-    def averages(x: Tensor) -> tuple[Tensor, Tensor]:
+    def compute_average_factors(x: Tensor) -> tuple[Tensor, Tensor]:
         first = torch.zeros_like(x[:1])
         return torch.cat([first, torch.full_like(x[1:], 0.9)]), torch.cat([x[:1], 0.1 * x[1:]])
 
-    def units(gate: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
+    def compute_gru_factors(gate: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
         gate = gate.sigmoid()
         return 1 - gate, gate * new.tanh()
 
-    def carry_of(name: str, x: Tensor) -> Any:
+    def make_carry(name: str, x: Tensor) -> Any:
         zero = torch.zeros_like(x[0])
         return {"moving average": x[0], "Kalman filter": (zero, zero + 1)}.get(name, zero)
 
     steps: list[tuple[str, Function, int, Function | None]] = [
-        ("moving average", moving_average, 1, associative(averages)),
-        ("minimal GRU", minimal_gru, 2, associative(units)),
+        ("moving average", moving_average, 1, make_associative(compute_average_factors)),
+        ("minimal GRU", minimal_gru, 2, make_associative(compute_gru_factors)),
         ("Kalman filter", kalman, 1, None),
     ]
     for steps_in_time, elements in shapes:
@@ -126,42 +131,46 @@ def recurrences(shapes: list[tuple[int, int]], device: torch.device) -> Iterator
             def arguments(count: int = count, size: tuple[int, int] = (steps_in_time, elements)) -> list[Tensor]:
                 return [torch.randn(size, device=device, requires_grad=True) for _ in range(count)]
 
-            def loop(*xs: Tensor, step: Function = step, name: str = name) -> Tensor:
-                carry, ys = carry_of(name, xs[0]), []
+            def run_loop(*xs: Tensor, step: Function = step, name: str = name) -> Tensor:
+                carry, ys = make_carry(name, xs[0]), []
                 for t in range(len(xs[0])):
                     carry, y = step(carry, xs[0][t] if len(xs) == 1 else tuple(x[t] for x in xs))
                     ys.append(y)
                 return torch.stack(ys)
 
-            def ours(*xs: Tensor, step: Function = step, name: str = name) -> Tensor:
-                found: Tensor = scan(step, carry_of(name, xs[0]), xs[0] if len(xs) == 1 else xs)[1]
-                return found
+            def run_our_scan(*xs: Tensor, step: Function = step, name: str = name) -> Tensor:
+                ys_of_scan: Tensor = scan(step, make_carry(name, xs[0]), xs[0] if len(xs) == 1 else xs)[1]
+                return ys_of_scan
 
-            def torchs(*xs: Tensor, step: Function = step, name: str = name) -> Tensor:
-                def apart(carry: Any, x: Any) -> Any:  # torch's scan refuses two results that share memory
+            def run_torch_scan(*xs: Tensor, step: Function = step, name: str = name) -> Tensor:
+                def step_without_aliases(
+                    carry: Any, x: Any
+                ) -> Any:  # torch's scan refuses two results that share memory
                     carry, y = step(carry, x)
                     return carry, y.clone()
 
-                found: Tensor = torch_scan(apart, carry_of(name, xs[0]), xs[0] if len(xs) == 1 else xs)[1]
-                return found
+                ys_of_scan: Tensor = torch_scan(
+                    step_without_aliases, make_carry(name, xs[0]), xs[0] if len(xs) == 1 else xs
+                )[1]
+                return ys_of_scan
 
-            ways = {"loop": loop, "flexsn_hop.scan": compiled(ours)}
+            ways = {"loop": run_loop, "flexsn_hop.scan": compile_function(run_our_scan)}
             if steps_in_time <= 16:
-                ways["torch.compile of the loop"] = compiled(loop)
+                ways["torch.compile of the loop"] = compile_function(run_loop)
             else:
-                ways["torch's scan"] = compiled(torchs)
+                ways["torch's scan"] = compile_function(run_torch_scan)
                 if by_association is not None:
-                    ways["torch's associative_scan"] = compiled(by_association)
+                    ways["torch's associative_scan"] = compile_function(by_association)
             yield Example(name, f"{steps_in_time} x {elements}", arguments, ways)
 
 
-def compiled(function: Function) -> Function:
-    made: Function = torch.compile(function, fullgraph=True, dynamic=False)
-    return made
+def compile_function(function: Function) -> Function:
+    compiled_function: Function = torch.compile(function, fullgraph=True, dynamic=False)
+    return compiled_function
 
 
-def chains(rows: int, columns: int, device: torch.device) -> Iterator[Example]:
-    def tensors(*sizes: tuple[int, ...]) -> Callable[[], list[Tensor]]:
+def make_chains(rows: int, columns: int, device: torch.device) -> Iterator[Example]:
+    def make_maker(*sizes: tuple[int, ...]) -> Callable[[], list[Tensor]]:
         return lambda: [(torch.rand(size, device=device) + 0.5).requires_grad_() for size in sizes]
 
     wide = (rows, columns)
@@ -169,40 +178,42 @@ def chains(rows: int, columns: int, device: torch.device) -> Iterator[Example]:
         ways = {
             "eager": function,
             "pointwise": pointwise(function, autograd=True),
-            "torch.compile": compiled(function),
+            "torch.compile": compile_function(function),
         }
         if function is gelu_gate:
-            ways["pointwise in torch.compile"] = compiled(pointwise(function, autograd=True))
-        yield Example(function.__name__, f"{rows} x {columns}", tensors(*sizes), ways)
-    numbers = (3, 1e-3, (0.9, 0.999), 1e-8, 0.01)
+            ways["pointwise in torch.compile"] = compile_function(pointwise(function, autograd=True))
+        yield Example(function.__name__, f"{rows} x {columns}", make_maker(*sizes), ways)
+    settings = (3, 1e-3, (0.9, 0.999), 1e-8, 0.01)
 
-    def returning(step: Function) -> Function:
-        def call(*moved: Tensor) -> Tensor:
-            step(*moved, *numbers)
-            return moved[0]
+    def return_result(step: Function) -> Function:
+        def call(*tensors_of_step: Tensor) -> Tensor:
+            step(*tensors_of_step, *settings)
+            return tensors_of_step[0]
 
         return call
 
-    def start() -> list[Tensor]:
+    def make_tensors() -> list[Tensor]:
         return [torch.rand(rows * columns, device=device) for _ in range(4)]
 
     optimizers = {
-        "eager": returning(adamw),
-        "pointwise": returning(pointwise(adamw)),
-        "torch.compile": compiled(returning(adamw)),
+        "eager": return_result(adamw),
+        "pointwise": return_result(pointwise(adamw)),
+        "torch.compile": compile_function(return_result(adamw)),
     }
-    yield Example("AdamW, one tensor", f"{rows * columns}", start, optimizers, trains=False)
+    yield Example("AdamW, one tensor", f"{rows * columns}", make_tensors, optimizers, trains=False)
 
 
-def measured(example: Example, device: torch.device, until: float, without: list[str]) -> Iterator[list[str]]:
+def measure_example(
+    example: Example, device: torch.device, deadline: float, excluded: list[str]
+) -> Iterator[list[str]]:
     """Yields a row for each way, except for the ways in `without`."""
     expected: Tensor | None = None
     for way, function in example.ways.items():
-        if way in without:
+        if way in excluded:
             continue
-        start = [example.name, example.size, way]
-        if time.perf_counter() > until:
-            yield [*start, "no time was left", "", "", ""]
+        labels = [example.name, example.size, way]
+        if time.perf_counter() > deadline:
+            yield [*labels, "no time was left", "", "", ""]
             continue
         torch.compiler.reset()  # examples share code, and torch only compiles a few versions of one function
         torch.manual_seed(0)
@@ -216,7 +227,7 @@ def measured(example: Example, device: torch.device, until: float, without: list
             first = time.perf_counter() - begun
             if expected is None:
                 expected = result.clone()
-            apart = float((result - expected).abs().max())
+            difference = float((result - expected).abs().max())
             with torch.no_grad():
                 inference = milliseconds(lambda: function(*plain), device)  # noqa: B023 - called here
             training = ""
@@ -233,9 +244,9 @@ def measured(example: Example, device: torch.device, until: float, without: list
                 training = f"{milliseconds(train, device):.3f}"
         except Exception as error:
             reason = str(error).strip().splitlines()[0][:80].replace("|", "/") if str(error).strip() else ""
-            yield [*start, f"{type(error).__name__}: {reason}", "", "", ""]
+            yield [*labels, f"{type(error).__name__}: {reason}", "", "", ""]
             continue
-        yield [*start, f"{first:.1f}", f"{inference:.3f}", training, f"{apart:.1e}"]
+        yield [*labels, f"{first:.1f}", f"{inference:.3f}", training, f"{difference:.1e}"]
 
 
 def synchronize(device: torch.device) -> None:
@@ -247,23 +258,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/pointwise_peers.md"))
     parser.add_argument("--seconds", type=float, default=80.0)
-    parser.add_argument("--without", nargs="*", default=[], help="ways to leave out, such as torch's scans")
+    parser.add_argument("--without", nargs="*", default=[], help="ways that are not measured, such as torch's scans")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--scale", type=int, default=1, help="divisor of the sizes")
-    given = parser.parse_args()
-    device, scale = torch.device(given.device), math.isqrt(given.scale)
-    until = time.perf_counter() + given.seconds
+    options = parser.parse_args()
+    device, scale = torch.device(options.device), math.isqrt(options.scale)
+    deadline = time.perf_counter() + options.seconds
     torch.set_float32_matmul_precision("highest")
     rows: list[list[str]] = []
-    about = f"`python benchmarks/pointwise_peers.py`: medians of whole calls, float32. {where(device)}"
-    head = ["# Pointwise functions and recurrences: peers", "", about, ""]
-    shapes = [(1024 if given.scale == 1 else 24, 65536 // given.scale), (16, 4194304 // given.scale)]
-    for examples in (chains(8192 // scale, 8192 // scale, device), recurrences(shapes, device)):
+    note = f"`python benchmarks/pointwise_peers.py`: medians of whole calls, float32. {describe_machine(device)}"
+    head = ["# Pointwise functions and recurrences: peers", "", note, ""]
+    shapes = [(1024 if options.scale == 1 else 24, 65536 // options.scale), (16, 4194304 // options.scale)]
+    for examples in (make_chains(8192 // scale, 8192 // scale, device), make_recurrences(shapes, device)):
         for example in examples:
-            for row in measured(example, device, until, given.without):
+            for row in measure_example(example, device, deadline, options.without):
                 rows.append(row)
                 # The table is written after each row, because the next row may take longer than the available time.
-                publish([*head, *table(HEADER, rows)], given.output)
+                publish([*head, *table(HEADER, rows)], options.output)
 
 
 if __name__ == "__main__":

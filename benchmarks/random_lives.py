@@ -1,12 +1,13 @@
-"""Table of random lives of small networks: a loop and its compiled twin are compared after each act.
+"""Table of random lives of small networks. A life is a sequence of random acts, such as calls and resets. After each
+act, a network in the loop is compared with its compiled twin.
 
     python benchmarks/random_lives.py [--runs 2000] [--rules 50] [-n PROCESSES] [--device cpu] [--output FILE]
         [--journal FILE]
 
 The networks and acts come from `tests/lives`. On the CPU, the twins run in C++ (launched by Python and by the compiled
 launcher) and in Triton's interpreter. On a GPU, they run in Triton (launched by Python and by the compiled launcher).
-A program with a difference is shortened and printed in Python. Run this program with `PYTHONPATH=tests`. The exit
-status is 1 after a difference. With `--journal`, the results of each piece of the run are immediately written to the
+If a life shows a difference, it is shortened and printed as a Python program. Run this program with `PYTHONPATH=tests`.
+The exit status is then 1. With `--journal`, the results of each piece of the run are immediately written to the
 journal, and a restarted run continues with the missing pieces.
 """
 
@@ -34,7 +35,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
 from lives.machine import Backends, machine, run  # noqa: E402
 from lives.twins import DifferenceError, Twins  # noqa: E402
-from measure import publish, table, where  # noqa: E402
+from measure import describe_machine, publish, table  # noqa: E402
 
 # Number of lives in one piece. All lives of a piece have the same backend, and come from one seed.
 PIECE = 20
@@ -45,8 +46,8 @@ BACKENDS: dict[str, Backends] = {
 Piece = dict[str, Any]
 
 
-def lives_of(number: int, rules: int, device: str) -> Piece:
-    """Runs one piece. Returns its counts, and the program with a difference, if any."""
+def run_piece(number: int, rules: int, device: str) -> Piece:
+    """Runs one piece, and returns its counts. If a life shows a difference, also returns the life as a program."""
     torch.set_num_threads(1)
     pair = BACKENDS[device][number % len(BACKENDS[device])]
     Twins.counts.clear()
@@ -58,16 +59,16 @@ def lives_of(number: int, rules: int, device: str) -> Piece:
     return {"piece": number, "backend": pair, "counts": dict(Twins.counts), "different": different}
 
 
-def pieces(numbers: range, rules: int, device: str, processes: int, journal: Path | None) -> Iterator[Piece]:
+def run_pieces(numbers: range, rules: int, device: str, processes: int, journal: Path | None) -> Iterator[Piece]:
     """Yields all pieces, starting with those in the journal."""
-    known: dict[int, Piece] = {}
+    piece_by_number: dict[int, Piece] = {}
     if journal is not None and journal.exists():
         entries = map(json.loads, journal.read_text(encoding="utf-8").splitlines())
-        known = {entry["piece"]: entry for entry in entries}
-    yield from (known[number] for number in numbers if number in known)
-    live = functools.partial(lives_of, rules=rules, device=device)
+        piece_by_number = {entry["piece"]: entry for entry in entries}
+    yield from (piece_by_number[number] for number in numbers if number in piece_by_number)
+    live = functools.partial(run_piece, rules=rules, device=device)
     with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=5) as pool:
-        for piece in pool.imap_unordered(live, [number for number in numbers if number not in known]):
+        for piece in pool.imap_unordered(live, [number for number in numbers if number not in piece_by_number]):
             if journal is not None:
                 with journal.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(piece) + "\n")
@@ -87,7 +88,7 @@ def main() -> int:
     lives: Counter[str] = Counter()
     different: list[str] = []
     numbers = range(-(-options.runs // PIECE))
-    for piece in pieces(numbers, options.rules, options.device, options.n, options.journal):
+    for piece in run_pieces(numbers, options.rules, options.device, options.n, options.journal):
         counts.update(piece["counts"])
         lives[", ".join(piece["backend"])] += piece["counts"].get("lives", 0)
         if piece["different"] is not None:
@@ -102,15 +103,14 @@ def main() -> int:
             "",
             f"`python benchmarks/random_lives.py --runs {options.runs} --rules {options.rules}"
             f" --device {options.device}`, on",
-            where(torch.device(options.device)),
+            describe_machine(torch.device(options.device)),
             "",
             f"{total} lives of networks of two or three layers, with at most {options.rules} acts each. The loop and",
             "the compiled twin are compared after each act in everything visible: outputs, states, sequences, counts,",
             "records, parameters and their gradients (in values, dtypes and strides), and the contents of the",
-            "modules. Gradients are equal up to the order of sums; everything else is equal to the last bit. Some",
-            "acts raise an error in both twins, such as a call with a state for another batch. Some are refused by",
-            "one twin with a clear error, such as a double backward. Then both twins continue from the state of the",
-            "loop.",
+            "modules. Gradients are equal up to the order of sums; all other values are equal to the last bit. Some",
+            "acts raise an error in both twins, such as a call with a state for another batch. One twin refuses some",
+            "acts with a clear error, such as a double backward. Then both twins continue from the state of the loop.",
             "",
             f"Different: {len(different)}.",
             "",

@@ -1,4 +1,4 @@
-"""Table of random steps in `flexsn_hop.scan`: three calls in each lowering are compared with a plain loop.
+"""Table of outcomes of random steps in `flexsn_hop.scan`. Three calls in each lowering are compared with a plain loop.
 
     python benchmarks/random_scans.py [--seeds 0:200] [-n PROCESSES] [--lowerings eager,aot_eager,loop,kernels]
         [--output FILE] [--journal FILE]
@@ -23,12 +23,12 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
-from journal import outcomes, publish_counts  # noqa: E402
-from measure import where  # noqa: E402
+from journal import publish_counts, run_programs  # noqa: E402
+from measure import describe_machine  # noqa: E402
 from random_steps import CALLS, LOWERINGS, Outcome, compare, random_program  # noqa: E402
 
 
-def outcome_of(seed: int, lowerings: Sequence[str]) -> tuple[int, Outcome]:
+def compute_outcome(seed: int, lowerings: Sequence[str]) -> tuple[int, Outcome]:
     torch.set_num_threads(1)
     return seed, compare(random_program(seed), lowerings)
 
@@ -46,8 +46,8 @@ def main() -> int:
     counts: Counter[tuple[str, str]] = Counter()
     without_loop = 0
     wrong: list[str] = []
-    run = functools.partial(outcome_of, lowerings=lowerings)
-    for seed, outcome in outcomes(run, Outcome, seeds, options.n, options.journal, tasks=20):
+    run = functools.partial(compute_outcome, lowerings=lowerings)
+    for seed, outcome in run_programs(run, Outcome, seeds, options.n, options.journal, tasks=20):
         without_loop += bool(outcome.no_loop)
         counts.update((lowering, "equal") for lowering in outcome.equal)
         for kind, texts in (("different", outcome.different), ("failed", outcome.failed)):
@@ -60,13 +60,13 @@ def main() -> int:
         "# Random steps of `scan`",
         "",
         f"`python benchmarks/random_scans.py --seeds {options.seeds} --lowerings {options.lowerings}`, on",
-        where(torch.device("cpu")),
+        describe_machine(torch.device("cpu")),
         "",
         f"{len(seeds)} random programs with 1 to 3 carried tensors, 0 to 3 sequences and 1 to 4 steps, in float64. The",
         "steps contain indexing, writes into new tensors, broadcasting, reductions, products and views. Each compiled",
-        f"function is called {CALLS} times. Each time, its results and gradients are compared with those of a plain",
-        "loop, and all arguments and captured tensors with their earlier values. Programs that fail as loops as well",
-        f"are not compared: {without_loop}.",
+        f"function is called {CALLS} times. After each call, its results and gradients are compared with the results",
+        "and gradients of a plain loop, and all arguments and captured tensors with their earlier values. Programs",
+        f"that also fail as loops are not compared: {without_loop}.",
         "",
         f"| lowering | {' | '.join(kinds)} |",
         "|---|---:|---:|---:|",

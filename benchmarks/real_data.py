@@ -1,5 +1,5 @@
 """Table of accuracies on real data over several seeds, compared with the same networks in another library and with
-published numbers.
+published accuracies.
 
     hatch run peers && hatch run series && hatch run python benchmarks/real_data.py
     python benchmarks/real_data.py [--output FILE] [--only NAME ...] [--seeds 5] [--epochs N] [--device cpu]
@@ -9,20 +9,21 @@ The data sets come from packages that contain or generate them:
 
 - digits: the digits of scikit-learn, 8 x 8 pixels. The first half is for training and the second half for the test, as
   in scikit-learn's example. Each pixel is a constant current in all 8 steps. The network has two layers of `LIF`.
-- mnist1d: 4,000 rows of 40 numbers for training and 1,000 for the test, which the package `mnist1d` generates with its
+- mnist1d: 4,000 rows of 40 values for training and 1,000 for the test, which the package `mnist1d` generates with its
   default seed. A row is the current in all 8 steps. The network has the three convolutions that the authors of the data
   set use, each followed by `Leaky`, and then the mean over time of a linear layer.
-- japanese_vowels: 270 recordings of nine speakers for training and 370 for the test, with 12 numbers per step and 7 to
+- japanese_vowels: 270 recordings of nine speakers for training and 370 for the test, with 12 values per step and 7 to
   29 steps, from the package `aeon`. The network has a layer of `RLeaky`, and then the mean of a linear layer over the
   steps of each recording.
-- basic_motions: 40 recordings of four movements for training and 40 for the test, with 6 numbers per step and 100
+- basic_motions: 40 recordings of four movements for training and 40 for the test, with 6 values per step and 100
   steps, from `aeon`. The network has two layers of `Leaky`, and then the mean of a linear layer over time.
 
-Both libraries start with the same weights and get the same batches. Their epochs alternate. The seconds per epoch cover
-only training, and leave out the first epoch. The networks are in `real_data_networks.py`.
+The networks of both libraries start with the same weights and get the same batches. Their epochs alternate. The seconds
+per epoch cover only training, without the first epoch. The networks are in `real_data_networks.py`.
 
-`--seconds-only` trains one seed for a few epochs, and writes no accuracy. `--samples FILE` is for a machine without the
-packages of the data: it reads the data sets from a file, which is written first if it is missing.
+With `--seconds-only`, the script trains one seed for a few epochs, and writes no accuracy. With `--samples FILE`, it
+reads the data sets from a file, so that it can run on a machine without the packages of the data. If the file does not
+exist, the script first writes it.
 """
 
 from __future__ import annotations
@@ -76,13 +77,13 @@ class Part:
 
 @dataclass(frozen=True)
 class Task:
-    """A data set, its network in both libraries, and published numbers.
+    """A data set, its network in both libraries, and published accuracies.
 
     Attributes:
         load: function that returns samples for training and for the test.
         ours, theirs: functions that make modules whose parameters have the same shapes and the same order.
-        peer: the other library.
-        published: published numbers and their source, as text.
+        peer: name of the other library.
+        published: published accuracies and their source, as text.
     """
 
     load: Callable[[], tuple[Part, Part]]
@@ -96,29 +97,29 @@ class Task:
     clip: float = 1.0
 
 
-def currents(rows: Tensor, y: Tensor, steps: int = 8) -> Part:
-    """Returns samples in which each row is the current of all steps."""
+def repeat_rows(rows: Tensor, y: Tensor, steps: int = 8) -> Part:
+    """Returns samples whose current is the same row in all steps."""
     return Part(rows.expand(steps, *rows.shape), torch.full((len(y),), steps), y)
 
 
 def load_digits() -> tuple[Part, Part]:
-    """Returns the handwritten digits of scikit-learn, as two halves."""
+    """Returns the two halves of the handwritten digits of scikit-learn."""
     from sklearn.datasets import load_digits as load
 
-    found = load()
-    x = torch.tensor(found.data, dtype=torch.float32) / 16 * 3
-    y = torch.tensor(found.target)
+    digits = load()
+    x = torch.tensor(digits.data, dtype=torch.float32) / 16 * 3
+    y = torch.tensor(digits.target)
     half = len(x) // 2
-    return currents(x[:half], y[:half]), currents(x[half:], y[half:])
+    return repeat_rows(x[:half], y[:half]), repeat_rows(x[half:], y[half:])
 
 
 def load_mnist1d() -> tuple[Part, Part]:
     """Returns MNIST-1D, generated from its templates."""
     from mnist1d.data import get_dataset_args, make_dataset
 
-    found = make_dataset(get_dataset_args())
-    x, y, x_test, y_test = (torch.as_tensor(found[key]) for key in ("x", "y", "x_test", "y_test"))
-    return currents(x.float().unsqueeze(1), y.long()), currents(x_test.float().unsqueeze(1), y_test.long())
+    arrays = make_dataset(get_dataset_args())
+    x, y, x_test, y_test = (torch.as_tensor(arrays[key]) for key in ("x", "y", "x_test", "y_test"))
+    return repeat_rows(x.float().unsqueeze(1), y.long()), repeat_rows(x_test.float().unsqueeze(1), y_test.long())
 
 
 def load_series(name: str) -> tuple[Part, Part]:
@@ -128,14 +129,14 @@ def load_series(name: str) -> tuple[Part, Part]:
     import aeon.datasets
 
     load = getattr(aeon.datasets, f"load_{name}")
-    found = {split: load(split=split) for split in ("train", "test")}
-    names = sorted({str(label) for label in found["train"][1]})
-    every = torch.cat([torch.as_tensor(series).float() for series in found["train"][0]], 1)
-    center, spread = every.mean(1), every.std(1)
+    series_by_split = {split: load(split=split) for split in ("train", "test")}
+    names = sorted({str(label) for label in series_by_split["train"][1]})
+    training_series = torch.cat([torch.as_tensor(series).float() for series in series_by_split["train"][0]], 1)
+    center, spread = training_series.mean(1), training_series.std(1)
     parts = []
-    for series, labels in found.values():
-        rows = [((torch.as_tensor(one).float().T - center) / spread) for one in series]
-        lengths = torch.tensor([len(row) for row in rows])
+    for series, labels in series_by_split.values():
+        rows = [((torch.as_tensor(values).float().T - center) / spread) for values in series]
+        lengths = torch.tensor([len(make_row) for make_row in rows])
         y = torch.tensor([names.index(str(label)) for label in labels])
         parts.append(Part(nn.utils.rnn.pad_sequence(rows), lengths, y))
     return parts[0], parts[1]
@@ -187,7 +188,7 @@ TASKS = {
 }
 
 
-def samples_of(name: str, path: Path | None) -> tuple[Part, Part]:
+def load_samples(name: str, path: Path | None) -> tuple[Part, Part]:
     """Returns a data set. If `path` is not `None`, the data set is read from this file."""
     if path is None:
         return TASKS[name].load()
@@ -207,41 +208,41 @@ class Trained:
     seconds: list[float]
 
 
-def train_epoch(one: Trained, task: Task, part: Part, order: Tensor) -> None:
-    """Trains for one pass over the training set."""
+def train_epoch(trained: Trained, task: Task, part: Part, order: Tensor) -> None:
+    """Trains a network for one pass over the training set."""
     begun = time.perf_counter()
     for chosen in order.split(task.batch):
         x, lengths, y = part.of(chosen)
-        value = F.cross_entropy(one.net(x, lengths), y)
-        one.optimizer.zero_grad()
+        value = F.cross_entropy(trained.net(x, lengths), y)
+        trained.optimizer.zero_grad()
         value.backward()
-        nn.utils.clip_grad_norm_(one.net.parameters(), task.clip)
-        one.optimizer.step()
-    one.scheduler.step()
+        nn.utils.clip_grad_norm_(trained.net.parameters(), task.clip)
+        trained.optimizer.step()
+    trained.scheduler.step()
     if part.x.is_cuda:
         torch.cuda.synchronize()
-    one.seconds.append(time.perf_counter() - begun)
+    trained.seconds.append(time.perf_counter() - begun)
 
 
 @torch.no_grad()
-def accuracy(net: Network, part: Part) -> float:
+def measure_accuracy(net: Network, part: Part) -> float:
     """Returns the percentage of samples that are classified correctly."""
-    right = 0
+    num_correct = 0
     for chosen in torch.arange(len(part.y), device=part.y.device).split(500):
         x, lengths, y = part.of(chosen)
-        right += int((net(x, lengths).argmax(1) == y).sum())
-    return 100 * right / len(part.y)
+        num_correct += int((net(x, lengths).argmax(1) == y).sum())
+    return 100 * num_correct / len(part.y)
 
 
-def run(task: Task, training: Part, test: Part, seed: int, epochs: int) -> list[tuple[float, list[float]]]:
-    """Returns the accuracy and the seconds per epoch of both libraries, this project first, from the same weights and
-    batches.
+def train_both(task: Task, training: Part, test: Part, seed: int, epochs: int) -> list[tuple[float, list[float]]]:
+    """Trains both networks from the same weights with the same batches. Returns the accuracy and the seconds per epoch
+    of each network, first of this project's network.
     """
     torch.manual_seed(seed)
     nets = [task.ours().to(training.x.device), task.theirs().to(training.x.device)]
     with torch.no_grad():
-        for mine, other in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
-            other.copy_(mine)
+        for source, parameter in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
+            parameter.copy_(source)
     trained = []
     for net in nets:
         optimizer = torch.optim.Adam(net.parameters(), lr=task.rate)
@@ -249,19 +250,19 @@ def run(task: Task, training: Part, test: Part, seed: int, epochs: int) -> list[
         trained.append(Trained(net, optimizer, scheduler, []))
     for _ in range(epochs):
         order = torch.randperm(len(training.y)).to(training.x.device)
-        for one in trained:
-            train_epoch(one, task, training, order)
-    found = [(accuracy(one.net, test), one.seconds[1:]) for one in trained]
-    print(f"seed {seed}:", [(score, median(seconds)) for score, seconds in found], flush=True)
-    return found
+        for network in trained:
+            train_epoch(network, task, training, order)
+    results = [(measure_accuracy(network.net, test), network.seconds[1:]) for network in trained]
+    print(f"seed {seed}:", [(score, median(seconds)) for score, seconds in results], flush=True)
+    return results
 
 
-def row(name: str, options: argparse.Namespace) -> str:
-    """Returns a row of the table."""
+def make_row(name: str, options: argparse.Namespace) -> str:
+    """Trains the networks of a task, and returns a row of the table."""
     task = TASKS[name]
-    training, test = (part.to(options.device) for part in samples_of(name, options.samples))
+    training, test = (part.to(options.device) for part in load_samples(name, options.samples))
     epochs = options.epochs or task.epochs
-    runs = [run(task, training, test, seed, epochs) for seed in range(options.seeds)]
+    runs = [train_both(task, training, test, seed, epochs) for seed in range(options.seeds)]
     cells = []
     for side in zip(*runs, strict=True):
         scores = [score for score, _ in side]
@@ -284,7 +285,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, help="epochs instead of the default of each task")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--note", default="", help="a sentence about the run, for the table")
+    parser.add_argument("--note", default="", help="sentence about the run that is written above the table")
     parser.add_argument("--samples", type=Path, help="file with the data sets")
     parser.add_argument(
         "--seconds-only", action="store_true", help="measure no accuracies; one seed, 6 epochs by default"
@@ -295,14 +296,14 @@ def main(arguments: list[str] | None = None) -> None:
     if options.output is None:
         name = "real_data_seconds.md" if options.seconds_only else "real_data.md"
         options.output = ROOT / "benchmarks" / "results" / name
-    rows = kept_rows(options.output)
+    rows = read_rows(options.output)
     for name in options.only:
-        rows[name] = row(name, options)
+        rows[name] = make_row(name, options)
         write(options, [rows[name] for name in TASKS if name in rows])
 
 
-def kept_rows(path: Path) -> dict[str, str]:
-    """Returns the rows of an earlier run by data set. A run of some data sets keeps the rows of all other data sets."""
+def read_rows(path: Path) -> dict[str, str]:
+    """Returns the rows of an earlier run by data set. A run with `--only` keeps the rows of all other data sets."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     return {name: line for line in lines for name in TASKS if line.startswith(f"| {name} |")}
 
@@ -310,7 +311,7 @@ def kept_rows(path: Path) -> dict[str, str]:
 def write(options: argparse.Namespace, rows: list[str]) -> None:
     """Writes the table with the rows so far."""
     device = torch.cuda.get_device_name() if options.device != "cpu" else f"CPU ({platform.machine()})"
-    where = (
+    machine = (
         f"{device}, {torch.get_num_threads()} thread(s), torch {torch.__version__}, Python "
         f"{platform.python_version()}, {date.today()}"
     )
@@ -318,8 +319,8 @@ def write(options: argparse.Namespace, rows: list[str]) -> None:
         text = [
             "# Seconds of an epoch on real data",
             "",
-            "`python benchmarks/real_data.py --seconds-only`: medians of training without the first epoch. The",
-            f"epochs of both libraries alternate. {where}. {options.note}".rstrip(),
+            "`python benchmarks/real_data.py --seconds-only`: median times of training without the first epoch. The",
+            f"epochs of both libraries alternate. {machine}. {options.note}".rstrip(),
             "",
             "| data | this project, s / epoch | the same network in | s / epoch |",
             "|---|---|---|---|",
@@ -328,8 +329,8 @@ def write(options: argparse.Namespace, rows: list[str]) -> None:
         text = [
             "# Accuracy on real data",
             "",
-            "`python benchmarks/real_data.py`. The head of the script describes each network and each split.",
-            f"{where}; {options.seeds} seeds, mean ± standard deviation; seconds: "
+            "`python benchmarks/real_data.py`. The docstring of the script describes each network and each split.",
+            f"{machine}; {options.seeds} seeds, mean ± standard deviation; seconds: "
             f"median over epochs, which alternate between both libraries. {options.note}".rstrip(),
             "",
             "| data | epochs | this project | s / epoch | the same network in | accuracy | s / epoch | published |",

@@ -19,16 +19,16 @@ class Network(nn.Module):
         raise NotImplementedError
 
 
-def mean_of(values: Tensor, lengths: Tensor) -> Tensor:
+def average_steps(values: Tensor, lengths: Tensor) -> Tensor:
     """Returns the means of `[T, B, C]` over the steps of each sequence, as `[B, C]`."""
     steps = torch.arange(len(values), device=values.device)
     counts = (steps[:, None] < lengths).unsqueeze(2)
     return torch.where(counts, values, 0.0).sum(0) / lengths.unsqueeze(1)
 
 
-def convolutions() -> list[nn.Module]:
-    """Returns the convolutions that the authors of MNIST-1D use. They reduce the length from 40 to 19, 10 and 5, in
-    `CHANNELS` channels.
+def make_convolutions() -> list[nn.Module]:
+    """Returns the convolutions that the authors of MNIST-1D use. Their results have `CHANNELS` channels and the lengths
+    19, 10 and 5, for an input of the length 40.
     """
     return [
         nn.Conv1d(1, CHANNELS, 5, stride=2, padding=1),
@@ -46,7 +46,7 @@ class _Ours(Network):
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         functional.reset_net(self)
-        return mean_of(self.layers(x), lengths)
+        return average_steps(self.layers(x), lengths)
 
 
 class OurDigits(_Ours):
@@ -64,7 +64,7 @@ class OurConvolutions(_Ours):
 
     def __init__(self) -> None:
         layers: list[nn.Module] = []
-        for conv in convolutions():
+        for conv in make_convolutions():
             layers += [OverTime(conv), Leaky(BETA)]
         super().__init__(*layers, nn.Flatten(2), nn.Linear(5 * CHANNELS, 10))
 
@@ -95,8 +95,8 @@ class SpikingJellyDigits(Network):
         from spikingjelly.activation_based import surrogate as theirs
 
         def lif() -> nn.Module:
-            made: nn.Module = neuron.LIFNode(tau=2.0, surrogate_function=theirs.ATan(), step_mode="m")
-            return made
+            node: nn.Module = neuron.LIFNode(tau=2.0, surrogate_function=theirs.ATan(), step_mode="m")
+            return node
 
         self.layers = nn.Sequential(nn.Linear(64, 128), lif(), nn.Linear(128, 10), lif())
 
@@ -104,7 +104,7 @@ class SpikingJellyDigits(Network):
         from spikingjelly.activation_based import functional as theirs
 
         theirs.reset_net(self)
-        return mean_of(self.layers(x), lengths)
+        return average_steps(self.layers(x), lengths)
 
 
 class SnnTorchConvolutions(Network):
@@ -114,7 +114,7 @@ class SnnTorchConvolutions(Network):
         super().__init__()
         import snntorch
 
-        self.convolutions = nn.ModuleList(convolutions())
+        self.convolutions = nn.ModuleList(make_convolutions())
         self.last = nn.Linear(5 * CHANNELS, 10)
         self.neurons = nn.ModuleList(snntorch.Leaky(BETA, spike_grad=snntorch.surrogate.atan()) for _ in range(3))
 
@@ -125,7 +125,7 @@ class SnnTorchConvolutions(Network):
             for i, (conv, neuron) in enumerate(zip(self.convolutions, self.neurons, strict=True)):
                 spikes, membranes[i] = neuron(conv(spikes), membranes[i])
             outputs.append(self.last(spikes.flatten(1)))
-        return mean_of(torch.stack(outputs), lengths)
+        return average_steps(torch.stack(outputs), lengths)
 
 
 class SnnTorchRecurrent(Network):
@@ -145,7 +145,7 @@ class SnnTorchRecurrent(Network):
         for step in self.first(x):
             spikes, membrane = self.neuron(step, spikes, membrane)
             outputs.append(self.last(spikes))
-        return mean_of(torch.stack(outputs), lengths)
+        return average_steps(torch.stack(outputs), lengths)
 
 
 class SnnTorchLayers(Network):
@@ -166,4 +166,4 @@ class SnnTorchLayers(Network):
             for i, (linear, neuron) in enumerate(zip(self.layers, self.neurons, strict=True)):
                 spikes, membranes[i] = neuron(linear(spikes), membranes[i])
             outputs.append(self.last(spikes))
-        return mean_of(torch.stack(outputs), lengths)
+        return average_steps(torch.stack(outputs), lengths)

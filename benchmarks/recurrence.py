@@ -1,14 +1,15 @@
-"""Recurrent LIF neurons: one launch for all steps, compared with loops over time and with cuDNN.
+"""Times of recurrent LIF neurons: one launch for all steps, compared with loops over time and with cuDNN.
 
     python benchmarks/recurrence.py [--output FILE] [--shapes 250x256x128 ...] [--dtypes ...] [--only NAME ...]
         [--seconds 180]
 
 A shape is T x batch x neurons. A training step is a forward, and a backward that computes the gradients of the input
-and the matrix from a random gradient. A training step is measured in the default mode, with the backward in a thread of
-autograd, and with everything in one thread. This project's layer and the loop are also captured in a CUDA graph, and
-the step of the loop is also compiled by Inductor. nn.RNN, Norse and SpikingJelly's container also multiply the input by
-a matrix. cuDNN rounds float32 to TF32, unless TF32 is switched off. The table lists missing libraries. A figure is the
-median wall time of a few successive calls. After `--seconds`, no further measurement starts.
+and the matrix from a random gradient. A training step is measured twice: in the default mode, in which the backward
+runs in a thread of autograd, and with forward and backward in one thread. This project's layer and the loop are also
+captured in a CUDA graph. A further row is a loop whose step Inductor compiles, in a CUDA graph. nn.RNN, Norse and
+SpikingJelly's container also multiply the input by a matrix. cuDNN rounds float32 to TF32, unless TF32 is switched off.
+The list below the table names missing libraries. A figure is the median wall time of a few successive calls. After
+`--seconds`, no further measurement starts.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from measure import graphed, publish, table, where
+from measure import capture_graph, describe_machine, publish, table
 from torch import Tensor, nn
 
 from flexsn_nn import RLIF, FlexSN, surrogate
@@ -48,7 +49,7 @@ class Layer(nn.Module):
 
 
 class Compiled(nn.Module):
-    """The loop over a step that Inductor compiles."""
+    """A loop over time whose step is compiled by Inductor."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -65,8 +66,8 @@ class Compiled(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         s = v = torch.zeros_like(x[0])
         rows = []
-        for one in x.unbind(0):
-            s, v = self.step(one, s, v, self.weight)
+        for frame in x.unbind(0):
+            s, v = self.step(frame, s, v, self.weight)
             rows.append(s)
         return torch.stack(rows)
 
@@ -83,13 +84,13 @@ class Peer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         states, rows = self._start(), []
-        for one in x.unbind(0):
-            spikes, states = self._call(one, states)
+        for frame in x.unbind(0):
+            spikes, states = self._call(frame, states)
             rows.append(spikes)
         return torch.stack(rows)
 
 
-def snntorch(hidden: int) -> nn.Module:
+def make_snntorch(hidden: int) -> nn.Module:
     cell = importlib.import_module("snntorch").RLeaky(beta=0.5, linear_features=hidden)
 
     def call(x: Tensor, states: Any) -> tuple[Tensor, Any]:
@@ -99,7 +100,7 @@ def snntorch(hidden: int) -> nn.Module:
     return Peer(cell, call, cell.init_rleaky)
 
 
-def spikingjelly(hidden: int) -> nn.Module:
+def make_spikingjelly(hidden: int) -> nn.Module:
     base = importlib.import_module("spikingjelly.activation_based")
     importlib.import_module("spikingjelly.activation_based.layer")
     neuron = importlib.import_module("spikingjelly.activation_based.neuron")
@@ -108,13 +109,13 @@ def spikingjelly(hidden: int) -> nn.Module:
     return Peer(cell, lambda x, _: (cell(x), None), lambda: functional.reset_net(cell))
 
 
-def norse(hidden: int) -> nn.Module:
+def make_norse(hidden: int) -> nn.Module:
     cell = importlib.import_module("norse.torch.module.lif").LIFRecurrentCell(hidden, hidden)
     return Peer(cell, cell, lambda: None)
 
 
 class GRUCell(nn.Module):
-    """A GRU cell as cuDNN computes it."""
+    """A GRU cell with the formula of cuDNN, without biases."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -142,7 +143,7 @@ class LSTMCell(nn.Module):
 
 
 class Gates(nn.Module):
-    """A gated layer, including the product with its input."""
+    """A gated layer: a product of the input with a matrix, and the cell over time."""
 
     def __init__(self, hidden: int, cell: nn.Module, count: int, states: int) -> None:
         super().__init__()
@@ -155,8 +156,7 @@ class Gates(nn.Module):
         return output
 
 
-# Peers in the order of measurement. If a peer is captured as a graph, the name of the graph ends with the name of the
-# peer.
+# Layers by name, in the order of measurement. If the name ends with "in a CUDA graph", calls are replayed.
 PEERS: dict[str, Callable[[int], nn.Module]] = {
     "ours": lambda hidden: Layer(hidden, "auto"),
     "ours in a CUDA graph": lambda hidden: Layer(hidden, "auto"),
@@ -164,9 +164,9 @@ PEERS: dict[str, Callable[[int], nn.Module]] = {
     "nn.RNN without TF32": lambda hidden: nn.RNN(hidden, hidden, bias=False),
     "loop": lambda hidden: Layer(hidden, "torch"),
     "loop in a CUDA graph": lambda hidden: Layer(hidden, "torch"),
-    "snnTorch RLeaky": snntorch,
-    "SpikingJelly LinearRecurrentContainer": spikingjelly,
-    "Norse LIFRecurrentCell": norse,
+    "snnTorch RLeaky": make_snntorch,
+    "SpikingJelly LinearRecurrentContainer": make_spikingjelly,
+    "Norse LIFRecurrentCell": make_norse,
     "compiled step in a CUDA graph": Compiled,
     "ours, GRU": lambda hidden: Gates(hidden, GRUCell(hidden), 3, 1),
     "nn.GRU": lambda hidden: nn.GRU(hidden, hidden, bias=False),
@@ -177,19 +177,19 @@ PEERS: dict[str, Callable[[int], nn.Module]] = {
 }
 
 
-def training(call: nn.Module, x: Tensor, weight: Tensor) -> Run:
+def make_training_step(call: nn.Module, x: Tensor, weight: Tensor) -> Run:
     leaf = x.clone().requires_grad_()
-    wanted = [leaf, *(p for p in call.parameters() if p.requires_grad)]
+    leaves = [leaf, *(p for p in call.parameters() if p.requires_grad)]
 
     def run() -> None:
         output = call(leaf)
         output = output[0] if isinstance(output, tuple) else output
-        torch.autograd.grad(output, wanted, weight, allow_unused=True)
+        torch.autograd.grad(output, leaves, weight, allow_unused=True)
 
     return run
 
 
-def inference(call: nn.Module, x: Tensor) -> Run:
+def make_inference(call: nn.Module, x: Tensor) -> Run:
     def run() -> None:
         with torch.no_grad():
             call(x)
@@ -197,14 +197,14 @@ def inference(call: nn.Module, x: Tensor) -> Run:
     return run
 
 
-def seconds_of(run: Run, device: torch.device) -> float:
-    """Returns the seconds of one call: the median of three batches of successive calls."""
+def measure_seconds(run: Run, device: torch.device) -> float:
+    """Returns the seconds of one call, as the median over three batches of successive calls."""
 
     def wait() -> None:
         if device.type == "cuda":
             torch.cuda.synchronize()
 
-    def some(count: int) -> float:
+    def time_batch(count: int) -> float:
         wait()
         begun = time.perf_counter()
         for _ in range(count):
@@ -212,18 +212,18 @@ def seconds_of(run: Run, device: torch.device) -> float:
         wait()
         return (time.perf_counter() - begun) / count
 
-    count = max(1, min(20, int(0.03 / some(1))))
-    return statistics.median(some(count) for _ in range(3))
+    count = max(1, min(20, int(0.03 / time_batch(1))))
+    return statistics.median(time_batch(count) for _ in range(3))
 
 
-def of_kernel(run: Run, num_steps: int) -> str:
+def measure_kernel(run: Run, num_steps: int) -> str:
     """Returns the microseconds of the kernel over all steps, divided by the number of steps."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for _ in range(5):
             run()
         torch.cuda.synchronize()
-    found = [e for e in profile.key_averages() if "_loop_" in e.key]
-    return f"{found[0].self_device_time_total / found[0].count / num_steps:.2f}" if found else ""
+    events = [e for e in profile.key_averages() if "_loop_" in e.key]
+    return f"{events[0].self_device_time_total / events[0].count / num_steps:.2f}" if events else ""
 
 
 class Times(NamedTuple):
@@ -244,39 +244,40 @@ class Times(NamedTuple):
         return self.forward, self.training, self.one_thread
 
 
-def measured(name: str, shape: str, dtype: torch.dtype, device: torch.device) -> Times:
+def measure_layer(name: str, shape: str, dtype: torch.dtype, device: torch.device) -> Times:
     steps, batch, hidden = map(int, shape.split("x"))
     torch.manual_seed(0)
     x = torch.randn(steps, batch, hidden, device=device).to(dtype)
     layer = PEERS[name](hidden).to(device, dtype)
-    forward, both = inference(layer, x), training(layer, x, torch.randn_like(x))
+    forward, train = make_inference(layer, x), make_training_step(layer, x, torch.randn_like(x))
     kernel = first = ""
     if "CUDA graph" in name:
-        replayed = seconds_of(graphed(both), device)
-        return Times(seconds_of(graphed(forward), device), replayed, replayed)
+        replayed = measure_seconds(capture_graph(train), device)
+        return Times(measure_seconds(capture_graph(forward), device), replayed, replayed)
     begun = time.perf_counter()
-    both()
+    train()
     if device.type == "cuda":
         torch.cuda.synchronize()
     if name == "ours":
         first = f"{time.perf_counter() - begun:.1f}"
         forward()
-        kernel = of_kernel(forward, steps) if device.type == "cuda" else ""
+        kernel = measure_kernel(forward, steps) if device.type == "cuda" else ""
     for _ in range(4):  # this project records these calls, and replays them later
         forward()
-        both()
-    training_time = seconds_of(both, device)
+        train()
+    training_time = measure_seconds(train, device)
     with torch.autograd.set_multithreading_enabled(False):
-        return Times(seconds_of(forward, device), training_time, seconds_of(both, device), kernel, first)
+        return Times(measure_seconds(forward, device), training_time, measure_seconds(train, device), kernel, first)
 
 
 def main(shapes: list[str], dtypes: list[str], only: list[str], seconds: float, path: Path) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    importlib.import_module("torch._dynamo")  # takes seconds. Otherwise, fake tensors would import it in the first step
+    # This import takes seconds. Without this line, fake tensors would import Dynamo in the first step.
+    importlib.import_module("torch._dynamo")
     shapes = shapes or list(GPU_SHAPES if device.type == "cuda" else CPU_SHAPES)
     dtypes = dtypes or (["bfloat16", "float32"] if device.type == "cuda" else ["float32"])
     begun, missing = time.perf_counter(), list[str]()
-    found: dict[tuple[str, str, str], Times] = {}
+    times_by_key: dict[tuple[str, str, str], Times] = {}
     for name in PEERS:
         if ("CUDA graph" in name and device.type != "cuda") or (only and name not in ("ours", *only)):
             continue
@@ -289,8 +290,8 @@ def main(shapes: list[str], dtypes: list[str], only: list[str], seconds: float, 
                     continue
                 try:
                     with torch.backends.cudnn.flags(enabled=True, allow_tf32="TF32" not in name):
-                        found[shape, dtype, name] = measured(name, shape, getattr(torch, dtype), device)
-                    print(shape, dtype, name, found[shape, dtype, name], flush=True)
+                        times_by_key[shape, dtype, name] = measure_layer(name, shape, getattr(torch, dtype), device)
+                    print(shape, dtype, name, times_by_key[shape, dtype, name], flush=True)
                 except ImportError as error:
                     missing.append(f"{name}: {error}")
                 except Exception as error:  # other libraries may raise any error, and the rest is still measured
@@ -298,32 +299,37 @@ def main(shapes: list[str], dtypes: list[str], only: list[str], seconds: float, 
     rows = []
     for shape in shapes:
         for dtype in dtypes:
-            base = found.get((shape, dtype, "ours"))
+            base = times_by_key.get((shape, dtype, "ours"))
             for name in PEERS:
-                one = found.get((shape, dtype, name))
-                if one is not None and base is not None:
-                    forward, *both = (f"{1e3 * seconds:.2f}" for seconds in one.seconds)
-                    ratios = [f"{its / ours:.2f}" for its, ours in zip(one.seconds, base.seconds, strict=True)]
-                    rows.append([shape, dtype, name, forward, one.kernel, *both, *ratios, one.first])
-    compared = ("forward", "training", "in one thread")
+                times_of_layer = times_by_key.get((shape, dtype, name))
+                if times_of_layer is not None and base is not None:
+                    forward, *both = (f"{1e3 * seconds:.2f}" for seconds in times_of_layer.seconds)
+                    ratios = [
+                        f"{theirs / ours:.2f}"
+                        for theirs, ours in zip(times_of_layer.seconds, base.seconds, strict=True)
+                    ]
+                    rows.append(
+                        [shape, dtype, name, forward, times_of_layer.kernel, *both, *ratios, times_of_layer.first]
+                    )
+    measurements = ("forward", "training", "in one thread")
     times = (
         *("forward, ms", "kernel, µs a step", "training, ms", "in one thread, ms"),
-        *(f"{what} / ours" for what in compared),
+        *(f"{measurement} / ours" for measurement in measurements),
         "first, s",
     )
     lines = [
         "# Recurrent LIF",
         "",
-        f"`python benchmarks/recurrence.py`. {where(device)}",
+        f"`python benchmarks/recurrence.py`. {describe_machine(device)}",
         f"This project's calls are launched by: {launcher_in_words(device)}.",
         f"Threads of torch: {torch.get_num_threads()}; load {os.getloadavg()[0]:.1f} at the end.",
         "",
-        "`ours`: on a GPU, one launch for all steps, forward and backward. `first`: seconds of the first training "
-        "step, including the compilation of kernels, after an import of Dynamo.",
+        "On a GPU, `ours` has one launch for all steps of a forward, and one for all steps of a backward. `first`: "
+        "seconds of the first training step, including the compilation of kernels, after an import of Dynamo.",
         "",
         *table(("T x B x H", "dtype", "layer", *times), rows),
         "",
-        *(f"- not measured: {what}" for what in dict.fromkeys(missing)),
+        *(f"- not measured: {measurement}" for measurement in dict.fromkeys(missing)),
     ]
     publish(lines, path)
 

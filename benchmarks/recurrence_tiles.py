@@ -1,13 +1,14 @@
-"""Recurrent LIF neurons in one launch: programs that share rows and exchange spikes, compared with programs that have
-all columns.
+"""Times of recurrent LIF neurons in one launch: programs that share rows and exchange spikes, compared with programs
+that have all columns.
 
     python benchmarks/recurrence_tiles.py [--output FILE] [--shapes 250x256x128 ...] [--dtypes ...] [--seconds 90]
 
-A shape is T x batch x neurons. Many processes compile the kernels first. The times of kernels in a call without
+A shape is T x batch x neurons. Several processes compile the kernels first. The times of kernels in a call without
 gradients, and in the forward and backward of a training step, come from the profiler. The times of a whole forward and
-of a whole training step come from replays of a CUDA graph. The results of each division into tiles are compared with
-the results of programs that exchange spikes. Weights and inputs are chosen so that all sums are exact. The comparison
-counts the spikes that differ, and shows the largest difference of the input's gradient relative to its largest value.
+of a whole training step come from replays of a CUDA graph. The results of each choice of tiles are compared with the
+results of programs that exchange spikes. Weights and inputs are chosen so that all sums are exact. The comparison
+counts the spikes that differ, and shows the largest difference of the input's gradients relative to the largest
+gradient.
 cuDNN's nn.RNN also multiplies the input by a matrix, and rounds float32 to TF32. After `--seconds`, no further
 measurement starts.
 """
@@ -22,8 +23,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
-from measure import graphed, in_processes, publish, table, where
-from recurrence import Layer, Run, inference, seconds_of, training
+from measure import capture_graph, describe_machine, publish, run_in_processes, table
+from recurrence import Layer, Run, make_inference, make_training_step, measure_seconds
 from torch import Tensor, nn
 
 from flexsn_codegen.recurrent import NotOneLaunchError
@@ -34,19 +35,19 @@ SHAPES = ("250x256x128", "250x128x256", "250x2048x128", "250x256x64", "250x32x12
 DTYPES = ("float32", "bfloat16")
 
 
-def held(rows: int, num_warps: int) -> Tiles:
-    """Returns the tiles of a program with all columns."""
+def make_tiles(rows: int, num_warps: int) -> Tiles:
+    """Returns the tiles of programs that have all columns."""
     return Tiles(rows, 1, 512, num_warps, ahead=1, exchanged=False)
 
 
 # Choices in the order of measurement. `None` means that programs exchange spikes.
 CHOICES: dict[str, Tiles | None] = {
     "exchange": None,
-    "8 rows, 4 warps": held(8, 4),
-    "8 rows, 8 warps": held(8, 8),
-    "16 rows, 8 warps": held(16, 8),
-    "16 rows, 4 warps": held(16, 4),
-    "16 rows, 16 warps": held(16, 16),
+    "8 rows, 4 warps": make_tiles(8, 4),
+    "8 rows, 8 warps": make_tiles(8, 8),
+    "16 rows, 8 warps": make_tiles(16, 8),
+    "16 rows, 4 warps": make_tiles(16, 4),
+    "16 rows, 16 warps": make_tiles(16, 16),
 }
 
 
@@ -59,8 +60,10 @@ class Case(NamedTuple):
 
 
 class Times(NamedTuple):
-    """Times of a layer (microseconds of its kernels per step, milliseconds of a replayed forward and training step) and
-    differences of its results.
+    """Times of a layer, and differences of its results from the results of programs that exchange spikes.
+
+    `inference`, `forward` and `backward` are the microseconds of a kernel per time step. `replayed_forward` and
+    `replayed_training` are the milliseconds of a replayed forward and training step.
     """
 
     inference: str
@@ -73,27 +76,27 @@ class Times(NamedTuple):
 
 
 @contextmanager
-def divided(choice: str) -> Iterator[None]:
-    """Uses the tiles `choice` for the kernels that are made in this context."""
+def use_tiles(choice: str) -> Iterator[None]:
+    """Makes the kernels that are compiled in this context use the tiles with the name `choice`."""
     tiles, module = CHOICES[choice], cast(Any, _one_launch)
     original = module.tiles_for
 
-    def forced(loop: Any, device: torch.device, *, from_zero: bool) -> Iterator[Tiles]:
+    def choose_tiles(loop: Any, device: torch.device, *, from_zero: bool) -> Iterator[Tiles]:
         if tiles is None:
             return _tiles.exchanged_tiles(loop, device, from_zero=from_zero)
         if _tiles.held_tiles(loop, 1, from_zero=from_zero) is None:
             raise NotOneLaunchError("matrices do not fit into registers")
         return iter([tiles])
 
-    module.tiles_for = forced
+    module.tiles_for = choose_tiles
     try:
         yield
     finally:
         module.tiles_for = original
 
 
-def made(shape: str, dtype: str) -> tuple[Layer, Tensor, Tensor]:
-    """Returns a layer, its input and a gradient of the output. All numbers in them have few significant bits."""
+def make_operands(shape: str, dtype: str) -> tuple[Layer, Tensor, Tensor]:
+    """Returns a layer, its input and a gradient of the output. The elements of all three have few significant bits."""
     steps, batch, hidden = map(int, shape.split("x"))
     generator = torch.Generator("cuda").manual_seed(0)
 
@@ -106,19 +109,19 @@ def made(shape: str, dtype: str) -> tuple[Layer, Tensor, Tensor]:
     return layer, few_bits(steps, batch, hidden) + 0.5, few_bits(steps, batch, hidden)
 
 
-def compiled(case: Case) -> None:
-    """Compiles the kernels into the cache on disk. The same kernels serve any T and batch."""
+def compile_case(case: Case) -> None:
+    """Compiles the kernels of a case into the cache on disk. They do not depend on T, so that three steps suffice."""
     _, batch, hidden = case.shape.split("x")
-    layer, x, weight = made(f"3x{batch}x{hidden}", case.dtype)
+    layer, x, weight = make_operands(f"3x{batch}x{hidden}", case.dtype)
     try:
-        with divided(case.tiles):
-            training(layer, x, weight)()
-            inference(layer, x)()
+        with use_tiles(case.tiles):
+            make_training_step(layer, x, weight)()
+            make_inference(layer, x)()
     except Exception as error:  # the measurement will report the error again
         print(case, error, flush=True)
 
 
-def results(layer: Layer, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+def compute_results(layer: Layer, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the spikes, and the gradient of the input."""
     leaf = x.clone().requires_grad_()
     spikes = layer(leaf)
@@ -126,72 +129,72 @@ def results(layer: Layer, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return spikes.detach(), gradient
 
 
-def of_kernels(run: Run, num_steps: int) -> dict[str, str]:
+def measure_kernels(run: Run, num_steps: int) -> dict[str, str]:
     """Returns the microseconds of the kernels ``"forward"`` and ``"backward"``, divided by the number of steps."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for _ in range(5):
             run()
         torch.cuda.synchronize()
-    found = {}
+    us_by_pass = {}
     for event in profile.key_averages():
         if "_loop_" in event.key:
-            way = "backward" if "_loop_backward_" in event.key else "forward"
-            found[way] = f"{event.self_device_time_total / event.count / num_steps:.2f}"
-    return found
+            pass_name = "backward" if "_loop_backward_" in event.key else "forward"
+            us_by_pass[pass_name] = f"{event.self_device_time_total / event.count / num_steps:.2f}"
+    return us_by_pass
 
 
-def measured(case: Case, expected: tuple[Tensor, Tensor] | None) -> tuple[Times, tuple[Tensor, Tensor]]:
-    """Returns the times and the results.
+def measure_case(case: Case, expected: tuple[Tensor, Tensor] | None) -> tuple[Times, tuple[Tensor, Tensor]]:
+    """Returns the times and the results of a case.
 
     Args:
-        expected: results of programs that exchange spikes; `None` if the case itself measures these programs.
+        expected: results of programs that exchange spikes, or `None` if the case itself measures these programs.
     """
     device = torch.device("cuda")
     num_steps = int(case.shape.split("x")[0])
-    layer, x, weight = made(case.shape, case.dtype)
-    with divided(case.tiles):
-        got = results(layer, x, weight)
+    layer, x, weight = make_operands(case.shape, case.dtype)
+    with use_tiles(case.tiles):
+        actual = compute_results(layer, x, weight)
         for line in str(layer.layer.explain()).splitlines():
             if line.strip().startswith("the last ") and "one launch for all steps" not in line:
                 raise RuntimeError(line.strip())
-        forward, both = inference(layer, x), training(layer, x, weight)
+        forward, train = make_inference(layer, x), make_training_step(layer, x, weight)
         forward()
-        spikes, gradient = expected or got
-        alone, trained = of_kernels(forward, num_steps), of_kernels(both, num_steps)
+        spikes, gradient = expected or actual
+        inference_us, training_us = measure_kernels(forward, num_steps), measure_kernels(train, num_steps)
         times = Times(
-            alone["forward"],
-            trained["forward"],
-            trained["backward"],
-            1e3 * seconds_of(graphed(forward), device),
-            1e3 * seconds_of(graphed(both), device),
-            int((got[0] != spikes).sum()),
-            float((got[1] - gradient).abs().max() / gradient.abs().max()),
+            inference_us["forward"],
+            training_us["forward"],
+            training_us["backward"],
+            1e3 * measure_seconds(capture_graph(forward), device),
+            1e3 * measure_seconds(capture_graph(train), device),
+            int((actual[0] != spikes).sum()),
+            float((actual[1] - gradient).abs().max() / gradient.abs().max()),
         )
-    return times, got
+    return times, actual
 
 
-def of_rnn(shape: str, dtype: str) -> list[str]:
+def measure_rnn(shape: str, dtype: str) -> list[str]:
     """Returns the milliseconds of cuDNN's forward and training step, called eagerly and in a CUDA graph."""
     steps, batch, hidden = map(int, shape.split("x"))
     device = torch.device("cuda")
     layer = nn.RNN(hidden, hidden, bias=False, device=device, dtype=getattr(torch, dtype))
     x = torch.randn(steps, batch, hidden, device=device, dtype=getattr(torch, dtype))
-    forward, both = inference(layer, x), training(layer, x, torch.randn_like(x))
-    found = [f"{1e3 * seconds_of(run, device):.2f}" for run in (forward, both)]
-    for run in (forward, both):
+    forward, train = make_inference(layer, x), make_training_step(layer, x, torch.randn_like(x))
+    cells = [f"{1e3 * measure_seconds(run, device):.2f}" for run in (forward, train)]
+    for run in (forward, train):
         try:
-            found.append(f"{1e3 * seconds_of(graphed(run), device):.2f}")
+            cells.append(f"{1e3 * measure_seconds(capture_graph(run), device):.2f}")
         except Exception as error:
-            found.append(f"not captured: {str(error).splitlines()[0][:80]}")
+            cells.append(f"not captured: {str(error).splitlines()[0][:80]}")
             torch.cuda.synchronize()
-    return found
+    return cells
 
 
 def main(shapes: list[str], dtypes: list[str], seconds: float, path: Path) -> None:
     begun = time.perf_counter()
     cases = [Case(shape, dtype, tiles) for tiles in CHOICES for shape in shapes for dtype in dtypes]
     sizes = {(case.shape.split("x")[2], case.dtype, case.tiles): case for case in cases if case.tiles != "exchange"}
-    in_processes(compiled, [*sizes.values(), *(case for case in cases if case.tiles == "exchange")])
+    run_in_processes(compile_case, [*sizes.values(), *(case for case in cases if case.tiles == "exchange")])
     print(f"compiled after {time.perf_counter() - begun:.0f} s", flush=True)
     rows: dict[Case, list[str]] = {}
     expected: dict[tuple[str, str], tuple[Tensor, Tensor]] = {}
@@ -201,35 +204,35 @@ def main(shapes: list[str], dtypes: list[str], seconds: float, path: Path) -> No
             rows[case] = ["no time was left"]
             continue
         try:
-            times, got = measured(case, expected.get(key))
-            expected.setdefault(key, got)
-            rows[case] = [f"{one:.3g}" if isinstance(one, float) else str(one) for one in times]
+            times, actual = measure_case(case, expected.get(key))
+            expected.setdefault(key, actual)
+            rows[case] = [f"{value:.3g}" if isinstance(value, float) else str(value) for value in times]
         except Exception as error:  # compilers and devices may raise any error, and the rest is still measured
             rows[case] = [(str(error).splitlines() or [repr(error)])[0][:160]]
         print(*case, *rows[case], flush=True)
-    theirs = []
+    rnn_rows = []
     for shape in shapes:
         for dtype in dtypes:
             try:
-                theirs.append([shape, dtype, *of_rnn(shape, dtype)])
+                rnn_rows.append([shape, dtype, *measure_rnn(shape, dtype)])
             except Exception as error:
-                theirs.append([shape, dtype, str(error).splitlines()[0][:160]])
+                rnn_rows.append([shape, dtype, str(error).splitlines()[0][:160]])
     kernels = ("kernel without gradients, µs a step", "forward kernel", "backward kernel")
     replayed = ("forward in a CUDA graph, ms", "training in a CUDA graph, ms")
-    in_order = sorted(cases, key=lambda case: (shapes.index(case.shape), dtypes.index(case.dtype)))
+    sorted_cases = sorted(cases, key=lambda case: (shapes.index(case.shape), dtypes.index(case.dtype)))
     lines = [
         "# Tiles of recurrent LIF",
         "",
-        f"`python benchmarks/recurrence_tiles.py`. {where(torch.device('cuda'))}",
+        f"`python benchmarks/recurrence_tiles.py`. {describe_machine(torch.device('cuda'))}",
         "",
         *table(
             ("T x B x H", "dtype", "tiles", *kernels, *replayed, "spikes that differ", "gradient differs by"),
-            [[*case, *rows[case]] for case in in_order],
+            [[*case, *rows[case]] for case in sorted_cases],
         ),
         "",
         "cuDNN's nn.RNN:",
         "",
-        *table(("T x B x H", "dtype", "forward, ms", "training, ms", *replayed), theirs),
+        *table(("T x B x H", "dtype", "forward, ms", "training, ms", *replayed), rnn_rows),
     ]
     publish(lines, path)
 

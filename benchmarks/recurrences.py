@@ -17,9 +17,9 @@ class Recurrence:
     """A recurrence and its data.
 
     Attributes:
-        step: one time step; a module if it has parameters.
-        init: the first carry, whose tensors require gradients.
-        xs: the sequences, with time as their first dimension. Floating-point sequences require gradients.
+        step: function of one time step, or a module if the step has parameters.
+        init: first carry, whose tensors require gradients.
+        xs: sequences, with time as their first dimension. Floating-point sequences require gradients.
     """
 
     step: Any
@@ -27,7 +27,7 @@ class Recurrence:
     xs: Any
 
 
-def leaf(*shape: int, scale: float = 1.0) -> Tensor:
+def make_leaf(*shape: int, scale: float = 1.0) -> Tensor:
     return (torch.randn(shape) * scale).requires_grad_()
 
 
@@ -44,8 +44,8 @@ class EMA(nn.Module):
 
 
 def min_gru(h: Tensor, x: Any) -> tuple[Tensor, Tensor]:
-    """Computes the minimal GRU of Feng et al., Were RNNs All We Needed?, in its sequential form. The gates are computed
-    before the scan.
+    """Computes a step of the minimal GRU of Feng et al., Were RNNs All We Needed? The gates and candidates are products
+    that are computed before the scan.
     """
     gate = x[0].sigmoid()
     h = (1 - gate) * h + gate * x[1]
@@ -77,7 +77,7 @@ class GRU(nn.Module):
 
 
 class HMM(nn.Module):
-    """The forward algorithm of a hidden Markov model, in logarithms."""
+    """A step of the forward algorithm of a hidden Markov model, on logarithms of probabilities."""
 
     def __init__(self, states: int) -> None:
         super().__init__()
@@ -98,47 +98,49 @@ def delta_net(memory: Tensor, x: Any) -> tuple[Tensor, Tensor]:
 
 
 class Kalman(nn.Module):
-    """A Kalman filter with matrices."""
+    """A step of a Kalman filter whose state is a vector."""
 
-    def __init__(self, size: int, seen: int) -> None:
+    def __init__(self, size: int, observed: int) -> None:
         super().__init__()
-        self.move = nn.Parameter(torch.eye(size) * 0.9 + 0.01 * torch.randn(size, size))
-        self.see = nn.Parameter(torch.randn(seen, size) / size**0.5)
+        self.transition = nn.Parameter(torch.eye(size) * 0.9 + 0.01 * torch.randn(size, size))
+        self.observe = nn.Parameter(torch.randn(observed, size) / size**0.5)
         self.register_buffer("noise", torch.eye(size) * 0.1)
-        self.register_buffer("seen_noise", torch.eye(seen))
+        self.register_buffer("observation_noise", torch.eye(observed))
 
     def forward(self, belief: Any, x: Tensor) -> tuple[Any, Tensor]:
         mean, covariance = belief
-        mean = mean @ self.move.T
-        covariance = self.move @ covariance @ self.move.T + self.noise
-        of_seen = self.see @ covariance
-        gain = torch.linalg.solve(of_seen @ self.see.T + self.seen_noise, of_seen).mT
-        error = x - mean @ self.see.T
+        mean = mean @ self.transition.T
+        covariance = self.transition @ covariance @ self.transition.T + self.noise
+        projected = self.observe @ covariance
+        gain = torch.linalg.solve(projected @ self.observe.T + self.observation_noise, projected).mT
+        error = x - mean @ self.observe.T
         mean = mean + (gain @ error.unsqueeze(-1)).squeeze(-1)
-        covariance = covariance - gain @ of_seen
+        covariance = covariance - gain @ projected
         return (mean, covariance), mean.clone()
 
 
 def make(name: str, steps: int) -> Recurrence:
-    """Returns the recurrence with this name, on random data."""
+    """Returns the recurrence with this name, with random data."""
     torch.manual_seed(0)
     batch, size = 16, 64
     if name == "EMA":
-        return Recurrence(EMA(size), leaf(batch, size), leaf(steps, batch, size))
+        return Recurrence(EMA(size), make_leaf(batch, size), make_leaf(steps, batch, size))
     if name == "minGRU":
-        return Recurrence(min_gru, leaf(batch, size), [leaf(steps, batch, size), leaf(steps, batch, size)])
+        return Recurrence(
+            min_gru, make_leaf(batch, size), [make_leaf(steps, batch, size), make_leaf(steps, batch, size)]
+        )
     if name == "RNN":
-        return Recurrence(RNN(size), leaf(batch, size), leaf(steps, batch, size))
+        return Recurrence(RNN(size), make_leaf(batch, size), make_leaf(steps, batch, size))
     if name == "GRU cell":
-        return Recurrence(GRU(size), leaf(batch, size), leaf(steps, batch, size))
+        return Recurrence(GRU(size), make_leaf(batch, size), make_leaf(steps, batch, size))
     if name == "HMM":
-        return Recurrence(HMM(32), leaf(batch, 32), leaf(steps, batch, 32))
+        return Recurrence(HMM(32), make_leaf(batch, 32), make_leaf(steps, batch, 32))
     if name == "DeltaNet":
-        xs = [leaf(steps, batch, 16, scale=0.25) for _ in range(3)] + [leaf(steps, batch, 1, scale=0.25)]
-        return Recurrence(delta_net, leaf(batch, 16, 16), xs)
+        xs = [make_leaf(steps, batch, 16, scale=0.25) for _ in range(3)] + [make_leaf(steps, batch, 1, scale=0.25)]
+        return Recurrence(delta_net, make_leaf(batch, 16, 16), xs)
     assert name == "matrix Kalman"
     covariance = torch.eye(6).repeat(batch, 1, 1).requires_grad_()
-    return Recurrence(Kalman(6, 3), (leaf(batch, 6), covariance), leaf(steps, batch, 3))
+    return Recurrence(Kalman(6, 3), (make_leaf(batch, 6), covariance), make_leaf(steps, batch, 3))
 
 
 NAMES = ("EMA", "minGRU", "RNN", "GRU cell", "HMM", "DeltaNet", "matrix Kalman")

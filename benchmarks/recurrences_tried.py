@@ -1,10 +1,11 @@
-"""Recurrences of other projects in `flexsn_hop.scan`, compiled without other packages and with flexsn-runtime.
+"""Outcomes of other projects' recurrences in `flexsn_hop.scan`, compiled without other packages and with
+flexsn-runtime.
 
     python benchmarks/recurrences_tried.py [--output FILE] [--only TEXT ...]
 
 Inductor compiles each recurrence and its gradient twice: with the lowering `compiled_loop`, which needs no other
-package, and with the installed packages. Both versions are compared with the eager scan. The page shows the code in
-which the forward and the backward run, and the reasons for missing kernels. The exit status is 1 if a result differs.
+package, and with the installed packages. Both versions are compared with the eager scan. The table shows how the
+forward and the backward run, and the reasons for missing kernels. The exit status is 1 if a result differs.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import publish, table, where
+from measure import describe_machine, publish, table
 from torch import Tensor
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves
@@ -33,15 +34,15 @@ Step = Callable[[Any, Any], tuple[Any, Any]]
 
 
 @dataclass(frozen=True)
-class Tried:
-    """A recurrence: `step` runs from `init` over `xs`, whose floating-point tensors require a gradient."""
+class Recurrence:
+    """A recurrence: `step` runs over the sequences `xs`, starting from `init`. Tensors that require gradients count."""
 
     step: Step
     init: Any
     xs: Any
 
 
-def leaf(*shape: int, scale: float = 1.0) -> Tensor:
+def make_leaf(*shape: int, scale: float = 1.0) -> Tensor:
     return (torch.randn(shape) * scale).requires_grad_()
 
 
@@ -56,17 +57,17 @@ def min_gru(h: Tensor, x: Any) -> tuple[Tensor, Tensor]:
 
 
 def ssm(h: Tensor, x: Any) -> tuple[Tensor, Tensor]:
-    """Computes a diagonal state space model as in Mamba, with a sum over the small last dimension."""
+    """Computes a step of a diagonal state space model, as in Mamba, whose output is a sum over the last dimension."""
     h = h * torch.exp(-functional.softplus(x["delta"])[..., None]) + x["u"][..., None] * x["b"][:, None, :]
     return h, (h * x["c"][:, None, :]).sum(-1)
 
 
 def wkv(carry: Any, x: Any) -> tuple[Any, Tensor]:
-    """Computes the recurrence of RWKV in a numerically stable form."""
+    """Computes a step of the recurrence of RWKV in a numerically stable form."""
     top, bottom, largest = carry
-    now = torch.maximum(largest, x["k"])
-    y = (top * torch.exp(largest - now) + x["v"] * torch.exp(x["k"] - now)) / (
-        bottom * torch.exp(largest - now) + torch.exp(x["k"] - now)
+    shift = torch.maximum(largest, x["k"])
+    y = (top * torch.exp(largest - shift) + x["v"] * torch.exp(x["k"] - shift)) / (
+        bottom * torch.exp(largest - shift) + torch.exp(x["k"] - shift)
     )
     decayed = torch.maximum(largest - 0.5, x["k"])
     old, new = torch.exp(largest - 0.5 - decayed), torch.exp(x["k"] - decayed)
@@ -74,7 +75,7 @@ def wkv(carry: Any, x: Any) -> tuple[Any, Tensor]:
 
 
 def slstm(carry: Any, x: Any) -> tuple[Any, Tensor]:
-    """Computes the scalar memory of xLSTM."""
+    """Computes a step of the scalar memory of xLSTM."""
     c, n, m = carry
     largest = torch.maximum(x[2] + m, x[1])
     i, f = torch.exp(x[1] - largest), torch.exp(x[2] + m - largest)
@@ -89,7 +90,7 @@ def delta_net(memory: Tensor, x: Any) -> tuple[Tensor, Tensor]:
 
 
 def complex_pairs(h: Any, x: Tensor) -> tuple[Any, Tensor]:
-    """Rotates a complex number that consists of two tensors."""
+    """Rotates and shrinks a complex state whose real and imaginary parts are two tensors."""
     real, imaginary = 0.9 * h[0] - 0.3 * h[1] + x, 0.3 * h[0] + 0.9 * h[1]
     return (real, imaginary), real.square() + imaginary.square()
 
@@ -116,7 +117,7 @@ def kalman(belief: Any, x: Tensor) -> tuple[Any, Tensor]:
     return (mean + gain * (x - mean), (1 - gain) * variance), (x - mean).square()
 
 
-def counted(carry: Any, x: Tensor) -> tuple[Any, Tensor]:
+def adam_step(carry: Any, x: Tensor) -> tuple[Any, Tensor]:
     """Computes Adam's first moment, with a step count in a 0-d tensor."""
     count, m = carry
     count = count + 1
@@ -147,8 +148,8 @@ def with_scan(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 
 def with_while(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     start = torch.tensor(0), h.detach()
-    found = torch._higher_order_ops.while_loop(lambda n, _: n < 3, lambda n, v: (n + 1, v / 2), start)[1]
-    h = 0.5 * h + x + found
+    halved = torch._higher_order_ops.while_loop(lambda n, _: n < 3, lambda n, v: (n + 1, v / 2), start)[1]
+    h = 0.5 * h + x + halved
     return h, h * 1.0
 
 
@@ -163,143 +164,166 @@ def sorted_values(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def oscillator(state: Any, x: Tensor) -> tuple[Any, Tensor]:
-    place, speed = state
-    speed = speed + 0.01 * (x - torch.sin(place) - 0.1 * speed)
-    place = place + 0.01 * speed
-    return (place, speed), place
+    position, speed = state
+    speed = speed + 0.01 * (x - torch.sin(position) - 0.1 * speed)
+    position = position + 0.01 * speed
+    return (position, speed), position
 
 
-def made(steps: int = 6) -> dict[str, Tried]:
+def make_recurrences(steps: int = 6) -> dict[str, Recurrence]:
     torch.manual_seed(0)
     b, n = 4, 8
 
-    def seq(*shape: int, scale: float = 1.0) -> Tensor:
-        return leaf(steps, *shape, scale=scale)
+    def make_sequence(*shape: int, scale: float = 1.0) -> Tensor:
+        return make_leaf(steps, *shape, scale=scale)
 
     return {
-        "moving average": Tried(ema, leaf(b, n), seq(b, n)),
-        "minimal GRU": Tried(min_gru, leaf(b, n), {"new": seq(b, n), "gate": seq(b, n)}),
-        "diagonal state space (Mamba)": Tried(
-            ssm, leaf(b, n, 4), {"delta": seq(b, n), "u": seq(b, n), "b": seq(b, 4), "c": seq(b, 4)}
+        "moving average": Recurrence(ema, make_leaf(b, n), make_sequence(b, n)),
+        "minimal GRU": Recurrence(min_gru, make_leaf(b, n), {"new": make_sequence(b, n), "gate": make_sequence(b, n)}),
+        "diagonal state space (Mamba)": Recurrence(
+            ssm,
+            make_leaf(b, n, 4),
+            {
+                "delta": make_sequence(b, n),
+                "u": make_sequence(b, n),
+                "b": make_sequence(b, 4),
+                "c": make_sequence(b, 4),
+            },
         ),
-        "WKV (RWKV)": Tried(
-            wkv, (leaf(b, n), torch.rand(b, n).add(1).requires_grad_(), leaf(b, n)), {"k": seq(b, n), "v": seq(b, n)}
+        "WKV (RWKV)": Recurrence(
+            wkv,
+            (make_leaf(b, n), torch.rand(b, n).add(1).requires_grad_(), make_leaf(b, n)),
+            {"k": make_sequence(b, n), "v": make_sequence(b, n)},
         ),
-        "sLSTM (xLSTM)": Tried(
-            slstm, (leaf(b, n), torch.ones(b, n).requires_grad_(), leaf(b, n)), [seq(b, n) for _ in range(4)]
+        "sLSTM (xLSTM)": Recurrence(
+            slstm,
+            (make_leaf(b, n), torch.ones(b, n).requires_grad_(), make_leaf(b, n)),
+            [make_sequence(b, n) for _ in range(4)],
         ),
-        "DeltaNet": Tried(
+        "DeltaNet": Recurrence(
             delta_net,
-            leaf(b, n, n),
-            {"q": seq(b, n), "k": seq(b, n, scale=0.3), "v": seq(b, n), "beta": seq(b, 1)},
+            make_leaf(b, n, n),
+            {
+                "q": make_sequence(b, n),
+                "k": make_sequence(b, n, scale=0.3),
+                "v": make_sequence(b, n),
+                "beta": make_sequence(b, 1),
+            },
         ),
-        "complex numbers as pairs": Tried(complex_pairs, (leaf(b, n), leaf(b, n)), seq(b, n)),
-        "Elman RNN": Tried(rnn, leaf(b, n), seq(b, n)),
-        "hidden Markov model": Tried(hmm, leaf(b, n), seq(b, n)),
-        "scalar Kalman filters": Tried(kalman, (leaf(b, n), torch.ones(b, n).requires_grad_()), seq(b, n)),
-        "a count without dimensions": Tried(counted, (torch.zeros(()), leaf(b, n)), seq(b, n)),
-        "an integer count": Tried(counted, (torch.zeros((), dtype=torch.int64), leaf(b, n)), seq(b, n)),
-        "entries of a captured tensor": Tried(indexed, leaf(b, n), seq(b, n)),
-        "a permuted state": Tried(permuted, leaf(b, n), seq(b, n)),
-        "a norm in the step": Tried(normed, leaf(b, n), seq(b, n)),
-        "an oscillator": Tried(oscillator, (leaf(b, n), leaf(b, n)), seq(b, n)),
-        "`torch.cond` in the step": Tried(with_cond, leaf(b, n), seq(b, n)),
-        "a scan in the step": Tried(with_scan, leaf(b, n), seq(b, n)),
-        "`while_loop` in the step": Tried(with_while, leaf(b, n), seq(b, n)),
-        "a sort in the step": Tried(sorted_values, leaf(b, n), seq(b, n)),
+        "complex numbers as pairs": Recurrence(complex_pairs, (make_leaf(b, n), make_leaf(b, n)), make_sequence(b, n)),
+        "Elman RNN": Recurrence(rnn, make_leaf(b, n), make_sequence(b, n)),
+        "hidden Markov model": Recurrence(hmm, make_leaf(b, n), make_sequence(b, n)),
+        "scalar Kalman filters": Recurrence(
+            kalman, (make_leaf(b, n), torch.ones(b, n).requires_grad_()), make_sequence(b, n)
+        ),
+        "a count without dimensions": Recurrence(adam_step, (torch.zeros(()), make_leaf(b, n)), make_sequence(b, n)),
+        "an integer count": Recurrence(
+            adam_step, (torch.zeros((), dtype=torch.int64), make_leaf(b, n)), make_sequence(b, n)
+        ),
+        "entries of a captured tensor": Recurrence(indexed, make_leaf(b, n), make_sequence(b, n)),
+        "a permuted state": Recurrence(permuted, make_leaf(b, n), make_sequence(b, n)),
+        "a norm in the step": Recurrence(normed, make_leaf(b, n), make_sequence(b, n)),
+        "an oscillator": Recurrence(oscillator, (make_leaf(b, n), make_leaf(b, n)), make_sequence(b, n)),
+        "`torch.cond` in the step": Recurrence(with_cond, make_leaf(b, n), make_sequence(b, n)),
+        "a scan in the step": Recurrence(with_scan, make_leaf(b, n), make_sequence(b, n)),
+        "`while_loop` in the step": Recurrence(with_while, make_leaf(b, n), make_sequence(b, n)),
+        "a sort in the step": Recurrence(sorted_values, make_leaf(b, n), make_sequence(b, n)),
     }
 
 
-def gradients(run: Callable[[Any, Any], Any], tried: Tried) -> list[Tensor]:
-    """Returns the results, and the gradients of a weighted sum of their squares."""
+def compute_gradients(run: Callable[[Any, Any], Any], tried: Recurrence) -> list[Tensor]:
+    """Returns the results, and the gradients of a weighted mean of their squares."""
     results = [r for r in tree_leaves(run(tried.init, tried.xs)) if r is not None]
     # The elements need different weights, because the squares of the results of a norm have a constant sum.
     weights = [torch.linspace(0.5, 1.5, r.numel()).view(r.shape) for r in results]
     loss = sum((w * r).square().mean() for w, r in zip(weights, results, strict=True) if r.is_floating_point())
     leaves = [t for t in tree_leaves((tried.init, tried.xs)) if t.requires_grad]
-    found = torch.autograd.grad(loss, leaves, allow_unused=True)
-    return [*(r.detach() for r in results), *(torch.zeros(()) if g is None else g for g in found)]
+    grads = torch.autograd.grad(loss, leaves, allow_unused=True)
+    return [*(r.detach() for r in results), *(torch.zeros(()) if g is None else g for g in grads)]
 
 
 @contextlib.contextmanager
-def counted_kernels() -> Iterator[list[str]]:
-    """Yields a list that collects the names of the passes for which kernels are made."""
-    made_for: list[str] = []
+def record_kernels() -> Iterator[list[str]]:
+    """Yields a list to which `"forward"` or `"backward"` is added when a kernel for this pass is made."""
+    passes: list[str] = []
     originals = {name: getattr(KernelLowering, name) for name in ("forward", "backward")}
 
-    def counting(name: str) -> Callable[..., Any]:
+    def record(name: str) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            found = originals[name](*args, **kwargs)
-            made_for.append(name)
-            return found
+            lowering = originals[name](*args, **kwargs)
+            passes.append(name)
+            return lowering
 
         return call
 
     for name in originals:
-        setattr(KernelLowering, name, counting(name))
+        setattr(KernelLowering, name, record(name))
     try:
-        yield made_for
+        yield passes
     finally:
         for name, original in originals.items():
             setattr(KernelLowering, name, original)
 
 
-def attempt(tried: Tried, lowering: str) -> tuple[str, str, list[Tensor] | None]:
-    """Runs the compiled scan. Returns a description of the outcome, the reason for a missing kernel, and the
-    results.
+def run_compiled(tried: Recurrence, lowering: str) -> tuple[str, str, list[Tensor] | None]:
+    """Runs the compiled scan. Returns a description of how it runs, the reason for a missing kernel, and the results.
+    The description is empty if no kernel is made.
     """
     torch._dynamo.reset()
     os.environ["FLEXSN_HOP_LOWERING"] = lowering
-    with counted_kernels() as kernels, warnings.catch_warnings(record=True) as caught:
+    with record_kernels() as kernels, warnings.catch_warnings(record=True) as caught_warnings:
         warnings.simplefilter("always")
         try:
             compiled = torch.compile(lambda init, xs: scan(tried.step, init, xs), fullgraph=True)
-            found = gradients(compiled, tried)
+            results = compute_gradients(compiled, tried)
         except Exception as error:
             if lowering == "compiled_loop" and type(error).__name__ == "StepCodeError":
-                return "operators, one by one", "", attempt(tried, "loop")[2]
-            return f"refused: {type(error).__name__}", _first_line(str(error)), None
-    reasons = [str(w.message) for w in caught if "without kernels" in str(w.message)]
-    why = _first_line(reasons[0].partition("without kernels: ")[2]) if reasons else ""
+                return "operators, one by one", "", run_compiled(tried, "loop")[2]
+            return f"refused: {type(error).__name__}", _cut_first_line(str(error)), None
+    reasons = [str(w.message) for w in caught_warnings if "without kernels" in str(w.message)]
+    reason = _cut_first_line(reasons[0].partition("without kernels: ")[2]) if reasons else ""
     if lowering == "compiled_loop":
-        return "a compiled step", "", found
-    became = "kernels" if set(kernels) == {"forward", "backward"} else "a kernel forward" if kernels else ""
-    return became, why, found
+        return "a compiled step", "", results
+    description = "kernels" if set(kernels) == {"forward", "backward"} else "a kernel forward" if kernels else ""
+    return description, reason, results
 
 
-def _first_line(text: str) -> str:
+def _cut_first_line(text: str) -> str:
     lines = text.strip().splitlines()
     return lines[0][:160].replace("|", "/") if lines else ""
 
 
-def rows_of(name: str, tried: Tried) -> list[str]:
-    expected = gradients(lambda init, xs: scan(tried.step, init, xs), tried)
-    alone, _, ours = attempt(tried, "compiled_loop")
-    with_runtime, why, kernels = attempt(tried, "auto")
+def make_row(name: str, tried: Recurrence) -> list[str]:
+    expected = compute_gradients(lambda init, xs: scan(tried.step, init, xs), tried)
+    alone, _, ours = run_compiled(tried, "compiled_loop")
+    with_runtime, reason, kernels = run_compiled(tried, "auto")
     with_runtime = with_runtime or alone
-    differs = max(
+    difference = max(
         (
-            ((one.double() - other.double()).abs().max() / other.double().abs().max().clamp(min=1e-6)).item()
-            for found in (ours, kernels)
-            if found is not None
-            for one, other in zip(found, expected, strict=True)
+            (
+                (value.double() - expected_value.double()).abs().max()
+                / expected_value.double().abs().max().clamp(min=1e-6)
+            ).item()
+            for results in (ours, kernels)
+            if results is not None
+            for value, expected_value in zip(results, expected, strict=True)
         ),
         default=float("inf"),
     )
-    return [name, alone, with_runtime, why, f"{differs:.1e}"]
+    return [name, alone, with_runtime, reason, f"{difference:.1e}"]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "recurrences_tried.md")
     parser.add_argument("--only", nargs="+", default=[""])
-    chosen = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     torch.set_num_threads(1)
     torch._inductor.config.force_disable_caches = True  # a kernel from a cache would not be counted
     rows = []
-    for name, tried in made().items():
-        if any(text in name for text in chosen.only):
-            rows.append(rows_of(name, tried))
+    for name, tried in make_recurrences().items():
+        if any(text in name for text in options.only):
+            rows.append(make_row(name, tried))
             print(" | ".join(rows[-1]), flush=True)
     lines = [
         "# Recurrences of other projects",
@@ -307,11 +331,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         "`python benchmarks/recurrences_tried.py`: how `flexsn_hop.scan` runs under `torch.compile`, without other",
         "packages and with flexsn-runtime installed. `differs by`: the largest difference of a result or a gradient",
         "from the eager scan, relative to the largest element.",
-        where(torch.device("cpu")),
+        describe_machine(torch.device("cpu")),
         "",
         *table(HEADER, rows),
     ]
-    publish(lines, chosen.output)
+    publish(lines, options.output)
     if any(float(row[-1]) > 1e-3 for row in rows):
         sys.exit(1)
 

@@ -1,12 +1,13 @@
-"""Table of networks with two recurrent layers, trained for a few epochs. It shows the settings with which the networks
-fire and learn.
+"""Accuracies and firing rates of networks with two recurrent layers after a few epochs. The table shows the settings
+with which the networks fire and learn.
 
     python benchmarks/recurrent_defaults.py [--output FILE] [--epochs 8]
 
 The task has four classes. A sequence has 50 steps of background noise. Each of two groups of channels has a window of
-ten steps, in which it fires a burst or does not. The network is `Linear(20, 64)`, a layer, `Linear(64, 64)`, a layer,
-`Linear(64, 4)`, `LI(tau=10.0, decay_input=False)`. The network is trained with Adam at a learning rate of 3e-3. There
-are 512 samples for training and 512 for the test. Guesses would reach 25%.
+ten steps. The class determines which of the groups fire a burst in their windows. The network is `Linear(20, 64)`, a
+recurrent layer, `Linear(64, 64)`, a recurrent layer, `Linear(64, 4)`, `LI(tau=10.0, decay_input=False)`. The network is
+trained with Adam at a learning rate of 3e-3. There are 512 samples for training and 512 for the test. Guesses would
+reach 25%.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def sequences(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def make_sequences(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Returns spikes `[50, count, 20]` and classes `[count]`."""
     labels = torch.randint(4, (count,), generator=generator)
     x = (torch.rand(50, count, 20, generator=generator) < 0.03).float()
@@ -56,10 +57,10 @@ def sequences(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     return x, labels
 
 
-def row(kind: str, options: dict[str, Any], epochs: int) -> str:
+def make_row(kind: str, options: dict[str, Any], epochs: int) -> str:
     """Trains a network, and returns its row of the table."""
     generator = torch.Generator().manual_seed(0)
-    (x, y), (x_test, y_test) = sequences(512, generator), sequences(512, generator)
+    (x, y), (x_test, y_test) = make_sequences(512, generator), make_sequences(512, generator)
     torch.manual_seed(0)
     make = LAYERS[kind]
     net = nn.Sequential(
@@ -74,16 +75,16 @@ def row(kind: str, options: dict[str, Any], epochs: int) -> str:
     for _ in range(epochs):
         for chosen in torch.randperm(512).split(64):
             functional.reset_net(net)
-            value = F.cross_entropy(net(x[:, chosen]).mean(0), y[chosen])
+            loss = F.cross_entropy(net(x[:, chosen]).mean(0), y[chosen])
             optimizer.zero_grad()
-            value.backward()
+            loss.backward()
             optimizer.step()
     functional.reset_net(net)
     with torch.no_grad(), monitor.RateMonitor(net, ["1", "3"]) as rates:
-        right = float((net(x_test).mean(0).argmax(1) == y_test).float().mean())
-    shown = ", ".join(f"{name}={value}" for name, value in options.items())
+        accuracy = float((net(x_test).mean(0).argmax(1) == y_test).float().mean())
+    settings = ", ".join(f"{name}={loss}" for name, loss in options.items())
     first, second = rates.rates().values()
-    line = f"| {kind} | {shown} | {right:.0%} | {first:.4f} | {second:.4f} |"
+    line = f"| {kind} | {settings} | {accuracy:.0%} | {first:.4f} | {second:.4f} |"
     print(line, flush=True)
     return line
 
@@ -95,11 +96,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--epochs", type=int, default=8)
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore", FiringWarning)
-    rows = [row(kind, settings, options.epochs) for kind, settings in SETTINGS]
+    rows = [make_row(kind, settings, options.epochs) for kind, settings in SETTINGS]
     head = [
         "# Recurrent layers with their initial settings",
         "",
-        "`python benchmarks/recurrent_defaults.py`. The head of the script describes the task. "
+        "`python benchmarks/recurrent_defaults.py`. The docstring of the script describes the task. "
         f"CPU ({platform.machine()}), torch {torch.__version__}, Python {platform.python_version()}, {date.today()}.",
         f"Accuracy after {options.epochs} epochs, and the firing rates of both layers at that time.",
         "",

@@ -1,10 +1,10 @@
-"""Training steps on a GPU in which the forward saves values for the backward, or the backward recomputes them.
+"""Times of training steps on a GPU in which the forward saves values for the backward, or the backward recomputes them.
 
     python benchmarks/residuals.py [--output FILE] [--shapes 8x6400000 ...]
 
-Times come from replays of a CUDA graph of the step. `auto` chooses the way that moves fewer bytes. A step that
-recomputes reads the inputs again, and writes and reads checkpoints. A step that saves writes and reads residuals. The
-gradients of the two ways have to agree up to rounding. Otherwise, the script stops.
+Times come from replays of a CUDA graph of the step. A step that recomputes reads the inputs again, and writes and reads
+checkpoints. A step that saves writes and reads residuals. `auto` shows which of these two steps moves fewer bytes, and
+is therefore the default. If the gradients of the two steps differ by more than rounding errors, the script stops.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from measure import graphed, in_processes, milliseconds, publish, table, where
+from measure import capture_graph, describe_machine, milliseconds, publish, run_in_processes, table
 from scan_models import Model, Work
 from step_functions import lif
 from torch import Tensor
@@ -47,7 +47,7 @@ NEURONS: dict[str, tuple[Callable[..., FlexSN], int]] = {
 Case = tuple[str, str, str]  # neuron, shape, residuals
 
 
-def work_of(case: Case, device: torch.device) -> Work:
+def make_work(case: Case, device: torch.device) -> Work:
     name, shape, residuals = case
     make, num_inputs = NEURONS[name]
     steps, ncl = map(int, shape.split("x"))
@@ -56,26 +56,26 @@ def work_of(case: Case, device: torch.device) -> Work:
 
 def compile_one(case: Case) -> None:
     """Compiles the kernels into Triton's cache. Runs in a separate process."""
-    work_of(case, torch.device("cuda")).train()
+    make_work(case, torch.device("cuda")).train()
 
 
-def row(name: str, shape: str, device: torch.device) -> list[str]:
+def make_row(name: str, shape: str, device: torch.device) -> list[str]:
     times = []
-    found: list[tuple[Tensor, ...]] = []
+    gradients: list[tuple[Tensor, ...]] = []
     for residuals in ("recompute", "save"):
-        work = work_of((name, shape, residuals), device)
-        found.append(work.train())
-        run = graphed(work.train) if device.type == "cuda" else work.train
+        work = make_work((name, shape, residuals), device)
+        gradients.append(work.train())
+        run = capture_graph(work.train) if device.type == "cuda" else work.train
         times.append(milliseconds(run, device))
-    for a, b in zip(*found, strict=True):
+    for a, b in zip(*gradients, strict=True):
         torch.testing.assert_close(a, b)
-    work = work_of((name, shape, "auto"), device)
+    work = make_work((name, shape, "auto"), device)
     neuron = work.neuron
     program = PointwiseProgram(neuron.core, neuron.num_inputs, neuron.num_states, neuron.num_outputs)
     step, arguments = prepare(program, work.inputs)
     saves = step.residuals(tuple(t is not None and t.requires_grad for t in arguments.all))
-    chosen = "recompute" if saves is None else "save"
-    return [name, shape, *(f"{t:.3f}" for t in times), f"{times[1] / times[0]:.2f}", chosen]
+    default = "recompute" if saves is None else "save"
+    return [name, shape, *(f"{t:.3f}" for t in times), f"{times[1] / times[0]:.2f}", default]
 
 
 def main() -> None:
@@ -83,14 +83,16 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "residuals.md")
     parser.add_argument("--device", default="cuda", help="cpu runs small sizes, to test this script")
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES))
-    chosen = parser.parse_args()
-    device = torch.device(chosen.device)
+    options = parser.parse_args()
+    device = torch.device(options.device)
     if device.type == "cuda":
-        in_processes(compile_one, [(n, s, r) for n in NEURONS for s in chosen.shapes for r in ("recompute", "save")])
-    rows = [row(name, shape, device) for name in NEURONS for shape in chosen.shapes]
+        run_in_processes(
+            compile_one, [(n, s, r) for n in NEURONS for s in options.shapes for r in ("recompute", "save")]
+        )
+    rows = [make_row(name, shape, device) for name in NEURONS for shape in options.shapes]
     lines = ["# Training steps that recompute or save values, float32", ""]
-    lines += ["`python benchmarks/residuals.py`. The head of the script describes the comparison."]
-    publish([*lines, where(device), "", *table(HEADER, rows)], chosen.output)
+    lines += ["`python benchmarks/residuals.py`. The docstring of the script describes the comparison."]
+    publish([*lines, describe_machine(device), "", *table(HEADER, rows)], options.output)
 
 
 if __name__ == "__main__":

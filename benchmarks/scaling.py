@@ -1,10 +1,11 @@
-"""Training on 1, 2, 4, … GPUs of one machine: images or sequences per second, with data parallelism and full sharding.
+"""Samples per second in training on 1, 2, 4, … GPUs of one machine, with data parallelism and full sharding.
 
     python benchmarks/scaling.py [--output benchmarks/results/scaling.md] [--processes 1 2 4]
 
-Each process has its own batch (weak scaling). A step is a forward, cross entropy of the mean over time, a backward, and
-SGD. Its time is the median of `--repeat` steps in the slowest process. Efficiency is the throughput per GPU divided by
-the throughput of one GPU in the same run. A new process group is started for each number of processes.
+Each process has a separate batch of the same size (weak scaling). A step is a forward, cross entropy of the mean over
+time, a backward, and SGD. Its time is the median of `--repeat` steps in the slowest process. Efficiency is the
+throughput per GPU divided by the throughput of one GPU in the same run. A new process group is started for each number
+of processes.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from measure import publish, synchronize, table, where
-from networks import feed_forward, sew_resnet18
+from measure import describe_machine, publish, synchronize, table
+from networks import make_feed_forward, make_sew_resnet18
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.multiprocessing.spawn import spawn
@@ -44,20 +45,20 @@ class Case:
 
 
 CASES = (
-    Case("SEW-ResNet18, T 4, B 32, 224²", partial(sew_resnet18, LIF), (4, 32, 3, 224, 224), 1000, torch.bfloat16),
+    Case("SEW-ResNet18, T 4, B 32, 224²", partial(make_sew_resnet18, LIF), (4, 32, 3, 224, 224), 1000, torch.bfloat16),
     Case(
         "700-512-512-20, T 250, B 256",
-        partial(feed_forward, LIF, 700, 512, 512, 20),
+        partial(make_feed_forward, LIF, 700, 512, 512, 20),
         (250, 256, 700),
         20,
         torch.float32,
     ),
 )
-SMALL = (Case("8-16-4, T 3, B 2", partial(feed_forward, LIF, 8, 16, 4), (3, 2, 8), 4, torch.float32),)
+SMALL = (Case("8-16-4, T 3, B 2", partial(make_feed_forward, LIF, 8, 16, 4), (3, 2, 8), 4, torch.float32),)
 STRATEGIES = ("ddp", "fsdp")
 
 
-def shared(net: nn.Module, strategy: str, device: torch.device) -> nn.Module:
+def distribute(net: nn.Module, strategy: str, device: torch.device) -> nn.Module:
     """Returns the network, distributed over all processes."""
     if strategy == "ddp":
         return DistributedDataParallel(net, device_ids=[device.index] if device.type == "cuda" else None)
@@ -68,9 +69,9 @@ def shared(net: nn.Module, strategy: str, device: torch.device) -> nn.Module:
     return net
 
 
-def seconds_per_step(case: Case, strategy: str, device: torch.device, repeat: int) -> float:
+def measure_step(case: Case, strategy: str, device: torch.device, repeat: int) -> float:
     torch.manual_seed(0)
-    net = shared(case.make().to(device), strategy, device)
+    net = distribute(case.make().to(device), strategy, device)
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.9, foreach=True)
     x = torch.rand(case.shape, device=device)
     labels = torch.randint(case.classes, (case.shape[1],), device=device)
@@ -99,8 +100,8 @@ def seconds_per_step(case: Case, strategy: str, device: torch.device, repeat: in
     return float(slowest)
 
 
-def work(rank: int, count: int, folder: str, kind: str, repeat: int) -> None:
-    """Runs one of `count` processes. Each process measures every case, and the first one writes the results."""
+def run_process(rank: int, count: int, folder: str, kind: str, repeat: int) -> None:
+    """Runs one of `count` processes. Each process measures every case, and the first process writes the results."""
     device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
     os.environ["LOCAL_RANK"] = str(rank)
     if kind == "cuda":
@@ -108,9 +109,9 @@ def work(rank: int, count: int, folder: str, kind: str, repeat: int) -> None:
     backend = "nccl" if kind == "cuda" else "gloo"
     dist.init_process_group(backend, init_method=f"file://{folder}/meeting_{count}", rank=rank, world_size=count)
     cases = CASES if kind == "cuda" else SMALL
-    found = [[seconds_per_step(case, strategy, device, repeat) for strategy in STRATEGIES] for case in cases]
+    seconds = [[measure_step(case, strategy, device, repeat) for strategy in STRATEGIES] for case in cases]
     if rank == 0:
-        torch.save(found, f"{folder}/{count}.pt")
+        torch.save(seconds, f"{folder}/{count}.pt")
     dist.destroy_process_group()
 
 
@@ -118,36 +119,43 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "scaling.md")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--repeat", type=int, default=30, help="steps per median")
+    parser.add_argument("--repeat", type=int, default=30, help="number of measured steps")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: to test this script")
-    chosen = parser.parse_args()
-    found = {}
+    options = parser.parse_args()
+    seconds_by_count = {}
     with tempfile.TemporaryDirectory() as folder:
-        for count in chosen.processes:
-            spawn(work, (count, folder, chosen.device, chosen.repeat), nprocs=count)
-            found[count] = torch.load(f"{folder}/{count}.pt")
+        for count in options.processes:
+            spawn(run_process, (count, folder, options.device, options.repeat), nprocs=count)
+            seconds_by_count[count] = torch.load(f"{folder}/{count}.pt")
     rows = []
-    for i, case in enumerate(CASES if chosen.device == "cuda" else SMALL):
+    for i, case in enumerate(CASES if options.device == "cuda" else SMALL):
         for j, strategy in enumerate(STRATEGIES):
-            first = found[chosen.processes[0]][i][j]
-            for count in chosen.processes:
-                seconds = found[count][i][j]
+            first_seconds = seconds_by_count[options.processes[0]][i][j]
+            for count in options.processes:
+                seconds = seconds_by_count[count][i][j]
                 rate = count * case.shape[1] / seconds
                 rows.append(
-                    (case.name, strategy, count, f"{1e3 * seconds:.2f}", f"{rate:.0f}", f"{first / seconds:.2f}")
+                    (
+                        case.name,
+                        strategy,
+                        count,
+                        f"{1e3 * seconds:.2f}",
+                        f"{rate:.0f}",
+                        f"{first_seconds / seconds:.2f}",
+                    )
                 )
     lines = [
         "# Training on several GPUs",
         "",
-        f"`python benchmarks/scaling.py --processes {' '.join(map(str, chosen.processes))}`: weak scaling. Each GPU",
+        f"`python benchmarks/scaling.py --processes {' '.join(map(str, options.processes))}`: weak scaling. Each GPU",
         "has the batch in the name of the network. Neurons are LIF. SEW-ResNet18 runs under autocast to bfloat16, and",
-        f"the feed-forward network in float32. Columns: the median of {chosen.repeat} steps in ms, samples per second",
-        f"on all GPUs, and the throughput per GPU divided by that with {chosen.processes[0]} GPU.",
-        where(torch.device(chosen.device)),
+        f"the feed-forward network in float32. Columns: the median of {options.repeat} steps in ms, samples per second",
+        f"on all GPUs, and the throughput per GPU divided by the throughput per GPU with {options.processes[0]} GPU.",
+        describe_machine(torch.device(options.device)),
         "",
         *table(("network", "parallel", "GPUs", "step", "samples / s", "efficiency"), rows),
     ]
-    publish(lines, chosen.output)
+    publish(lines, options.output)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Neurons for the scan benchmarks, with data of a given size."""
+"""Neurons of the benchmarks of scans, and their calls on random data of a given size."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TwoInTwoOut(nn.Module):
 
 @dataclass(frozen=True)
 class Model:
-    """A neuron, and the numbers of its input and output sequences."""
+    """A neuron, and the number of its input sequences and of its output sequences."""
 
     make: Callable[[], FlexSN]
     num_inputs: int = 1
@@ -44,8 +44,8 @@ class Model:
 
     @property
     def training_streams(self) -> int:
-        """Number of streams of training: the streams of inference, plus reads of the output gradients, second reads of
-        the inputs, and writes of the input gradients.
+        """Number of streams of training, which also reads the gradients of the outputs, reads the inputs a second time,
+        and writes the gradients of the inputs.
         """
         return self.inference_streams + self.num_outputs + 2 * self.num_inputs
 
@@ -61,7 +61,7 @@ MODELS: dict[str, Model] = {
 
 
 class Work:
-    """A neuron on random data `[T, NCL / CHANNELS, CHANNELS]`, and the calls that are timed."""
+    """A neuron with random data `[T, NCL / CHANNELS, CHANNELS]`. Its methods are the calls that are timed."""
 
     def __init__(
         self, model: Model, steps: int, ncl: int, device: torch.device, dtype: torch.dtype = torch.float32
@@ -76,7 +76,7 @@ class Work:
         self.neuron.backend = "triton"
         self.inputs = [random(0.5).requires_grad_() for _ in range(model.num_inputs)]
         self._grads = [random(0.0) for _ in range(model.num_outputs)]
-        self._wanted = [*self.inputs, *self.neuron.parameters()]
+        self._leaves = [*self.inputs, *self.neuron.parameters()]
 
     @torch.no_grad()
     def infer(self) -> object:
@@ -84,11 +84,11 @@ class Work:
         return self.forward()
 
     def train(self) -> tuple[Tensor, ...]:
-        """Runs one forward and backward from a reset state, and returns the gradients of inputs and parameters."""
-        return torch.autograd.grad(self.forward(), self._wanted, self._grads)
+        """Runs one forward and one backward from a reset state, and returns the gradients of inputs and parameters."""
+        return torch.autograd.grad(self.forward(), self._leaves, self._grads)
 
     def forward(self) -> Sequence[Tensor]:
-        """Returns the outputs, from a reset state."""
+        """Resets the state, runs one forward, and returns the outputs."""
         self.neuron.reset()
         outputs = self.neuron(*self.inputs)
         return [outputs] if isinstance(outputs, Tensor) else list(outputs)

@@ -1,13 +1,13 @@
-"""LIF on a GPU, compared with other implementations: `torch.compile` of the loop, and the neurons of SpikingJelly.
+"""Times of LIF on a GPU, compared with other implementations: `torch.compile` of the loop, and SpikingJelly's neurons.
 
     python benchmarks/scan_peers.py [--output FILE] [--peers FOLDER] [--only NAME ...] [--shapes 8x6400000 ...]
 
-FOLDER (default `.peers`) holds the peers that are not installed, each in a subfolder that `pip install --target` has
+FOLDER (default `.peers`) contains the peers that are not installed, each in a subfolder that `pip install --target` has
 filled: `sj2` contains loguru and spikingjelly 2 (with Triton neurons and a FlexSN), and `sj14` contains spikingjelly
-0.0.0.0.14 (with CuPy neurons, which need cupy). The table lists missing peers.
+0.0.0.0.14 (with CuPy neurons, which need cupy). The table shows an error for missing peers.
 
-Each peer runs in a separate process. The process times whole calls through autograd of the peer and of this project's
-module, side by side. A process is stopped after its time limit, but its earlier measurements stay in the table.
+Each peer runs in a separate process, which measures whole calls through autograd, of the peer and of this project's
+module. A process is stopped after its time limit, but its earlier measurements stay in the table.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import milliseconds, publish, table, where
+from measure import describe_machine, milliseconds, publish, table
 from scan_models import MODELS, Work
 from step_functions import lif
 from torch import Tensor
@@ -39,52 +39,52 @@ PAIR = ("ours", "peer / ours")
 HEADER = ["peer", "T x NCL", "first step, s", "inference", *PAIR, "training", *PAIR, "differ"]
 
 
-def loop(x: Tensor) -> Tensor:
+def run_loop(x: Tensor) -> Tensor:
     """Computes LIF as a plain loop."""
     return eager_scan_final_state(lif, 1, 1, 1, x, torch.zeros_like(x[0]))[0]
 
 
-def compiled_loop() -> Forward:
-    compiled: Forward = torch.compile(loop, fullgraph=True, dynamic=False)
+def compile_loop() -> Forward:
+    compiled: Forward = torch.compile(run_loop, fullgraph=True, dynamic=False)
     return compiled
 
 
-def spikingjelly_triton() -> Forward:
-    return _spikingjelly(_lif_node())
+def make_spikingjelly_triton() -> Forward:
+    return _make_forward(_make_lif_node())
 
 
-def spikingjelly_flexsn() -> Forward:
-    return _spikingjelly(_spikingjelly_module("neuron").FlexSN(lif, num_states=1))
+def make_spikingjelly_flexsn() -> Forward:
+    return _make_forward(_import_spikingjelly("neuron").FlexSN(lif, num_states=1))
 
 
-def spikingjelly_cupy() -> Forward:
+def make_spikingjelly_cupy() -> Forward:
     importlib.import_module("cupy")  # without cupy, spikingjelly would silently use another implementation
     numpy: Any = importlib.import_module("numpy")
     if not hasattr(numpy, "int"):
-        numpy.int = int  # this version of spikingjelly reads `numpy.int`
-    return _spikingjelly(_lif_node(backend="cupy"))
+        numpy.int = int  # spikingjelly 0.0.0.0.14 reads `numpy.int`
+    return _make_forward(_make_lif_node(backend="cupy"))
 
 
-def _lif_node(**options: str) -> Any:
-    surrogate_function = _spikingjelly_module("surrogate").Sigmoid(alpha=4.0)
-    return _spikingjelly_module("neuron").LIFNode(
+def _make_lif_node(**options: str) -> Any:
+    surrogate_function = _import_spikingjelly("surrogate").Sigmoid(alpha=4.0)
+    return _import_spikingjelly("neuron").LIFNode(
         tau=2.0, surrogate_function=surrogate_function, step_mode="m", **options
     )
 
 
-def _spikingjelly(made: Any) -> Forward:
-    functional = _spikingjelly_module("functional")
+def _make_forward(neuron: Any) -> Forward:
+    functional = _import_spikingjelly("functional")
 
-    def run(x: Tensor) -> Tensor:
-        functional.reset_net(made)
-        result = made(x)
+    def start_worker(x: Tensor) -> Tensor:
+        functional.reset_net(neuron)
+        result = neuron(x)
         spikes: Tensor = result if isinstance(result, Tensor) else result[0]
         return spikes
 
-    return run
+    return start_worker
 
 
-def _spikingjelly_module(name: str) -> Any:
+def _import_spikingjelly(name: str) -> Any:
     return importlib.import_module(f"spikingjelly.activation_based.{name}")
 
 
@@ -93,8 +93,8 @@ class Peer:
     """An implementation to run.
 
     Attributes:
-        folder: the peer's subfolder in the folder of peers, if the peer is not installed.
-        seconds: time limit of the peer's process.
+        folder: subfolder of the peer in the folder of peers, or an empty text if the peer is installed.
+        seconds: time limit of the process of the peer.
         longest: largest T that is measured.
     """
 
@@ -105,16 +105,16 @@ class Peer:
 
 
 PEERS = {
-    "the loop": Peer(lambda: loop),
-    "torch.compile of the loop": Peer(compiled_loop, seconds=100, longest=32),
-    "SpikingJelly 2 LIFNode, Triton": Peer(spikingjelly_triton, "sj2"),
-    "SpikingJelly 2 FlexSN": Peer(spikingjelly_flexsn, "sj2", seconds=70),
-    "SpikingJelly 0.0.0.0.14 LIFNode, CuPy": Peer(spikingjelly_cupy, "sj14"),
+    "the loop": Peer(lambda: run_loop),
+    "torch.compile of the loop": Peer(compile_loop, seconds=100, longest=32),
+    "SpikingJelly 2 LIFNode, Triton": Peer(make_spikingjelly_triton, "sj2"),
+    "SpikingJelly 2 FlexSN": Peer(make_spikingjelly_flexsn, "sj2", seconds=70),
+    "SpikingJelly 0.0.0.0.14 LIFNode, CuPy": Peer(make_spikingjelly_cupy, "sj14"),
 }
 
 
-def records(peer: Peer, shapes: list[str], device: torch.device) -> Iterator[dict[str, Any]]:
-    """Yields the measurements of training and then of inference, for each shape."""
+def measure_peer(peer: Peer, shapes: list[str], device: torch.device) -> Iterator[dict[str, Any]]:
+    """Yields two records for each shape: the measurements of training, and the measurements of inference."""
     forward = peer.make()
     for shape in shapes:
         steps, ncl = map(int, shape.split("x"))
@@ -141,51 +141,53 @@ def records(peer: Peer, shapes: list[str], device: torch.device) -> Iterator[dic
         yield {"shape": shape, "what": "inference", **times}
 
 
-def work(name: str, shapes: list[str], peers: Path, device: torch.device) -> None:
-    """Runs in the process of one peer: prints a line of JSON for each measurement."""
+def run_worker(name: str, shapes: list[str], peers: Path, device: torch.device) -> None:
+    """Measures a peer, and prints a line of JSON for each record. Runs in the process of the peer."""
     peer = PEERS[name]
     if peer.folder:
         sys.path.insert(0, str(peers / peer.folder))
     try:
-        for record in records(peer, shapes, device):
+        for record in measure_peer(peer, shapes, device):
             print(json.dumps(record), flush=True)
     except Exception as error:  # any error of a peer becomes a line of the table
         print(json.dumps({"failure": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}))
 
 
-def run(name: str, shapes: list[str], chosen: argparse.Namespace) -> list[dict[str, Any]]:
-    """Starts the process of one peer, and reads its output until the time limit."""
+def start_worker(name: str, shapes: list[str], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Starts the process of a peer, stops it at the time limit, and returns the records that it has printed."""
     peer = PEERS[name]
-    arguments = ["--worker", name, "--peers", str(chosen.peers), "--device", chosen.device, "--shapes", *shapes]
+    arguments = ["--worker", name, "--peers", str(options.peers), "--device", options.device, "--shapes", *shapes]
     # Without this variable, SpikingJelly may use an implementation other than the named one.
     settings = {**os.environ, "SJ_LIF_CUDA_IMPLEMENTATION": "triton"}
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen([sys.executable, __file__, *arguments], stdout=output, env=settings)
         try:
             process.wait(timeout=peer.seconds)
-            over = []
+            failures = []
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-            over = [{"failure": f"stopped after {peer.seconds} s"}]
+            failures = [{"failure": f"stopped after {peer.seconds} s"}]
         output.seek(0)
         lines = [line for line in output if line.startswith("{")]
-    return [json.loads(line) for line in lines] + over
+    return [json.loads(line) for line in lines] + failures
 
 
-def rows(name: str, shapes: list[str], found: list[dict[str, Any]]) -> list[list[str]]:
-    by_key = {(record["shape"], record["what"]): record for record in found if "shape" in record}
-    failure = next((record["failure"] for record in found if "failure" in record), "")
+def make_rows(name: str, shapes: list[str], records_of_peer: list[dict[str, Any]]) -> list[list[str]]:
+    by_key = {(record["shape"], record["what"]): record for record in records_of_peer if "shape" in record}
+    failure = next((record["failure"] for record in records_of_peer if "failure" in record), "")
     result = []
     for shape in shapes:
         training, inference = by_key.get((shape, "training")), by_key.get((shape, "inference"))
         first = failure if training is None else f"{training['first']:.1f}"
         differ = "" if training is None else str(training["differ"])
-        result.append([name, shape.replace("x", " x "), first, *_cells(inference), *_cells(training), differ])
+        result.append(
+            [name, shape.replace("x", " x "), first, *_format_record(inference), *_format_record(training), differ]
+        )
     return result
 
 
-def _cells(record: dict[str, Any] | None) -> list[str]:
+def _format_record(record: dict[str, Any] | None) -> list[str]:
     if record is None:
         return ["", "", ""]
     return [f"{record['peer']:.4f}", f"{record['ours']:.4f}", f"{record['peer'] / record['ours']:.2f}"]
@@ -199,26 +201,26 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), metavar="TxNCL")
     parser.add_argument("--device", default="cuda", help="cpu: Triton's interpreter, to test this script")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
-    chosen = parser.parse_args()
-    device = torch.device(chosen.device)
-    if chosen.worker:
-        work(chosen.worker, chosen.shapes, chosen.peers, device)
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    if options.worker:
+        run_worker(options.worker, options.shapes, options.peers, device)
         return
     lines = []
-    for name in chosen.only:
-        shapes = [shape for shape in chosen.shapes if int(shape.split("x")[0]) <= PEERS[name].longest]
-        lines += rows(name, shapes, run(name, shapes, chosen))
+    for name in options.only:
+        shapes = [shape for shape in options.shapes if int(shape.split("x")[0]) <= PEERS[name].longest]
+        lines += make_rows(name, shapes, start_worker(name, shapes, options))
     publish(
         [
             "# LIF, float32: peers",
             "",
             "`python benchmarks/scan_peers.py`: medians in ms of whole calls of the modules, through autograd. A peer",
             "and this project's module are timed in one process. `differ` counts the spikes that differ.",
-            where(device),
+            describe_machine(device),
             "",
             *table(HEADER, lines),
         ],
-        chosen.output,
+        options.output,
     )
 
 

@@ -1,13 +1,14 @@
-"""Memory of long scans that save only every K-th carry, `flexsn_hop.scan(..., remat=K)`, on a CPU.
+"""Memory of long scans on a CPU that save only every K-th carry: `flexsn_hop.scan(..., remat=K)`.
 
     python benchmarks/scan_remat.py [--output FILE] [--steps 100000] [--size 65536] [--eager-steps 4000]
 
-The recurrence of the training step is `h = h + a (x - h)`. h has `--size` elements, x is one number for each step, and
-a has a gradient. The scan is compiled with `FLEXSN_HOP_LOWERING=compiled_loop`. Each row runs in a separate process,
-which first runs a step over 4 time steps. `peak` is the largest memory of the process during the measured step, as
-counted by the system (`VmHWM`), minus its memory before this step. The peak includes Python's memory for the code that
-calls the steps. Without `remat`, T is smaller, because the memory would hold T carries. The `bits` of the gradient are
-compared, at this smaller T, with the bits of a scan without `remat`.
+The recurrence is `h = h + a (x - h)`. The carry h and the parameter a have `--size` elements, and x is a scalar in each
+step. A training step computes the gradient of a. The scan is compiled with `FLEXSN_HOP_LOWERING=compiled_loop`. Each
+row runs in a separate process, which first runs training steps over a few time steps. `peak` is the largest memory of
+the process during the measured training step, as counted by the system (`VmHWM`), minus its memory before this step.
+The peak includes Python's memory for the code that calls the steps. Scans without `remat` only run over
+`--eager-steps`, because they hold T carries in memory. For this T, the bits of the gradients with and without `remat`
+are compared.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from measure import publish, table, where
+from measure import describe_machine, publish, table
 from torch import Tensor
 
 from flexsn_hop import scan
@@ -30,16 +31,14 @@ from flexsn_hop import scan
 HEADER = ["way", "T", "remat", "time, s", "peak, MB", "peak, carries", "2 sqrt(T)", "bits of the gradient"]
 
 
-def memory(what: str) -> int:
-    """Returns the bytes that this process holds (`VmRSS`), or the largest number of bytes that it has held
-    (`VmHWM`).
-    """
-    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(what)]
+def read_memory(field: str) -> int:
+    """Returns the number of bytes of this process's memory (`VmRSS`), or the largest number so far (`VmHWM`)."""
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field)]
     return 1024 * int(line.split()[1])
 
 
-def network(way: str, size: int, remat: int | None) -> Callable[[Tensor, Tensor], Tensor]:
-    """Returns a function that computes the mean of the last carry."""
+def make_network(way: str, size: int, remat: int | None) -> Callable[[Tensor, Tensor], Tensor]:
+    """Returns a function of `a` and `x` that runs the scan and returns the mean of the last carry."""
 
     def run(a: Tensor, x: Tensor) -> Tensor:
         h, _ = scan(lambda h, x: (h + a * (x - h), None), torch.zeros(size), x, remat=remat)
@@ -49,35 +48,37 @@ def network(way: str, size: int, remat: int | None) -> Callable[[Tensor, Tensor]
 
 
 def measure(way: str, steps: int, size: int, remat: int | None) -> str:
-    """Returns the figures of one row, in a separate process."""
+    """Returns a text with the seconds, the peak of the memory, and a checksum of the gradient's bits. Runs in the
+    process of one row.
+    """
     torch.manual_seed(0)
     torch.set_num_threads(1)
     a = torch.rand(size, requires_grad=True)
     x = torch.randn(steps, 1)
-    run = network(way, size, remat)
+    run = make_network(way, size, remat)
     for first in (7, 9):
         torch.autograd.grad(run(a, x[:first]), a)
     Path("/proc/self/clear_refs").write_text("5")
-    before = memory("VmRSS")
+    before = read_memory("VmRSS")
     begun = time.perf_counter()
     (gradient,) = torch.autograd.grad(run(a, x), a)
-    taken = time.perf_counter() - begun
+    seconds = time.perf_counter() - begun
     bits = int(gradient.view(torch.int32).long().sum())
-    return f"{taken} {memory('VmHWM') - before} {bits}"
+    return f"{seconds} {read_memory('VmHWM') - before} {bits}"
 
 
-def row(way: str, steps: int, size: int, remat: int | None) -> tuple[list[str], str]:
+def measure_row(way: str, steps: int, size: int, remat: int | None) -> tuple[list[str], str]:
     command = [sys.executable, __file__, "--measure", way, str(steps), str(size), str(remat or 0)]
-    # With this setting, each carry has its own memory map. In a heap, freed carries would not be released while smaller
-    # objects lie between them.
+    # With this setting, each carry has a separate memory map, which is released when the carry is freed. In a heap,
+    # smaller objects between the carries would prevent this.
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "32768"}
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     limit = f"{2 * math.sqrt(steps):.0f}"
     if result.returncode:
         return [way, str(steps), str(remat or ""), "failed", "", "", limit, ""], ""
-    taken, peak, bits = result.stdout.split()[-3:]
+    seconds, peak, bits = result.stdout.split()[-3:]
     carries = float(peak) / (4 * size)
-    figures = [f"{float(taken):.1f}", f"{float(peak) / 2**20:.0f}", f"{carries:.0f}", limit]
+    figures = [f"{float(seconds):.1f}", f"{float(peak) / 2**20:.0f}", f"{carries:.0f}", limit]
     return [way, str(steps), str(remat or ""), *figures], bits
 
 
@@ -88,33 +89,33 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--size", type=int, default=65_536)
     parser.add_argument("--eager-steps", type=int, default=4_000)
     parser.add_argument("--measure", nargs=4, help=argparse.SUPPRESS)
-    chosen = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     os.environ["FLEXSN_HOP_LOWERING"] = "compiled_loop"
-    if chosen.measure:
-        way, steps, size, remat = chosen.measure
+    if options.measure:
+        way, steps, size, remat = options.measure
         print(measure(way, int(steps), int(size), int(remat) or None))
         return
     rows = []
-    for way, lengths in (("eager", [chosen.eager_steps]), ("compiled", [chosen.eager_steps, chosen.steps])):
+    for way, lengths in (("eager", [options.eager_steps]), ("compiled", [options.eager_steps, options.steps])):
         for steps in lengths:
-            found = []
-            for remat in (None, math.isqrt(steps)) if steps == chosen.eager_steps else (math.isqrt(steps),):
-                cells, bits = row(way, steps, chosen.size, remat)
-                found.append(bits)
-                rows.append([*cells, ("equal" if bits == found[0] else "differ") if len(found) > 1 else ""])
+            checksums = []
+            for remat in (None, math.isqrt(steps)) if steps == options.eager_steps else (math.isqrt(steps),):
+                cells, bits = measure_row(way, steps, options.size, remat)
+                checksums.append(bits)
+                rows.append([*cells, ("equal" if bits == checksums[0] else "differ") if len(checksums) > 1 else ""])
                 print("\n".join(table(HEADER, rows[-1:])), flush=True)
     lines = [
-        f"# Memory of long scans, a carry of {chosen.size} float32",
+        f"# Memory of long scans, a carry of {options.size} float32",
         "",
         "`python benchmarks/scan_remat.py`: a training step of a moving average with a learned coefficient for each",
         "element. `peak` is the largest memory during the step minus the memory before it, in MB and in carries. It",
         "includes Python's memory for the code that calls steps and, in eager mode, autograd's nodes",
         "(`MALLOC_MMAP_THRESHOLD_=32768`).",
-        where(torch.device("cpu")),
+        describe_machine(torch.device("cpu")),
         "",
         *table(HEADER, rows),
     ]
-    publish(lines, chosen.output)
+    publish(lines, options.output)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Time of spike pooling, forward and backward, compared with the time to copy the bytes that it moves, and with torch.
+"""Times of spike pooling, forward and backward, compared with torch's pooling and with a copy of the same bytes.
 
     python benchmarks/spike_pooling.py [--output FILE]
 
 A forward reads the input and writes the result. A backward reads the gradient of the result and writes the gradient of
-the input. Codes that store the positions of maxima are additional bytes, which do not count as bytes to move. `kept` is
-the memory that is saved for the backward, relative to the bytes of the input. torch saves the input, and 64 bits for
-each number of the result. All calls are replayed from CUDA graphs, and alternate. The script needs a GPU, but `--check`
-runs small shapes in Triton's interpreter.
+the input. The copy moves the bytes of these tensors. It does not include the codes that store the positions of maxima.
+`kept` is the memory that is saved for the backward, relative to the bytes of the input. torch saves the input, and 64
+bits for each element of the result. All calls are replayed from CUDA graphs, and alternate. The script needs a GPU, but
+`--check` runs small shapes in Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from measure import graphed, milliseconds, publish, table, where
+from measure import capture_graph, describe_machine, milliseconds, publish, table
 from torch import Tensor, nn
 
 from flexsn_nn import spike_pooling
@@ -45,7 +45,7 @@ CASES = (
 
 
 class Times(NamedTuple):
-    """Milliseconds of each call."""
+    """Times in milliseconds of a copy, of a forward, and of a forward with its backward, here and in torch."""
 
     copy: float
     forward: float
@@ -54,8 +54,8 @@ class Times(NamedTuple):
     torch_both: float
 
 
-def measured(case: Case, dtype: torch.dtype, form: str, device: torch.device) -> tuple[Times, float, float]:
-    """Returns the times, and the bytes saved for the backward here and in torch, relative to the bytes of the input."""
+def measure_case(case: Case, dtype: torch.dtype, form: str, device: torch.device) -> tuple[Times, float, float]:
+    """Returns the times, and the bytes that this project and torch save for the backward, relative to the input."""
     frames, side = (FRAMES, case.side) if device.type == "cuda" else (2, 9)
     spikes = torch.rand(frames, case.channels, side, side, device=device) < RATE
     x = spikes.to(dtype).contiguous(memory_format=FORMATS[form]).requires_grad_()
@@ -64,48 +64,48 @@ def measured(case: Case, dtype: torch.dtype, form: str, device: torch.device) ->
     with torch.no_grad():  # an autograd graph that stays alive would have nodes of another stream
         y = theirs(x)
     gradient = torch.randn_like(y)
-    moved = (x.numel() + y.numel()) // 2
-    source, target = (torch.empty(moved, dtype=dtype, device=device) for _ in range(2))
+    copied_elements = (x.numel() + y.numel()) // 2
+    source, target = (torch.empty(copied_elements, dtype=dtype, device=device) for _ in range(2))
 
-    def both(layer: nn.Module) -> None:
+    def train(layer: nn.Module) -> None:
         torch.autograd.grad(layer(x), x, gradient)
 
     works: list[Callable[[], object]] = [
         lambda: target.copy_(source),
         lambda: ours(x),
-        lambda: both(ours),
+        lambda: train(ours),
         lambda: theirs(x),
-        lambda: both(theirs),
+        lambda: train(theirs),
     ]
-    runs = [graphed(work) for work in works] if device.type == "cuda" else works
+    runs = [capture_graph(work) for work in works] if device.type == "cuda" else works
     turns = [[milliseconds(run, device, warmup=3, rep=12) for run in runs] for _ in range(TURNS)]
-    times = Times(*(sorted(one)[TURNS // 2] for one in zip(*turns, strict=True)))
-    return times, kept(ours, x), kept(theirs, x)
+    times = Times(*(sorted(times_of_call)[TURNS // 2] for times_of_call in zip(*turns, strict=True)))
+    return times, measure_saved(ours, x), measure_saved(theirs, x)
 
 
-def kept(layer: nn.Module, x: Tensor) -> float:
-    found: list[int] = []
+def measure_saved(layer: nn.Module, x: Tensor) -> float:
+    sizes: list[int] = []
 
     def keep(tensor: Tensor) -> Tensor:
-        found.append(tensor.nbytes)
+        sizes.append(tensor.nbytes)
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         layer(x)
-    return sum(found) / x.nbytes
+    return sum(sizes) / x.nbytes
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "spike_pooling.md")
     parser.add_argument("--check", action="store_true", help="small shapes on the CPU, with TRITON_INTERPRET=1")
-    chosen = parser.parse_args()
-    device = torch.device("cpu" if chosen.check else "cuda")
+    options = parser.parse_args()
+    device = torch.device("cpu" if options.check else "cuda")
     lines = []
-    for dtype, kind in DTYPES.items():
+    for dtype, torch_dtype in DTYPES.items():
         for form in FORMATS:
             for case in CASES:
-                times, ours, theirs = measured(case, kind, form, device)
+                times, ours, theirs = measure_case(case, torch_dtype, form, device)
                 row = (
                     dtype,
                     form,
@@ -128,12 +128,12 @@ def main() -> None:
             f"# Pooling of spikes, {FRAMES} frames",
             "",
             "`python benchmarks/spike_pooling.py`: `spike_pooling` and torch's layers. A copy moves the bytes of the",
-            "input and the result once. Everything is replayed from CUDA graphs.",
-            where(device),
+            "input and the result once. All calls are replayed from CUDA graphs.",
+            describe_machine(device),
             "",
             *table(head, lines),
         ],
-        chosen.output,
+        options.output,
     )
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class SigmoidSpike(torch.autograd.Function):
-    """Computes 1 where `x >= 0`, with the gradient of `sigmoid(4 x)`."""
+    """A Heaviside step of `x`, which is 1 at 0. Its surrogate gradient is the derivative of `sigmoid(4 x)`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -24,7 +24,7 @@ class SigmoidSpike(torch.autograd.Function):
 
 
 def lif(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Computes leaky integrate-and-fire: `h = v + (x - v) / 2`, a spike where `h >= 1`, and a hard reset to 0."""
+    """Computes a LIF step: `h = v + (x - v) / 2`, a spike if `h >= 1`, and a hard reset to 0."""
     h = v + (x - v) / 2.0
     spike: Tensor = SigmoidSpike.apply(h - 1.0)
     return spike, h * (1.0 - spike)

@@ -1,10 +1,10 @@
-"""A network of two layers on the CPU, frame by frame with B = 1: the time per frame in addition to its linear layers.
+"""Time per frame that neurons add to linear layers, in a network of two layers on the CPU, frame by frame with B = 1.
 
     python benchmarks/streaming.py [--output benchmarks/results/streaming.md] [--threads 1] [--frames 2000]
 
 Neurons in step mode "s" keep their state from frame to frame. Three networks alternate, with a hundred frames each: the
-network, only its linear layers, and the same network in the loop. The table shows the median and the minimum over
-frames. The difference between median and minimum shows how much other work the machine does.
+network, only its linear layers, and the same network with `backend="torch"`. The table shows the median and the minimum
+over frames. The difference between median and minimum shows how much other work the machine does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from measure import publish, table, where
+from measure import describe_machine, publish, table
 from torch import Tensor, nn
 
 from flexsn_nn import ALIF, LIF, PLIF, FlexSN, functional
@@ -27,7 +27,7 @@ INPUTS, HIDDEN, OUTPUTS = 128, 256, 64
 Frame = Callable[[Tensor], Tensor]
 
 
-def network(kind: Callable[..., FlexSN], backend: str) -> nn.Sequential:
+def make_network(kind: Callable[..., FlexSN], backend: str) -> nn.Sequential:
     """Returns a network of two layers, each of which is a linear layer followed by a neuron."""
     torch.manual_seed(0)
     return nn.Sequential(
@@ -38,8 +38,8 @@ def network(kind: Callable[..., FlexSN], backend: str) -> nn.Sequential:
     ).eval()
 
 
-def microseconds(runs: dict[str, Frame], frames: int) -> dict[str, tuple[float, float]]:
-    """Returns the median and the minimum time of a frame, in microseconds."""
+def measure_frames(runs: dict[str, Frame], frames: int) -> dict[str, tuple[float, float]]:
+    """Returns the median and the minimum time of a frame in each network, in microseconds."""
     x = torch.rand(1, INPUTS)
     times: dict[str, list[float]] = {name: [] for name in runs}
     with torch.no_grad():
@@ -51,27 +51,27 @@ def microseconds(runs: dict[str, Frame], frames: int) -> dict[str, tuple[float, 
                     begun = time.perf_counter()
                     run(x)
                     times[name].append(time.perf_counter() - begun)
-    return {name: (1e6 * statistics.median(spent), 1e6 * min(spent)) for name, spent in times.items()}
+    return {name: (1e6 * statistics.median(seconds), 1e6 * min(seconds)) for name, seconds in times.items()}
 
 
 def main(path: Path, threads: int, frames: int) -> None:
     torch.set_num_threads(threads)
     rows = []
     for kind in (LIF, PLIF, ALIF):
-        ours, loop = network(kind, "cpp"), network(kind, "torch")
+        ours, loop = make_network(kind, "cpp"), make_network(kind, "torch")
         linear = nn.Sequential(ours[0], ours[2])
-        us = microseconds({"linear": linear, "ours": ours, "loop": loop}, frames)
+        us = measure_frames({"linear": linear, "ours": ours, "loop": loop}, frames)
         functional.reset_net(ours)
-        beyond = [us["ours"][i] - us["linear"][i] for i in range(2)]
-        loops = us["loop"][0] - us["linear"][0]
-        figures = [us["linear"][0], us["ours"][0], *beyond, loops]
+        added_us = [us["ours"][i] - us["linear"][i] for i in range(2)]
+        loop_us = us["loop"][0] - us["linear"][0]
+        figures = [us["linear"][0], us["ours"][0], *added_us, loop_us]
         rows.append([type(ours[1]).__name__, *(f"{figure:.0f}" for figure in figures)])
     head = ("neuron", "linear layers", "network", "beyond the layers", "the least", "the loop, beyond them")
     lines = [
         "# A network of two layers, frame by frame",
         "",
-        f"`python benchmarks/streaming.py --threads {threads}`. {where(torch.device('cpu'))} float32, B = 1,",
-        f"{INPUTS} to {HIDDEN} to {OUTPUTS}; microseconds of wall time, medians of {frames} frames. Threads:",
+        f"`python benchmarks/streaming.py --threads {threads}`. {describe_machine(torch.device('cpu'))} float32, "
+        f"B = 1, {INPUTS} to {HIDDEN} to {OUTPUTS}; microseconds of wall time, medians of {frames} frames. Threads:",
         f"{threads} of {os.cpu_count()} processors; load {os.getloadavg()[0]:.1f} at the end.",
         "",
         *table(head, rows),

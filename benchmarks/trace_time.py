@@ -1,12 +1,12 @@
-"""Time from a step function to kernel source, on the CPU, and the growth of this time with the size of the function.
+"""CPU time from a step function to the source of its kernels, and the growth of this time with the function's size.
 
     python benchmarks/trace_time.py [--output benchmarks/results/trace_time.md] [--repeats 7]
 
 The time covers all work from the Python function to the two Triton sources of a training step: the forward graph
 (`trace`), the graph of its gradient (`gradient`), and the scan kernels written from both graphs (`code`). It excludes
-the compilation by Triton. No tensor holds data, so the sizes of the step do not matter. Figures are medians of CPU time
-in a process that has done the same work once before. Only one thread works, so the CPU time equals the wall time on an
-idle machine.
+the compilation by Triton. No tensor holds data, so the time does not depend on the sizes of the step. Figures are
+medians of CPU time in a process that has done the same work once before. Only one thread works, so the CPU time equals
+the wall time on an idle machine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import publish, table, where
+from measure import describe_machine, publish, table
 from torch import Tensor
 
 from flexsn_codegen import BackwardSpec, ForwardSpec, InputLayout, backward_source, emit_core, forward_source
@@ -50,7 +50,7 @@ class Times:
 
 
 class Spike(torch.autograd.Function):
-    """Computes `x >= 0`, with the derivative of `sigmoid(4 x)` as the gradient."""
+    """A Heaviside step of `x`, which is 1 at 0. Its surrogate gradient is the derivative of `sigmoid(4 x)`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -64,14 +64,14 @@ class Spike(torch.autograd.Function):
 
 
 def lif(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Computes LIF with a hard reset, `tau = 2` and a sigmoid surrogate."""
+    """Computes a LIF step with a hard reset, `tau = 2` and a sigmoid surrogate."""
     h = v + (x - v) / 2.0
     s: Tensor = Spike.apply(h - 1.0)
     return s, h * (1.0 - s)
 
 
 def chain(nodes: int) -> Step:
-    """Returns a step of `nodes` ops. Each op uses the result of the previous op."""
+    """Returns a step function of `nodes` ops, each of which uses the result of the previous op."""
 
     def step(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         for _ in range(nodes // 2):
@@ -82,7 +82,7 @@ def chain(nodes: int) -> Step:
 
 
 def source_times(step: Step) -> Times:
-    """Traces a step and writes its kernels."""
+    """Traces a step function, writes its kernels, and returns the times of both."""
     marks = [time.process_time()]
     example = torch.empty(4, device="meta")
     trace = trace_step(step, 1, 1, 1, (example, example))
@@ -91,23 +91,23 @@ def source_times(step: Step) -> Times:
     marks.append(time.process_time())
     core = emit_core(trace.forward, "step", prune=True)
     gradient = emit_core(vjp, "vjp", prune=True, fast_division=True)
-    one, yes, dtypes = (InputLayout(),), (True,), (torch.float32,)
-    forward_source("forward", core, ForwardSpec(one, (None,), dtypes, (), yes, (False,), yes, segment=8))
+    layouts, flags, dtypes = (InputLayout(),), (True,), (torch.float32,)
+    forward_source("forward", core, ForwardSpec(layouts, (None,), dtypes, (), flags, (False,), flags, segment=8))
     backward_source(
         "backward",
         core,
         gradient,
         BackwardSpec(
-            inputs=one,
+            inputs=layouts,
             states=(None,),
             state_dtypes=dtypes,
             lifted=(),
             num_outputs=1,
-            grad_outputs=yes,
+            grad_outputs=flags,
             grad_state_seqs=(False,),
             grad_final_states=(False,),
             gradients=vjp.gradients,
-            grad_inputs=yes,
+            grad_inputs=flags,
             grad_states=(False,),
             grad_lifted=(),
             lifted_dtypes=(),
@@ -147,13 +147,13 @@ def main(path: Path, repeats: int) -> None:
         "",
         "`python benchmarks/trace_time.py`: CPU time in ms from a step to the source of its forward and backward",
         f"kernels. Figures are medians of warm runs in one thread. {os.cpu_count()} cores, shared with other work.",
-        f"{where(torch.device('cpu'))}",
+        f"{describe_machine(torch.device('cpu'))}",
         "",
         *table(("core", "ops", "trace", "gradient", "code", "together", "ms per op"), rows),
         "",
-        f"The LIF neuron takes {neuron.total:.3f} s; at most {LIMIT} s is the target.",
-        f"Chains of {NODES[0]} to {NODES[-1]} ops: time grows as `ops ** {exponent(chains):.2f}`; "
-        f"from {NODES[1]} ops on as `ops ** {exponent(chains[1:]):.2f}`.",
+        f"The LIF neuron takes {neuron.total:.3f} s. Its limit is {LIMIT} s.",
+        f"The time of chains of {NODES[0]} to {NODES[-1]} ops grows as `ops ** {exponent(chains):.2f}`, and of chains "
+        f"of at least {NODES[1]} ops as `ops ** {exponent(chains[1:]):.2f}`.",
     ]
     publish(lines, path)
 

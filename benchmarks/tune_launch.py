@@ -1,10 +1,10 @@
-"""Times launch configurations of a scan, for the tables in flexsn_runtime/plans/_buckets.py.
+"""Times of launch configurations of a scan. The tables in flexsn_runtime/plans/_buckets.py come from this script.
 
     python benchmarks/tune_launch.py [--model MODEL] [--dtype bfloat16] [SHAPE ...]        e.g. 32x1600000 1024x8192
 
-The script prints the fastest configurations for each shape and direction, as ratios to the time to copy the bytes that
-the direction must move. For LIF, the forward moves 2 streams (it reads x and writes s), and the backward moves 3
-streams (it reads grad_s and x, and writes grad_x).
+The script prints the fastest configurations for each shape, for inference, forward and backward. It also prints the
+ratio of each time to the time of a copy of the bytes that the kernel has to move. For LIF, the forward moves 2 streams
+(it reads x and writes s), and the backward moves 3 streams (it reads grad_s and x, and writes grad_x).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ SHOWN = 5
 SHAPES = ("8x6400000", "32x1600000", "128x524288", "512x32768", "1024x8192")
 
 
-def candidates(ncl: int, width: int) -> list[LaunchConfig]:
-    """Returns `(chunk, block, num_warps, stages)`, for elements of `width` bytes."""
-    scale = 4 // width  # so that loads have the same number of bytes for all widths
+def list_candidates(ncl: int, width: int) -> list[LaunchConfig]:
+    """Returns the configurations to measure, for `ncl` elements of `width` bytes."""
+    scale = 4 // width  # gives loads the same number of bytes for all widths
     if ncl <= 2**17:
         grid = [
             *itertools.product((8, 16), (32 * scale, 64 * scale), (1,), (2, 3, 4, 5, 6)),
@@ -53,15 +53,15 @@ def main(model: Model, shapes: list[str], dtype: torch.dtype, device: torch.devi
         neuron = work.neuron
         program = PointwiseProgram(neuron.core, neuron.num_inputs, neuron.num_states, neuron.num_outputs)
         step, arguments = prepare(program, [x.detach() for x in work.inputs])
-        plans = [LaunchPlan(config, config, config) for config in candidates(ncl, dtype.itemsize)]
+        plans = [LaunchPlan(config, config, config) for config in list_candidates(ncl, dtype.itemsize)]
         for name, streams in {"inference": forward, "forward": forward, "backward": training - forward}.items():
             time = partial(time_of, step, arguments, name=name)
             with ThreadPoolExecutor(12) as pool:
                 list(pool.map(partial(time, timer=lambda run: 0.0), plans))  # compiles the kernels
             floor = copy_floor(num_steps * ncl, streams, device, dtype)
             print(f"{shape} {name}: copy {floor:.4f} ms")
-            timed = [(time(plan, timer=partial(milliseconds, device=device)), plan.forward) for plan in plans]
-            for elapsed, config in sorted(timed, key=lambda row: row[0])[:SHOWN]:
+            results = [(time(plan, timer=partial(milliseconds, device=device)), plan.forward) for plan in plans]
+            for elapsed, config in sorted(results, key=lambda row: row[0])[:SHOWN]:
                 print(f"  {elapsed:.4f} ms  {elapsed / floor:.2f}  {config}")
 
 
@@ -71,5 +71,5 @@ if __name__ == "__main__":
     parser.add_argument("--model", default="LIF", choices=list(MODELS))
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--device", default="cuda", help="cpu: Triton's interpreter, to test this script")
-    given = parser.parse_args()
-    main(MODELS[given.model], list(given.shapes), getattr(torch, given.dtype), torch.device(given.device))
+    options = parser.parse_args()
+    main(MODELS[options.model], list(options.shapes), getattr(torch, options.dtype), torch.device(options.device))

@@ -71,29 +71,29 @@ _APPROXIMATE = {
     *("special_modified_bessel_k0", "special_modified_bessel_k1"),
     *("special_scaled_modified_bessel_k0", "special_scaled_modified_bessel_k1"),
 }
-# These ops take no integers. The float16, bfloat16 and integer arguments are converted before the call.
+# Ops that only take floating-point numbers. Tracing converts integers before it calls such an op.
 _FLOAT_ONLY = _APPROXIMATE - {"pow"} | {"sqrt", "reciprocal", "nextafter", "frexp"}
 _INTEGER_ONLY = {"gcd", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "shift_left"}
 _INTEGER_ONLY |= {"shift_right_arithmetic"}
-# For a negative argument x, the series of these ops takes about |x| steps.
+# Smallest argument of polygamma and zeta that counts, because their series takes about |x| steps for a negative x.
 _MOST_NEGATIVE = -64.0
 
 
 def cases() -> tuple[list[Case], dict[str, str]]:
     """Returns all cases, and a reason for each op without a case."""
-    found: list[Case] = []
+    all_cases: list[Case] = []
     uncovered: dict[str, str] = {}
     for op in supported_ops():
-        own = list(_cases_of(op))
+        cases_of_op = list(_cases_of(op))
         if "polynomial" in op._opname:
-            uncovered[str(op)] = "close to a root, no digit of eager mode's float32 recurrence is correct"
-        elif not own:
+            uncovered[str(op)] = "eager mode's recurrence in float32 has no correct digit close to a root"
+        elif not cases_of_op:
             uncovered[str(op)] = (
-                f"its arguments are not one or two tensors, and no case is written for it: {op._schema}"
+                f"the arguments of the op are not one or two tensors, and it has no case of its own: {op._schema}"
             )
-        found += own
-    assert len({case.name for case in found}) == len(found)
-    return found, uncovered
+        all_cases += cases_of_op
+    assert len({case.name for case in all_cases}) == len(all_cases)
+    return all_cases, uncovered
 
 
 def _cases_of(op: Any) -> Iterator[Case]:
@@ -102,35 +102,39 @@ def _cases_of(op: Any) -> Iterator[Case]:
     arguments = op._schema.arguments
     dtypes = FLOATS if name in _FLOAT_ONLY else INTEGERS if name in _INTEGER_ONLY else FLOATS + INTEGERS
 
-    def case(what: str, function: Function, arity: int, dtypes: tuple[torch.dtype, ...] = dtypes, **more: Any) -> Case:
-        return Case(what, str(op), function, arity, dtypes, **{"limit": limit, **more})
+    def case(
+        name_of_case: str, function: Function, arity: int, dtypes: tuple[torch.dtype, ...] = dtypes, **fields: Any
+    ) -> Case:
+        return Case(name_of_case, str(op), function, arity, dtypes, **{"limit": limit, **fields})
 
     if "polynomial" in name:
         return
     if name == "where":
         yield case(name, lambda x, y: op(x > y, x, y), 2)
     elif name == "convert_element_type":
-        yield case("convert to floats and bool", functools.partial(_to_all, op), 1)
+        yield case("convert to floats and bool", functools.partial(_convert_to_all, op), 1)
         for target in INTEGERS[:-1]:
-            label = f"convert to {_short(target)}"
+            label = f"convert to {_format_dtype(target)}"
             keep = functools.partial(_fits, target)
             yield case(
                 label, functools.partial(op, dtype=target), 1, keep=keep, why_keep="numbers in the range of the result"
             )
     elif name == "signbit":
-        # The prim declares that its result has the dtype of its argument.
+        # `torch.signbit` is called, because the prim declares that its result has the dtype of its argument.
         yield case(name, torch.signbit, 1)
     elif name == "polygamma":
         for order in range(5):
-            # Orders from two on are computed with zeta.
-            some: dict[str, Any] = {"keep": _above, "why_keep": f"x > {_MOST_NEGATIVE:.0f}"} if order >= 2 else {}
-            yield case(f"polygamma {order}", functools.partial(op, order), 1, **some)
+            # The orders two and larger are computed with zeta.
+            fields_of_order: dict[str, Any] = (
+                {"keep": _is_above, "why_keep": f"x > {_MOST_NEGATIVE:.0f}"} if order >= 2 else {}
+            )
+            yield case(f"polygamma {order}", functools.partial(op, order), 1, **fields_of_order)
     elif name == "zeta":
-        yield case(name, op, 2, keep=lambda s, q: _above(q), why_keep=f"q > {_MOST_NEGATIVE:.0f}")
+        yield case(name, op, 2, keep=lambda s, q: _is_above(q), why_keep=f"q > {_MOST_NEGATIVE:.0f}")
     elif name in {"div", "fmod", "remainder"}:
         yield case(name, op, 2, FLOATS)
-        why = "without division by 0, and without division of the smallest number by -1"
-        yield case(f"{name} of integers", op, 2, INTEGERS[:-1], keep=_divides, why_keep=why)
+        reason = "without division by 0, and without division of the smallest number by -1"
+        yield case(f"{name} of integers", op, 2, INTEGERS[:-1], keep=_is_divisible, why_keep=reason)
         if name == "div":
             for divisor in (3.0, 0.7, 1.7, 2.3, 4.3, -1e30, 1e-40):
                 yield case(f"div by the number {divisor}", lambda x, d=divisor: x / d, 1, FLOATS)
@@ -138,40 +142,40 @@ def _cases_of(op: Any) -> Iterator[Case]:
         yield case(name, op, 2, FLOATS)
         yield case("pow of integers", op, 2, INTEGERS[:-1], limit=0)
         for exponent in (2.0, 3.0, -1.0, -2.0, 0.5, 0.0, 1.0):
-            yield case(f"pow by the number {exponent}", functools.partial(_power, exponent), 1, FLOATS, limit=0)
+            yield case(f"pow by the number {exponent}", functools.partial(_raise_to, exponent), 1, FLOATS, limit=0)
         for exponent in (-0.5, 1.7, -3.0):
-            yield case(f"pow by the number {exponent}", functools.partial(_power, exponent), 1, FLOATS)
+            yield case(f"pow by the number {exponent}", functools.partial(_raise_to, exponent), 1, FLOATS)
     elif name == "conj_physical":
-        # In eager mode, the prim rejects real numbers, although a real number is its own conjugate.
+        # `torch.conj_physical` is called, because the prim rejects real numbers in eager mode.
         yield case(name, torch.conj_physical, 1)
     elif name == "gcd":
-        yield case(name, op, 2, INTEGERS[:-1], keep=_has_magnitude, why_keep="without the smallest number")
+        yield case(name, op, 2, INTEGERS[:-1], keep=_have_magnitudes, why_keep="without the smallest number")
     elif [str(a.type) for a in arguments] in (["Tensor"], ["Tensor", "Tensor"]):
         yield case(name, op, len(arguments))
 
 
-def _power(exponent: float, x: Tensor) -> Tensor:
+def _raise_to(exponent: float, x: Tensor) -> Tensor:
     return torch.pow(x, exponent)
 
 
-def _to_all(op: Any, x: Tensor) -> tuple[Tensor, ...]:
+def _convert_to_all(op: Any, x: Tensor) -> tuple[Tensor, ...]:
     return tuple(op(x, target) for target in (*FLOATS, torch.bool))
 
 
-def _short(dtype: torch.dtype) -> str:
+def _format_dtype(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _above(x: Tensor) -> Tensor:
+def _is_above(x: Tensor) -> Tensor:
     return ~(x <= _MOST_NEGATIVE)
 
 
-def _divides(x: Tensor, y: Tensor) -> Tensor:
+def _is_divisible(x: Tensor, y: Tensor) -> Tensor:
     least = torch.iinfo(x.dtype).min
     return (y != 0) & ~((x == least) & (y == -1)) if least else y != 0
 
 
-def _has_magnitude(x: Tensor, y: Tensor) -> Tensor:
+def _have_magnitudes(x: Tensor, y: Tensor) -> Tensor:
     least = torch.iinfo(x.dtype).min
     return (x != least) & (y != least) if least else torch.ones_like(x, dtype=torch.bool)
 
@@ -187,8 +191,8 @@ def _fits(target: torch.dtype, x: Tensor) -> Tensor:
 # -- arguments -----------------------------------------------------------------------------------------------
 
 
-# Numbers near which functions change their branch, their sign or their finiteness, or near which results were wrong
-# before.
+# Numbers near which a function changes its sign, becomes infinite or is computed by another formula, and numbers near
+# which results were wrong before.
 _CENTRES = (
     *(0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 13.0, 16.0, 34.0, 50.0, 64.0, 100.0),
     *(math.pi / 4, math.pi / 2, math.pi, 3 * math.pi / 2, 2 * math.pi, 105615.0),
@@ -206,13 +210,13 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Numbers of arguments.
+    """Counts of the arguments with which a case is tested.
 
     Attributes:
         stride: stride of the float32 bit patterns. It is odd, so that all low bits occur.
-        window: number of neighbouring numbers on each side of each centre.
-        random: number of random arguments of each kind.
-        specials: number of special values that are paired with all other values.
+        window: number of neighbouring numbers on each side of each number in `_CENTRES`.
+        random: number of random arguments from each distribution.
+        specials: number of special values, all pairs of which are tested.
     """
 
     stride: int
@@ -230,65 +234,67 @@ CHUNK = 2**24
 def chunks(case: Case, dtype: torch.dtype, size: Size, device: torch.device) -> Iterator[Arguments]:
     """Yields the arguments of a case, about `CHUNK` elements at a time."""
     generator = torch.Generator(device).manual_seed(0)
-    for part in _pairs(dtype, size, generator) if case.arity == 2 else zip(_unary(dtype, size, generator)):
+    for part in _make_pairs(dtype, size, generator) if case.arity == 2 else zip(_make_values(dtype, size, generator)):
         for begin in range(0, part[0].numel(), CHUNK):
             arguments = tuple(t[begin : begin + CHUNK] for t in part)
             if case.keep is not None:
-                kept = case.keep(*arguments)
-                arguments = tuple(t[kept] for t in arguments)
+                mask = case.keep(*arguments)
+                arguments = tuple(t[mask] for t in arguments)
             if arguments[0].numel():
                 yield arguments
 
 
-def _unary(dtype: torch.dtype, size: Size, generator: torch.Generator) -> Iterator[Tensor]:
+def _make_values(dtype: torch.dtype, size: Size, generator: torch.Generator) -> Iterator[Tensor]:
     device = generator.device
     if dtype == torch.bool:
         yield torch.tensor([False, True], device=device)
     elif dtype.itemsize <= 2:
-        yield _all_patterns(dtype, device, 1)
+        yield _list_patterns(dtype, device, 1)
     elif dtype == torch.float32:
-        # The patterns come in pieces, because all of them together would take 34 GB in int64.
+        # The patterns are made in pieces, because all patterns together would take 34 GB in int64.
         pieces = max(1, 2**32 // size.stride // CHUNK)
         for piece in range(pieces):
-            yield _all_patterns(dtype, device, size.stride, piece, pieces)
+            yield _list_patterns(dtype, device, size.stride, piece, pieces)
     if dtype.itemsize > 2:
-        yield _interesting(dtype, size.window, device)
-        yield from _random(dtype, size.random, generator)
+        yield _list_interesting(dtype, size.window, device)
+        yield from _draw_values(dtype, size.random, generator)
 
 
-def _pairs(dtype: torch.dtype, size: Size, generator: torch.Generator) -> Iterator[Arguments]:
+def _make_pairs(dtype: torch.dtype, size: Size, generator: torch.Generator) -> Iterator[Arguments]:
     device = generator.device
     if dtype.itemsize == 1:
-        values = next(_unary(dtype, size, generator))
-        yield _product(values, values)
+        values = next(_make_values(dtype, size, generator))
+        yield _pair_all(values, values)
         return
-    special = _thin(_interesting(dtype, 1, device), size.specials)
-    yield _product(special, special)
+    special = _thin_out(_list_interesting(dtype, 1, device), size.specials)
+    yield _pair_all(special, special)
     if dtype in HALVES:
-        # Pairs of all numbers and every fifth special number, in both orders.
-        every = _thin(_all_patterns(dtype, device, 1), size.random)
-        yield _product(every, _thin(special, 64))
-        yield _product(_thin(special, 64), every)
-    for x in _random(dtype, size.random, generator):
+        # Pairs of a number with one of about 64 special numbers, in both orders.
+        patterns = _thin_out(_list_patterns(dtype, device, 1), size.random)
+        yield _pair_all(patterns, _thin_out(special, 64))
+        yield _pair_all(_thin_out(special, 64), patterns)
+    for x in _draw_values(dtype, size.random, generator):
         y = x[torch.randperm(x.numel(), generator=generator, device=device)]
         yield x, y
         if dtype.is_floating_point:
             # Pairs of adjacent numbers, which decide comparisons, remainders and differences.
             yield x, (x.view(_BITS[x.itemsize]) ^ 1).view(dtype)
-        yield x, _thin(special, 512)[torch.arange(x.numel(), device=device) % min(512, special.numel())]
+        yield x, _thin_out(special, 512)[torch.arange(x.numel(), device=device) % min(512, special.numel())]
 
 
-def _all_patterns(dtype: torch.dtype, device: torch.device, stride: int, piece: int = 0, pieces: int = 1) -> Tensor:
+def _list_patterns(
+    dtype: torch.dtype, device: torch.device, stride: int, piece: int = 0, num_pieces: int = 1
+) -> Tensor:
     bits = _BITS[dtype.itemsize]
     info = torch.iinfo(bits)
     count = -(-(info.max - info.min + 1) // stride)
-    begin, end = count * piece // pieces, count * (piece + 1) // pieces
+    begin, end = count * piece // num_pieces, count * (piece + 1) // num_pieces
     patterns = torch.arange(begin, end, device=device, dtype=torch.int64) * stride + info.min
     return patterns.to(bits).view(dtype)
 
 
-def _interesting(dtype: torch.dtype, window: int, device: torch.device) -> Tensor:
-    """Returns the special values and the neighbours of all centres, with both signs."""
+def _list_interesting(dtype: torch.dtype, window: int, device: torch.device) -> Tensor:
+    """Returns the special values and the neighbours of the numbers in `_CENTRES`, with both signs."""
     if not dtype.is_floating_point:
         info = torch.iinfo(dtype)
         near_zero = torch.arange(max(info.min, -64), 65, device=device)
@@ -307,7 +313,7 @@ def _interesting(dtype: torch.dtype, window: int, device: torch.device) -> Tenso
     return torch.cat([positive, -positive])
 
 
-def _random(dtype: torch.dtype, count: int, generator: torch.Generator) -> Iterator[Tensor]:
+def _draw_values(dtype: torch.dtype, count: int, generator: torch.Generator) -> Iterator[Tensor]:
     device = generator.device
     bits = _BITS[dtype.itemsize]
     info = torch.iinfo(bits)
@@ -321,10 +327,10 @@ def _random(dtype: torch.dtype, count: int, generator: torch.Generator) -> Itera
         yield patterns.remainder(17).to(dtype)
 
 
-def _product(x: Tensor, y: Tensor) -> Arguments:
+def _pair_all(x: Tensor, y: Tensor) -> Arguments:
     return x.repeat_interleave(y.numel()), y.repeat(x.numel())
 
 
-def _thin(values: Tensor, count: int) -> Tensor:
+def _thin_out(values: Tensor, count: int) -> Tensor:
     """Returns at most about `count` of the values, evenly spaced."""
     return values[:: max(1, -(-values.numel() // count))]

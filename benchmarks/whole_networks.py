@@ -1,5 +1,5 @@
-"""Whole networks compared with the same networks with ReLU: time of a training step, time of its kernels, and peak
-memory.
+"""Times of training steps, times of their kernels, and peak memory of whole networks, compared with the same networks
+with ReLU.
 
     python benchmarks/whole_networks.py [--output benchmarks/results/whole_networks.md] [--only "B 32" fp32]
         [--format channels-last] [--neurons "FlexSN LIF" compiled] [--seconds 150]
@@ -8,19 +8,20 @@ A step is a forward, cross entropy of the mean over time, a backward, and fused 
 neurons, on the same T·B frames, is the lower limit, because neurons without cost would take as long. The compiled
 launcher launches eager training steps, unless FLEXSN_LAUNCHER names another launcher.
 
-FlexSN's neurons run in several forms: after the norms; with the norms in their steps (`fuse_norms`); also with pooling
-in kernels (`spike_pooling`); and with spikes also stored as bits (`PackedSpikes`). Either the kernels write the bits,
-or PyTorch operations pack them afterwards. The networks with ReLU and with FlexSN also run compiled. The compiled
-networks with FlexSN also run with norms and residual additions in the steps of the neurons (`AbsorbingBackend`), with
-bits (`PackingBackend`), and with both. SpikingJelly's LIFNode runs with its Triton kernels, as a loop, and compiled, if
-it is installed. snnTorch's Leaky runs in networks without norms, if it is installed.
+FlexSN's neurons run in several forms. They run after the norms; with the norms in their steps (`fuse_norms`); with
+fused norms and pooling in kernels (`spike_pooling`); and, in addition, with spikes also stored as bits
+(`PackedSpikes`). Either the kernels write the bits, or PyTorch operations pack the spikes afterwards. The networks with
+ReLU and with FlexSN also run compiled. The compiled networks with FlexSN also run with norms and residual additions in
+the steps of the neurons (`AbsorbingBackend`), with bits (`PackingBackend`), and with both. If SpikingJelly is
+installed, its LIFNode runs with its Triton kernels, as a loop, and compiled. If snnTorch is installed, its Leaky runs
+in networks without norms.
 
 Each network runs in each memory format (of the convolutions' weights and of the input), eagerly and as a CUDA graph.
 Rows named "captured" show steps as users call them: in `flexsn_nn.graphs.capture`, and in SpikingJelly's
 `StaticCudaGraph` of forward and backward, followed by the optimizer and resets, as in SpikingJelly's training script.
 Such a call copies its arguments into the memory of the graph. Its peak memory is the peak memory of the capture. The
-script also draws the ratios to ReLU in a figure with the name of the table. Numbers are printed as soon as they are
-measured. If a step fails, its row shows the error. After `--seconds`, no further step starts.
+script also draws the ratios to ReLU in an SVG file with the same name as the table. Figures are printed as soon as they
+are measured. If a step fails, its row shows the error. After `--seconds`, no further step starts.
 """
 
 from __future__ import annotations
@@ -40,10 +41,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from measure import graphed, kernel_time, milliseconds, publish, table, where
+from measure import capture_graph, describe_machine, kernel_time, milliseconds, publish, table
 from network_plot import draw
-from networks import Activation, Spikformer, feed_forward, sew_resnet18, vgg8
-from peer_neurons import SnnTorchLeaky, has, resets, spikingjelly_graph, spikingjelly_lif, spikingjelly_loop
+from networks import Activation, Spikformer, make_feed_forward, make_sew_resnet18, make_vgg8
+from peer_neurons import (
+    SnnTorchLeaky,
+    is_installed,
+    list_resets,
+    make_spikingjelly_graph,
+    make_spikingjelly_lif,
+    make_spikingjelly_loop,
+)
 from torch import Tensor, nn
 
 from flexsn_nn import LIF, CaptureWarning, graphs, spike_pooling
@@ -77,30 +85,30 @@ class Case:
 FORMATS = {torch.contiguous_format: "contiguous", torch.channels_last: "channels-last"}
 Row = tuple[float, ...]
 TURNS = 7
-# Time of a round of steps, in ms. A round has at most eight steps.
+# Duration of a round of steps, in ms. A round has at most eight steps.
 MEASURED_MS = 100
 
 CASES = (
-    Case("VGG-8, T 4, B 64, 32², bf16", vgg8, (4, 64, 3, 32, 32), 10, torch.bfloat16),
-    Case("SEW-ResNet18, T 4, B 32, 224², bf16", sew_resnet18, (4, 32, 3, 224, 224), 1000, torch.bfloat16),
-    Case("SEW-ResNet18, T 4, B 64, 224², bf16", sew_resnet18, (4, 64, 3, 224, 224), 1000, torch.bfloat16),
+    Case("VGG-8, T 4, B 64, 32², bf16", make_vgg8, (4, 64, 3, 32, 32), 10, torch.bfloat16),
+    Case("SEW-ResNet18, T 4, B 32, 224², bf16", make_sew_resnet18, (4, 32, 3, 224, 224), 1000, torch.bfloat16),
+    Case("SEW-ResNet18, T 4, B 64, 224², bf16", make_sew_resnet18, (4, 64, 3, 224, 224), 1000, torch.bfloat16),
     Case(
         "700-512-512-20, T 250, B 256, fp32",
-        lambda activation: feed_forward(activation, 700, 512, 512, 20),
+        lambda activation: make_feed_forward(activation, 700, 512, 512, 20),
         (250, 256, 700),
         20,
         torch.float32,
     ),
     Case(
         "784-1000-1000-10, T 25, B 128, fp32",
-        lambda activation: feed_forward(activation, 784, 1000, 1000, 10),
+        lambda activation: make_feed_forward(activation, 784, 1000, 1000, 10),
         (25, 128, 784),
         10,
         torch.float32,
     ),
     Case(
         "64-128-128-10, T 4, B 64, fp32",
-        lambda activation: feed_forward(activation, 64, 128, 128, 10),
+        lambda activation: make_feed_forward(activation, 64, 128, 128, 10),
         (4, 64, 64),
         10,
         torch.float32,
@@ -114,10 +122,10 @@ class Variant:
     """Neurons, and a way to run them.
 
     Attributes:
-        fused: True if norms are in the neurons' steps.
+        fused: True if the steps of the neurons compute the norms.
         packed: True if spikes are kept as bits.
-        by_kernels: True if kernels write the bits.
-        compiled: True if `torch.compile` is used; with `packed`, its backend is `PackingBackend`.
+        by_kernels: True if kernels write the bits, False if PyTorch operations pack the spikes.
+        compiled: True if `torch.compile` is used. If `packed` is also True, its backend is `PackingBackend`.
         absorbed: True if `AbsorbingBackend` is used.
         pooled: True if `spike_pooling` is used.
         captured: True if `flexsn_nn.graphs.capture` is used, or `StaticCudaGraph` for SpikingJelly's neurons.
@@ -133,36 +141,40 @@ class Variant:
     captured: bool = False
 
 
-def variants(case: Case) -> dict[str, Variant]:
-    found = {"ReLU": Variant(nn.ReLU), "FlexSN LIF": Variant(LIF)}
+def make_variants(case: Case) -> dict[str, Variant]:
+    variant_by_name = {"ReLU": Variant(nn.ReLU), "FlexSN LIF": Variant(LIF)}
     if case.normed:
-        found["the same, norms fused"] = Variant(LIF, fused=True)
-        found["the same, norms fused, pooled by kernels"] = Variant(LIF, fused=True, pooled=True)
+        variant_by_name["the same, norms fused"] = Variant(LIF, fused=True)
+        variant_by_name["the same, norms fused, pooled by kernels"] = Variant(LIF, fused=True, pooled=True)
     normed = case.normed
-    found["the same, spikes as bits"] = Variant(LIF, fused=normed, pooled=normed, packed=True)
-    found["the same, bits packed afterwards"] = Variant(LIF, fused=normed, pooled=normed, packed=True, by_kernels=False)
-    if has("spikingjelly"):
-        found["SpikingJelly LIFNode"] = Variant(spikingjelly_lif)
-        found["a loop of SpikingJelly LIFNode"] = Variant(spikingjelly_loop)
-    if has("snntorch") and not case.normed:
-        found["snnTorch Leaky"] = Variant(SnnTorchLeaky)
-    found["captured ReLU"] = Variant(nn.ReLU, captured=True)
-    found["captured FlexSN LIF"] = Variant(LIF, fused=normed, pooled=normed, captured=True)
-    found["captured FlexSN LIF, spikes as bits"] = Variant(LIF, fused=normed, pooled=normed, packed=True, captured=True)
-    if has("spikingjelly"):
-        found["captured SpikingJelly LIFNode"] = Variant(spikingjelly_lif, captured=True)
-    found["compiled ReLU"] = Variant(nn.ReLU, compiled=True)
-    found["compiled"] = Variant(LIF, compiled=True)
-    found["compiled, absorbing"] = Variant(LIF, compiled=True, absorbed=True)
-    found["compiled, spikes as bits"] = Variant(LIF, compiled=True, packed=True)
-    found["compiled, absorbing, spikes as bits"] = Variant(LIF, compiled=True, packed=True, absorbed=True)
-    if has("spikingjelly"):
-        found["compiled SpikingJelly LIFNode"] = Variant(spikingjelly_lif, compiled=True)
-    return found
+    variant_by_name["the same, spikes as bits"] = Variant(LIF, fused=normed, pooled=normed, packed=True)
+    variant_by_name["the same, bits packed afterwards"] = Variant(
+        LIF, fused=normed, pooled=normed, packed=True, by_kernels=False
+    )
+    if is_installed("spikingjelly"):
+        variant_by_name["SpikingJelly LIFNode"] = Variant(make_spikingjelly_lif)
+        variant_by_name["a loop of SpikingJelly LIFNode"] = Variant(make_spikingjelly_loop)
+    if is_installed("snntorch") and not case.normed:
+        variant_by_name["snnTorch Leaky"] = Variant(SnnTorchLeaky)
+    variant_by_name["captured ReLU"] = Variant(nn.ReLU, captured=True)
+    variant_by_name["captured FlexSN LIF"] = Variant(LIF, fused=normed, pooled=normed, captured=True)
+    variant_by_name["captured FlexSN LIF, spikes as bits"] = Variant(
+        LIF, fused=normed, pooled=normed, packed=True, captured=True
+    )
+    if is_installed("spikingjelly"):
+        variant_by_name["captured SpikingJelly LIFNode"] = Variant(make_spikingjelly_lif, captured=True)
+    variant_by_name["compiled ReLU"] = Variant(nn.ReLU, compiled=True)
+    variant_by_name["compiled"] = Variant(LIF, compiled=True)
+    variant_by_name["compiled, absorbing"] = Variant(LIF, compiled=True, absorbed=True)
+    variant_by_name["compiled, spikes as bits"] = Variant(LIF, compiled=True, packed=True)
+    variant_by_name["compiled, absorbing, spikes as bits"] = Variant(LIF, compiled=True, packed=True, absorbed=True)
+    if is_installed("spikingjelly"):
+        variant_by_name["compiled SpikingJelly LIFNode"] = Variant(make_spikingjelly_lif, compiled=True)
+    return variant_by_name
 
 
 class RowName(NamedTuple):
-    """A network in a memory format, with some kind of neurons."""
+    """Name of a row: a network, its memory format, and the name of a variant."""
 
     case: Case
     form: str
@@ -170,18 +182,18 @@ class RowName(NamedTuple):
 
     @property
     def variant(self) -> Variant:
-        return variants(self.case)[self.name]
+        return make_variants(self.case)[self.name]
 
     @property
     def memory_format(self) -> torch.memory_format:
-        return next(one for one in self.case.formats if FORMATS[one] == self.form)
+        return next(form for form in self.case.formats if FORMATS[form] == self.form)
 
 
 def mean_loss(output: Tensor, labels: Tensor) -> Tensor:
     return nn.functional.cross_entropy(output.mean(0).float(), labels)
 
 
-def training_step(
+def make_training_step(
     case: Case, variant: Variant, memory_format: torch.memory_format, device: torch.device
 ) -> Callable[[], None]:
     torch.manual_seed(0)
@@ -202,12 +214,12 @@ def training_step(
         backend = PackingBackend() if variant.packed else "inductor"
         run = torch.compile(net, backend=AbsorbingBackend(backend) if variant.absorbed else backend)
     labels = torch.randint(case.classes, (case.shape[1],), device=device)
-    others = resets(net)
+    others = list_resets(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.9, fused=True)
 
     if variant.captured:
         if others:
-            return spikingjelly_step(case, net, optimizer, others, frames, labels)
+            return make_spikingjelly_step(case, net, optimizer, others, frames, labels)
         rate = torch.tensor(1e-3, device=device)
         optimizer = torch.optim.SGD(net.parameters(), lr=rate, momentum=0.9, fused=True)
         autocast = None if case.dtype == torch.float32 else case.dtype
@@ -234,7 +246,7 @@ def training_step(
     return step
 
 
-def spikingjelly_step(
+def make_spikingjelly_step(
     case: Case,
     net: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -242,7 +254,7 @@ def spikingjelly_step(
     frames: Tensor,
     labels: Tensor,
 ) -> Callable[[], None]:
-    """Returns a step in SpikingJelly's `StaticCudaGraph`, as in SpikingJelly's training script."""
+    """Returns a training step in SpikingJelly's `StaticCudaGraph`, as in SpikingJelly's training script."""
 
     def forward_and_backward(frames: Tensor, labels: Tensor) -> Tensor:
         with torch.autocast(frames.device.type, dtype=case.dtype, enabled=case.dtype != torch.float32):
@@ -250,7 +262,7 @@ def spikingjelly_step(
         loss.backward()
         return loss
 
-    graph = spikingjelly_graph(forward_and_backward)
+    graph = make_spikingjelly_graph(forward_and_backward)
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=False)
@@ -265,29 +277,29 @@ def spikingjelly_step(
 Steps = dict[RowName, Callable[[], None]]
 
 
-def walls(rows: Sequence[RowName], until: float) -> tuple[dict[RowName, Row | str], Steps]:
-    """Measures steps of one network: the wall time in ms, also with the backward in the caller's thread, and the peak
-    memory.
+def measure_walls(rows: Sequence[RowName], until: float) -> tuple[dict[RowName, Row | str], Steps]:
+    """Measures training steps of one network.
 
-    Each time is the median and the minimum of several rounds. The steps alternate, so that slow periods of a host
-    affect all of them.
+    The results of a step are the median and the minimum wall time in ms, the same two times with the backward in the
+    caller's thread, and the peak memory in MiB. The rounds of the steps alternate, so that slow periods of a host
+    affect all steps.
 
     Args:
         until: time, as in `time.perf_counter`, after which no further step is prepared.
 
     Returns:
-        The results, and the steps that are not captured. Captured steps are dropped, because they hold much memory.
+        The results, and the steps that are not captured. Captured steps are deleted, because they hold much memory.
     """
     steps: Steps = {}
-    found: dict[RowName, Row | str] = {}
+    results: dict[RowName, Row | str] = {}
     peaks = {}
     for row in rows:
         if time.perf_counter() > until:
-            found[row] = "not run"
+            results[row] = "not run"
             continue
         try:
             before = torch.cuda.memory_allocated()
-            step = training_step(row.case, row.variant, row.memory_format, torch.device("cuda"))
+            step = make_training_step(row.case, row.variant, row.memory_format, torch.device("cuda"))
             # A replay allocates nothing, so the peak of a captured step is the peak of its capture.
             before_peak, until_peak = (1, 5) if row.variant.captured else (3, 1)
             for _ in range(before_peak):
@@ -300,21 +312,21 @@ def walls(rows: Sequence[RowName], until: float) -> tuple[dict[RowName, Row | st
             peaks[row] = (torch.cuda.max_memory_allocated() - before) / 2**20
             steps[row] = step
         except Exception as error:
-            found[row] = said(error)
+            results[row] = describe_error(error)
     times: dict[RowName, tuple[list[float], list[float]]] = {row: ([], []) for row in steps}
-    counts = {row: max(1, min(8, int(MEASURED_MS / by_clock(step, 1)))) for row, step in steps.items()}
+    counts = {row: max(1, min(8, int(MEASURED_MS / measure_step(step, 1)))) for row, step in steps.items()}
     for _ in range(TURNS):
         for row, step in steps.items():
             for threads, measured in zip((True, row.variant.captured), times[row], strict=True):
                 with torch.autograd.set_multithreading_enabled(threads):
-                    measured.append(by_clock(step, counts[row]))
+                    measured.append(measure_step(step, counts[row]))
     for row, (in_own, in_caller) in times.items():
         medians, least = map(statistics.median, (in_own, in_caller)), map(min, (in_own, in_caller))
-        found[row] = (*itertools.chain(*zip(medians, least, strict=True)), peaks[row])
-    return found, {row: step for row, step in steps.items() if not row.variant.captured}
+        results[row] = (*itertools.chain(*zip(medians, least, strict=True)), peaks[row])
+    return results, {row: step for row, step in steps.items() if not row.variant.captured}
 
 
-def by_clock(step: Callable[[], None], count: int = 8) -> float:
+def measure_step(step: Callable[[], None], count: int = 8) -> float:
     """Returns the mean wall time in ms of `count` successive steps. The GPU is idle when the first step starts."""
     step()
     torch.cuda.synchronize()
@@ -325,70 +337,74 @@ def by_clock(step: Callable[[], None], count: int = 8) -> float:
     return 1e3 * (time.perf_counter() - begun) / count
 
 
-def device_times(row: RowName, step: Callable[[], None] | None) -> Row | str:
+def measure_device(row: RowName, step: Callable[[], None] | None) -> Row | str:
     """Returns the times in ms of the kernels of a step and of its CUDA graph, or the reason why the times are missing.
 
     Args:
-        step: a step that has already run; `None` to make a new step.
+        step: a step that has already run, or `None` to make a new step.
     """
     try:
-        return _device_times(row, step)
+        return _measure_device(row, step)
     except Exception as error:
-        return said(error)
+        return describe_error(error)
     finally:
-        clean()
+        free_memory()
 
 
-def _device_times(row: RowName, step: Callable[[], None] | None) -> Row:
+def _measure_device(row: RowName, step: Callable[[], None] | None) -> Row:
     device, captured = torch.device("cuda"), row.variant.captured
     if step is None:
-        step = training_step(row.case, row.variant, row.memory_format, device)
+        step = make_training_step(row.case, row.variant, row.memory_format, device)
         for _ in range(6 if captured else 4):
             step()
     kernels, _ = kernel_time(step, 5)
     try:
-        in_graph = milliseconds(step if captured else graphed(step), device, warmup=50, rep=200)
+        in_graph = milliseconds(step if captured else capture_graph(step), device, warmup=50, rep=200)
     except Exception:
         in_graph = float("nan")  # a step that waits for the device cannot be captured
     return kernels / 1e3, in_graph
 
 
-def said(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Returns the text that a row shows for an error."""
     return f"failed: {type(error).__name__}: {str(error).splitlines()[0][:120]}"
 
 
-def clean() -> None:
+def free_memory() -> None:
     """Frees the memory of a row."""
     gc.collect()
-    torch._C._cuda_clearCublasWorkspaces()  # 32 MiB for each stream of a capture, which are not part of the next row
+    torch._C._cuda_clearCublasWorkspaces()  # 32 MiB for each stream of a capture, which would count for the next row
     torch.cuda.empty_cache()
 
 
-def cells(found: Row | str, limit: Row | str | None, count: int) -> list[str]:
-    """Returns `count` numbers with their ratios to `limit`, or the reason why the numbers are missing."""
-    if isinstance(found, str):
-        return [found, *[""] * (count - 1)]
+def format_cells(figures: Row | str, limit: Row | str | None, count: int) -> list[str]:
+    """Returns `count` cells: figures with their ratios to `limit`, or the reason why the figures are missing."""
+    if isinstance(figures, str):
+        return [figures, *[""] * (count - 1)]
     if limit is None or isinstance(limit, str):
-        return [f"{value:.2f}" for value in found]
-    return [f"{value:.2f} ({value / least:.2f})" for value, least in zip(found, limit, strict=True)]
+        return [f"{value:.2f}" for value in figures]
+    return [f"{value:.2f} ({value / least:.2f})" for value, least in zip(figures, limit, strict=True)]
 
 
-def ratios(found: Mapping[RowName, Sequence[Row | str]]) -> dict[str, dict[tuple[str, str], float]]:
-    """Returns the ratios to ReLU in the same network, by the name of the figure, and by network and neurons."""
-    drawn: dict[str, dict[tuple[str, str], float]] = {"time of a step": {}, "peak memory": {}, "time in a graph": {}}
-    for (case, form, name), results in found.items():
-        limits = found[RowName(case, form, "ReLU")]
-        for title, of, column in (("time of a step", 0, 0), ("peak memory", 0, 4), ("time in a graph", 1, 1)):
-            value, limit = results[of], limits[of]
+def compute_ratios(results_by_row: Mapping[RowName, Sequence[Row | str]]) -> dict[str, dict[tuple[str, str], float]]:
+    """Returns the ratios to ReLU in the same network, by the name of the figure and by the pair (network, neuron)."""
+    ratios_by_figure: dict[str, dict[tuple[str, str], float]] = {
+        "time of a step": {},
+        "peak memory": {},
+        "time in a graph": {},
+    }
+    for (case, form, name), results_of_row in results_by_row.items():
+        limits = results_by_row[RowName(case, form, "ReLU")]
+        for title, index, column in (("time of a step", 0, 0), ("peak memory", 0, 4), ("time in a graph", 1, 1)):
+            value, limit = results_of_row[index], limits[index]
             if name != "ReLU" and not isinstance(value, str) and not isinstance(limit, str):
                 ratio = value[column] / limit[column]
-                if math.isfinite(ratio):  # a step that is not captured has no such number
-                    drawn[title][f"{case.name}, {form}", name] = ratio
-    return drawn
+                if math.isfinite(ratio):  # a step that cannot be captured has no time in a graph
+                    ratios_by_figure[title][f"{case.name}, {form}", name] = ratio
+    return ratios_by_figure
 
 
-def tell(begun: float, row: RowName, result: Row | str) -> None:
+def print_result(begun: float, row: RowName, result: Row | str) -> None:
     print(f"{time.perf_counter() - begun:.0f} s", row.case.name, *row[1:], result, sep=" | ", flush=True)
 
 
@@ -409,11 +425,11 @@ HEADER = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "whole_networks.md")
-    parser.add_argument("--only", nargs="*", default=[""], help="only cases whose name contains one of these")
-    parser.add_argument("--neurons", nargs="*", default=[""], help="only neurons whose name begins with one of these")
+    parser.add_argument("--only", nargs="*", default=[""], help="only cases whose name contains one of these texts")
+    parser.add_argument("--neurons", nargs="*", default=[""], help="only neurons whose name begins so, e.g. compiled")
     parser.add_argument("--format", default="", choices=["", *FORMATS.values()], help="only this memory format")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="no further row starts after this time")
-    chosen = parser.parse_args()
+    options = parser.parse_args()
     torch.backends.cudnn.benchmark = True
     os.environ.setdefault("FLEXSN_LAUNCHER", "compiled")
     warnings.simplefilter("error", CaptureWarning)  # a step that runs in Python must not count as captured
@@ -421,50 +437,50 @@ def main() -> None:
     rows = [
         RowName(case, FORMATS[memory_format], name)
         for case in CASES
-        if any(part in case.name for part in chosen.only)
+        if any(part in case.name for part in options.only)
         for memory_format in case.formats
-        if len(case.formats) == 1 or chosen.format in ("", FORMATS[memory_format])
-        for name in variants(case)
-        if name == "ReLU" or name.startswith(tuple(chosen.neurons))
+        if len(case.formats) == 1 or options.format in ("", FORMATS[memory_format])
+        for name in make_variants(case)
+        if name == "ReLU" or name.startswith(tuple(options.neurons))
     ]
-    # The profiler may slow down later launches in this process, so everything else is measured first.
-    found: dict[RowName, list[Row | str]] = {row: [] for row in rows}
+    # The profiler may slow down later launches in this process, so all wall times are measured before it runs.
+    results_by_row: dict[RowName, list[Row | str]] = {row: [] for row in rows}
     steps: Steps = {}
     for _, group in itertools.groupby(rows, key=lambda row: (row.case, row.form)):
-        measured, kept = walls(list(group), begun + chosen.seconds * 0.6)
-        steps |= kept
+        measured, uncaptured = measure_walls(list(group), begun + options.seconds * 0.6)
+        steps |= uncaptured
         for row, result in measured.items():
-            tell(begun, row, result)
-            found[row].append(result)
-        clean()
+            print_result(begun, row, result)
+            results_by_row[row].append(result)
+        free_memory()
     for row in rows:
-        late = time.perf_counter() - begun > chosen.seconds
-        found[row].append("not run" if late else device_times(row, steps.pop(row, None)))
-        tell(begun, row, found[row][-1])
+        is_late = time.perf_counter() - begun > options.seconds
+        results_by_row[row].append("not run" if is_late else measure_device(row, steps.pop(row, None)))
+        print_result(begun, row, results_by_row[row][-1])
     lines = []
-    for (case, form, name), results in found.items():
-        limits = found[RowName(case, form, "ReLU")] if name != "ReLU" else (None, None)
-        first, second = (cells(*three) for three in zip(results, limits, (5, 2), strict=True))
+    for (case, form, name), results_of_row in results_by_row.items():
+        limits = results_by_row[RowName(case, form, "ReLU")] if name != "ReLU" else (None, None)
+        first, second = (format_cells(*three) for three in zip(results_of_row, limits, (5, 2), strict=True))
         lines.append((case.name, form, name, *first, *second))
-    draw(ratios(found), chosen.output.with_suffix(".svg"))
-    options = {"--only": chosen.only, "--format": [chosen.format], "--neurons": chosen.neurons}
-    given = "".join(f" {name} {' '.join(map(repr, values))}" for name, values in options.items() if any(values))
+    draw(compute_ratios(results_by_row), options.output.with_suffix(".svg"))
+    selection = {"--only": options.only, "--format": [options.format], "--neurons": options.neurons}
+    arguments = "".join(f" {name} {' '.join(map(repr, values))}" for name, values in selection.items() if any(values))
     publish(
         [
             "# Whole networks compared with ReLU",
             "",
-            f"`python benchmarks/whole_networks.py{given}`: a step of training (forward, cross entropy, backward,",
+            f"`python benchmarks/whole_networks.py{arguments}`: a step of training (forward, cross entropy, backward,",
             "fused SGD), in ms, with the ratio to ReLU in the same run in brackets. Wall times are the median and the",
             f"minimum of {TURNS} rounds. The neurons of a network alternate within a round, and other work on the host",
-            "disturbs the minimum least. bf16 means autocast. The second pair of wall times is with",
-            "torch.autograd.set_multithreading_enabled(False). The profiler measures the kernels. Captured rows are",
-            "`graphs.capture`, and SpikingJelly's StaticCudaGraph of forward and backward. Their last column is the",
-            f"whole call. Eager steps of neurons are launched by: {launcher_in_words(torch.device('cuda'))}.",
-            where(torch.device("cuda")),
+            "disturbs the minimum least. bf16 means autocast. The second pair of wall times is measured with",
+            "torch.autograd.set_multithreading_enabled(False). The profiler measures the kernels. Captured rows use",
+            "`graphs.capture`, or SpikingJelly's StaticCudaGraph of forward and backward. Their last column is the",
+            f"time of the whole call. Eager steps are launched by: {launcher_in_words(torch.device('cuda'))}.",
+            describe_machine(torch.device("cuda")),
             "",
             *table(HEADER, lines),
         ],
-        chosen.output,
+        options.output,
     )
 
 

@@ -92,11 +92,11 @@ class Run(NamedTuple):
 
 def run(network: Callable[[Tensor], Tensor], parameter: nn.Parameter, x: Tensor, weights: Tensor) -> Run:
     x = x.clone().requires_grad_()
-    begun = time.perf_counter()
+    start = time.perf_counter()
     spikes = network(x)
     grad_input, grad_parameter = torch.autograd.grad((spikes * weights).sum(), [x, parameter])
     # Copying the gradient waits for the GPU.
-    return Run(spikes.detach(), grad_input, grad_parameter.cpu(), time.perf_counter() - begun)
+    return Run(spikes.detach(), grad_input, grad_parameter.cpu(), time.perf_counter() - start)
 
 
 def compare(
@@ -107,17 +107,17 @@ def compare(
     x = 3.0 * torch.rand(steps, 4, neurons, device=device)
     weights = torch.randn(steps, 4, neurons, device=device)  # weights of the spikes in the loss
 
-    keeps, keeps_step = KeepsState().to(device), KeepsStateStep().to(device)
-    hands = HandsStateOn(neurons).to(device)
+    stateful_neuron, stateful_step = KeepsState().to(device), KeepsStateStep().to(device)
+    stateless_neuron = HandsStateOn(neurons).to(device)
 
-    def keeps_before(sequence: Tensor) -> Tensor:
-        keeps.reset()
-        return torch.stack([keeps(step) for step in sequence.unbind()])
+    def run_stateful(sequence: Tensor) -> Tensor:
+        stateful_neuron.reset()
+        return torch.stack([stateful_neuron(step) for step in sequence.unbind()])
 
-    def hands_before(sequence: Tensor) -> Tensor:
+    def run_stateless(sequence: Tensor) -> Tensor:
         mem, spikes = torch.zeros_like(sequence[0]), []
         for step in sequence.unbind():
-            fired, mem = hands(step, mem)
+            fired, mem = stateless_neuron(step, mem)
             spikes.append(fired)
         return torch.stack(spikes)
 
@@ -129,12 +129,12 @@ def compare(
 
     return {
         "keeps its state": (
-            run(keeps_before, keeps.w, x, weights),
-            run(after(keeps_step), keeps_step.w, x, weights),
+            run(run_stateful, stateful_neuron.w, x, weights),
+            run(after(stateful_step), stateful_step.w, x, weights),
         ),
         "hands its state on": (
-            run(hands_before, hands.beta, x, weights),
-            run(after(hands), hands.beta, x, weights),
+            run(run_stateless, stateless_neuron.beta, x, weights),
+            run(after(stateless_neuron), stateless_neuron.beta, x, weights),
         ),
     }
 
@@ -146,8 +146,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--steps", type=int, default=32)
     parser.add_argument("--neurons", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
-    chosen = parser.parse_args(arguments)
-    runs = compare(chosen.steps, chosen.neurons, chosen.seed, chosen.device, chosen.backend)
+    settings = parser.parse_args(arguments)
+    runs = compare(settings.steps, settings.neurons, settings.seed, settings.device, settings.backend)
     for style, (before, after) in runs.items():
         different = int((before.spikes != after.spikes).sum())
         print(f"a module that {style}: {different} of {before.spikes.numel()} spikes differ")

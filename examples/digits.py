@@ -153,10 +153,10 @@ def draw(path: Path, network: Network, image: Tensor, losses: list[float], accur
     epochs = range(1, len(losses) + 1)
     curve.plot(epochs, losses, color="tab:blue", label="loss")
     curve.set(xlabel="epoch", ylabel="loss", title="learning curve")
-    right = curve.twinx()
-    right.plot(epochs, accuracies, color="tab:orange", label="held-out accuracy")
-    right.set(ylabel="held-out accuracy")
-    curve.legend(*_handles(curve, right), loc="center right")
+    accuracy_axis = curve.twinx()
+    accuracy_axis.plot(epochs, accuracies, color="tab:orange", label="held-out accuracy")
+    accuracy_axis.set(ylabel="held-out accuracy")
+    curve.legend(*_list_handles(curve, accuracy_axis), loc="center right")
     steps, neurons = spikes.nonzero(as_tuple=True)
     raster.scatter(steps, neurons, s=6, marker="|", color="black")
     raster.set(xlabel="time step", ylabel="hidden neuron", title="spikes of one image")
@@ -169,7 +169,7 @@ def draw(path: Path, network: Network, image: Tensor, losses: list[float], accur
     plt.close(figure)
 
 
-def _handles(*axes: Any) -> tuple[list[Any], list[str]]:
+def _list_handles(*axes: Any) -> tuple[list[Any], list[str]]:
     pairs = [axis.get_legend_handles_labels() for axis in axes]
     return [h for handles, _ in pairs for h in handles], [text for _, labels in pairs for text in labels]
 
@@ -197,38 +197,38 @@ def options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--epochs", type=positive, default=25)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("digits.png"), help="file for the figure")
-    chosen = parser.parse_args(arguments)
+    settings = parser.parse_args(arguments)
     try:
-        torch.empty(0, device=chosen.device)
+        torch.empty(0, device=settings.device)
     except (RuntimeError, AssertionError) as error:
-        parser.error(f"argument --device: {chosen.device!r} cannot be used: {str(error).splitlines()[0]}")
-    if not chosen.out.parent.is_dir():
-        parser.error(f"argument --out: there is no folder {str(chosen.out.parent)!r}")
-    if chosen.out.suffix.lower() != ".png":
-        parser.error(f"argument --out: {str(chosen.out)!r} does not end in .png")
-    return chosen
+        parser.error(f"argument --device: {settings.device!r} cannot be used: {str(error).splitlines()[0]}")
+    if not settings.out.parent.is_dir():
+        parser.error(f"argument --out: there is no folder {str(settings.out.parent)!r}")
+    if settings.out.suffix.lower() != ".png":
+        parser.error(f"argument --out: {str(settings.out)!r} does not end in .png")
+    return settings
 
 
 def main(arguments: list[str]) -> int:
-    chosen = options(arguments)
-    torch.manual_seed(chosen.seed)
-    device = torch.device(chosen.device)
+    settings = options(arguments)
+    torch.manual_seed(settings.seed)
+    device = torch.device(settings.device)
     # The layers are so small that several threads would mostly wait for each other.
     torch.set_num_threads(1)
-    data = load(device, chosen.seed)
-    network = Network(chosen.steps, chosen.backend).to(device)
+    data = load(device, settings.seed)
+    network = Network(settings.steps, settings.backend).to(device)
     try:
         network(data.test_x[:1])
     except BackendUnavailableError as error:
         print(f"digits: {error}", file=sys.stderr)
         return 2
     print(f"backend {network.hidden.explain()}")
-    begun = time.perf_counter()
-    losses, accuracies = train(network, data, chosen.epochs, chosen.seed)
-    draw(chosen.out, network, data.test_x[:1], losses, accuracies)
+    start = time.perf_counter()
+    losses, accuracies = train(network, data, settings.epochs, settings.seed)
+    draw(settings.out, network, data.test_x[:1], losses, accuracies)
     print(
-        f"held-out accuracy {accuracies[-1]:.2%} after {chosen.epochs} epochs of {chosen.steps} time steps, "
-        f"{time.perf_counter() - begun:.1f} s; wrote {chosen.out}"
+        f"held-out accuracy {accuracies[-1]:.2%} after {settings.epochs} epochs of {settings.steps} time steps, "
+        f"{time.perf_counter() - start:.1f} s; wrote {settings.out}"
     )
     return 0
 

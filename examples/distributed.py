@@ -5,8 +5,8 @@
 To use several machines, start the script on each of them, with torchrun's options --nnodes and --rdzv-endpoint. Without
 a GPU, the processes communicate through gloo. The data are scikit-learn's handwritten digits. Each process trains on
 its part of every batch. With `--checkpoint DIR`, the network and the optimizer are written to DIR/epoch_N after each
-epoch, and a run resumes from the last complete checkpoint. The number of processes may differ from that of the earlier
-run. All machines need access to DIR.
+epoch, and a run resumes from the last complete checkpoint. The resumed run may have another number of processes.
+All machines need access to DIR.
 """
 
 from __future__ import annotations
@@ -139,10 +139,10 @@ def fail(message: str) -> NoReturn:
 
 
 def main(arguments: list[str]) -> int:
-    chosen = options(arguments)
+    settings = options(arguments)
     if "RANK" not in os.environ:
         fail("start it with torchrun: torchrun --standalone --nproc-per-node 2 examples/distributed.py")
-    device = torch.device(chosen.device)
+    device = torch.device(settings.device)
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
@@ -150,39 +150,39 @@ def main(arguments: list[str]) -> int:
         torch.set_num_threads(1)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
-        return run(chosen, device)
+        return run(settings, device)
     finally:
         dist.destroy_process_group()
 
 
-def run(chosen: argparse.Namespace, device: torch.device) -> int:
+def run(settings: argparse.Namespace, device: torch.device) -> int:
     rank, count = dist.get_rank(), dist.get_world_size()
-    if chosen.batch % count:
-        fail(f"--batch {chosen.batch} cannot be shared by {count} processes")
-    torch.manual_seed(chosen.seed)
-    net = distributed(network(chosen.backend), chosen.strategy, device)
+    if settings.batch % count:
+        fail(f"--batch {settings.batch} cannot be shared by {count} processes")
+    torch.manual_seed(settings.seed)
+    net = distributed(network(settings.backend), settings.strategy, device)
     optimizer = torch.optim.Adam(net.parameters(), lr=5e-3)
-    begin = epochs_in(chosen.checkpoint)
+    begin = epochs_in(settings.checkpoint)
     if begin:
-        resume(net, optimizer, chosen.checkpoint / f"epoch_{begin}")
-    training, held_out = load_data(chosen.seed)
-    sampler: DistributedSampler[Any] = DistributedSampler(training, seed=chosen.seed)
-    loader = DataLoader(training, chosen.batch // count, sampler=sampler, drop_last=True)
+        resume(net, optimizer, settings.checkpoint / f"epoch_{begin}")
+    training, held_out = load_data(settings.seed)
+    sampler: DistributedSampler[Any] = DistributedSampler(training, seed=settings.seed)
+    loader = DataLoader(training, settings.batch // count, sampler=sampler, drop_last=True)
     # Each process evaluates every `count`-th image, so that each image is evaluated once.
     part = torch.utils.data.Subset(held_out, range(rank, len(held_out), count))
-    held_out_accuracy = accuracy(net, DataLoader(part, 256), chosen.steps, device)
+    held_out_accuracy = accuracy(net, DataLoader(part, 256), settings.steps, device)
     if begin and rank == 0:
         print(f"resumed after {begin} epochs, accuracy {held_out_accuracy:.2%}")
-    for epoch in range(begin, chosen.epochs):
+    for epoch in range(begin, settings.epochs):
         sampler.set_epoch(epoch)
-        mean = train(net, loader, optimizer, chosen.steps, device)
-        held_out_accuracy = accuracy(net, DataLoader(part, 256), chosen.steps, device)
+        mean = train(net, loader, optimizer, settings.steps, device)
+        held_out_accuracy = accuracy(net, DataLoader(part, 256), settings.steps, device)
         if rank == 0:
-            print(f"epoch {epoch + 1}/{chosen.epochs}  loss {mean:.4f}  held-out accuracy {held_out_accuracy:.2%}")
-        if chosen.checkpoint is not None:
-            keep(net, optimizer, chosen.checkpoint / f"epoch_{epoch + 1}")
+            print(f"epoch {epoch + 1}/{settings.epochs}  loss {mean:.4f}  held-out accuracy {held_out_accuracy:.2%}")
+        if settings.checkpoint is not None:
+            keep(net, optimizer, settings.checkpoint / f"epoch_{epoch + 1}")
     if rank == 0:
-        print(f"held-out accuracy {held_out_accuracy:.2%} on {count} processes ({chosen.strategy})")
+        print(f"held-out accuracy {held_out_accuracy:.2%} on {count} processes ({settings.strategy})")
     return 0
 
 

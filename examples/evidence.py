@@ -101,12 +101,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--steps", type=int, default=300, help="time steps per trial")
     parser.add_argument("--updates", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
-    chosen = parser.parse_args(arguments)
+    settings = parser.parse_args(arguments)
     for learn_tau in (False, True):
-        result = train(learn_tau, chosen.steps, chosen.updates, chosen.seed, chosen.device, chosen.backend)
+        result = train(learn_tau, settings.steps, settings.updates, settings.seed, settings.device, settings.backend)
         print(
             f"tau {'learned' if learn_tau else 'fixed':>7}: {' and '.join(f'{tau:.0f}' for tau in result.tau)} steps"
-            f" after {chosen.updates} updates, accuracy {result.accuracy:.1%} over {chosen.steps} steps"
+            f" after {settings.updates} updates, accuracy {result.accuracy:.1%} over {settings.steps} steps"
         )
     return 0
 

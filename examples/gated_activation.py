@@ -3,8 +3,8 @@
     python examples/gated_activation.py [--rows 16384] [--columns 4096] [--dtype bfloat16] [--device cuda]
 
 The example only needs flexsn-codegen. Without a GPU, it checks the values in Triton's interpreter, on a few rows. On a
-GPU, it also measures how many bytes per second each version moves, and compares them with a plain copy. It measures the
-forward alone, and the forward together with the backward.
+GPU, it also measures the bytes per second that each version and a plain copy move. It measures the forward alone, and
+the forward together with the backward.
 """
 
 from __future__ import annotations

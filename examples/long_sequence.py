@@ -61,7 +61,7 @@ def pixels(samples: int, seed: int) -> Data:
     """Returns digits as sequences of 784 pixels.
 
     The training data are from the first 4/5 of all digits, and the test data from the rest, in random order. Each of
-    these parts has at most `samples` digits.
+    the two sets has at most `samples` digits.
     """
     images, labels = load_digits(return_X_y=True)
     small = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16.0
@@ -126,19 +126,19 @@ def train(network: Network, data: Data, epochs: int, seed: int) -> Result:
     losses: list[Tensor] = []
     seconds = 0.0
     for _ in range(epochs):
-        begun = time.perf_counter()
+        start = time.perf_counter()
         for batch in torch.randperm(len(data.train_x), generator=generator).split(BATCH):
             losses.append(train_step(network, optimizer, data.train_x[batch], data.train_y[batch]))
         float(losses[-1])  # waits for the GPU
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - start
     with torch.no_grad():
         parts = zip(data.test_x.split(BATCH), data.test_y.split(BATCH), strict=True)
-        right = sum(int((network(x).argmax(1) == y).sum()) for x, y in parts)
-    return Result([float(loss) for loss in losses], right / len(data.test_x), seconds)
+        num_correct = sum(int((network(x).argmax(1) == y).sum()) for x, y in parts)
+    return Result([float(loss) for loss in losses], num_correct / len(data.test_x), seconds)
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(description="Learns from raw audio or from digits pixel by pixel.")
+    parser = argparse.ArgumentParser(description="Learns from raw audio, or from digits pixel by pixel.")
     parser.add_argument("--task", choices=["waves", "pixels"], default="waves")
     parser.add_argument("--backend", choices=["auto", "triton", "inductor", "cpp", "hop", "torch"], default="auto")
     parser.add_argument("--device", default="cpu")
@@ -146,19 +146,21 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--samples", type=int, default=256, help="number of training sequences")
     parser.add_argument("--steps", type=int, default=RATE, help="steps per wave")
     parser.add_argument("--seed", type=int, default=0)
-    chosen = parser.parse_args(arguments)
-    torch.manual_seed(chosen.seed)
-    device = torch.device(chosen.device)
-    is_digits = chosen.task == "pixels"
-    data = pixels(chosen.samples, chosen.seed) if is_digits else waves(chosen.samples, chosen.steps, chosen.seed)
+    settings = parser.parse_args(arguments)
+    torch.manual_seed(settings.seed)
+    device = torch.device(settings.device)
+    is_digits = settings.task == "pixels"
+    data = (
+        pixels(settings.samples, settings.seed) if is_digits else waves(settings.samples, settings.steps, settings.seed)
+    )
     data = data.to(device)
-    network = Network(data.classes, chosen.backend).to(device)
-    result = train(network, data, chosen.epochs, chosen.seed)
+    network = Network(data.classes, settings.backend).to(device)
+    result = train(network, data, settings.epochs, settings.seed)
     assert isinstance(network.hidden, ParametricLIF)
     print(network.hidden.explain())
     print(
-        f"{chosen.task}, {data.train_x.shape[1]} steps: loss {result.losses[0]:.2f} to {result.losses[-1]:.2f}, "
-        f"accuracy {result.accuracy:.1%} on {len(data.test_x)} new ones, {result.seconds:.1f} s for an epoch of "
+        f"{settings.task}, {data.train_x.shape[1]} steps: loss {result.losses[0]:.2f} to {result.losses[-1]:.2f}, "
+        f"accuracy {result.accuracy:.1%} on {len(data.test_x)} new sequences, {result.seconds:.1f} s for an epoch of "
         f"{len(data.train_x)}"
     )
     return 0

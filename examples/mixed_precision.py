@@ -99,10 +99,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"), help="cpu, cuda, …")
     parser.add_argument("--updates", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
-    chosen = parser.parse_args(arguments)
-    where = (chosen.device, chosen.backend)
+    settings = parser.parse_args(arguments)
+    where = (settings.device, settings.backend)
     for name, (autocast, precision) in WAYS.items():
-        result = train(autocast, precision, chosen.updates, chosen.seed, *where)
+        result = train(autocast, precision, settings.updates, settings.seed, *where)
         print(
             f"{name:>17}: loss {result.losses[-1]:.3f}, held-out accuracy {result.accuracy:.1%}, "
             f"state {result.state_dtype}, spikes {result.spike_dtype}"

@@ -119,13 +119,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--steps", type=int, default=100, help="time steps per sequence, more than ten")
     parser.add_argument("--epochs", type=int, default=12, help=f"epochs of {UPDATES} updates")
     parser.add_argument("--seed", type=int, default=0)
-    chosen = parser.parse_args(arguments)
+    settings = parser.parse_args(arguments)
     for recurrent in (False, True):
-        device = torch.device(chosen.device)
-        result = train(recurrent, chosen.steps, chosen.epochs, chosen.seed, device, chosen.backend)
+        device = torch.device(settings.device)
+        result = train(recurrent, settings.steps, settings.epochs, settings.seed, device, settings.backend)
         print(
             f"{'recurrent' if recurrent else 'without recurrence'}: loss {result.losses[0]:.2f} to "
-            f"{result.losses[-1]:.2f}, accuracy {result.accuracy:.1%} over {chosen.steps} steps, "
+            f"{result.losses[-1]:.2f}, accuracy {result.accuracy:.1%} over {settings.steps} steps, "
             f"{result.seconds:.2f} s per epoch\n{result.ran}"
         )
     return 0

@@ -52,9 +52,9 @@ class Resonator(Neuron):
 
     def dynamics(self, x: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         cosine, sine = self.decay * torch.cos(self.omega), self.decay * torch.sin(self.omega)
-        along, across = cosine * u - sine * v + x, sine * u + cosine * v
-        spike = self.spike(across - 1.0)
-        return spike, along * (1.0 - spike), across * (1.0 - spike)
+        first_component, second_component = cosine * u - sine * v + x, sine * u + cosine * v
+        spike = self.spike(second_component - 1.0)
+        return spike, first_component * (1.0 - spike), second_component * (1.0 - spike)
 
 
 class Network(nn.Module):
@@ -81,8 +81,8 @@ def pulses(periods: Tensor, steps: int, jitter: float = 0.0) -> Tensor:
     phase = torch.rand_like(periods) * periods if jitter > 0 else torch.zeros_like(periods)
     time = torch.arange(steps, device=periods.device).unsqueeze(1) + phase
     beats = (time.remainder(periods) < 1.0).float()
-    wrong = (torch.rand_like(beats) < jitter).float()
-    return 0.6 * (beats - wrong).abs().unsqueeze(2)
+    errors = (torch.rand_like(beats) < jitter).float()
+    return 0.6 * (beats - errors).abs().unsqueeze(2)
 
 
 def selectivity(steps: int, device: torch.device, backend: str = "auto") -> Tensor:
@@ -105,7 +105,7 @@ class Result(NamedTuple):
 def train(steps: int, updates: int, seed: int, device: torch.device, backend: str = "auto") -> Result:
     torch.manual_seed(seed)
     network = Network(backend).to(device)
-    begun = network.resonators.omega.detach().clone()
+    start = network.resonators.omega.detach().clone()
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
     periods = torch.tensor(PERIODS, device=device)
     losses = []
@@ -124,7 +124,7 @@ def train(steps: int, updates: int, seed: int, device: torch.device, backend: st
     with torch.no_grad():
         rhythm, classes = draw(1000)
         accuracy = float((network(rhythm).argmax(1) == classes).float().mean())
-    return Result(losses, accuracy, float((network.resonators.omega.detach() - begun).abs().mean()))
+    return Result(losses, accuracy, float((network.resonators.omega.detach() - start).abs().mean()))
 
 
 def main(arguments: list[str]) -> int:
@@ -134,12 +134,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--steps", type=int, default=120, help="time steps of a rhythm")
     parser.add_argument("--updates", type=int, default=80)
     parser.add_argument("--seed", type=int, default=0)
-    chosen = parser.parse_args(arguments)
+    settings = parser.parse_args(arguments)
     print("number of spikes of a neuron with period … (row) for pulses with period … (column)")
     print("     " + "".join(f"{period:6.0f}" for period in PERIODS))
-    for period, row in zip(PERIODS, selectivity(chosen.steps, chosen.device, chosen.backend).tolist(), strict=True):
+    for period, row in zip(
+        PERIODS, selectivity(settings.steps, settings.device, settings.backend).tolist(), strict=True
+    ):
         print(f"{period:5.0f}" + "".join(f"{count:6.0f}" for count in row))
-    result = train(chosen.steps, chosen.updates, chosen.seed, chosen.device, chosen.backend)
+    result = train(settings.steps, settings.updates, settings.seed, settings.device, settings.backend)
     print(
         f"four rhythms with noise: loss {result.losses[0]:.2f} to {result.losses[-1]:.2f}, accuracy "
         f"{result.accuracy:.1%}; omega moved by {result.moved:.2f} on average"

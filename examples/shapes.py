@@ -75,8 +75,8 @@ class ExcitatoryInhibitory(Neuron):
 
     def init_states(self, num_states: int, step_mode: str, *inputs: Tensor) -> list[Tensor]:
         s, v, *_ = super().init_states(num_states, step_mode, *inputs)
-        fewer = s.new_zeros(*s.shape[:-1], len(self.onto))
-        return [s, v, fewer, fewer.clone()]
+        inhibitory_state = s.new_zeros(*s.shape[:-1], len(self.onto))
+        return [s, v, inhibitory_state, inhibitory_state.clone()]
 
     def dynamics(self, x: Tensor, s: Tensor, v: Tensor, z: Tensor, u: Tensor) -> tuple[Tensor, ...]:
         h = v + (x - linear(z, self.back.abs()) - v) / 2.0
@@ -177,10 +177,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--steps", type=int, default=40, help="time steps of a sequence")
     parser.add_argument("--updates", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
-    chosen = parser.parse_args(arguments)
-    torch.manual_seed(chosen.seed)
-    for name, layer in layers(chosen.backend).items():
-        losses, accuracy = train(layer, chosen.steps, chosen.updates, chosen.seed, chosen.device)
+    settings = parser.parse_args(arguments)
+    torch.manual_seed(settings.seed)
+    for name, layer in layers(settings.backend).items():
+        losses, accuracy = train(layer, settings.steps, settings.updates, settings.seed, settings.device)
         print(f"{name}: loss {losses[0]:.3f} to {losses[-1]:.3f}, accuracy {accuracy:.1%}")
         print("  " + layer.explain().splitlines()[0])
     return 0

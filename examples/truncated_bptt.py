@@ -122,17 +122,22 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--ahead", type=int, default=4, help="number of steps to predict ahead")
     parser.add_argument("--passes", type=int, default=10, help="passes over the sequence")
     parser.add_argument("--seed", type=int, default=0)
-    chosen = parser.parse_args(arguments)
-    torch.manual_seed(chosen.seed)
-    net = network(chosen.backend, chosen.device)
-    sequence = signal(chosen.steps + chosen.ahead, chosen.device)
-    x, y = sequence[: chosen.steps], sequence[chosen.ahead :]
-    losses, most = train(net, x, y, chosen.chunk, chosen.passes)
-    print(f"loss {losses[0]:.3f} to {losses[-1]:.3f} in {chosen.passes} passes over {chosen.steps} steps")
+    settings = parser.parse_args(arguments)
+    torch.manual_seed(settings.seed)
+    net = network(settings.backend, settings.device)
+    sequence = signal(settings.steps + settings.ahead, settings.device)
+    x, y = sequence[: settings.steps], sequence[settings.ahead :]
+    losses, largest_chunk_bytes = train(net, x, y, settings.chunk, settings.passes)
+    print(f"loss {losses[0]:.3f} to {losses[-1]:.3f} in {settings.passes} passes over {settings.steps} steps")
     whole_bytes = kept_by_all(net, x, y)
-    print(f"saved for the backward pass: {most / 1e6:.2f} MB per chunk, {whole_bytes / 1e6:.2f} MB for all steps")
-    cut, full = (gradient_of_last(net, x, y, chosen.chunk, truncated) for truncated in (True, False))
-    difference = float((cut - full).abs().max())
+    print(
+        f"saved for the backward pass: {largest_chunk_bytes / 1e6:.2f} MB per chunk, "
+        f"{whole_bytes / 1e6:.2f} MB for all steps"
+    )
+    truncated_gradient, full_gradient = (
+        gradient_of_last(net, x, y, settings.chunk, truncated) for truncated in (True, False)
+    )
+    difference = float((truncated_gradient - full_gradient).abs().max())
     print(f"the gradient inside the last chunk differs by {difference:.1e} from the whole sequence's gradient")
     return 0
 

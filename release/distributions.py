@@ -1,4 +1,4 @@
-"""The distributions of this repository, as their metadata describe them, in the order of their dependencies."""
+"""The distributions of this repository, with their metadata, and in the order of their dependencies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Distribution:
 
     @property
     def folder(self) -> Path:
-        """Folder of its `pyproject.toml`."""
+        """Folder of the distribution's `pyproject.toml`."""
         return ROOT / "packages" / self.name
 
     @property
@@ -33,13 +33,13 @@ class Distribution:
 
     @property
     def project(self) -> dict[str, Any]:
-        """The table `[project]` in its `pyproject.toml`."""
+        """Table `[project]` of the distribution's `pyproject.toml`."""
         table: dict[str, Any] = tomllib.loads((self.folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         return table
 
     @property
     def version(self) -> Version:
-        """`__version__`, read without an import, because an installed copy may have another version."""
+        """Version in the source. It is read without an import, because an installed copy may have another version."""
         path = self.folder / "src" / self.module / "__init__.py"
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__version__":
@@ -48,37 +48,36 @@ class Distribution:
 
     @property
     def requirements(self) -> list[Requirement]:
-        """Its requirements, without those of extras."""
+        """Requirements of the distribution, without those of extras."""
         return [Requirement(line) for line in self.project["dependencies"]]
 
     @property
     def siblings(self) -> list[Distribution]:
-        """Distributions of this repository that it requires directly."""
+        """Distributions of this repository that this distribution requires directly."""
         names = {distribution.name for distribution in distributions()}
         return [Distribution(needed.name) for needed in self.requirements if needed.name in names]
 
 
 @cache
 def distributions() -> tuple[Distribution, ...]:
-    """Returns all distributions, by name."""
+    """Returns all distributions, sorted by name."""
     return tuple(Distribution(path.parent.name) for path in sorted(ROOT.glob("packages/*/pyproject.toml")))
 
 
-def with_siblings(wanted: Distribution) -> list[Distribution]:
-    """Returns `wanted` and all distributions that it needs. Each distribution comes after the distributions that it
-    requires.
+def with_siblings(distribution: Distribution) -> list[Distribution]:
+    """Returns the siblings that `distribution` needs, directly or indirectly, followed by `distribution` itself.
+
+    Each sibling follows the distributions that it requires.
     """
-    found: list[Distribution] = []
-    for sibling in wanted.siblings:
-        found += [needed for needed in with_siblings(sibling) if needed not in found]
-    return [*found, wanted]
+    members: list[Distribution] = []
+    for sibling in distribution.siblings:
+        members += [needed for needed in with_siblings(sibling) if needed not in members]
+    return [*members, distribution]
 
 
 def in_order() -> list[Distribution]:
-    """Returns all distributions in the order of publication. Each distribution comes after the distributions that it
-    requires.
-    """
-    found: list[Distribution] = []
+    """Returns all distributions in the order of publication: each one after the distributions that it requires."""
+    ordered: list[Distribution] = []
     for distribution in distributions():
-        found += [needed for needed in with_siblings(distribution) if needed not in found]
-    return found
+        ordered += [needed for needed in with_siblings(distribution) if needed not in ordered]
+    return ordered

@@ -20,7 +20,7 @@ UNDECIDED = "UNDECIDED"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Contents of `identity.toml`."""
+    """Authors and URLs in `identity.toml`."""
 
     authors: tuple[str, ...]
     urls: dict[str, str]
@@ -32,7 +32,7 @@ class Identity:
 
     @property
     def decided_urls(self) -> dict[str, str]:
-        """URLs that are decided."""
+        """Decided URLs, by name."""
         return {name: url for name, url in self.urls.items() if url != UNDECIDED}
 
 
@@ -43,7 +43,7 @@ def read() -> Identity:
 
 
 def replaced(text: str, pattern: str, line: str, where: Path) -> str:
-    """Returns `text` with `line` instead of the one line that matches `pattern`.
+    """Returns `text` after replacing the only line that matches `pattern` by `line`.
 
     Raises:
         LookupError: no line matches, or several lines do.
@@ -55,7 +55,7 @@ def replaced(text: str, pattern: str, line: str, where: Path) -> str:
 
 
 def in_pyproject(text: str, identity: Identity, where: Path) -> str:
-    """Returns a `pyproject.toml` with the authors and URLs of `identity`."""
+    """Returns the text of a `pyproject.toml` with the authors and URLs of `identity`."""
     authors = ", ".join(f"{{ name = {json.dumps(name)} }}" for name in identity.authors)
     urls = ", ".join(f"{name} = {json.dumps(url)}" for name, url in identity.decided_urls.items())
     text = replaced(text, r"^authors = .*$", f"authors = [{authors}]", where)
@@ -63,7 +63,7 @@ def in_pyproject(text: str, identity: Identity, where: Path) -> str:
 
 
 def in_citation(text: str, identity: Identity, where: Path) -> str:
-    """Returns a `CITATION.cff` with the authors and the repository of `identity`."""
+    """Returns the text of a `CITATION.cff` with the authors and the repository of `identity`."""
     authors = ", ".join(f"{{ name: {json.dumps(name)} }}" for name in identity.authors)
     repository = identity.decided_urls.get("Repository")
     line = f"repository-code: {json.dumps(repository)}" if repository else "# repository-code: undecided"
@@ -72,14 +72,14 @@ def in_citation(text: str, identity: Identity, where: Path) -> str:
 
 
 def written(identity: Identity) -> dict[Path, str]:
-    """Returns the new contents of all files that name an identity, by path."""
+    """Returns the new contents of all files with authors or URLs, by path."""
     files = {distribution.folder / "pyproject.toml": in_pyproject for distribution in distributions()}
     files[ROOT / "CITATION.cff"] = in_citation
     return {path: change(path.read_text(encoding="utf-8"), identity, path) for path, change in files.items()}
 
 
 def main() -> int:
-    """Writes the files, and prints the missing entries."""
+    """Writes the files, and prints the names of undecided URLs."""
     identity = read()
     for path, text in written(identity).items():
         path.write_text(text, encoding="utf-8")

@@ -1,8 +1,9 @@
-"""Checks that the repository is ready for a tag, and prints the text for the page of the release.
+"""Checks that the repository is ready for a tag, and writes the text for the page of the release.
 
     hatch run release:tag flexsn-graph-v0.1.0 [--notes FILE]
 
-A tag names a distribution and its version. The script prints `name=...` for the workflow that the tag starts.
+A tag names a distribution and its version. The script writes the text to FILE, and prints `name=...` for the workflow
+that the tag starts.
 """
 
 from __future__ import annotations
@@ -26,25 +27,26 @@ def tag_of(distribution: Distribution) -> str:
 
 
 def named_by(tag: str) -> Distribution:
-    """Returns the distribution of a tag.
+    """Returns the distribution that a tag names.
 
     Raises:
-        ValueError: the tag is not NAME-vVERSION of a distribution, or its version is not the version in the source.
+        ValueError: the tag does not have the form NAME-vVERSION with the name of a distribution, or its version differs
+            from the version in the source.
     """
     match = TAG.fullmatch(tag)
-    found = [distribution for distribution in distributions() if match and distribution.name == match["name"]]
-    if not found:
+    named = [distribution for distribution in distributions() if match and distribution.name == match["name"]]
+    if not named:
         raise ValueError(f"{tag} is no tag of a release: those would be now {', '.join(map(tag_of, distributions()))}")
-    if tag != tag_of(found[0]):
-        raise ValueError(f"{tag}: but the version in the source is {found[0].version}")
-    return found[0]
+    if tag != tag_of(named[0]):
+        raise ValueError(f"{tag}: but the version in the source is {named[0].version}")
+    return named[0]
 
 
 def notes(changelog: str, version: str) -> str:
-    """Returns the text about a version from a changelog.
+    """Returns the section about a version in a changelog.
 
     Raises:
-        ValueError: the text is missing, or its heading has no date. An example with a date is `## 0.1.0 (2027-01-31)`.
+        ValueError: the section is missing, or its heading has no date, as in `## 0.1.0 (2027-01-31)`.
     """
     heading = re.search(
         rf"^## {re.escape(version)}(?: \(([^)\n]*)\))?$\n(.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL
@@ -59,7 +61,7 @@ def notes(changelog: str, version: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Checks the repository, and prints what is missing for a release."""
+    """Checks the repository, and prints the first problem that prevents a release."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="tag", description=__doc__.splitlines()[0])
     parser.add_argument("tag")

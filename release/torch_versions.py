@@ -1,15 +1,14 @@
-"""Tests supported versions of torch: runs the tests, compiles the kernels, or installs the packages as `pip install`
-does today.
+"""Runs the tests with supported versions of torch, compiles kernels with them, or installs the packages like a user.
 
-    hatch run python release/torch_versions.py test 2.11           runs the suite with torch 2.11, updates the table
+    hatch run python release/torch_versions.py test 2.11           runs the suite with torch 2.11, and updates the table
     hatch run python release/torch_versions.py test 2.11 --long    also runs the tests marked long
     hatch run python release/torch_versions.py test 2.15 --python python3.13
     hatch run python release/torch_versions.py kernels 2.11 2.15   compiles kernels for GPUs that are not present
-    hatch run python release/torch_versions.py install             installs the five wheels, runs the README's tour
-    hatch run python release/torch_versions.py make 2.11           only makes the environment
+    hatch run python release/torch_versions.py install             installs the five wheels, and runs the README's tour
+    hatch run python release/torch_versions.py make 2.11           only creates the environment
 
-Each version has its own environment of several GB under `.venvs`, which the first call makes. The suite runs in parts.
-An interrupted run on the same commit continues with the part that was interrupted.
+Each version has a separate environment of several GB under `.venvs`, which the first call creates. The suite runs in
+parts. If a run is interrupted, the next run on the same commit continues with the part that was interrupted.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ KERNELS = RESULTS / "offline_kernels.md"
 README = ROOT / "README.md"
 MARKS = ("<!-- what release/torch_versions.py wrote -->", "<!-- until here -->")
 
-# Tests that show differences between versions first: tracing, generated kernels, the operator, compilers, all backends,
-# and common readouts in Inductor.
+# Tests in which differences between versions appear most often. They cover tracing, generated kernels, the operator,
+# compilers, all backends, and common readouts in Inductor.
 SHORT = (
     "packages/flexsn-graph/tests/test_graph_vjp.py",
     "packages/flexsn-codegen/tests/test_codegen_core.py",
@@ -53,8 +52,8 @@ SHORT = (
     "tests/test_compiled_results.py",
     "tests/test_torch_probes.py",
 )
-# Packages that do not work with a version of torch. The interpreter of Triton 3.6 fails with newer versions of numpy. A
-# build of torch only for CPUs lacks Triton, and pip prefers it if an index has it.
+# Additional requirements of a version of torch. torch 2.11 requires Triton 3.6, whose interpreter fails with newer
+# versions of numpy. The build 2.13.0+cpu lacks Triton, but pip prefers this build if an index contains it.
 BOUNDS = {"2.11": ["numpy<2.4"], "2.13": ["torch!=2.13.0+cpu"]}
 _OF_GPUS = re.compile("needs (a CUDA|two) GPU")
 
@@ -67,38 +66,39 @@ class Environment:
 
     @property
     def python(self) -> Path:
-        """Interpreter of the environment."""
+        """Python interpreter of the environment."""
         return self.folder / "bin" / "python"
 
     @property
     def variables(self) -> dict[str, str]:
-        """Environment variables with the packages of this tree. The packages are not installed, because several trees
-        may share environments.
+        """Environment variables with which Python imports the packages of this source tree.
+
+        The packages are not installed, because several source trees may share an environment.
         """
         sources = [str(member.folder / "src") for member in distributions()]
         return {**os.environ, "PYTHONPATH": os.pathsep.join(sources), "VIRTUAL_ENV": str(self.folder)}
 
     def versions(self) -> dict[str, str]:
-        """Returns the versions of the packages in the environment."""
+        """Returns the versions of Python, torch and Triton in the environment."""
         code = (
             "import json, platform, importlib.metadata as m\n"
             "print(json.dumps({'python': platform.python_version(), **{n: m.version(n) for n in ('torch', 'triton')}}))"
         )
-        found: dict[str, str] = json.loads(subprocess.check_output([self.python, "-c", code], text=True))
-        return found
+        versions: dict[str, str] = json.loads(subprocess.check_output([self.python, "-c", code], text=True))
+        return versions
 
 
 def make(torch: str, python: str, environments: Path, *, all_tools: bool = False) -> Environment:
-    """Returns the environment of a version, and makes it if it does not exist.
+    """Returns the environment of a version of torch, and creates it if it does not exist.
 
     Args:
-        torch: a version of torch, such as 2.11.
-        python: an interpreter.
+        torch: version of torch, such as 2.11.
+        python: Python interpreter.
         environments: folder of the environments.
         all_tools: True if tools that the running environment lacks are also installed.
 
     Raises:
-        subprocess.CalledProcessError: the Python does not exist, or pip finds no such torch for it.
+        subprocess.CalledProcessError: the Python interpreter does not exist, or pip finds no such torch for it.
     """
     code = "import sys; print('%d.%d' % sys.version_info[:2])"
     minor = subprocess.check_output([python, "-c", code], text=True).strip()
@@ -107,7 +107,7 @@ def make(torch: str, python: str, environments: Path, *, all_tools: bool = False
     if not complete.exists():
         print(f"making {environment.folder}", flush=True)
         subprocess.run([python, "-m", "venv", "--clear", environment.folder], check=True)
-        # torch requires a certain version of Triton.
+        # The requirements of torch determine the version of Triton.
         tools = [
             str(tool) for tool in tools_for_tests(only_installed=not all_tools) if tool.name not in ("torch", "triton")
         ]
@@ -129,7 +129,7 @@ def commit() -> str:
 
 
 class Extent(Enum):
-    """Extent of the suite in a row, as the table names it."""
+    """Part of the test suite that runs. The values are the texts in the table."""
 
     SHORT = "short form"
     SUITE = "suite"
@@ -137,7 +137,7 @@ class Extent(Enum):
 
 
 def parts(extent: Extent) -> list[Sequence[str]]:
-    """Returns the arguments of pytest for each part."""
+    """Returns the arguments of pytest for each part of the suite."""
     if extent is Extent.SHORT:
         return [SHORT]
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
@@ -146,27 +146,28 @@ def parts(extent: Extent) -> list[Sequence[str]]:
 
 
 def reports(environment: Environment, extent: Extent, options: Sequence[str], at: str) -> list[Path]:
-    """Runs the suite, and returns the JUnit report of each part. Parts that have already run at this commit do not run
-    again.
+    """Runs the suite, and returns the path of the JUnit report of each part.
+
+    Parts that have already run at this commit do not run again.
     """
     folder = environment.folder / "reports" / at / extent.name.lower()
     folder.mkdir(parents=True, exist_ok=True)
-    found = []
+    paths = []
     for part in parts(extent):
         name = "short" if extent is Extent.SHORT else part[-1].removeprefix("packages/").replace("/", "-")
         report = folder / f"{name}.xml"
-        found.append(report)
+        paths.append(report)
         if report.exists() and not at.endswith("+"):
             print(f"{name}: has already run", flush=True)
             continue
         unfinished = report.with_suffix(".unfinished")
         pytest: list[str | Path] = [environment.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, *part]
         pytest.append(f"--junitxml={unfinished}")
-        done = subprocess.run(pytest, cwd=ROOT, env=environment.variables, check=False)
-        if done.returncode not in (0, 1):  # 1 means that some tests failed
-            raise SystemExit(f"pytest ended with {done.returncode} in {name}: the table is not changed")
+        result = subprocess.run(pytest, cwd=ROOT, env=environment.variables, check=False)
+        if result.returncode not in (0, 1):  # 1 means that some tests failed
+            raise SystemExit(f"pytest ended with {result.returncode} in {name}: the table is not changed")
         unfinished.replace(report)
-    return found
+    return paths
 
 
 def _packages() -> str:
@@ -177,7 +178,9 @@ def _packages() -> str:
 def try_suite(
     torch: str, at: str, python: str, environments: Path, extent: Extent, options: Sequence[str], table: Path
 ) -> bool:
-    """Runs the tests with a version of torch, and writes the row of this version. Returns True if no test failed.
+    """Runs the tests with a version of torch, and writes the row of this version into the table.
+
+    Returns True if some tests passed and none failed.
 
     Args:
         at: commit of the tree.
@@ -207,16 +210,16 @@ def try_suite(
 
 
 def notable(report: Path, key: str) -> list[str]:
-    """Returns a line for each failure, and for each skip with a reason other than a missing GPU."""
+    """Returns a line for each failed test, and for each test that is skipped for a reason other than a missing GPU."""
     lines = []
     for case in ElementTree.parse(report).iter("testcase"):
         name = f"`{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}`"
         if case.find("failure") is not None or case.find("error") is not None:
             lines.append(f"- {key}: {name} failed")
         elif (skipped := case.find("skipped")) is not None:
-            why = " ".join((skipped.get("message") or "").split())
-            if not _OF_GPUS.search(why):
-                lines.append(f"- {key}: {name} is skipped: {why}")
+            reason = " ".join((skipped.get("message") or "").split())
+            if not _OF_GPUS.search(reason):
+                lines.append(f"- {key}: {name} is skipped: {reason}")
     return lines
 
 
@@ -233,10 +236,10 @@ parameters. Skipped tests are those that need a GPU, and those listed below.
 
 
 def publish(table: Path, row: str, key: str, notes: Sequence[str]) -> None:
-    """Puts a row and its notes into the table. They replace an earlier row for the same torch, Python and tests."""
+    """Writes a row and its notes into the table. They replace an earlier row with the same torch, Python and extent."""
     text = table.read_text(encoding="utf-8") if table.exists() else ""
-    same = _identity(row)
-    rows = [line for line in text.splitlines() if re.match(r"\| \d", line) and _identity(line) != same]
+    identity = _identity(row)
+    rows = [line for line in text.splitlines() if re.match(r"\| \d", line) and _identity(line) != identity]
     others = [line for line in text.splitlines() if line.startswith("- ") and not line.startswith(f"- {key}: ")]
     rows = sorted([*rows, row], key=_identity)
     text = _HEAD + "\n".join(rows) + "\n"
@@ -249,12 +252,12 @@ def publish(table: Path, row: str, key: str, notes: Sequence[str]) -> None:
 
 
 def lines_of_table(text: str) -> list[str]:
-    """Returns the lines of a text that belong to a table."""
+    """Returns the lines of the table in a text."""
     return [line for line in text.splitlines() if line.startswith("|")]
 
 
 def show(text: str) -> None:
-    """Puts the table into the README, between its markers."""
+    """Writes the table into the README, between its markers."""
     before, rest = README.read_text(encoding="utf-8").split(MARKS[0])
     after = rest.split(MARKS[1])[1]
     shown = "\n".join([MARKS[0], *lines_of_table(text), MARKS[1]])
@@ -267,24 +270,24 @@ def _identity(row: str) -> tuple[Version, Version, str]:
     return torch, python, cells[4]
 
 
-# An example: "lif_hard, forward, size 8388608, sm_90: sm_90: 24 registers, 0 bytes spilled, ..."
+# Matches lines such as "lif_hard, forward, size 8388608, sm_90: sm_90: 24 registers, 0 bytes spilled, ..."
 _USE = re.compile(
     r"(?P<kernel>\w+, \w+, size \d+, \w+): \w+: (?P<registers>\d+) registers, (?P<spilled>\d+) bytes spilled"
 )
 
 
 def compare_kernels(versions: Iterable[str], python: str, environments: Path) -> None:
-    """Compiles the same kernels with the Triton of each version, and writes a table of their registers and spills."""
+    """Compiles kernels with the Triton of each version of torch, and writes a table of their registers and spills."""
     uses: dict[str, dict[str, str]] = {}
     for version in versions:
         environment = make(version, python, environments)
         options = ["-q", "-s", "-p", "no:cacheprovider", "-k", "every_core"]
         command: list[str | Path] = [environment.python, "-m", "pytest", *options, "tests/test_scan_offline.py"]
-        done = subprocess.run(
+        result = subprocess.run(
             command, cwd=ROOT, env=environment.variables, stdout=subprocess.PIPE, text=True, check=True
         )
         name = f"Triton {environment.versions()['triton']}"
-        uses[name] = {use["kernel"]: f"{use['registers']}, {use['spilled']}" for use in _USE.finditer(done.stdout)}
+        uses[name] = {use["kernel"]: f"{use['registers']}, {use['spilled']}" for use in _USE.finditer(result.stdout)}
         assert uses[name], "the test printed nothing"
         print(f"{name}: {len(uses[name])} kernels", flush=True)
     names = list(uses)
@@ -299,8 +302,8 @@ def compare_kernels(versions: Iterable[str], python: str, environments: Path) ->
     ]
     for kernel in uses[names[0]]:
         cells = [uses[name].get(kernel, "none") for name in names]
-        same = " | |" if len(set(cells)) == 1 else " | differs |"
-        lines.append(f"| {kernel} | {' | '.join(cells)}{same}")
+        ending = " | |" if len(set(cells)) == 1 else " | differs |"
+        lines.append(f"| {kernel} | {' | '.join(cells)}{ending}")
     KERNELS.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -313,7 +316,7 @@ def tour() -> str:
 
 
 def try_installation(python: str) -> None:
-    """Installs the five wheels without pins, as a user would today, and runs the tour with nothing else installed.
+    """Installs the five wheels and the newest versions of their requirements, and runs the tour without other packages.
 
     Raises:
         subprocess.CalledProcessError: pip or the tour failed.

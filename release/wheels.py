@@ -3,10 +3,10 @@
     hatch run release:build                          builds every sdist, and a wheel from it, into dist/
     hatch run python release/wheels.py test --long   installs each wheel separately, and runs all its tests
 
-Names after the command select distributions: `... build flexsn-graph`. The tests do not use the source tree. Each
-distribution is installed from its wheel into a separate environment, together with only the wheels of the siblings that
-it requires. The tests come from its sdist. Third-party packages come from the running environment, and nothing is
-downloaded.
+Names after the command select distributions, as in `... build flexsn-graph`. The tests do not use the source tree. Each
+distribution is installed from its wheel into a separate environment, together with the wheels of the siblings that it
+requires, and without the other siblings. The tests are taken from the sdist of the distribution. Third-party packages
+are linked from the running environment, so nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -34,30 +34,29 @@ from packaging.specifiers import SpecifierSet
 
 
 def stem(distribution: Distribution) -> str:
-    """Returns the common prefix of the names of its built files, such as `flexsn_graph-0.1.0`."""
+    """Returns the common prefix of the file names of a sdist and its wheel, such as `flexsn_graph-0.1.0`."""
     return f"{distribution.module}-{distribution.version}"
 
 
 def sdist_of(distribution: Distribution, folder: Path) -> Path:
-    """Returns the path of its sdist in `folder`."""
+    """Returns the path of the distribution's sdist in `folder`."""
     return folder / f"{stem(distribution)}.tar.gz"
 
 
 def wheel_of(distribution: Distribution, folder: Path) -> Path:
-    """Returns the path of its wheel in `folder`."""
+    """Returns the path of the distribution's wheel in `folder`."""
     return folder / f"{stem(distribution)}-py3-none-any.whl"
 
 
 def unpacked_sdist(distribution: Distribution, folder: Path, into: Path) -> Path:
-    """Unpacks its sdist from `folder`, and returns the folder inside."""
+    """Unpacks the distribution's sdist from `folder` into `into`, and returns the path of the unpacked folder."""
     with tarfile.open(sdist_of(distribution, folder)) as archive:
         archive.extractall(into, filter="data")
     return into / stem(distribution)
 
 
 def build(distribution: Distribution, folder: Path) -> list[Path]:
-    """Writes the sdist into `folder`, and then a wheel that is built from the contents of the sdist, not from the
-    source tree.
+    """Builds the sdist into `folder`, then builds the wheel from the contents of the sdist, and returns both paths.
 
     Raises:
         subprocess.CalledProcessError: the build backend failed.
@@ -87,12 +86,12 @@ def default_environment() -> dict[str, Any]:
 
 
 def tools_for_tests(*, only_installed: bool = True) -> list[Requirement]:
-    """Returns the tools for the tests of the repository, from `hatch.toml`. Tests whose tools are missing are skipped.
+    """Returns the packages that the tests use, according to `hatch.toml`. Tests whose packages are missing are skipped.
 
     Any installed version of torch and Triton is accepted, because versions other than the pinned ones are also tested.
 
     Args:
-        only_installed: True if the tools that the running environment lacks are left out.
+        only_installed: True if packages that the running environment lacks are left out.
     """
     tools = [Requirement(word) for word in default_environment()["dependencies"]]
     if only_installed:
@@ -107,7 +106,7 @@ def peers_for_tests(*, only_installed: bool = True) -> list[Requirement]:
     """Returns the packages that `hatch run peers` installs without their dependencies.
 
     Args:
-        only_installed: True if the list is empty before `hatch run peers` has run.
+        only_installed: True if packages that the running environment lacks are left out.
     """
     words = default_environment()["scripts"]["peers"].split()
     peers = [Requirement(word) for word in words if "==" in word]
@@ -116,7 +115,7 @@ def peers_for_tests(*, only_installed: bool = True) -> list[Requirement]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Outcome of the tests of one distribution."""
+    """Counts of the tests of one distribution, with their duration and output."""
 
     distribution: Distribution
     passed: int
@@ -132,7 +131,7 @@ class Outcome:
 
 
 def counted(report: Path) -> tuple[int, int, int]:
-    """Returns the numbers of passed, skipped and failed tests in a JUnit report."""
+    """Returns the counts of passed, skipped and failed tests in a JUnit report."""
     cases = list(ElementTree.parse(report).iter("testcase"))
     skipped = sum(case.find("skipped") is not None for case in cases)
     failed = sum(case.find("failure") is not None or case.find("error") is not None for case in cases)
@@ -147,16 +146,17 @@ def run_tests(
 
     Args:
         distribution: distribution whose tests run.
-        folder: folder with its files and those of its siblings.
+        folder: folder with the sdist and the wheel of `distribution`, and with the wheels of its siblings.
         files: names of the test files to run; empty for all files.
-        options: more options for pytest.
+        options: additional options for pytest.
 
     Raises:
         FileNotFoundError: `folder` lacks one of the files.
-        RuntimeError: the wheel cannot be installed, or the environment finds a package of this repository elsewhere.
+        RuntimeError: the wheel cannot be installed, a package of this repository is present although it is not
+            required, or a required package is not imported from its wheel.
     """
     members = with_siblings(distribution)
-    begun = time.monotonic()
+    start = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         peers = [peer.name for peer in peers_for_tests()]
         environment = Environment(Path(scratch) / "environment", tools_for_tests(), peers)
@@ -166,7 +166,7 @@ def run_tests(
         elsewhere = [member.name for member in members if is_here(environment, member.module) is not True]
         if strangers or elsewhere:
             raise RuntimeError(f"imported, but not required: {strangers}; not from the wheel: {elsewhere}")
-        # The test tree is the repository without the sources of the packages.
+        # The folder in which the tests run has the layout of the repository, but no sources of the packages.
         tree = Path(scratch) / "tree"
         tree.mkdir()
         for name in ("conftest.py", "pyproject.toml"):
@@ -175,7 +175,7 @@ def run_tests(
         shutil.rmtree(source / "src")
         shutil.copytree(source, tree / "packages" / distribution.name)
         report = Path(scratch) / "report.xml"
-        done = environment.run(
+        result = environment.run(
             *(environment.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"),
             *(f"packages/{distribution.name}/tests/{name}" for name in files or [""]),
             *options,
@@ -183,19 +183,19 @@ def run_tests(
             check=False,
         )
         passed, skipped, failed = counted(report) if report.exists() else (0, 0, 1)
-        failed += done.returncode != 0 and failed == 0  # pytest itself failed, without a failed test
-    return Outcome(distribution, passed, skipped, failed, time.monotonic() - begun, done.stdout)
+        failed += result.returncode != 0 and failed == 0  # pytest itself failed, without a failed test
+    return Outcome(distribution, passed, skipped, failed, time.monotonic() - start, result.stdout)
 
 
 def table(outcomes: Sequence[Outcome], folder: Path, long: bool) -> str:
-    """Returns the outcomes as a page in Markdown."""
+    """Returns a page in Markdown with the outcomes."""
     command = f"release/wheels.py test{' --long' if long else ''}"
-    which = "All tests of the sdist ran." if long else "The tests of the sdist ran, except those marked `long`."
+    extent = "All tests of the sdist ran." if long else "The tests of the sdist ran, except those marked `long`."
     lines = [
         "# The tests of each distribution, run against its installed wheel",
         "",
         f"Written by `hatch run python {command}`. Each wheel was built from its sdist, and installed",
-        f"into a separate environment with the wheels of the siblings in its row. {which}",
+        f"into a separate environment with the wheels of the siblings in its row. {extent}",
         "",
         f"Python {platform.python_version()}, torch {version('torch')}, {platform.system()} {platform.machine()}.",
         "",
@@ -205,9 +205,9 @@ def table(outcomes: Sequence[Outcome], folder: Path, long: bool) -> str:
     for outcome in outcomes:
         distribution = outcome.distribution
         sizes = [path(distribution, folder).stat().st_size // 1024 for path in (wheel_of, sdist_of)]
-        beside = ", ".join(member.name for member in with_siblings(distribution)[:-1]) or "nothing"
+        siblings = ", ".join(member.name for member in with_siblings(distribution)[:-1]) or "nothing"
         results = [outcome.passed, outcome.skipped, outcome.failed, round(outcome.seconds)]
-        cells = [f"{distribution.name} {distribution.version}", *sizes, beside, *results]
+        cells = [f"{distribution.name} {distribution.version}", *sizes, siblings, *results]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines) + "\n"
 
@@ -223,18 +223,18 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--long", action="store_true", help="test: also run tests marked long, as before a release")
     parser.add_argument("--pytest", default="", help='options for pytest, as one string: --pytest="-n 2"')
     chosen = parser.parse_intermixed_args(arguments)
-    known = {distribution.name for distribution in distributions()}
-    if unknown := set(chosen.names) - known:
-        parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
-    wanted = [distribution for distribution in in_order() if not chosen.names or distribution.name in chosen.names]
+    names = {distribution.name for distribution in distributions()}
+    if unknown := set(chosen.names) - names:
+        parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(sorted(names))}")
+    selected = [distribution for distribution in in_order() if not chosen.names or distribution.name in chosen.names]
 
     if chosen.command == "build":
-        for distribution in wanted:
+        for distribution in selected:
             print(*(path.name for path in build(distribution, chosen.dist)), sep="\n", flush=True)
         return 0
 
     outcomes = []
-    for distribution in wanted:
+    for distribution in selected:
         outcome = run_tests(distribution, chosen.dist, options=[*["--long"] * chosen.long, *chosen.pytest.split()])
         outcomes.append(outcome)
         if not outcome.ok:

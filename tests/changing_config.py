@@ -1,4 +1,4 @@
-"""A module of constants that tests change, as research code often has one."""
+"""Constants in a separate module, as in much research code. Tests change these constants."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ TABLE: dict[str, Any] = {"tau": 0.25}
 
 
 def charge(x: Any, value: Any) -> Any:
-    """Computes the charge from the input of the core and the value that the core reads."""
+    """Computes the charge from the input of a core and the value that this core reads."""
     return value(x) if callable(value) else x * value

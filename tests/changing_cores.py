@@ -1,8 +1,8 @@
-"""Step functions that read a value that can change between two calls, stored in different places.
+"""Step functions that read a value which is not an argument. The value can change between two calls.
 
-`PLACES` has a function for each kind of place. The function takes the first value. It returns the step function, and a
-function that assigns another value. Values are numbers, tensors or functions. Places in `NUMBERS_ONLY` hold only
-numbers.
+`PLACES` contains one function for each place that can hold the value. This function receives the first value, and
+returns two functions: the step function, and a function that assigns another value. Values are numbers, tensors or
+functions. The places in `NUMBERS_ONLY` hold only numbers.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from torch import Tensor, nn
 
 Core = Callable[..., Any]
 Assign = Callable[[Any], object]
-Made = tuple[Core, Assign]
+CoreAndAssign = tuple[Core, Assign]
 
-PLACES: dict[str, Callable[[Any], Made]] = {}
+PLACES: dict[str, Callable[[Any], CoreAndAssign]] = {}
 NUMBERS_ONLY: set[str] = set()
 
 
-def place(make: Callable[[Any], Made]) -> Callable[[Any], Made]:
+def place(make: Callable[[Any], CoreAndAssign]) -> Callable[[Any], CoreAndAssign]:
     PLACES[make.__name__] = make
     return make
 
 
-def numbers_only(make: Callable[[Any], Made]) -> Callable[[Any], Made]:
+def numbers_only(make: Callable[[Any], CoreAndAssign]) -> Callable[[Any], CoreAndAssign]:
     NUMBERS_ONLY.add(make.__name__)
     return place(make)
 
@@ -61,7 +61,7 @@ class Holder:
 
 
 @place
-def attribute_of_module(first: Any) -> Made:
+def attribute_of_module(first: Any) -> CoreAndAssign:
     class Core(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -75,7 +75,7 @@ def attribute_of_module(first: Any) -> Made:
 
 
 @place
-def attribute_of_object(first: Any) -> Made:
+def attribute_of_object(first: Any) -> CoreAndAssign:
     class Core:
         def __init__(self) -> None:
             self.value = first
@@ -88,7 +88,7 @@ def attribute_of_object(first: Any) -> Made:
 
 
 @place
-def attribute_that_the_core_assigns_elsewhere(first: Any) -> Made:
+def attribute_that_the_core_assigns_on_another_object(first: Any) -> CoreAndAssign:
     holder = Holder()
     holder.value = first
 
@@ -101,7 +101,7 @@ def attribute_that_the_core_assigns_elsewhere(first: Any) -> Made:
 
 
 @place
-def attribute_over_a_class_default(first: Any) -> Made:
+def attribute_over_a_class_default(first: Any) -> CoreAndAssign:
     class Core:
         value = first
 
@@ -114,7 +114,7 @@ def attribute_over_a_class_default(first: Any) -> Made:
 
 
 @place
-def attribute_deleted_before_a_class_default(first: Any) -> Made:
+def attribute_deleted_before_a_class_default(first: Any) -> CoreAndAssign:
     class Core:
         def __call__(self, x: Tensor, v: Tensor) -> Any:
             value = self.value  # type: ignore[attr-defined]
@@ -131,27 +131,27 @@ def attribute_deleted_before_a_class_default(first: Any) -> Made:
 
 
 @place
-def attribute_by_getattr(first: Any) -> Made:
+def attribute_by_getattr(first: Any) -> CoreAndAssign:
     holder, name = Holder(), "".join(["val", "ue"])
     holder.value = first
     return lambda x, v: step(x, v, getattr(holder, name)), lambda new: setattr(holder, "value", new)
 
 
 @place
-def attribute_by_attrgetter(first: Any) -> Made:
+def attribute_by_attrgetter(first: Any) -> CoreAndAssign:
     holder, read = Holder(), operator.attrgetter("value")
     holder.value = first
     return lambda x, v: step(x, v, read(holder)), lambda new: setattr(holder, "value", new)
 
 
 @place
-def attribute_by_default_of_getattr(first: Any) -> Made:
+def attribute_by_default_of_getattr(first: Any) -> CoreAndAssign:
     holder = Holder()
     return lambda x, v: step(x, v, getattr(holder, "value", first)), lambda new: setattr(holder, "value", new)
 
 
 @place
-def attribute_by_hasattr(first: Any) -> Made:
+def attribute_by_hasattr(first: Any) -> CoreAndAssign:
     holder = Holder()
 
     def core(x: Tensor, v: Tensor) -> Any:
@@ -161,7 +161,7 @@ def attribute_by_hasattr(first: Any) -> Made:
 
 
 @place
-def attribute_by_dict(first: Any) -> Made:
+def attribute_by_dict(first: Any) -> CoreAndAssign:
     class Core(nn.Module):
         def forward(self, x: Tensor, v: Tensor) -> Any:
             return step(x, v, self.__dict__["value"])
@@ -172,14 +172,14 @@ def attribute_by_dict(first: Any) -> Made:
 
 
 @place
-def attribute_by_vars(first: Any) -> Made:
+def attribute_by_vars(first: Any) -> CoreAndAssign:
     holder = Holder()
     holder.value = first
     return lambda x, v: step(x, v, vars(holder)["value"]), lambda new: setattr(holder, "value", new)
 
 
 @place
-def attribute_by_object_getattribute(first: Any) -> Made:
+def attribute_by_object_getattribute(first: Any) -> CoreAndAssign:
     holder = Holder()
     holder.value = first
 
@@ -191,7 +191,7 @@ def attribute_by_object_getattribute(first: Any) -> Made:
 
 
 @place
-def attribute_by_getattribute_of_ones_own(first: Any) -> Made:
+def attribute_by_custom_getattribute(first: Any) -> CoreAndAssign:
     class Upper:
         def __init__(self) -> None:
             self.value = first
@@ -204,7 +204,7 @@ def attribute_by_getattribute_of_ones_own(first: Any) -> Made:
 
 
 @place
-def attribute_by_getattr_of_ones_own(first: Any) -> Made:
+def attribute_by_custom_getattr(first: Any) -> CoreAndAssign:
     class Config:
         def __init__(self) -> None:
             self._entries = {"value": first}
@@ -217,14 +217,14 @@ def attribute_by_getattr_of_ones_own(first: Any) -> Made:
 
 
 @place
-def whole_dict_replaced(first: Any) -> Made:
+def replaced_dict(first: Any) -> CoreAndAssign:
     holder = Holder()
     holder.value = first
     return lambda x, v: step(x, v, holder.value), lambda new: setattr(holder, "__dict__", {"value": new})
 
 
 @place
-def class_of_an_object(first: Any) -> Made:
+def class_of_an_object(first: Any) -> CoreAndAssign:
     holder: Any = type("First", (), {"read": lambda self: first})()
 
     def assign(new: Any) -> None:
@@ -234,7 +234,7 @@ def class_of_an_object(first: Any) -> Made:
 
 
 @place
-def slot(first: Any) -> Made:
+def slot(first: Any) -> CoreAndAssign:
     class Config:
         __slots__ = ("value",)
         value: Any
@@ -245,7 +245,7 @@ def slot(first: Any) -> Made:
 
 
 @place
-def private_slot(first: Any) -> Made:
+def private_slot(first: Any) -> CoreAndAssign:
     class Config:
         __slots__ = ("__value",)
 
@@ -263,7 +263,7 @@ def private_slot(first: Any) -> Made:
 
 
 @place
-def field_of_a_dataclass(first: Any) -> Made:
+def field_of_a_dataclass(first: Any) -> CoreAndAssign:
     @dataclass
     class Config:
         value: Any = None
@@ -273,7 +273,7 @@ def field_of_a_dataclass(first: Any) -> Made:
 
 
 @place
-def field_of_a_frozen_dataclass(first: Any) -> Made:
+def field_of_a_frozen_dataclass(first: Any) -> CoreAndAssign:
     @dataclass(frozen=True)
     class Config:
         value: Any = 0.0
@@ -283,19 +283,19 @@ def field_of_a_frozen_dataclass(first: Any) -> Made:
 
 
 @place
-def namespace(first: Any) -> Made:
+def namespace(first: Any) -> CoreAndAssign:
     holder = types.SimpleNamespace(value=first)
     return lambda x, v: step(x, v, holder.value), lambda new: setattr(holder, "value", new)
 
 
 @place
-def arguments(first: Any) -> Made:
+def arguments(first: Any) -> CoreAndAssign:
     holder = argparse.Namespace(value=first)
     return lambda x, v: step(x, v, holder.value), lambda new: setattr(holder, "value", new)
 
 
 @place
-def attribute_of_a_function(first: Any) -> Made:
+def attribute_of_a_function(first: Any) -> CoreAndAssign:
     def core(x: Tensor, v: Tensor) -> Any:
         return step(x, v, core.value)  # type: ignore[attr-defined]
 
@@ -304,14 +304,14 @@ def attribute_of_a_function(first: Any) -> Made:
 
 
 @place
-def attribute_of_a_tensor(first: Any) -> Made:
+def attribute_of_a_tensor(first: Any) -> CoreAndAssign:
     w: Any = torch.tensor(2.0)
     w.value = first
     return lambda x, v: step(x, v * w, w.value), lambda new: setattr(w, "value", new)
 
 
 @place
-def attribute_of_an_element(first: Any) -> Made:
+def attribute_of_an_element(first: Any) -> CoreAndAssign:
     holders = [Holder(), Holder()]
     for holder in holders:
         holder.value = first
@@ -322,20 +322,20 @@ def attribute_of_an_element(first: Any) -> Made:
 
 
 @place
-def attribute_of_a_class(first: Any) -> Made:
+def attribute_of_a_class(first: Any) -> CoreAndAssign:
     config: Any = type("Config", (), {"value": first})
     return lambda x, v: step(x, v, config.value), lambda new: setattr(config, "value", new)
 
 
 @place
-def attribute_of_a_base_class(first: Any) -> Made:
+def attribute_of_a_base_class(first: Any) -> CoreAndAssign:
     base: Any = type("Base", (), {"value": first})
     config: Any = type("Config", (base,), {})
     return lambda x, v: step(x, v, config.value), lambda new: setattr(base, "value", new)
 
 
 @place
-def attribute_of_a_class_before_its_base(first: Any) -> Made:
+def attribute_of_a_class_before_its_base(first: Any) -> CoreAndAssign:
     base: Any = type("Base", (), {"value": [first]})
     config: Any = type("Config", (base,), {})
     holder = config()
@@ -343,7 +343,7 @@ def attribute_of_a_class_before_its_base(first: Any) -> Made:
 
 
 @place
-def attribute_of_a_metaclass(first: Any) -> Made:
+def attribute_of_a_metaclass(first: Any) -> CoreAndAssign:
     class Meta(type):
         value: Any = first
 
@@ -354,7 +354,7 @@ def attribute_of_a_metaclass(first: Any) -> Made:
 
 
 @place
-def property_of_an_object(first: Any) -> Made:
+def property_of_an_object(first: Any) -> CoreAndAssign:
     class Config:
         _value = first
 
@@ -367,7 +367,7 @@ def property_of_an_object(first: Any) -> Made:
 
 
 @place
-def property_replaced(first: Any) -> Made:
+def replaced_property(first: Any) -> CoreAndAssign:
     class Config:
         @property
         def value(self) -> Any:
@@ -378,7 +378,7 @@ def property_replaced(first: Any) -> Made:
 
 
 @place
-def descriptor(first: Any) -> Made:
+def descriptor(first: Any) -> CoreAndAssign:
     class Value:
         stored = first
 
@@ -396,7 +396,7 @@ def descriptor(first: Any) -> Made:
 
 
 @place
-def descriptor_with_values_of_objects(first: Any) -> Made:
+def descriptor_with_values_of_objects(first: Any) -> CoreAndAssign:
     class Value:
         def __get__(self, owner: Any, kind: Any = None) -> Any:
             return owner.__dict__["_value"]
@@ -410,7 +410,7 @@ def descriptor_with_values_of_objects(first: Any) -> Made:
 
 
 @place
-def attribute_by_super(first: Any) -> Made:
+def attribute_by_super(first: Any) -> CoreAndAssign:
     class Base:
         value: ClassVar[Any] = [first]
 
@@ -424,7 +424,7 @@ def attribute_by_super(first: Any) -> Made:
 
 
 @place
-def method_by_super(first: Any) -> Made:
+def method_by_super(first: Any) -> CoreAndAssign:
     class Base:
         def read(self) -> Any:
             return first
@@ -440,7 +440,7 @@ def method_by_super(first: Any) -> Made:
 
 
 @place
-def method_of_an_object(first: Any) -> Made:
+def method_of_an_object(first: Any) -> CoreAndAssign:
     class Core(nn.Module):
         def read(self) -> Any:
             return first
@@ -453,7 +453,7 @@ def method_of_an_object(first: Any) -> Made:
 
 
 @place
-def method_of_a_class(first: Any) -> Made:
+def method_of_a_class(first: Any) -> CoreAndAssign:
     class Core(nn.Module):
         def read(self) -> Any:
             return first
@@ -465,7 +465,7 @@ def method_of_a_class(first: Any) -> Made:
 
 
 @place
-def method_added_to_a_class(first: Any) -> Made:
+def method_added_to_a_class(first: Any) -> CoreAndAssign:
     class Base(nn.Module):
         def read(self) -> Any:
             return first
@@ -478,7 +478,7 @@ def method_added_to_a_class(first: Any) -> Made:
 
 
 @place
-def forward_of_a_class(first: Any) -> Made:
+def forward_of_a_class(first: Any) -> CoreAndAssign:
     class Core(nn.Module):
         def forward(self, x: Tensor, v: Tensor) -> Any:
             return step(x, v, first)
@@ -487,7 +487,7 @@ def forward_of_a_class(first: Any) -> Made:
 
 
 @place
-def call_of_a_class(first: Any) -> Made:
+def call_of_a_class(first: Any) -> CoreAndAssign:
     class Core:
         def __call__(self, x: Tensor, v: Tensor) -> Any:
             return step(x, v, first)
@@ -496,7 +496,7 @@ def call_of_a_class(first: Any) -> Made:
 
 
 @place
-def static_method(first: Any) -> Made:
+def static_method(first: Any) -> CoreAndAssign:
     class Config:
         @staticmethod
         def read() -> Any:
@@ -506,7 +506,7 @@ def static_method(first: Any) -> Made:
 
 
 @place
-def class_method(first: Any) -> Made:
+def class_method(first: Any) -> CoreAndAssign:
     class Config:
         value: ClassVar[Any] = [first]
 
@@ -518,7 +518,7 @@ def class_method(first: Any) -> Made:
 
 
 @place
-def special_method(first: Any) -> Made:
+def special_method(first: Any) -> CoreAndAssign:
     class Config:
         def __getitem__(self, key: str) -> Any:
             return first
@@ -528,7 +528,7 @@ def special_method(first: Any) -> Made:
 
 
 @place
-def special_method_added(first: Any) -> Made:
+def added_special_method(first: Any) -> CoreAndAssign:
     class Config:
         pass
 
@@ -549,7 +549,7 @@ def special_method_added(first: Any) -> Made:
 
 
 @place
-def closure_variable(first: Any) -> Made:
+def closure_variable(first: Any) -> CoreAndAssign:
     value = first
 
     def core(x: Tensor, v: Tensor) -> Any:
@@ -563,7 +563,7 @@ def closure_variable(first: Any) -> Made:
 
 
 @place
-def closure_variable_of_a_helper(first: Any) -> Made:
+def closure_variable_of_a_helper(first: Any) -> CoreAndAssign:
     value = first
 
     def helper() -> Any:
@@ -580,7 +580,7 @@ def closure_variable_of_a_helper(first: Any) -> Made:
 
 
 @place
-def closure_variable_of_a_function_inside(first: Any) -> Made:
+def closure_variable_of_an_inner_function(first: Any) -> CoreAndAssign:
     value = first
 
     def core(x: Tensor, v: Tensor) -> Any:
@@ -600,19 +600,19 @@ GLOBAL: Any = None
 
 
 @place
-def global_variable(first: Any) -> Made:
+def global_variable(first: Any) -> CoreAndAssign:
     globals()["GLOBAL"] = first
     return lambda x, v: step(x, v, GLOBAL), lambda new: globals().update(GLOBAL=new)
 
 
 @place
-def global_variable_by_globals(first: Any) -> Made:
+def global_variable_by_globals(first: Any) -> CoreAndAssign:
     globals()["GLOBAL"] = first
     return lambda x, v: step(x, v, globals()["GLOBAL"]), lambda new: globals().update(GLOBAL=new)
 
 
 @place
-def global_variable_over_a_builtin(first: Any) -> Made:
+def global_variable_over_a_builtin(first: Any) -> CoreAndAssign:
     globals().pop("max", None)
 
     def core(x: Tensor, v: Tensor) -> Any:
@@ -625,7 +625,7 @@ def global_variable_over_a_builtin(first: Any) -> Made:
 
 
 @place
-def builtin(first: Any) -> Made:
+def builtin(first: Any) -> CoreAndAssign:
     builtins.flexsn_value = first  # type: ignore[attr-defined]
     return (
         lambda x, v: step(x, v, flexsn_value),  # type: ignore[name-defined]  # noqa: F821
@@ -634,26 +634,26 @@ def builtin(first: Any) -> Made:
 
 
 @place
-def constant_of_a_module(first: Any) -> Made:
+def constant_of_a_module(first: Any) -> CoreAndAssign:
     changing_config.TAU = first
     return lambda x, v: step(x, v, changing_config.TAU), lambda new: setattr(changing_config, "TAU", new)
 
 
 @place
-def constant_of_a_module_by_getattr(first: Any) -> Made:
+def constant_of_a_module_by_getattr(first: Any) -> CoreAndAssign:
     changing_config.TAU = first
     name = "".join(["T", "AU"])
     return lambda x, v: step(x, v, getattr(changing_config, name)), lambda new: setattr(changing_config, "TAU", new)
 
 
 @place
-def constant_of_a_module_by_vars(first: Any) -> Made:
+def constant_of_a_module_by_vars(first: Any) -> CoreAndAssign:
     changing_config.TAU = first
     return lambda x, v: step(x, v, vars(changing_config)["TAU"]), lambda new: setattr(changing_config, "TAU", new)
 
 
 @place
-def constant_imported_inside(first: Any) -> Made:
+def constant_imported_inside_the_core(first: Any) -> CoreAndAssign:
     changing_config.TAU = first
 
     def core(x: Tensor, v: Tensor) -> Any:
@@ -665,7 +665,7 @@ def constant_imported_inside(first: Any) -> Made:
 
 
 @place
-def constant_by_import_module(first: Any) -> Made:
+def constant_by_import_module(first: Any) -> CoreAndAssign:
     changing_config.TAU = first
 
     def core(x: Tensor, v: Tensor) -> Any:
@@ -675,19 +675,19 @@ def constant_by_import_module(first: Any) -> Made:
 
 
 @place
-def constant_by_sys_modules(first: Any) -> Made:
+def constant_by_sys_modules(first: Any) -> CoreAndAssign:
     changing_config.TAU = first
     return lambda x, v: step(x, v, sys.modules["changing_config"].TAU), lambda new: setattr(changing_config, "TAU", new)
 
 
 @place
-def table_of_a_module(first: Any) -> Made:
+def table_of_a_module(first: Any) -> CoreAndAssign:
     changing_config.TABLE["tau"] = first
     return lambda x, v: step(x, v, changing_config.TABLE["tau"]), lambda new: changing_config.TABLE.update(tau=new)
 
 
 @place
-def function_of_a_module(first: Any) -> Made:
+def function_of_a_module(first: Any) -> CoreAndAssign:
     changing_config.read = lambda: first  # type: ignore[attr-defined]
     return (
         lambda x, v: step(x, v, changing_config.read()),  # type: ignore[attr-defined]
@@ -699,7 +699,7 @@ def function_of_a_module(first: Any) -> Made:
 
 
 @place
-def default(first: Any) -> Made:
+def default(first: Any) -> CoreAndAssign:
     def core(x: Tensor, v: Tensor, value: Any = first) -> Any:
         return step(x, v, value)
 
@@ -707,7 +707,7 @@ def default(first: Any) -> Made:
 
 
 @place
-def default_of_a_helper(first: Any) -> Made:
+def default_of_a_helper(first: Any) -> CoreAndAssign:
     def helper(value: Any = first) -> Any:
         return value
 
@@ -715,7 +715,7 @@ def default_of_a_helper(first: Any) -> Made:
 
 
 @place
-def keyword_default(first: Any) -> Made:
+def keyword_default(first: Any) -> CoreAndAssign:
     def core(x: Tensor, v: Tensor, *, value: Any = first) -> Any:
         return step(x, v, value)
 
@@ -723,36 +723,36 @@ def keyword_default(first: Any) -> Made:
 
 
 @place
-def code(first: Any) -> Made:
+def code_object(first: Any) -> CoreAndAssign:
     values = [first]
 
     def core(x: Tensor, v: Tensor) -> Any:
         return step(x, v, values[0])
 
-    def other(x: Tensor, v: Tensor) -> Any:
+    def replacement(x: Tensor, v: Tensor) -> Any:
         return step(x * 2.0, v, values[0])
 
     def assign(new: Any) -> None:
         values[0] = new
-        core.__code__ = other.__code__
+        core.__code__ = replacement.__code__
 
     return core, assign
 
 
 @place
-def keyword_of_a_partial(first: Any) -> Made:
+def keyword_of_a_partial(first: Any) -> CoreAndAssign:
     core = functools.partial(lambda x, v, value: step(x, v, value), value=first)
     return core, lambda new: core.keywords.update(value=new)
 
 
 @place
-def argument_of_a_partial(first: Any) -> Made:
+def argument_of_a_partial(first: Any) -> CoreAndAssign:
     holder = [first]
     return functools.partial(lambda values, x, v: step(x, v, values[0]), holder), lambda new: holder.__setitem__(0, new)
 
 
 @place
-def wrapped_function(first: Any) -> Made:
+def wrapped_function(first: Any) -> CoreAndAssign:
     values = [first]
 
     def decorate(function: Core) -> Core:
@@ -770,7 +770,7 @@ def wrapped_function(first: Any) -> Made:
 
 
 @place
-def under_no_grad(first: Any) -> Made:
+def function_under_no_grad(first: Any) -> CoreAndAssign:
     values = [first]
 
     @torch.no_grad()
@@ -781,7 +781,7 @@ def under_no_grad(first: Any) -> Made:
 
 
 @place
-def single_dispatch(first: Any) -> Made:
+def single_dispatch(first: Any) -> CoreAndAssign:
     holder = Holder()
     holder.value = first
 
@@ -797,7 +797,7 @@ def single_dispatch(first: Any) -> Made:
 
 
 @place
-def cached_function(first: Any) -> Made:
+def cached_function(first: Any) -> CoreAndAssign:
     holder = Holder()
     holder.value = first
 
@@ -813,7 +813,7 @@ def cached_function(first: Any) -> Made:
 
 
 @place
-def cached_function_that_was_called(first: Any) -> Made:
+def cached_function_after_a_call(first: Any) -> CoreAndAssign:
     holder = Holder()
     holder.value = first
 
@@ -831,7 +831,7 @@ def cached_function_that_was_called(first: Any) -> Made:
 
 
 @place
-def cached_property(first: Any) -> Made:
+def cached_property(first: Any) -> CoreAndAssign:
     class Config:
         container: ClassVar[Any] = [first]
 
@@ -849,14 +849,14 @@ def cached_property(first: Any) -> Made:
 
 
 @place
-def bound_method_of_a_container(first: Any) -> Made:
+def bound_method_of_a_container(first: Any) -> CoreAndAssign:
     table = {"tau": first}
     read = table.get
     return lambda x, v: step(x, v, read("tau")), lambda new: table.update(tau=new)
 
 
 @place
-def bound_method_of_an_object(first: Any) -> Made:
+def bound_method_of_an_object(first: Any) -> CoreAndAssign:
     class Config:
         def __init__(self) -> None:
             self.value = first
@@ -873,13 +873,13 @@ def bound_method_of_an_object(first: Any) -> Made:
 
 
 @place
-def element_of_a_list(first: Any) -> Made:
+def element_of_a_list(first: Any) -> CoreAndAssign:
     values = [1.0, first]
     return lambda x, v: step(x, v, values[1]), lambda new: values.__setitem__(1, new)
 
 
 @place
-def longer_list(first: Any) -> Made:
+def growing_list(first: Any) -> CoreAndAssign:
     values = [first]
 
     def core(x: Tensor, v: Tensor) -> Any:
@@ -891,37 +891,37 @@ def longer_list(first: Any) -> Made:
 
 
 @place
-def last_of_a_list(first: Any) -> Made:
+def last_element_of_a_list(first: Any) -> CoreAndAssign:
     values = [first]
     return lambda x, v: step(x, v, values[-1]), values.append
 
 
 @place
-def list_inside_of_a_tuple(first: Any) -> Made:
+def list_inside_a_tuple(first: Any) -> CoreAndAssign:
     values: tuple[float, list[Any]] = (1.0, [first])
     return lambda x, v: step(x, v, values[1][0]), lambda new: values[1].__setitem__(0, new)
 
 
 @place
-def value_of_a_dictionary(first: Any) -> Made:
+def value_of_a_dictionary(first: Any) -> CoreAndAssign:
     table = {"tau": first}
     return lambda x, v: step(x, v, table["tau"]), lambda new: table.update(tau=new)
 
 
 @place
-def new_key(first: Any) -> Made:
+def new_key(first: Any) -> CoreAndAssign:
     table: dict[str, Any] = {}
     return lambda x, v: step(x, v, table.get("tau", first)), lambda new: table.update(tau=new)
 
 
 @place
-def nested_dictionary(first: Any) -> Made:
+def nested_dictionary(first: Any) -> CoreAndAssign:
     table = {"neuron": {"tau": [first]}}
     return lambda x, v: step(x, v, table["neuron"]["tau"][0]), lambda new: table.update(neuron={"tau": [new]})
 
 
 @place
-def order_of_a_dictionary(first: Any) -> Made:
+def order_of_a_dictionary(first: Any) -> CoreAndAssign:
     table: dict[str, Any] = {"a": first}
 
     def assign(new: Any) -> None:
@@ -932,7 +932,7 @@ def order_of_a_dictionary(first: Any) -> Made:
 
 
 @place
-def ordered_dictionary(first: Any) -> Made:
+def ordered_dictionary(first: Any) -> CoreAndAssign:
     table: collections.OrderedDict[str, Any] = collections.OrderedDict(tau=first, other=1.0)
 
     def assign(new: Any) -> None:
@@ -943,39 +943,39 @@ def ordered_dictionary(first: Any) -> Made:
 
 
 @place
-def default_dictionary(first: Any) -> Made:
+def default_dictionary(first: Any) -> CoreAndAssign:
     table: Any = collections.defaultdict(lambda: first)
     return lambda x, v: step(x, v, table["tau"]), lambda new: table.update(tau=new)
 
 
 @place
-def user_dictionary(first: Any) -> Made:
+def user_dictionary(first: Any) -> CoreAndAssign:
     table: Any = collections.UserDict(tau=first)
     return lambda x, v: step(x, v, table["tau"]), lambda new: table.update(tau=new)
 
 
 @place
-def chain_of_dictionaries(first: Any) -> Made:
+def chain_of_dictionaries(first: Any) -> CoreAndAssign:
     table: Any = collections.ChainMap({}, {"tau": first})
     return lambda x, v: step(x, v, table["tau"]), lambda new: table.update(tau=new)
 
 
 @place
-def view_of_a_dictionary(first: Any) -> Made:
+def view_of_a_dictionary(first: Any) -> CoreAndAssign:
     table = {"tau": first}
     view = types.MappingProxyType(table)
     return lambda x, v: step(x, v, view["tau"]), lambda new: table.update(tau=new)
 
 
 @place
-def values_of_a_dictionary(first: Any) -> Made:
+def values_of_a_dictionary(first: Any) -> CoreAndAssign:
     table = {"tau": first}
     view = table.values()
     return lambda x, v: step(x, v, next(iter(view))), lambda new: table.update(tau=new)
 
 
 @place
-def dictionary_of_ones_own(first: Any) -> Made:
+def custom_dictionary(first: Any) -> CoreAndAssign:
     class Config(dict[str, Any]):
         def __getattr__(self, name: str) -> Any:
             return self[name]
@@ -985,7 +985,7 @@ def dictionary_of_ones_own(first: Any) -> Made:
 
 
 @place
-def list_of_ones_own(first: Any) -> Made:
+def custom_list(first: Any) -> CoreAndAssign:
     class Values(list[Any]):
         def __getitem__(self, key: Any) -> Any:
             return list.__getitem__(self, 0)
@@ -995,13 +995,13 @@ def list_of_ones_own(first: Any) -> Made:
 
 
 @place
-def double_ended_queue(first: Any) -> Made:
+def double_ended_queue(first: Any) -> CoreAndAssign:
     values = collections.deque([first, 1.0])
     return lambda x, v: step(x, v, values[0]), values.appendleft
 
 
 @place
-def named_tuple(first: Any) -> Made:
+def named_tuple(first: Any) -> CoreAndAssign:
     make: Any = collections.namedtuple("make", ["value"])
     holder = Holder()
     holder.value = make(first)
@@ -1009,7 +1009,7 @@ def named_tuple(first: Any) -> Made:
 
 
 @numbers_only
-def number_in_a_set(first: Any) -> Made:
+def number_in_a_set(first: Any) -> CoreAndAssign:
     values = {first}
 
     def assign(new: Any) -> None:
@@ -1020,41 +1020,41 @@ def number_in_a_set(first: Any) -> Made:
 
 
 @numbers_only
-def number_in_a_numpy_array(first: Any) -> Made:
+def number_in_a_numpy_array(first: Any) -> CoreAndAssign:
     values = numpy.array([1.0, first])
     return lambda x, v: step(x, v, float(values[1])), lambda new: values.__setitem__(1, new)
 
 
 @numbers_only
-def object_in_a_numpy_array(first: Any) -> Made:
+def object_in_a_numpy_array(first: Any) -> CoreAndAssign:
     values = numpy.array([1.0, first], dtype=object)
     return lambda x, v: step(x, v, values[1]), lambda new: values.__setitem__(1, new)
 
 
 @numbers_only
-def number_of_numpy(first: Any) -> Made:
+def number_of_numpy(first: Any) -> CoreAndAssign:
     holder = Holder()
     holder.value = numpy.float64(first)
     return lambda x, v: step(x, v, float(holder.value)), lambda new: setattr(holder, "value", numpy.float64(new))
 
 
 @numbers_only
-def number_in_an_array(first: Any) -> Made:
+def number_in_an_array(first: Any) -> CoreAndAssign:
     values = array.array("d", [first])
     return lambda x, v: step(x, v, values[0]), lambda new: values.__setitem__(0, new)
 
 
 @numbers_only
-def number_in_bytes(first: Any) -> Made:
+def number_in_bytes(first: Any) -> CoreAndAssign:
     values = bytearray([int(8 * first)])
     return lambda x, v: step(x, v, values[0] / 8), lambda new: values.__setitem__(0, int(8 * new))
 
 
-# -- others --------------------------------------------------------------------------------------------------
+# -- other places -------------------------------------------------------------------------------------------
 
 
 @place
-def target_of_a_weak_reference(first: Any) -> Made:
+def target_of_a_weak_reference(first: Any) -> CoreAndAssign:
     holder = Holder()
     holder.value = first
     reference = weakref.ref(holder)
@@ -1066,14 +1066,14 @@ def target_of_a_weak_reference(first: Any) -> Made:
 
 
 @place
-def context_variable(first: Any) -> Made:
+def context_variable(first: Any) -> CoreAndAssign:
     variable: ContextVar[Any] = ContextVar("variable")
     variable.set(first)
     return lambda x, v: step(x, v, variable.get()), lambda new: variable.set(new)
 
 
 @numbers_only
-def learning_rate(first: Any) -> Made:
+def learning_rate(first: Any) -> CoreAndAssign:
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=first)
     (group,) = optimizer.param_groups
     return lambda x, v: step(x, v, optimizer.param_groups[0]["lr"]), lambda new: group.update(lr=new)
@@ -1083,7 +1083,7 @@ def learning_rate(first: Any) -> Made:
 
 
 class Charge(nn.Module):
-    """`charge` as a module."""
+    """A module that computes `charge`."""
 
     def __init__(self, value: Any) -> None:
         super().__init__()
@@ -1094,7 +1094,7 @@ class Charge(nn.Module):
 
 
 @place
-def child_module(first: Any) -> Made:
+def child_module(first: Any) -> CoreAndAssign:
     class Core(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -1108,7 +1108,7 @@ def child_module(first: Any) -> Made:
 
 
 @place
-def element_of_a_module_list(first: Any) -> Made:
+def element_of_a_module_list(first: Any) -> CoreAndAssign:
     children = nn.ModuleList([Charge(1.0), Charge(first)])
 
     def core(x: Tensor, v: Tensor) -> Any:
@@ -1120,7 +1120,7 @@ def element_of_a_module_list(first: Any) -> Made:
 
 
 @place
-def module_appended_to_a_list(first: Any) -> Made:
+def module_appended_to_a_list(first: Any) -> CoreAndAssign:
     children = nn.ModuleList([Charge(first)])
 
     def core(x: Tensor, v: Tensor) -> Any:
@@ -1132,13 +1132,13 @@ def module_appended_to_a_list(first: Any) -> Made:
 
 
 @place
-def module_appended_to_a_sequence(first: Any) -> Made:
+def module_appended_to_a_sequence(first: Any) -> CoreAndAssign:
     children = nn.Sequential(Charge(first), nn.Tanh())
     return lambda x, v: step(children(x), v, 1.0), lambda new: children.append(Charge(new))
 
 
 @place
-def forward_hook(first: Any) -> Made:
+def forward_hook(first: Any) -> CoreAndAssign:
     child = Charge(first)
 
     def assign(new: Any) -> None:
@@ -1148,7 +1148,7 @@ def forward_hook(first: Any) -> Made:
 
 
 @place
-def forward_hook_removed(first: Any) -> Made:
+def removed_forward_hook(first: Any) -> CoreAndAssign:
     child = Charge(first)
     handle = child.register_forward_hook(lambda module, inputs, result: result * 2.0)
 
@@ -1160,7 +1160,7 @@ def forward_hook_removed(first: Any) -> Made:
 
 
 @place
-def forward_pre_hook(first: Any) -> Made:
+def forward_pre_hook(first: Any) -> CoreAndAssign:
     child = Charge(first)
 
     def assign(new: Any) -> None:
@@ -1170,7 +1170,7 @@ def forward_pre_hook(first: Any) -> Made:
 
 
 @place
-def hook_of_all_modules(first: Any) -> Made:
+def hook_of_all_modules(first: Any) -> CoreAndAssign:
     child = Charge(first)
     values: list[Any] = []
 
@@ -1189,23 +1189,23 @@ def hook_of_all_modules(first: Any) -> Made:
 class STE(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, container: list[Any]) -> Tensor:
-        ctx.held = container
+        ctx.container = container
         ctx.value = container[0]
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        return charge(grads[0], ctx.held[0]), None
+        return charge(grads[0], ctx.container[0]), None
 
 
 @place
-def value_of_a_backward(first: Any) -> Made:
+def value_of_a_backward(first: Any) -> CoreAndAssign:
     container = [first]
     return lambda x, v: step(STE.apply(x, container), v, 1.0), lambda new: container.__setitem__(0, new)
 
 
 @place
-def value_that_a_context_hides(first: Any) -> Made:
+def attribute_saved_in_a_context(first: Any) -> CoreAndAssign:
     class Surrogate(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -1219,7 +1219,7 @@ def value_that_a_context_hides(first: Any) -> Made:
 
 
 @place
-def attribute_of_an_autograd_function(first: Any) -> Made:
+def attribute_of_an_autograd_function(first: Any) -> CoreAndAssign:
     class Scale(torch.autograd.Function):
         value: ClassVar[Any] = [first]
 
@@ -1235,7 +1235,7 @@ def attribute_of_an_autograd_function(first: Any) -> Made:
 
 
 @place
-def backward_of_an_autograd_function(first: Any) -> Made:
+def backward_of_an_autograd_function(first: Any) -> CoreAndAssign:
     class Scale(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -1252,26 +1252,26 @@ def backward_of_an_autograd_function(first: Any) -> Made:
 
 
 @place
-def body_of_a_custom_operator(first: Any) -> Made:
-    return _custom(first)
+def body_of_a_custom_operator(first: Any) -> CoreAndAssign:
+    return _make_core_with_operator(first)
 
 
-_HELD: list[Any] = []
+_OPERATOR_VALUES: list[Any] = []
 
 
 @torch.library.custom_op("flexsn_tests::changing", mutates_args=())
-def _changing(x: Tensor) -> Tensor:
-    result: Tensor = charge(x, _HELD[0]) * 1.0
+def _operator(x: Tensor) -> Tensor:
+    result: Tensor = charge(x, _OPERATOR_VALUES[0]) * 1.0
     return result
 
 
-def _custom(first: Any) -> Made:
-    _HELD[:] = [first]
-    return lambda x, v: step(_changing(x.detach()) + x, v, 1.0), lambda new: _HELD.__setitem__(0, new)
+def _make_core_with_operator(first: Any) -> CoreAndAssign:
+    _OPERATOR_VALUES[:] = [first]
+    return lambda x, v: step(_operator(x.detach()) + x, v, 1.0), lambda new: _OPERATOR_VALUES.__setitem__(0, new)
 
 
 @place
-def second_slot(first: Any) -> Made:
+def second_slot(first: Any) -> CoreAndAssign:
     class Config:
         __slots__ = ("other", "value")
         other: Any

@@ -3,8 +3,8 @@ interpreter.
 
     python tests/compiled_launches.py
 
-No GPU is needed: networks are compiled for the CPU, with a lowering that treats it as a GPU. Launches are recorded and
-not executed. The program prints a JSON object.
+No GPU is needed: networks are compiled for the CPU, with a lowering that treats the CPU as a GPU. Launches are
+recorded and not executed. The program prints a JSON object.
 """
 
 from __future__ import annotations
@@ -40,12 +40,16 @@ AMD = GPUTarget("hip", "gfx942", 64)
 
 
 class Driver:
+    """A driver of Triton that needs no GPU."""
+
     def get_current_target(self) -> GPUTarget:
         return TARGET
 
 
-class Here(KernelLowering):
-    name = "here"
+class TritonOnCpu(KernelLowering):
+    """A lowering that launches Triton kernels for tensors on the CPU."""
+
+    name = "triton_on_cpu"
 
     def why_unavailable(self, flat_args: Sequence[Any]) -> str | None:
         return None
@@ -54,14 +58,14 @@ class Here(KernelLowering):
 class Launch:
     """A stand-in for a compiled kernel that records its launch."""
 
-    made: ClassVar[list[tuple[str, list[Any]]]] = []
+    launches: ClassVar[list[tuple[str, list[Any]]]] = []
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def run(self, *arguments: Any, stream: int) -> None:
-        described = [list(a.stride()) if isinstance(a, Tensor) else a for a in arguments]
-        Launch.made.append((self.name.rsplit("_", 1)[0], described))
+        descriptions = [list(a.stride()) if isinstance(a, Tensor) else a for a in arguments]
+        Launch.launches.append((self.name.rsplit("_", 1)[0], descriptions))
 
 
 def train(run: Callable[..., Any], leaves: Sequence[Tensor], *arguments: Tensor) -> list[str]:
@@ -73,16 +77,17 @@ def train(run: Callable[..., Any], leaves: Sequence[Tensor], *arguments: Tensor)
     return run_and_get_code(step)[1]
 
 
-def network(p: Any, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
+def run_network(p: Any, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
     spikes, *last = flex_sn_scan_final_state(p.core, *p.counts, 2.0 * torch.relu(x), *states)
     return (0.5 * spikes, *last)
 
 
-def direct() -> dict[str, Any]:
-    """Compiles a network with other layers around its neurons, with static shapes."""
+def report_direct_launches() -> dict[str, Any]:
+    """Compiles a network with layers around its neurons, for static shapes. Counts launches, loops and warnings."""
     p = problem(CASES[8], 20, (4, 6))
-    run = torch.compile(partial(network, p), fullgraph=True, dynamic=False)
-    # torch warns if it cannot determine which arguments a kernel writes to, and then assumes all of them.
+    run = torch.compile(partial(run_network, p), fullgraph=True, dynamic=False)
+    # torch warns if it cannot determine which arguments a kernel writes to. It then assumes that the kernel writes to
+    # all of them.
     analyse = triton_kernel_wrap.generate_ttir
     with (
         mock.patch.object(triton_kernel_wrap.log, "warning") as warning,
@@ -90,7 +95,7 @@ def direct() -> dict[str, Any]:
     ):
         codes = train(run, p.leaves, *p.inputs, *p.states)
     return {
-        "rests": has_rests(codes),
+        "rests": find_rests(codes),
         "launches": [len(re.findall(r"scan_\w+\.run\(", code)) for code in codes],
         "loops": sum("run_scan" in code for code in codes),
         "warnings": warning.call_count,
@@ -98,8 +103,8 @@ def direct() -> dict[str, Any]:
     }
 
 
-def dynamic() -> list[int]:
-    """Counts the compiled graphs after each of several lengths and batch sizes."""
+def count_graphs() -> list[int]:
+    """Runs a compiled scan for several lengths and batch sizes. Counts the compiled graphs after each run."""
     counts = []
     counter = CompileCounterWithBackend("inductor")
     first = problem(CASES[10], 16, (5, 6))
@@ -116,38 +121,42 @@ def dynamic() -> list[int]:
     return counts
 
 
-def rests(*lengths: int) -> list[bool]:
-    """Compiles scans of these lengths. Returns, for forward and backward, if a kernel handles steps after the last full
-    chunk.
+def find_rests_of_lengths(*lengths: int) -> list[bool]:
+    """Compiles one network with scans of these lengths. Returns, for the forward and for the backward, True if a kernel
+    handles steps after the last full chunk.
     """
     problems = [problem(CASES[1], steps, (4, 6)) for steps in lengths]
     arguments = [(*p.inputs, *p.states) for p in problems]
 
-    def together(*flat: Tensor) -> list[Tensor]:
+    def run_all(*flat: Tensor) -> list[Tensor]:
         tensors = iter(flat)
-        parts = (network(p, *(next(tensors) for _ in own)) for p, own in zip(problems, arguments, strict=True))
-        return [result for part in parts for result in part]
+        results_by_scan = (
+            run_network(p, *(next(tensors) for _ in values)) for p, values in zip(problems, arguments, strict=True)
+        )
+        return [result for results in results_by_scan for result in results]
 
-    run = torch.compile(together, fullgraph=True, dynamic=False)
-    return has_rests(train(run, [leaf for p in problems for leaf in p.leaves], *(t for own in arguments for t in own)))
+    run = torch.compile(run_all, fullgraph=True, dynamic=False)
+    return find_rests(
+        train(run, [leaf for p in problems for leaf in p.leaves], *(t for values in arguments for t in values))
+    )
 
 
-def has_rests(codes: Sequence[str]) -> list[bool]:
-    """Returns, for the code of the forward and of the backward, if it handles steps after the last full chunk."""
+def find_rests(codes: Sequence[str]) -> list[bool]:
+    """Returns True for each code that handles steps after the last full chunk."""
     return ["left > 0" in code or "chunks * 8, T" in code for code in codes]
 
 
-def rows() -> list[tuple[str, list[Any]]]:
-    """Returns the launches for a step so large that each program processes several rows."""
+def list_launches_of_rows() -> list[tuple[str, list[Any]]]:
+    """Returns the launches for a step that is so large that each instance of a kernel processes several rows."""
     p = problem(next(case for case in CASES if case.name == "plif_channel"), 2, (16384, 64))
-    begun = len(Launch.made)
-    train(torch.compile(partial(network, p), fullgraph=True, dynamic=False), p.leaves, *p.inputs, *p.states)
-    return Launch.made[begun:]
+    previous_count = len(Launch.launches)
+    train(torch.compile(partial(run_network, p), fullgraph=True, dynamic=False), p.leaves, *p.inputs, *p.states)
+    return Launch.launches[previous_count:]
 
 
-def channels_last() -> dict[str, Any]:
-    """Compiles convolution, norm, LIF, convolution, LIF in sequence. Returns the strides of the scans' values and the
-    copies that only change a layout.
+def report_channels_last() -> dict[str, Any]:
+    """Compiles a network: a convolution, a norm, LIF neurons, another convolution, and other LIF neurons. Returns the
+    launches, which contain the strides of the scans' tensors, and the copies that only change a layout.
     """
     core = CASES[1].make(hard_spike, [])
     layers = nn.ModuleList([nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3, padding=1)])
@@ -165,20 +174,19 @@ def channels_last() -> dict[str, Any]:
         return (lif(layers[2](first.flatten(0, 1)), x),)
 
     run = torch.compile(block, fullgraph=True, dynamic=False)
-    begun = len(Launch.made)
+    previous_count = len(Launch.launches)
     x = torch.randn(10, 3, 6, 8).contiguous(memory_format=torch.channels_last).unflatten(0, (5, 2))
     codes = train(run, list(layers.parameters()), x)
-    # Names of copies that change a layout, including copies that are fused with other operations. The statistics of the
-    # norm do need copies.
+    # Names of copies that change a layout, including copies that are fused with other operations.
     copies = [re.findall(r"cpp_fused_\w*(?:clone|contiguous)\w*(?= =)", code) for code in codes]
-    return {"launches": Launch.made[begun:], "copies": copies}
+    return {"launches": Launch.launches[previous_count:], "copies": copies}
 
 
-def inexact() -> dict[str, int]:
-    """Counts, for each way to build a kernel, the instructions that fuse a product and a sum, or that flush subnormal
-    numbers to zero.
+def count_inexact_instructions() -> dict[str, int]:
+    """Builds a kernel with different options. Counts, for each build, the instructions that fuse a product and a sum,
+    or that flush subnormal numbers to zero.
 
-    Instructions of AMD are not counted. For AMD, it is enough that the kernel compiles.
+    The instructions for AMD are not counted. For AMD, the kernel only has to compile.
     """
     p = problem(CASES[9], 5, (3, 4))
     step, _ = PointwiseProgram(p.core, *p.counts).specialize(p.inputs, p.states)
@@ -193,22 +201,22 @@ def inexact() -> dict[str, int]:
     )
     kernel = step.forward_kernel(spec).function
 
-    def assembly(function: Any, target: GPUTarget, fusion: bool) -> Any:
+    def assemble(function: Any, target: GPUTarget, fusion: bool) -> Any:
         types = {name: "*fp32" if name.endswith("_ptr") else "i32" for name in function.arg_names}
         source = ASTSource(function, {**types, "BLOCK": "constexpr"}, {"BLOCK": 512})
         return triton.compile(source, target=target, options={"num_warps": 4, "enable_fp_fusion": fusion}).asm
 
     def count(function: Any, fusion: bool) -> int:
-        return len(re.findall(r"\bfma\.|\.ftz\b", assembly(function, TARGET, fusion)["ptx"]))
+        return len(re.findall(r"\bfma\.|\.ftz\b", assemble(function, TARGET, fusion)["ptx"]))
 
     with mock.patch.object(Driver, "get_current_target", return_value=AMD):
-        assert "s_endpgm" in assembly(standalone(kernel), AMD, True)["amdgcn"]
+        assert "s_endpgm" in assemble(standalone(kernel), AMD, True)["amdgcn"]
     return {"fused": count(kernel, True), "strict": count(kernel, False), "standalone": count(standalone(kernel), True)}
 
 
 def main() -> None:
     triton.runtime.driver.set_active(Driver())
-    register_scan_lowering(Here(on_cpu="triton"), before=KernelLowering.name)
+    register_scan_lowering(TritonOnCpu(on_cpu="triton"), before=KernelLowering.name)
     with (
         mock.patch.object(AsyncCompile, "triton", lambda self, name, source, device_str: Launch(name)),
         mock.patch.object(flexsn_codegen.targets.triton._launcher, "_single_device", return_value=True),
@@ -219,12 +227,12 @@ def main() -> None:
         torch._inductor.config.patch(fx_graph_cache=False, compile_threads=1),
     ):
         report = {
-            "direct": direct(),
-            "dynamic": dynamic(),
-            "rests": rests(4, 16),
-            "rows": rows(),
-            "channels_last": channels_last(),
-            "inexact": inexact(),
+            "direct": report_direct_launches(),
+            "dynamic": count_graphs(),
+            "rests": find_rests_of_lengths(4, 16),
+            "rows": list_launches_of_rows(),
+            "channels_last": report_channels_last(),
+            "inexact": count_inexact_instructions(),
         }
     print(json.dumps(report))
 

@@ -1,10 +1,15 @@
-"""Random step functions, as source text, that compute with captured tensors in many ways, and calls of these functions.
+"""Random step functions and their calls. Each step function is source text, and computes with captured tensors.
 
-The random choices include in-place operations and views of values made of captured tensors, custom
-`autograd.Function`s, blocks under `no_grad`, parameters that are frozen and unfrozen between calls, captured tensors
-that are computed from other tensors, results that the loss does not use, short and empty sequences, and a value that
-changes between the calls, in a place from `changing_cores.py`. `compare` compares the compiled scan with the loop in
-values, dtypes and gradients.
+The random choices include:
+
+- in-place operations on values that are computed from captured tensors, and views of these values;
+- custom `autograd.Function`s, and blocks under `no_grad`;
+- parameters that are frozen or unfrozen between calls, and captured tensors that are computed from other tensors;
+- results that the loss does not use;
+- short and empty sequences;
+- a value that changes between calls, in a place from `changing_cores.py`.
+
+`compare` compares the values, dtypes and gradients of the compiled scan with those of the loop.
 """
 
 from __future__ import annotations
@@ -34,7 +39,7 @@ SHAPES: dict[str, tuple[int, ...]] = {"one": (), "row": (4,), "column": (3, 1), 
 
 
 class Rounded(torch.autograd.Function):
-    """Rounds, with a straight-through gradient."""
+    """A function that rounds. Its gradient is straight-through."""
 
     @staticmethod
     def forward(ctx: Any, w: Tensor) -> Tensor:
@@ -46,7 +51,7 @@ class Rounded(torch.autograd.Function):
 
 
 class Scaled(torch.autograd.Function):
-    """The identity. An argument scales its gradient."""
+    """The identity function. Its gradient is multiplied by the argument `scale`."""
 
     @staticmethod
     def forward(ctx: Any, w: Tensor, scale: float) -> Tensor:
@@ -59,7 +64,7 @@ class Scaled(torch.autograd.Function):
 
 
 class Passed(torch.autograd.Function):
-    """Returns its own argument."""
+    """A function that returns its argument itself, without a copy. Its gradient is multiplied by -2."""
 
     @staticmethod
     def forward(ctx: Any, w: Tensor) -> Tensor:
@@ -71,7 +76,7 @@ class Passed(torch.autograd.Function):
 
 
 class Quantised(torch.autograd.Function):
-    """Quantises with a scale computed from all elements; written with `setup_context`."""
+    """A function that quantises with a scale that depends on all elements. It is written with `setup_context`."""
 
     @staticmethod
     def forward(w: Tensor, levels: int) -> Tensor:
@@ -202,7 +207,7 @@ class Steady(torch.autograd.Function):
 
 
 class Spike(torch.autograd.Function):
-    """Computes 1 where `h >= threshold`, with a surrogate gradient for both arguments."""
+    """A function that is 1 where `h >= threshold`, and 0 elsewhere. Both arguments have a surrogate gradient."""
 
     @staticmethod
     def forward(ctx: Any, h: Tensor, threshold: Tensor) -> Tensor:
@@ -215,13 +220,13 @@ class Spike(torch.autograd.Function):
         h, threshold = ctx.saved_tensors
         slope = 1.0 / (1.0 + (h - threshold).abs()) ** 2
         gradient = grads[0] * slope
-        of_threshold = -gradient
-        while of_threshold.dim() > threshold.dim():
-            of_threshold = of_threshold.sum(0)
+        threshold_gradient = -gradient
+        while threshold_gradient.dim() > threshold.dim():
+            threshold_gradient = threshold_gradient.sum(0)
         for d, size in enumerate(threshold.shape):
             if size == 1:
-                of_threshold = of_threshold.sum(d, keepdim=True)
-        return gradient, of_threshold
+                threshold_gradient = threshold_gradient.sum(d, keepdim=True)
+        return gradient, threshold_gradient
 
 
 FUNCTIONS = {
@@ -258,7 +263,7 @@ BINARY = (
     "{0} / (1.0 + {1}.abs())",
     "torch.where({1} > 0.1, {0}, {1})",
 )
-# Operations that no step supports.
+# Operations that mix the elements of a tensor. They are only applied to values computed from captured tensors.
 MIXING = (
     "{0}.softmax(0)",
     "{0}.flip(0)",
@@ -328,7 +333,7 @@ IN_PLACE = (
     "{0}.set_({0}.clone())",
     "{0}.data = {0} * 2.0",
 )
-# In-place operations on a slice of a value that has several slices.
+# In-place operations on a slice of a value, which must have at least one dimension.
 IN_PLACE_PARTS = (
     "{0}[0] = 0.5",
     "{0}[0] += 1.0",
@@ -393,14 +398,14 @@ class Call:
 class Core:
     """A step function as text, the values that it captures, and calls of the step function.
 
-    If `place` is set, the step function first passes its input through the step function `PLACES[place]` of
-    `changing_cores.py`.
+    If `place` is set, the first input passes through the step function `PLACES[place]` of `changing_cores.py` before
+    this step function receives it.
     """
 
     source: str
     counts: tuple[int, int, int]
-    parameters: dict[str, str]  # name of the shape of each parameter, by name of the parameter
-    derived: dict[str, str]  # captured tensors with a history: for each name, an expression of parameters
+    parameters: dict[str, str]  # key of `SHAPES` for each parameter, by name
+    derived: dict[str, str]  # captured tensors that are computed from parameters: expression by name
     calls: list[Call] = field(default_factory=list)
     place: str | None = None
 
@@ -409,26 +414,26 @@ class _Writer:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.lines: list[str] = []
-        self.fixed: dict[str, str] = {}  # values computed from captured tensors: their shapes, by name
+        self.fixed: dict[str, str] = {}  # values computed from captured tensors: key of `SHAPES` by name
         self.captured: list[str] = []
-        self.owned: set[str] = set()  # values that the step may write to
+        self.owned: set[str] = set()  # names of values that the step may write to
         self.varying: list[str] = []
         self.count = 0
 
-    def new(self) -> str:
+    def make_name(self) -> str:
         self.count += 1
         return f"t{self.count}"
 
     def pick(self, choices: Sequence[str]) -> str:
         return self.random.choice(list(choices))
 
-    def other(self, shape: str) -> str:
-        """Returns a value computed from captured tensors that broadcasts to `shape`."""
-        fits = [n for n, s in self.fixed.items() if s in (shape, "one") or (shape == FULL and s != "rows")]
-        return self.pick(fits) if fits else self.pick([n for n, s in self.fixed.items()])
+    def pick_other(self, shape: str) -> str:
+        """Returns a value computed from captured tensors. It broadcasts to `shape` if there is such a value."""
+        fitting = [n for n, s in self.fixed.items() if s in (shape, "one") or (shape == FULL and s != "rows")]
+        return self.pick(fitting) if fitting else self.pick([n for n, s in self.fixed.items()])
 
     def define(self, expression: str, shape: str, *, owned: bool = False) -> str:
-        name = self.new()
+        name = self.make_name()
         if self.random.random() < 0.1:
             self.lines += ["with torch.no_grad():", f"    {name} = {expression}"]
         else:
@@ -438,23 +443,23 @@ class _Writer:
             self.owned.add(name)
         return name
 
-    def fixed_line(self) -> None:
+    def add_fixed_line(self) -> None:
         r = self.random.random()
         a = self.pick(list(self.fixed))
         shape = self.fixed[a]
-        b = self.other(shape)
-        many = shape != "one"
+        b = self.pick_other(shape)
+        has_elements = shape != "one"
         if r < 0.18:
             self.define(self.pick(UNARY).format(a), shape)
         elif r < 0.28:
             self.define(self.pick(BINARY).format(a, b), shape)
-        elif r < 0.36 and many:
+        elif r < 0.36 and has_elements:
             self.define(self.pick(MIXING).format(a), shape)
         elif r < 0.42:
             self.define(self.pick(REDUCING).format(a), "one")
         elif r < 0.54:
-            same = self.pick([n for n, s in self.fixed.items() if s == shape])
-            self.define(self.pick(APPLIED).format(a, same), shape)
+            other = self.pick([n for n, s in self.fixed.items() if s == shape])
+            self.define(self.pick(APPLIED).format(a, other), shape)
         elif r < 0.64:
             self.define(self.pick(COPIES).format(a), shape, owned=True)
         elif r < 0.70 and shape in ("rows", FULL):
@@ -465,39 +470,39 @@ class _Writer:
             a = self.pick(sorted(self.owned))
             shape = self.fixed[a]
             choices = IN_PLACE + (IN_PLACE_PARTS if shape != "one" else ())
-            self.lines.append(self.pick(choices).format(a, self.other(shape)))
+            self.lines.append(self.pick(choices).format(a, self.pick_other(shape)))
 
-    def mixable(self) -> str:
-        fits = [n for n, s in self.fixed.items() if s != "rows"]
-        # Late values are chosen more often.
-        return self.random.choice(fits[-4:] + fits) if fits else "x0"
+    def pick_mixable(self) -> str:
+        fitting = [n for n, s in self.fixed.items() if s != "rows"]
+        # The last four values are chosen more often.
+        return self.random.choice(fitting[-4:] + fitting) if fitting else "x0"
 
-    def varying_line(self) -> None:
+    def add_varying_line(self) -> None:
         r = self.random.random()
         a = self.pick(self.varying)
-        name = self.new()
+        name = self.make_name()
         if r < 0.3:
             self.lines.append(f"{name} = {self.pick(VARYING).format(a)}")
         elif r < 0.6:
-            other = self.pick((self.mixable(), self.pick(self.varying)))
+            other = self.pick((self.pick_mixable(), self.pick(self.varying)))
             self.lines.append(f"{name} = {self.pick(BINARY).format(a, other)}")
         elif r < 0.7:
-            self.lines.append(f"{name} = Spike.apply({a}, {self.mixable()})")
+            self.lines.append(f"{name} = Spike.apply({a}, {self.pick_mixable()})")
         elif r < 0.8:
             self.lines.append(f"{name} = {a}")
-            self.lines.append(self.pick(VARYING_IN_PLACE).format(name, self.mixable()))
+            self.lines.append(self.pick(VARYING_IN_PLACE).format(name, self.pick_mixable()))
         elif r < 0.9:
-            which = self.random.randint(0, 1)
-            self.lines.append(f"{name} = SumAndDifference.apply({a}, {self.pick(self.varying)})[{which}]")
+            index = self.random.randint(0, 1)
+            self.lines.append(f"{name} = SumAndDifference.apply({a}, {self.pick(self.varying)})[{index}]")
         else:
             owned = [n for n in self.owned if self.fixed[n] == FULL]
             if owned:
                 target = self.pick(sorted(owned))
-                written = self.pick(("{0}.add_({1})", "{0}.mul_({1})", "{0}.copy_({1})", "{0} += {1}"))
-                self.lines.append(written.format(target, a))
+                template = self.pick(("{0}.add_({1})", "{0}.mul_({1})", "{0}.copy_({1})", "{0} += {1}"))
+                self.lines.append(template.format(target, a))
                 self.lines.append(f"{name} = {target} * 0.5")
             else:
-                self.lines.append(f"{name} = {a} + {self.mixable()}")
+                self.lines.append(f"{name} = {a} + {self.pick_mixable()}")
         self.varying.append(name)
 
 
@@ -511,8 +516,8 @@ def random_core(seed: int) -> Core:
     derived: dict[str, str] = {}
     for i, (name, shape) in enumerate(list(parameters.items())):
         if rng.random() < 0.25:
-            made = rng.choice(["{0} * 1.5", "{0}.abs().sqrt()", "{0}.view(-1).view({0}.shape)", "{0}.data"])
-            derived[f"d{i}"] = made.format(name)
+            template = rng.choice(["{0} * 1.5", "{0}.abs().sqrt()", "{0}.view(-1).view({0}.shape)", "{0}.data"])
+            derived[f"d{i}"] = template.format(name)
             w.fixed[f"d{i}"] = shape
     w.fixed |= parameters
     w.captured = list(w.fixed)
@@ -520,16 +525,16 @@ def random_core(seed: int) -> Core:
     states = [f"v{i}" for i in range(num_states)]
     w.varying = [*inputs, *states]
     for _ in range(rng.randint(2, 8)):
-        w.fixed_line()
-    first = f"h = {' + '.join(inputs)} + " + " + ".join(f"0.5 * {s}" for s in states)
-    w.lines.append(first)
+        w.add_fixed_line()
+    charge_line = f"h = {' + '.join(inputs)} + " + " + ".join(f"0.5 * {s}" for s in states)
+    w.lines.append(charge_line)
     w.varying.append("h")
-    w.lines.append(f"g = h * {w.mixable()}")
+    w.lines.append(f"g = h * {w.pick_mixable()}")
     w.varying.append("g")
     for _ in range(rng.randint(1, 6)):
-        (w.varying_line if rng.random() < 0.7 else w.fixed_line)()
-    late = w.varying[num_inputs:]
-    returned = [rng.choice(late[-3:] + late) for _ in range(num_outputs + num_states)]
+        (w.add_varying_line if rng.random() < 0.7 else w.add_fixed_line)()
+    late_values = w.varying[num_inputs:]
+    returned = [rng.choice(late_values[-3:] + late_values) for _ in range(num_outputs + num_states)]
     bounded = [n if n in states and rng.random() < 0.5 else f"{n} / (1.0 + {n}.abs())" for n in returned]
     if rng.random() < 0.15:
         bounded[-1] = f"({bounded[-1]}).detach()"
@@ -561,8 +566,8 @@ def random_core(seed: int) -> Core:
     return core
 
 
-def numbers(shape: Sequence[int], seed: int, dtype: torch.dtype, device: str) -> Tensor:
-    """Draws random numbers. Some are zero, where some derivatives are infinite."""
+def draw(shape: Sequence[int], seed: int, dtype: torch.dtype, device: str) -> Tensor:
+    """Draws random values. About a tenth of them are 0, because some functions have an infinite derivative at 0."""
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(tuple(shape), generator=generator, dtype=torch.float64)
     zeros = torch.rand(tuple(shape), generator=generator) < 0.1
@@ -574,8 +579,8 @@ class Built:
     """A core that can be called.
 
     Attributes:
-        namespace: namespace of its text, with its parameters.
-        assign: function that changes the value in its place.
+        namespace: global variables of the core, including its parameters.
+        assign: function that assigns a new value to `Core.place`.
     """
 
     function: Callable[..., Any]
@@ -588,28 +593,28 @@ def build(core: Core, dtype: torch.dtype, device: str) -> Built:
     """Builds the function of a core and its parameters."""
     namespace: dict[str, Any] = {"torch": torch, "k0": 0.75, **FUNCTIONS}
     parameters = {
-        name: numbers(SHAPES[shape], 40 + i, dtype, device).requires_grad_()
+        name: draw(SHAPES[shape], 40 + i, dtype, device).requires_grad_()
         for i, (name, shape) in enumerate(core.parameters.items())
     }
     namespace |= parameters
     file = f"<core {id(core)}>"
     linecache.cache[file] = (len(core.source), None, core.source.splitlines(keepends=True), file)
     exec(compile(core.source, file, "exec"), namespace)
-    written = namespace["core"]
+    core_function = namespace["core"]
     if core.place is None:
-        return Built(written, namespace, parameters, lambda new: None)
-    first, assign = PLACES[core.place](0.25)
+        return Built(core_function, namespace, parameters, lambda new: None)
+    place_core, assign = PLACES[core.place](0.25)
     num_inputs = core.counts[0]
 
     def function(*arguments: Tensor) -> Any:
-        charged, _ = first(arguments[0], arguments[num_inputs])
-        return written(charged / (1.0 + charged.abs()), *arguments[1:])
+        charged, _ = place_core(arguments[0], arguments[num_inputs])
+        return core_function(charged / (1.0 + charged.abs()), *arguments[1:])
 
     return Built(function, namespace, parameters, assign)
 
 
 @contextmanager
-def _restored() -> Iterator[None]:
+def _restoring_globals() -> Iterator[None]:
     """Removes the global variables and hooks of a place when the block ends."""
     hooks = dict(torch.nn.modules.module._global_forward_hooks)
     try:
@@ -628,7 +633,7 @@ class Outcome:
         refused: calls that FlexSN refuses with an error that names the line of the core.
         different: calls that differ in values, dtypes or gradients.
         broken: calls that failed with any other error.
-        same: number of calls that equal the loop.
+        same: number of calls whose results and gradients equal those of the loop.
         no_core: number of calls that fail in the loop itself, so that they cannot be compared.
     """
 
@@ -648,7 +653,7 @@ def compare(
     on_cpu: TargetName = "triton",
 ) -> Outcome:
     """Makes the calls with the loop and with compiled kernels, and compares the results."""
-    with _restored():
+    with _restoring_globals():
         return _compare(core, dtype, device, residuals, on_cpu)
 
 
@@ -673,14 +678,14 @@ def _compare(core: Core, dtype: torch.dtype, device: str, residuals: str, on_cpu
             outcome.no_core += 1
             continue
         actual = _run(core, call, function, parameters, program, dtype, device)
-        named = isinstance(actual, UnsupportedOpError) and actual.location is not None
+        is_named = isinstance(actual, UnsupportedOpError) and actual.location is not None
         # In a sequence without steps, the loop does not reach the operations that torch refuses in every step.
-        if named or (isinstance(actual, TorchError) and call.steps == 0 and " at <core" in str(actual)):
+        if is_named or (isinstance(actual, TorchError) and call.steps == 0 and " at <core" in str(actual)):
             outcome.refused.append(f"call {number}: {type(actual).__name__}: {actual}")
         elif isinstance(actual, Exception):
             outcome.broken.append(f"call {number}: {type(actual).__name__}: {actual}")
         else:
-            differences = list(_differences(actual, expected, dtype))
+            differences = list(_find_differences(actual, expected, dtype))
             if differences:
                 outcome.different.append(f"call {number} {call}: {'; '.join(differences)}")
             outcome.same += not differences
@@ -703,12 +708,12 @@ def _run(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         shapes = [(call.steps, *STEP)] * num_inputs + [STEP] * num_states
-        raw = [numbers(s, i, dtype, device) for i, s in enumerate(shapes)]
-        for t, requires_grad in zip(raw, call.leaves, strict=True):
+        leaf_arguments = [draw(s, i, dtype, device) for i, s in enumerate(shapes)]
+        for t, requires_grad in zip(leaf_arguments, call.leaves, strict=True):
             t.requires_grad_(requires_grad)
         # The computation before the scan has an infinite derivative at 0.
-        arguments = [t.relu().sqrt() + t.clamp(max=0.0) if i == 0 else t * 1.0 for i, t in enumerate(raw)]
-        leaves = {f"argument {i}": t for i, t in enumerate(raw)} | parameters
+        arguments = [t.relu().sqrt() + t.clamp(max=0.0) if i == 0 else t * 1.0 for i, t in enumerate(leaf_arguments)]
+        leaves = {f"argument {i}": t for i, t in enumerate(leaf_arguments)} | parameters
         modes = {"grad": torch.enable_grad, "no_grad": torch.no_grad, "inference": torch.inference_mode}
         try:
             with modes[call.mode]():
@@ -719,11 +724,11 @@ def _run(
                 else:
                     results = scan(*prepare(program, arguments), state_seqs=call.state_seqs)
             required = {name: t for name, t in leaves.items() if t.requires_grad}
-            in_loss = [i for i, there in enumerate(call.in_loss) if there and results[i].requires_grad]
+            in_loss = [i for i, is_used in enumerate(call.in_loss) if is_used and results[i].requires_grad]
             roots = [results[i] for i in in_loss]
             grads: dict[str, Tensor | None] = dict.fromkeys(required)
             if roots and required:
-                weights = [numbers(results[i].shape, 70 + i, dtype, device) for i in in_loss]
+                weights = [draw(results[i].shape, 70 + i, dtype, device) for i in in_loss]
                 gradients = torch.autograd.grad(
                     roots, list(required.values()), weights, allow_unused=True, retain_graph=True
                 )
@@ -733,7 +738,7 @@ def _run(
             return error
 
 
-def _differences(actual: Values, expected: Values, dtype: torch.dtype) -> Iterator[str]:
+def _find_differences(actual: Values, expected: Values, dtype: torch.dtype) -> Iterator[str]:
     tolerance = {torch.float64: 1e-9, torch.float32: 1e-4}[dtype]
     for i, (a, b) in enumerate(zip(actual[0], expected[0], strict=True)):
         if a.dtype != b.dtype or a.shape != b.shape:
@@ -748,26 +753,24 @@ def _differences(actual: Values, expected: Values, dtype: torch.dtype) -> Iterat
             present = gradient if expected_gradient is None else expected_gradient
             assert present is not None
             if bool((present != 0).any()):
-                yield f"the gradient of {name} is {'absent' if gradient is None else 'there'}, not so in the loop"
+                yield f"the gradient of {name} is None {'in kernels' if gradient is None else 'in the loop'} only"
             continue
         # Kernels multiply by an infinite derivative of a parameter before the sum over elements, and the loop
-        # multiplies after it. So an infinite gradient in the loop may be NaN in kernels. The test compares neither
-        # infinite nor NaN gradients.
-        numbers_there = expected_gradient.isfinite()
-        scale = tolerance * max(
-            1.0, float(expected_gradient[numbers_there].abs().max()) if numbers_there.any() else 1.0
+        # multiplies after the sum. So a gradient that is infinite in the loop may be NaN in kernels. Where gradients
+        # are not finite, their values are not compared.
+        is_finite = expected_gradient.isfinite()
+        scale = tolerance * max(1.0, float(expected_gradient[is_finite].abs().max()) if is_finite.any() else 1.0)
+        are_equal = torch.equal(gradient.isfinite(), is_finite) and torch.allclose(
+            gradient[is_finite], expected_gradient[is_finite], rtol=tolerance, atol=scale
         )
-        same = torch.equal(gradient.isfinite(), numbers_there) and torch.allclose(
-            gradient[numbers_there], expected_gradient[numbers_there], rtol=tolerance, atol=scale
-        )
-        if gradient.dtype != expected_gradient.dtype or not same:
+        if gradient.dtype != expected_gradient.dtype or not are_equal:
             texts = [t.flatten()[:6].tolist() for t in (gradient, expected_gradient)]
             yield f"the gradient of {name} is {texts[0]}, in the loop {texts[1]}"
 
 
 def one_call(lines: str) -> Core:
-    """Makes a core from these lines, with one call. `w0` has the shape of one row, `w1` of two rows, and `w2` of the
-    step.
+    """Makes a core with these lines as its body, and with one call. The parameter `w0` has the shape of one row, `w1`
+    the shape of two rows, and `w2` the shape of the step.
     """
     body = textwrap.indent("\n".join(line.strip() for line in lines.split(";")), "    ")
     call = Call(3, (True,) * 3, (True,) * 2, (True,) * 2, state_seqs=False, mode="grad")

@@ -8,35 +8,35 @@ from recurrent_cores import Cell, Matrix
 from torch import Tensor
 
 
-class Alone(Cell):
+class WithoutMatrix(Cell):
     """Base of cores without a matrix."""
 
     def build(self, size: int, matrix: Matrix) -> None:
         pass
 
 
-class Lateral(Alone):
-    """Inhibition of every neuron by the mean of its row."""
+class Lateral(WithoutMatrix):
+    """A core in which the mean of a row inhibits each neuron of this row."""
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         h = v + (x - v) / 2
         return self.lif(x - s.mean(-1, keepdim=True), s, h - h.mean(-1, keepdim=True) / 2)
 
 
-class Winner(Alone):
-    """Spikes of the neurons with the largest value in a row. If several are equal, all of them spike. The maximum has a
-    gradient.
+class Winner(WithoutMatrix):
+    """A core in which only the neurons with the largest value of their row can spike. If several neurons have this
+    value, all of them can spike. The maximum has a gradient.
     """
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         h = v + (x - v) / 2
-        most = h.amax(-1, keepdim=True)
-        s = self.spike(h - 0.5) * (h >= most)
-        return s, s, h * (1 - s) - most / 8
+        largest = h.amax(-1, keepdim=True)
+        s = self.spike(h - 0.5) * (h >= largest)
+        return s, s, h * (1 - s) - largest / 8
 
 
-class Least(Alone):
-    """Uses the minimum and the maximum over a row of a sum."""
+class Least(WithoutMatrix):
+    """A core that uses the minimum and the maximum over each row. Both come from one `aminmax` of a sum."""
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         h = v / 2 + x
@@ -44,23 +44,23 @@ class Least(Alone):
         return self.lif(x - low / 4, s, h - high / 4)
 
 
-class First(Alone):
-    """Lets only the first of the largest neurons spike. Its value inhibits the others, and the smallest neuron is
-    pulled up.
+class First(WithoutMatrix):
+    """A core in which only one neuron of each row can spike: the first neuron with the largest value. This value
+    inhibits all neurons of the row except the smallest one.
     """
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         h = v + (x - v) / 2
-        most, winner = h.max(-1, keepdim=True)
-        wins = F.one_hot(winner.squeeze(-1), h.shape[-1]).to(h.dtype)
-        s = self.spike(h - 0.5) * wins
-        low, place = torch.min(h, dim=-1)
+        largest, winner = h.max(-1, keepdim=True)
+        is_winner = F.one_hot(winner.squeeze(-1), h.shape[-1]).to(h.dtype)
+        s = self.spike(h - 0.5) * is_winner
+        low, index = torch.min(h, dim=-1)
         least = torch.arange(h.shape[-1], device=h.device) == h.argmin(-1, keepdim=True)
-        return s, s, torch.where(least, h / 2, h * (1 - s) - most / 8) + (low * (place > 2)).unsqueeze(-1) / 16
+        return s, s, torch.where(least, h / 2, h * (1 - s) - largest / 8) + (low * (index > 2)).unsqueeze(-1) / 16
 
 
-class Soft(Alone):
-    """Uses a softmax over the neurons."""
+class Soft(WithoutMatrix):
+    """A core that multiplies its input by a softmax over the neurons of a row."""
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         h = v + (x - v) / 2
@@ -68,7 +68,7 @@ class Soft(Alone):
 
 
 class Normed(Cell):
-    """Uses a layer norm in a cell, with learned weights and a matrix."""
+    """A core with a matrix and a layer norm, whose weight and bias are learned."""
 
     def build(self, size: int, matrix: Matrix) -> None:
         super().build(size, matrix)
@@ -80,7 +80,7 @@ class Normed(Cell):
 
 
 class Divided(Cell):
-    """Reduces without `keepdim`, and computes with one number per row before it expands this number to the row."""
+    """A core that reduces without `keepdim`. It computes with one value per row before it expands this value."""
 
     def build(self, size: int, matrix: Matrix) -> None:
         self.strength = self.extra()
@@ -93,11 +93,13 @@ class Divided(Cell):
 
 
 class ExciteInhibit(Cell):
-    """Excitatory neurons and a smaller number of inhibitory neurons, which inhibit each other by their mean."""
+    """Excitatory neurons and a smaller number of inhibitory neurons, which are inhibited by their own mean."""
 
     def build(self, size: int, matrix: Matrix) -> None:
-        less = size // 3
-        self.to_inhibitory, self.back = (torch.nn.Parameter(matrix(*s)) for s in ((less, size), (size, less)))
+        num_inhibitory = size // 3
+        self.to_inhibitory, self.back = (
+            torch.nn.Parameter(matrix(*s)) for s in ((num_inhibitory, size), (size, num_inhibitory))
+        )
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         drive = F.linear(s, self.to_inhibitory)
@@ -105,8 +107,8 @@ class ExciteInhibit(Cell):
         return self.lif(x - F.linear(inhibition, self.back), s, v)
 
 
-class Deviating(Alone):
-    """Uses a standard deviation, a norm and a `logsumexp`."""
+class Deviating(WithoutMatrix):
+    """A core that uses a standard deviation, a norm and a `logsumexp` over the neurons of a row."""
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         h = v + (x - v) / 2
@@ -114,8 +116,8 @@ class Deviating(Alone):
         return self.lif(x / (1 + spread), s, h - torch.logsumexp(h, -1, keepdim=True) / 8)
 
 
-class Ahead(Alone):
-    """Uses a mean of only the input, a mean that is carried as a state, and a mean that no later step needs."""
+class Ahead(WithoutMatrix):
+    """A core with a mean of only the input, a sum of only a state, and a mean that no later step needs."""
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         s, _, v = self.lif(x - x.mean(-1, keepdim=True), s, v - v.sum(-1, keepdim=True) / 16)

@@ -23,7 +23,7 @@ MODULES = ("flexsn_graph", "flexsn_codegen", "flexsn_runtime", "flexsn_hop", "fl
 class TritonWatch:
     """A finder that never finds a module, but records the modules that import Triton.
 
-    `sys.modules` is not enough, because torch itself imports Triton if it is installed.
+    `sys.modules` is not enough, because torch itself imports Triton if Triton is installed.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class TritonWatch:
 
 
 def import_everything(name: str) -> list[str]:
-    """Imports a package and all modules below it, except those that run a program when imported."""
+    """Imports a package and all its modules, except `__main__` modules, which run a program when they are imported."""
     package = importlib.import_module(name)
     names = [name]
     for module in pkgutil.walk_packages(package.__path__, prefix=f"{name}."):

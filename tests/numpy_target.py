@@ -1,4 +1,4 @@
-"""A target that is defined outside of the package. Its kernels are short and slow NumPy functions."""
+"""A target that is defined outside of the packages. Its kernels are short and slow NumPy functions."""
 
 from __future__ import annotations
 
@@ -51,7 +51,11 @@ class NumPy(Target):
 
 
 class NumPyWriter(KernelWriter):
-    """`off` contains the indices of the step's elements; `<operand>_at` is the offset of an operand's current step."""
+    """A writer of kernels in NumPy.
+
+    In the kernels, `off` contains the indices of the step's elements, and `<operand>_at` is the offset of an operand's
+    current step.
+    """
 
     def begin(self) -> None:
         self._offsets: dict[Port, str] = {}

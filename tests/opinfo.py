@@ -37,7 +37,7 @@ DTYPES = (
     torch.bool,
 )
 DIFFERENTIABLE = DTYPES[:4]
-# Elementwise ops that PyTorch does not list as such.
+# Elementwise ops that PyTorch does not list as elementwise.
 OTHERS = {
     "addcdiv",
     "addcmul",
@@ -67,7 +67,7 @@ OTHERS = {
 EXCLUDED = {"cdouble", "cfloat", "chalf", "complex", "imag", "nn.functional.rrelu", "polar"}
 # Losses. Their samples reduce the result, unless the reduction is turned off.
 LOSSES = {name for name in OTHERS if "_loss" in name or "entropy" in name or "kl_div" in name}
-# Ops whose results differ from eager mode's on purpose.
+# Ops whose results differ from those of eager mode on purpose.
 EXCEPTIONS = {
     "special.zeta": "if a term of its sum overflows or z is infinite, eager mode gives NaN; the limit is 0",
     "polygamma": "the gradient is zeta, which differs as well",
@@ -90,22 +90,23 @@ _TOLERANCE = {
 
 @dataclass(slots=True)
 class Outcome:
-    """Numbers of samples by outcome. Each sample has one outcome.
+    """Outcomes of samples. Each sample is counted once in `equal`, `close`, `refused`, `wrong` or `crashed`.
 
     Attributes:
         equal: number of samples whose bits equal those of eager mode.
         close: number of samples within the tolerance, or as close to float64 as eager mode.
         refused: number of samples refused with an `UnsupportedOpError`, which names the op.
-        why: the first such error.
+        reason: first line of the first such error.
         wrong: descriptions of wrong samples.
-        crashed: other errors of samples.
-        apart: descriptions of samples in which `pointwise` and `FlexSN` disagree.
+        crashed: descriptions of samples that raised another error.
+        apart: descriptions of samples that only one of `pointwise` and `FlexSN` refuses, or for which their results
+            differ.
     """
 
     equal: int = 0
     close: int = 0
     refused: int = 0
-    why: str = ""
+    reason: str = ""
     wrong: list[str] = field(default_factory=list)
     crashed: list[str] = field(default_factory=list)
     apart: list[str] = field(default_factory=list)
@@ -128,7 +129,7 @@ def variant_name(info: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One call of a variant: its `arguments` and `keywords`, and the tensors in them, which `call` can replace."""
+    """One call of a variant, with its arguments and keywords. `call` can replace the tensors in both."""
 
     info: Any
     arguments: Sequence[Any]
@@ -152,31 +153,31 @@ class Sample:
         return self.info.op(*positional, **{k: fill(v) for k, v in self.keywords.items()})
 
     def __str__(self) -> str:
-        shown = [f"{a.dtype}{list(a.shape)}" if isinstance(a, Tensor) else repr(a) for a in self.arguments]
-        return f"{', '.join(shown)} {self.keywords}"
+        texts = [f"{a.dtype}{list(a.shape)}" if isinstance(a, Tensor) else repr(a) for a in self.arguments]
+        return f"{', '.join(texts)} {self.keywords}"
 
 
 def check(
     info: Any, dtype: torch.dtype, *, samples: int, special: bool, gradient: bool = False, first: int = 0
 ) -> Outcome:
-    """Runs some samples of a variant, and then special values.
+    """Runs some samples of a variant, and then, if `special` is True, special values such as infinities and zeros.
 
     Args:
         samples: number of samples, starting at index `first`. If `first` is too large, only the last sample runs.
-        gradient: True to compare gradients in addition to results. Then variants without gradients are skipped.
+        gradient: True to compare gradients in addition to results. Variants without gradients are then skipped.
     """
     outcome = Outcome()
     if gradient and not is_differentiable(info, dtype):
         return outcome
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        drawn_samples = list(itertools.islice(_samples(info, dtype, requires_grad=gradient), first + samples))
+        drawn_samples = list(itertools.islice(_draw_samples(info, dtype, requires_grad=gradient), first + samples))
         chosen = drawn_samples[first:] or drawn_samples[-1:]
         if special:
-            chosen += list(_special_samples(dtype, drawn_samples))
+            chosen += list(_make_special_samples(dtype, drawn_samples))
         for sample in chosen:
             if sample.tensors and (not gradient or any(t.requires_grad for t in sample.tensors)):
-                _compare(sample, _gradients if gradient else _values, outcome)
+                _compare(sample, _compute_gradients if gradient else _compute_values, outcome)
     return outcome
 
 
@@ -184,9 +185,9 @@ def is_differentiable(info: Any, dtype: torch.dtype) -> bool:
     return bool(info.supports_autograd and dtype in info.backward_dtypes)
 
 
-def _samples(info: Any, dtype: torch.dtype, *, requires_grad: bool) -> Iterator[Sample]:
-    """Yields the samples of `info.sample_inputs`. Unlike that method, it does not search the stack for the current test
-    case, because the search takes as long as a kernel.
+def _draw_samples(info: Any, dtype: torch.dtype, *, requires_grad: bool) -> Iterator[Sample]:
+    """Yields the samples of `info.sample_inputs`. Unlike that method, this function does not search the stack for the
+    current test case, because the search takes as long as the run of a kernel.
     """
     samples = iter(info.sample_inputs_func(info, "cpu", dtype, requires_grad))
     while True:
@@ -199,21 +200,21 @@ def _samples(info: Any, dtype: torch.dtype, *, requires_grad: bool) -> Iterator[
         yield Sample(info, (sample.input, *sample.args), sample.kwargs)
 
 
-def _special_samples(dtype: torch.dtype, samples: Sequence[Sample]) -> Iterator[Sample]:
+def _make_special_samples(dtype: torch.dtype, samples: Sequence[Sample]) -> Iterator[Sample]:
     for sample in samples[:1]:
         if "polynomial" in sample.info.name:
-            return  # in eager mode, the number of steps is the largest degree
+            return  # eager mode computes one degree after another, and these values are large degrees
         tensors = [a for a in sample.arguments if isinstance(a, Tensor)]
         if any(t.dtype != dtype for t in sample.tensors) or not 1 <= len(tensors) == len(sample.tensors) <= 2:
             return
-        values = _special_values(dtype)
+        values = _make_special_values(dtype)
         grid = torch.cartesian_prod(values, values) if len(tensors) == 2 else values[:, None]
         columns = iter(c.clone().requires_grad_(t.requires_grad) for c, t in zip(grid.unbind(1), tensors, strict=True))
         arguments = [next(columns) if isinstance(a, Tensor) else a for a in sample.arguments]
         yield Sample(sample.info, arguments, sample.keywords)
 
 
-def _special_values(dtype: torch.dtype) -> Tensor:
+def _make_special_values(dtype: torch.dtype) -> Tensor:
     if dtype == torch.bool:
         return torch.tensor([True, False])
     if dtype.is_floating_point:
@@ -227,11 +228,11 @@ def _special_values(dtype: torch.dtype) -> Tensor:
 Function = Callable[..., Any]
 
 
-def _pointwise(sample: Sample) -> Function:
+def _make_pointwise(sample: Sample) -> Function:
     return pointwise(sample.call, autograd=True, name=f"{variant_name(sample.info)}_sample")
 
 
-def _flexsn(sample: Sample) -> Function:
+def _make_flexsn(sample: Sample) -> Function:
     """Makes a step without states from the sample, and runs it for one time step."""
 
     def core(*values: Tensor) -> tuple[Tensor, ...]:
@@ -245,12 +246,12 @@ def _flexsn(sample: Sample) -> Function:
     return run
 
 
-def _values(sample: Sample, function: Function, *, wide: bool = False) -> list[Tensor]:
+def _compute_values(sample: Sample, function: Function, *, wide: bool = False) -> list[Tensor]:
     results = function(*(_copy(t, wide=wide) for t in sample.tensors))
     return [r.expand(sample.shape) for r in _as_tuple(results)]
 
 
-def _gradients(sample: Sample, function: Function, *, wide: bool = False) -> list[Tensor]:
+def _compute_gradients(sample: Sample, function: Function, *, wide: bool = False) -> list[Tensor]:
     required = [t.requires_grad for t in sample.tensors]
     leaves = [
         _copy(t, wide=wide).requires_grad_(requires_grad)
@@ -262,8 +263,10 @@ def _gradients(sample: Sample, function: Function, *, wide: bool = False) -> lis
     if not roots:
         return []
     weights = [torch.linspace(-1, 2, r.numel(), dtype=torch.float64).reshape(r.shape).to(r.dtype) for r in roots]
-    partial = torch.autograd.grad(roots, required_leaves, weights, allow_unused=True)
-    gradients = [torch.zeros_like(a) if g is None else g for g, a in zip(partial, required_leaves, strict=True)]
+    gradients_or_none = torch.autograd.grad(roots, required_leaves, weights, allow_unused=True)
+    gradients = [
+        torch.zeros_like(a) if g is None else g for g, a in zip(gradients_or_none, required_leaves, strict=True)
+    ]
     return [*(r.detach() for r in results), *gradients]
 
 
@@ -274,56 +277,59 @@ def _compare(sample: Sample, compute: Callable[..., list[Tensor]], outcome: Outc
     except (RuntimeError, NotImplementedError, ZeroDivisionError):
         return  # eager mode refuses the sample
     runs: list[list[Tensor] | Exception] = []
-    for way in (_pointwise, _flexsn):
+    for make_function in (_make_pointwise, _make_flexsn):
         try:
-            runs.append(compute(sample, way(sample)))
+            runs.append(compute(sample, make_function(sample)))
         except Exception as error:
             runs.append(error)
     refusals = [f for f in runs if isinstance(f, UnsupportedOpError)]
     errors = [f for f in runs if isinstance(f, Exception) and not isinstance(f, UnsupportedOpError)]
     results = [f for f in runs if not isinstance(f, Exception)]
-    if len(refusals) == 1 or (len(results) == 2 and not _agree(*results)):
+    if len(refusals) == 1 or (len(results) == 2 and not _results_agree(*results)):
         outcome.apart.append(f"{variant_name(sample.info)}, {sample}: {runs}")
     if errors:
         outcome.crashed.append(f"{type(errors[0]).__name__}: {errors[0]} for {sample}")
         return
     if refusals:
         outcome.refused += 1
-        outcome.why = outcome.why or str(refusals[0]).splitlines()[0]
+        outcome.reason = outcome.reason or str(refusals[0]).splitlines()[0]
         return
-    problems = [p for actual in results if (p := _problem(sample, compute, expected, actual))]
+    problems = [p for actual in results if (p := _describe_problem(sample, compute, expected, actual))]
     if problems:
         outcome.wrong.append(f"{problems[0]} for {sample}")
-    elif all(_same(e, a) for actual in results for e, a in zip(expected, actual, strict=True)):
+    elif all(_are_equal(e, a) for actual in results for e, a in zip(expected, actual, strict=True)):
         outcome.equal += 1
     else:
         outcome.close += 1
 
 
-def _agree(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+def _results_agree(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
     """Returns True if the results agree. Gradients may differ by the rounding of a division."""
-    return len(one) == len(other) and all(
-        a.dtype == b.dtype and a.shape == b.shape and bool(_close(a, b).all()) for a, b in zip(one, other, strict=True)
+    return len(first) == len(second) and all(
+        a.dtype == b.dtype and a.shape == b.shape and bool(_are_close(a, b).all())
+        for a, b in zip(first, second, strict=True)
     )
 
 
-def _problem(
+def _describe_problem(
     sample: Sample, compute: Callable[..., list[Tensor]], expected: Sequence[Tensor], actual: Sequence[Tensor]
 ) -> str:
-    """Describes wrong results; returns an empty text if all are right."""
+    """Describes the first wrong result. Returns an empty text if all results are right."""
     if len(expected) != len(actual):
         return f"{len(actual)} results, not {len(expected)}"
     pairs = list(zip(expected, actual, strict=True))
     problems = [_judge(e, a) for e, a in pairs]
     if any(problems):
-        # Eager mode's float32 code has errors as well: in vectors of 16, gelu(inf) is NaN.
+        # Eager mode's float32 results may be wrong themselves: in vectors of 16 elements, gelu(inf) is NaN.
         try:
             exact = compute(sample, sample.call, wide=True)
         except (RuntimeError, ZeroDivisionError):
             exact = list(expected)
         scale = 1.0 if sample.info.name in CANCELLING else 0.0
-        free = sample.info.name in EXCEPTIONS
-        problems = [_judge(e, a, x, nan_is_free=free, scale=scale) for (e, a), x in zip(pairs, exact, strict=True)]
+        is_exception = sample.info.name in EXCEPTIONS
+        problems = [
+            _judge(e, a, x, accepts_nan=is_exception, scale=scale) for (e, a), x in zip(pairs, exact, strict=True)
+        ]
     return next(filter(None, problems), "")
 
 
@@ -336,7 +342,7 @@ def _as_tuple(value: Any) -> tuple[Tensor, ...]:
     return (value,) if isinstance(value, Tensor) else tuple(value)
 
 
-def _same(expected: Tensor, actual: Tensor) -> bool:
+def _are_equal(expected: Tensor, actual: Tensor) -> bool:
     return bool(((expected == actual) | ((expected != expected) & (actual != actual))).all())
 
 
@@ -345,30 +351,30 @@ def _judge(
     actual: Tensor,
     exact: Tensor | None = None,
     *,
-    nan_is_free: bool = False,
+    accepts_nan: bool = False,
     scale: float = 0.0,
 ) -> str:
-    """Describes a wrong result; returns an empty text if it is right.
+    """Describes a wrong element. Returns an empty text if all elements are right.
 
-    An element is right if it is close to `expected` or to `exact`, or as close to `exact` as `expected` is. `scale` is
-    the size of the values whose differences are the results. Tolerances are relative to it.
+    An element is right if it is close to `expected` or to `exact`, or as close to `exact` as `expected` is. If results
+    are small differences of large values, `scale` is the size of these values, and tolerances are relative to it.
     """
     if expected.dtype != actual.dtype or expected.shape != actual.shape:
         return f"{actual.dtype} {list(actual.shape)}, not {expected.dtype} {list(expected.shape)}"
-    wrong = ~_close(actual, expected, scale)
+    wrong = ~_are_close(actual, expected, scale)
     if exact is not None:
-        wrong &= ~_close(actual, exact.to(expected.dtype), scale)
+        wrong &= ~_are_close(actual, exact.to(expected.dtype), scale)
         # Elements are also right if they are as close to the exact value as the elements of eager mode.
         wrong &= ~((actual.double() - exact).abs() <= (expected.double() - exact).abs())
-    if nan_is_free and expected.is_floating_point():
+    if accepts_nan and expected.is_floating_point():
         wrong &= ~expected.isnan()
     if not wrong.any():
         return ""
-    where = tuple(wrong.nonzero()[0].tolist())
-    return f"at {where} {actual[where].item()!r}, not {expected[where].item()!r}"
+    index = tuple(wrong.nonzero()[0].tolist())
+    return f"at {index} {actual[index].item()!r}, not {expected[index].item()!r}"
 
 
-def _close(actual: Tensor, expected: Tensor, scale: float = 0.0) -> Tensor:
+def _are_close(actual: Tensor, expected: Tensor, scale: float = 0.0) -> Tensor:
     if not expected.is_floating_point():
         return actual == expected
     relative, absolute = _TOLERANCE[expected.dtype]

@@ -1,4 +1,4 @@
-"""Counts phrases in docstrings and comments, and names of values, that the style rules forbid.
+"""Counts the phrases in docstrings and comments, and the names of values, that the style rules forbid.
 
     python tests/prose.py            prints each occurrence
     python tests/prose.py --write    stores the counts, which may only decrease
@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-KEPT = Path(__file__).with_name("prose_counts.json")
+STORED_COUNTS = Path(__file__).with_name("prose_counts.json")
 
 # Forbidden beginnings of docstrings, by the name of the rule.
 BEGINNINGS = {
@@ -42,7 +42,7 @@ WORDS = {
     "anew": re.compile(r"\banew\b"),
     "in the place of": re.compile(r"\bin the place of\b"),
 }
-# Names of variables and parameters that are no nouns.
+# Names of variables and parameters that are not nouns.
 NO_NOUNS = {
     *("asked", "came", "found", "given", "gone", "had", "instead", "kept", "known", "made", "seen", "there", "told"),
     *("want", "wanted", "what"),
@@ -93,7 +93,7 @@ def places(source: str) -> Iterator[Place]:
 
 
 def sources() -> Iterator[tuple[str, Path]]:
-    """Yields Python files, each with the name of the group that its occurrences count for."""
+    """Yields Python files, each with the name of the package or folder under which its occurrences are counted."""
     for package in sorted(path for path in (ROOT / "packages").iterdir() if path.is_dir()):
         yield from ((package.name, path) for path in sorted((package / "src").glob("**/*.py")))
     for path in sorted([*ROOT.glob("packages/*/tests/**/*.py"), *ROOT.glob("tests/**/*.py"), ROOT / "conftest.py"]):
@@ -108,12 +108,12 @@ def counts() -> dict[str, dict[str, int]]:
     counters: dict[str, Counter[str]] = {}
     for name, path in sources():
         counters.setdefault(name, Counter()).update(rule for rule, *_ in places(path.read_text(encoding="utf-8")))
-    return {name: {rule: every[rule] for rule in RULES} for name, every in counters.items()}
+    return {name: {rule: counter[rule] for rule in RULES} for name, counter in counters.items()}
 
 
 def main() -> None:
     if "--write" in sys.argv:
-        KEPT.write_text(json.dumps(counts(), indent=2) + "\n", encoding="utf-8")
+        STORED_COUNTS.write_text(json.dumps(counts(), indent=2) + "\n", encoding="utf-8")
         return
     for _, path in sources():
         for rule, line, text in places(path.read_text(encoding="utf-8")):

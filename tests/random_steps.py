@@ -153,7 +153,7 @@ class Program:
         captured: tensors that the step captures, by name.
         init, xs: the two trees of the call; the leaves of `xs` are sequences.
         options: options of the call.
-        weighed: for each tensor of the results, True if the loss uses it.
+        weighed: for each tensor of the results, True if the loss uses the tensor.
     """
 
     source: str
@@ -185,18 +185,18 @@ class _Writer:
         self.captured = captured
         self.lines: list[str] = []
 
-    def floats(self) -> list[str]:
+    def list_floats(self) -> list[str]:
         return [name for name, value in self.values.items() if value.is_floating_point()]
 
     def fill(self, template: str, **more: str) -> str:
         # Later values are chosen more often, so that the step becomes deep.
-        names = self.floats()
-        late = names[-4:]
+        names = self.list_floats()
+        late_names = names[-4:]
         indices = [name for name, value in {**self.values, **self.captured}.items() if not value.is_floating_point()]
         shape = self.rng.choice([shape for shape in SHAPES if shape])
         count = torch.Size(shape).numel()
         return template.format(
-            a=self.rng.choice(late if self.rng.random() < 0.7 else names),
+            a=self.rng.choice(late_names if self.rng.random() < 0.7 else names),
             b=self.rng.choice(names),
             i=self.rng.choice(indices),
             s=shape,
@@ -221,8 +221,8 @@ class _Writer:
         self.values[name] = value.clone()
         return True
 
-    def value(self, number: int) -> None:
-        """Adds a value: an expression, or a new tensor with up to three writes to it."""
+    def add_value(self, number: int) -> None:
+        """Adds a value: an expression, or a new tensor and up to twelve writes to this tensor."""
         name = f"v{number}"
         for _ in range(200):
             if self.rng.random() < 0.6:
@@ -237,22 +237,22 @@ class _Writer:
                 self.attempt([self.fill(self.rng.choice(WRITES), v=name)], name)
             return
 
-    def like(self, leaf: str, number: int) -> str:
-        """Makes a small expression with the shape of a leaf of the carry."""
+    def add_leaf(self, leaf: str, number: int) -> str:
+        """Adds a line that computes the next value of a leaf of the carry, and returns the name of this value."""
         shape = self.values[leaf].shape
-        others = [name for name in self.floats() if name.startswith("v")]
+        others = [name for name in self.list_floats() if name.startswith("v")]
         fitting = [name for name in others if self.values[name].shape == shape]
-        mixed = self.rng.choice(others)
+        other = self.rng.choice(others)
         name = f"new{number}"
         if fitting and self.rng.random() < 0.8:
             self.lines.append(f"{name} = torch.tanh({self.rng.choice(fitting)}) + 0.3 * {leaf}")
         else:
-            self.lines.append(f"{name} = 0.7 * {leaf} + torch.tanh({mixed}.mean())")
+            self.lines.append(f"{name} = 0.7 * {leaf} + torch.tanh({other}.mean())")
         return name
 
 
 def random_program(seed: int) -> Program:
-    """Makes the program of a seed. One seed gives the same program on all machines."""
+    """Makes the program of a seed. A seed gives the same program on all machines."""
     rng = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
 
@@ -265,23 +265,23 @@ def random_program(seed: int) -> Program:
     order = range(rng.randrange(1, 5))
     dim = rng.choice((0, 0, 0, 1, -1))
     carried = {f"c{n}": draw(*rng.choice(SHAPES)) for n in range(rng.randrange(1, 4))}
-    # In sequences with other dimensions, any dimension may be the time.
+    # If the time is not the first dimension of sequences, their steps must have dimensions.
     slices = {f"x{n}": draw(*rng.choice(SHAPES if dim == 0 else SHAPES[1:])) for n in range(rng.randrange(3))}
     if rng.random() < 0.6:
         slices["t"] = torch.full((SIZE,), SIZE - 1)  # the largest index
     captured = {"W": 0.5 * draw(SIZE, SIZE), "p": draw(SIZE), "q": indices(SIZE), "r": torch.tensor([2, 0, 1])}
     writer = _Writer(rng, {**carried, **slices, "p": captured["p"]}, captured)
     for number in range(rng.randrange(2, 8)):
-        writer.value(number)
+        writer.add_value(number)
     if not any(name.startswith("v") for name in writer.values):
         assert writer.attempt(["v0 = torch.tanh(c0)"], "v0")
-    new = [writer.like(leaf, number) for number, leaf in enumerate(carried)]
-    made = [name for name in writer.values if name.startswith("v")]
-    returned = rng.sample(made, min(len(made), rng.randrange(3)))
+    new_leaves = [writer.add_leaf(leaf, number) for number, leaf in enumerate(carried)]
+    defined = [name for name in writer.values if name.startswith("v")]
+    returned = rng.sample(defined, min(len(defined), rng.randrange(3)))
     if dim != 0:
         returned = [name for name in returned if writer.values[name].dim() > 0]
-    # The values are distinct. Another test covers a step that returns one value twice.
-    carry_out = ", ".join(f"'{leaf}': {name}" for leaf, name in zip(carried, new, strict=True))
+    # The results are distinct values. Another test covers a step that returns one value twice.
+    carry_out = ", ".join(f"'{leaf}': {name}" for leaf, name in zip(carried, new_leaves, strict=True))
     y = ", ".join(f"({name} + 0.0, None)" for name in returned)
     unpacked = [f"{leaf} = carry['{leaf}']" for leaf in carried] + [f"{leaf} = x['{leaf}']" for leaf in slices]
     body = [*unpacked, *writer.lines, f"return {{{carry_out}}}, [{y}]"]
@@ -290,22 +290,24 @@ def random_program(seed: int) -> Program:
         {**captured, **carried}[name].requires_grad_()
 
     def sequence(value: Tensor) -> Tensor:
-        of_steps = [value + 0.3 * draw(*value.shape) if value.is_floating_point() else indices(SIZE) for _ in order]
-        values = torch.stack(of_steps, dim)
+        values_of_steps = [
+            value + 0.3 * draw(*value.shape) if value.is_floating_point() else indices(SIZE) for _ in order
+        ]
+        values = torch.stack(values_of_steps, dim)
         return values.requires_grad_(value.is_floating_point() and rng.random() < 0.8)
 
     xs = {name: sequence(value) for name, value in slices.items()} or None
     options: dict[str, Any] = {"reverse": rng.random() < 0.3, "dim": dim}
     if xs is None:
         options["length"] = len(order)
-    count = len(new) + len(returned)
+    count = len(new_leaves) + len(returned)
     weighed = [rng.random() < 0.8 for _ in range(count)]
     weighed[rng.randrange(count)] = True
     return Program(source, captured, carried, xs, options, weighed, f"<random scan {seed}>")
 
 
-def looped(step: Callable[[Any, Any], Any], init: Any, xs: Any, *, reverse: bool, dim: int, length: int = 0) -> Any:
-    """Computes `scan` as users would write it by hand. Runs at least one step."""
+def run_loop(step: Callable[[Any, Any], Any], init: Any, xs: Any, *, reverse: bool, dim: int, length: int = 0) -> Any:
+    """Computes `scan` as users would write it by hand. There must be at least one step."""
     steps = length if xs is None else next(iter(xs.values())).shape[dim]
     order = range(steps)
     carry, ys = init, []
@@ -327,7 +329,7 @@ class Outcome:
         equal: lowerings with correct results.
         different: for each lowering, differences from the loop in results, gradients or changed arguments.
         failed: errors.
-        no_loop: error of the loop itself, if it fails. Then nothing can be compared.
+        no_loop: error of the loop itself, if the loop fails. Then nothing can be compared.
     """
 
     equal: list[str] = field(default_factory=list)
@@ -349,7 +351,7 @@ def _results_and_gradients(run: Callable[..., Any], program: Program) -> tuple[l
 
 
 @contextmanager
-def _lowered_to(name: str) -> Iterator[None]:
+def _lowering_to(name: str) -> Iterator[None]:
     """Sets the environment so that scans are compiled with this lowering."""
     before = os.environ.get("FLEXSN_HOP_LOWERING")
     os.environ["FLEXSN_HOP_LOWERING"] = "loop" if name == "loop" else "auto"
@@ -363,7 +365,7 @@ def _lowered_to(name: str) -> Iterator[None]:
             os.environ["FLEXSN_HOP_LOWERING"] = before
 
 
-def _compiled(program: Program, lowering: str) -> Callable[..., Any]:
+def _compile(program: Program, lowering: str) -> Callable[..., Any]:
     step = program.step()
 
     def run(init: Any, xs: Any) -> Any:
@@ -377,28 +379,28 @@ def _compiled(program: Program, lowering: str) -> Callable[..., Any]:
 
 
 def compare(program: Program, lowerings: Sequence[str] = LOWERINGS) -> Outcome:
-    """Runs a program three times with each of the lowerings, and compares each run with the loop."""
+    """Runs a program `CALLS` times with each lowering, and compares each run with the loop."""
     outcome = Outcome()
     step = program.step()
     try:
-        expected = _results_and_gradients(lambda init, xs: looped(step, init, xs, **program.options), program)
+        expected = _results_and_gradients(lambda init, xs: run_loop(step, init, xs, **program.options), program)
     except RuntimeError as error:  # for example, a write to memory that autograd needs
         outcome.no_loop = str(error)
         return outcome
     before = [tensor.detach().clone() for tensor in program.tensors()]
     for lowering in lowerings:
         torch._dynamo.reset()
-        with _lowered_to(lowering):
+        with _lowering_to(lowering):
             try:
-                run = _compiled(program, lowering)
+                run = _compile(program, lowering)
                 runs = [_results_and_gradients(run, program) for _ in range(CALLS)]
             except Exception as error:
                 outcome.failed.append(f"{lowering}: {type(error).__name__}: {error}")
                 continue
-        wrong = [_difference(actual, expected) for actual in runs]
-        wrong.append(_difference(([t.detach() for t in program.tensors()], []), (before, [])))
-        places = [f"call {call}" for call in range(CALLS)] + ["arguments afterwards"]
-        messages = [f"{place}: {text}" for place, text in zip(places, wrong, strict=True) if text]
+        differences = [_describe_difference(actual, expected) for actual in runs]
+        differences.append(_describe_difference(([t.detach() for t in program.tensors()], []), (before, [])))
+        times = [f"call {call}" for call in range(CALLS)] + ["arguments afterwards"]
+        messages = [f"{place}: {text}" for place, text in zip(times, differences, strict=True) if text]
         if messages:
             outcome.different.append(f"{lowering}: {messages[0]}")
         else:
@@ -406,7 +408,7 @@ def compare(program: Program, lowerings: Sequence[str] = LOWERINGS) -> Outcome:
     return outcome
 
 
-def _difference(actual: Any, expected: Any) -> str:
+def _describe_difference(actual: Any, expected: Any) -> str:
     try:
         torch.testing.assert_close(actual, expected, rtol=1e-8, atol=1e-9)
     except AssertionError as error:

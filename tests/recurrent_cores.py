@@ -62,7 +62,7 @@ class Cell(nn.Module):
         self.v = nn.Parameter(matrix(size, size))
 
     def extra(self, *shape: int, value: float = 0.25) -> nn.Parameter:
-        """Makes a parameter of different numbers with few significant bits."""
+        """Makes a parameter. Its elements have few significant bits, and adjacent elements differ."""
         count = torch.Size(shape).numel()
         return nn.Parameter((torch.arange(count) % 4 * 0.125 + value).reshape(shape))
 
@@ -92,14 +92,14 @@ class OfMembrane(Cell):
     num_states = 1
 
     def forward(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        before = self.spike(v - 1)
-        h = v * 0.5 * (1 - before) + x + before @ self.v
+        spikes = self.spike(v - 1)
+        h = v * 0.5 * (1 - spikes) + x + spikes @ self.v
         return self.spike(h - 1), h
 
 
 class Late(Cell):
-    """A core whose states equal earlier values of other states: three in a line, and a branch with its own initial
-    values.
+    """A core with states that only store an earlier value of another state: a chain of three such states, and a state
+    that copies the same state as the first of the chain, but has other initial values.
     """
 
     num_states = 6
@@ -140,7 +140,7 @@ class Masked(Cell):
 
 
 class Heads(Cell):
-    """A block-diagonal matrix."""
+    """A core with a block-diagonal matrix."""
 
     def build(self, size: int, matrix: Matrix) -> None:
         self.count = 3
@@ -280,7 +280,7 @@ class Synaptic(Cell):
 
 
 class OfInputToo(Cell):
-    """A whole layer, including the product with its input. This product does not depend on earlier steps."""
+    """A core that contains the linear layer of its input. The product of this layer needs no earlier steps."""
 
     def build(self, size: int, matrix: Matrix) -> None:
         super().build(size, matrix)
@@ -304,7 +304,7 @@ class Readout(Cell):
 
 
 class Hidden(Cell):
-    """Two successive products, with a function between them whose width differs from that of the step."""
+    """A core with two successive products. The values between the products are narrower than the step."""
 
     def build(self, size: int, matrix: Matrix) -> None:
         self.down = nn.Parameter(matrix(size, size)[: size - 2].clone())
@@ -317,7 +317,7 @@ class Hidden(Cell):
 
 
 class Sliced(Cell):
-    """Uses only some columns of a wide product, and adds two of its parts."""
+    """A core that uses two of the three blocks of columns of a wide product."""
 
     def build(self, size: int, matrix: Matrix) -> None:
         self.v = nn.Parameter(torch.cat([matrix(size, size) for _ in range(3)]))
@@ -338,14 +338,14 @@ class Linear(Cell):
 
 
 class Transposed(Cell):
-    """Multiplies with the matrix on the left, and with `addmm`."""
+    """A core with two products: one with `addmm`, and one with the matrix on the left."""
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         return self.lif(torch.addmm(x, s, self.v, beta=0.5, alpha=2.0) + (self.v @ s.t()).t(), s, v)
 
 
 class LearnedDecay(Cell):
-    """A core that captures numbers in addition to the matrix: one for all neurons, and one for each neuron."""
+    """A core with a matrix and two other parameters: one value for all neurons, and one value for each neuron."""
 
     def build(self, size: int, matrix: Matrix) -> None:
         super().build(size, matrix)
@@ -358,7 +358,7 @@ class LearnedDecay(Cell):
         return s, s, h - s * self.threshold
 
 
-_OF_ROWS: list[Callable[[Tensor, Tensor], Tensor]] = [
+_ROW_FUNCTIONS: list[Callable[[Tensor, Tensor], Tensor]] = [
     lambda a, b: a - b.mean(-1, keepdim=True),
     lambda a, b: a * b.softmax(-1),
     lambda a, b: a * 0.5 - b.amax(-1, keepdim=True),
@@ -389,25 +389,25 @@ class RandomCell(Cell):
         draw = random.Random(self._seed)
         size, values = self.size, [x, *states]
         for _ in range(draw.randint(4, 9)):
-            one, other = draw.choice(values), draw.choice(values)
+            first, second = draw.choice(values), draw.choice(values)
             kind = draw.choice(_KINDS)
             if kind == "linear":
-                new = F.linear(one, self.matrices[f"{size}_{size}"])
+                new = F.linear(first, self.matrices[f"{size}_{size}"])
             elif kind == "biased":
-                new = F.linear(one.tanh(), self.matrices[f"{size}_{size}"], self.biases[str(size)])
+                new = F.linear(first.tanh(), self.matrices[f"{size}_{size}"], self.biases[str(size)])
             elif kind == "twice":
-                between = F.linear(one, self.matrices[f"{size}_{size + 2}"])
+                between = F.linear(first, self.matrices[f"{size}_{size + 2}"])
                 scale = draw.choice([1.0, self.biases[str(size + 2)]])
                 new = F.linear(between * scale, self.matrices[f"{size + 2}_{size}"])
             elif kind == "split":
-                a, b = F.linear(one, self.matrices[f"{size}_{2 * size}"], self.biases[str(2 * size)]).chunk(2, -1)
-                new = a.sigmoid() * b + other * 0.25
+                a, b = F.linear(first, self.matrices[f"{size}_{2 * size}"], self.biases[str(2 * size)]).chunk(2, -1)
+                new = a.sigmoid() * b + second * 0.25
             elif kind == "rows":
-                new = draw.choice(_OF_ROWS)(one, other)
+                new = draw.choice(_ROW_FUNCTIONS)(first, second)
             elif kind == "pointwise":
-                new = one * 0.5 - other.sin() * self.biases[str(size)]
+                new = first * 0.5 - second.sin() * self.biases[str(size)]
             else:
-                new = self.spike(one - 0.5) * other
+                new = self.spike(first - 0.5) * second
             values.append(new)
         return tuple(v.tanh() for v in values[-1 - self.num_states :])
 
@@ -441,24 +441,24 @@ CELLS: tuple[type[Cell], ...] = (
 
 @dataclass(frozen=True)
 class Powers:
-    """Matrices with one power of two in each row and column, so that every sum in a product has one term."""
+    """Matrices with at most one power of two in each row and column, so that every sum in a product has one term."""
 
     seed: int = 0
 
     def __call__(self, rows: int, columns: int) -> Tensor:
         generator = torch.Generator().manual_seed(self.seed + rows + 31 * columns)
-        places = torch.randperm(max(rows, columns), generator=generator)
+        order = torch.randperm(max(rows, columns), generator=generator)
         scales = 2.0 ** torch.randint(-2, 1, (max(rows, columns),), generator=generator)
-        matrix: Tensor = torch.diag(scales)[places][:rows, :columns].clone()
+        matrix: Tensor = torch.diag(scales)[order][:rows, :columns].clone()
         return matrix
 
 
 @dataclass(frozen=True)
 class Dense:
-    """Matrices without zeros.
+    """Matrices with random elements.
 
     Attributes:
-        bits: number of significant bits of each number; `None` for all bits.
+        bits: number of significant bits of each element; `None` for all bits.
     """
 
     bits: int | None = None

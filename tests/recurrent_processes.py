@@ -1,4 +1,4 @@
-"""The work of one process that shares a GPU with other processes."""
+"""Work of one process that shares a GPU with other processes."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from typing import Any
 
 import torch
 from recurrent_cores import RLIF, Powers
-from test_recurrent import made, run, sequences
+from test_recurrent import make_core, make_sequences, run
 
 from flexsn_runtime import RecurrentSpecialization, ScanProgram, prepare, scan
 
-TOGETHER: Any = None  # barrier at which the processes wait for each other
+BARRIER: Any = None  # barrier at which the processes wait for each other
 
 
-def in_step(barrier: Any) -> None:
+def set_barrier(barrier: Any) -> None:
     """Sets the barrier at which the processes wait for each other."""
-    global TOGETHER
-    TOGETHER = barrier
+    global BARRIER
+    BARRIER = barrier
 
 
-def differences(launches: int) -> tuple[str, int]:
+def count_differences(launches: int) -> tuple[str, int]:
     """Describes how a recurrent layer runs, and counts its results that differ from those of the loop."""
-    core = made(RLIF, 256, Powers())
-    tensors = tuple(t.detach() for t in sequences(core, 50, 128, 256))
+    core = make_core(RLIF, 256, Powers())
+    tensors = tuple(t.detach() for t in make_sequences(core, 50, 128, 256))
     expected = run(core, tensors, None)
     step, arguments = prepare(ScanProgram(core, 1, 2, 1), tensors)
     assert isinstance(step, RecurrentSpecialization)
@@ -30,7 +30,7 @@ def differences(launches: int) -> tuple[str, int]:
     with torch.no_grad():
         scan(step, arguments, state_seqs=True)
         torch.cuda.synchronize()
-        TOGETHER.wait()
+        BARRIER.wait()
         for _ in range(launches):
             for a, b in zip(scan(step, arguments, state_seqs=True), expected, strict=True):
                 differing += (a != b).sum()

@@ -23,8 +23,8 @@ class Combination:
     """A scan, and the results that a loss reads.
 
     Attributes:
-        choices: `(value, is_detached)` for each result of the step. `value` is the index of one of the values that the
-            step computes.
+        choices: `(value, is_detached)` for each result of the step. `value` is the index of a value that the step
+            computes or receives.
         num_inputs, num_states, num_outputs: numbers of inputs, states and outputs.
         final: True if the scan returns final states instead of sequences.
         used: indices of the results that the loss reads.
@@ -40,7 +40,7 @@ class Combination:
     has_products: bool
 
     def core(self, parameters: nn.ParameterList) -> Callable[..., tuple[Tensor, ...]]:
-        """Makes the step. Several of its results may be the same tensor, views of one tensor, or arguments."""
+        """Makes the step. Some of its results may be the same tensor, views of the same tensor, or arguments."""
         decay, scale, matrix = parameters
 
         def step(*arguments: Tensor) -> tuple[Tensor, ...]:
@@ -73,8 +73,10 @@ def combination(seed: int) -> Combination:
     rng = random.Random(seed)
     num_inputs, num_states, num_outputs = rng.randint(1, 2), rng.randint(1, 3), rng.randint(0, 3)
     count = num_outputs + num_states
-    few = [rng.randrange(8) for _ in range(2)]  # a small range, so that the values repeat often
-    choices = [(rng.choice(few) if rng.random() < 0.7 else rng.randrange(8), rng.random() < 0.2) for _ in range(count)]
+    frequent = [rng.randrange(8) for _ in range(2)]  # indices that are chosen often, so that values repeat
+    choices = [
+        (rng.choice(frequent) if rng.random() < 0.7 else rng.randrange(8), rng.random() < 0.2) for _ in range(count)
+    ]
     used = [i for i in range(count) if rng.random() < 0.5] or [rng.randrange(count)]
     return Combination(
         tuple(choices), num_inputs, num_states, num_outputs, rng.random() < 0.6, tuple(used), seed % 2 == 1
@@ -94,49 +96,50 @@ USUAL = [
 ]
 
 
-def _naming(one: Combination) -> Callable[[str], str]:
+def _describe(case: Combination) -> Callable[[str], str]:
     """Returns a function that adds a description of the combination to a message."""
-    return lambda text: f"{one}\n{text}"
+    return lambda text: f"{case}\n{text}"
 
 
-def compare(combinations: Sequence[Combination], *, device: str = "cpu", dynamic: bool = False) -> None:
+def compare(cases: Sequence[Combination], *, device: str = "cpu", dynamic: bool = False) -> None:
     """Compiles one network of all combinations, and compares its results and gradients with those of the loop.
 
     Raises:
-        AssertionError: results or gradients differ, or the compiled network returns a gradient of zeros where the loop
-            returns none.
+        AssertionError: results or gradients differ, or only one of the compiled network and the loop returns `None` for
+            a gradient.
     """
     generator = torch.Generator().manual_seed(0)
-    arguments = [one.arguments(generator, device) for one in combinations]
+    arguments = [case.arguments(generator, device) for case in cases]
     parameters = [
         nn.ParameterList(
             nn.Parameter(torch.randn(shape, generator=generator).to(device))
             for shape in ((WIDTH,), (WIDTH,), (WIDTH, WIDTH))
         )
-        for _ in combinations
+        for _ in cases
     ]
-    cores = [one.core(own) for one, own in zip(combinations, parameters, strict=True)]
+    cores = [case.core(learned) for case, learned in zip(cases, parameters, strict=True)]
 
     def network(sequence: Scan, final: Scan) -> list[list[Tensor]]:
-        triples = zip(combinations, cores, arguments, strict=True)
-        return [one(sequence, final, core, own) for one, core, own in triples]
+        triples = zip(cases, cores, arguments, strict=True)
+        return [case(sequence, final, core, values) for case, core, values in triples]
 
     compiled = torch.compile(lambda: network(flex_sn_scan, flex_sn_scan_final_state), fullgraph=True, dynamic=dynamic)
     actual, expected = compiled(), network(eager_scan, eager_scan_final_state)
     losses = []
     for results in (actual, expected):
         weights = torch.Generator().manual_seed(1)
-        terms = [(r * torch.randn(r.shape, generator=weights).to(device)).sum() for of_one in results for r in of_one]
+        terms = [(r * torch.randn(r.shape, generator=weights).to(device)).sum() for scan in results for r in scan]
         losses.append(torch.stack(terms).sum())
-    leaves = [leaf for own, weights in zip(arguments, parameters, strict=True) for leaf in (*own, *weights)]
+    leaves = [leaf for values, learned in zip(arguments, parameters, strict=True) for leaf in (*values, *learned)]
     gradients = [torch.autograd.grad(loss, leaves, allow_unused=True) for loss in losses]
     position = 0
-    for one, actual_results, expected_results, own in zip(combinations, actual, expected, arguments, strict=True):
-        torch.testing.assert_close(actual_results, expected_results, rtol=1e-4, atol=1e-5, msg=_naming(one))
-        assert [r.requires_grad for r in actual_results] == [r.requires_grad for r in expected_results], one
-        count = len(own) + 3
+    for case, actual_results, expected_results, values in zip(cases, actual, expected, arguments, strict=True):
+        torch.testing.assert_close(actual_results, expected_results, rtol=1e-4, atol=1e-5, msg=_describe(case))
+        assert [r.requires_grad for r in actual_results] == [r.requires_grad for r in expected_results], case
+        count = len(values) + 3
         for i in range(position, position + count):
-            gradient_pair, gradient = gradients[0][i], gradients[1][i]
-            assert (gradient_pair is None) == (gradient is None), (one, i - position, gradient_pair, gradient)
-            torch.testing.assert_close(gradient_pair, gradient, rtol=1e-4, atol=1e-5, msg=_naming(one))
+            actual_gradient, expected_gradient = gradients[0][i], gradients[1][i]
+            same_kind = (actual_gradient is None) == (expected_gradient is None)
+            assert same_kind, (case, i - position, actual_gradient, expected_gradient)
+            torch.testing.assert_close(actual_gradient, expected_gradient, rtol=1e-4, atol=1e-5, msg=_describe(case))
         position += count

@@ -29,7 +29,7 @@ def main(arguments: Sequence[str], cache: str) -> int:
     Args:
         cache: folder for the kernels.
     """
-    where = subprocess.run(["g++", "-print-file-name=libasan.so"], check=True, capture_output=True, text=True)
+    process = subprocess.run(["g++", "-print-file-name=libasan.so"], check=True, capture_output=True, text=True)
     environment = {
         **os.environ,
         "FLEXSN_TEST_CPP_FLAGS": FLAGS,
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str], cache: str) -> int:
         "FLEXSN_CACHE_DIR": cache,
         # Only a process that starts with this library can load such kernels. Leaks are not detected, because Python
         # never frees all of its memory.
-        "LD_PRELOAD": where.stdout.strip(),
+        "LD_PRELOAD": process.stdout.strip(),
         "ASAN_OPTIONS": "detect_leaks=0",
         "UBSAN_OPTIONS": "print_stacktrace=1",
     }

@@ -1,4 +1,4 @@
-"""Step functions of the usual kinds, which are test cases for all ways to run a scan."""
+"""Common step functions, which are test cases for all ways to run a scan."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Spike = Callable[[Tensor], Tensor]
 
 
 class SigmoidSpike(torch.autograd.Function):
-    """Computes 1 where `x >= 0`, with the gradient of `sigmoid(4 x)`."""
+    """A function that is 1 where `x >= 0`, and 0 elsewhere. Its gradient is that of `sigmoid(4 x)`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -34,7 +34,7 @@ def hard_spike(x: Tensor) -> Tensor:
 
 
 def soft_spike(x: Tensor) -> Tensor:
-    """Computes a smooth replacement for the spike, whose numerical and analytical gradients can be compared."""
+    """Computes a smooth replacement for the spike, so that numerical and analytical gradients can be compared."""
     return torch.sigmoid(4.0 * x)
 
 

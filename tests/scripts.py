@@ -22,14 +22,14 @@ def load(path: str) -> ModuleType:
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module  # so that Python finds its classes by name
+        sys.modules[name] = module  # so that Python finds the classes of the script by name
         spec.loader.exec_module(module)
     return sys.modules[name]
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Uses one thread. In small networks over many steps, threads would wait longer than they work."""
+    """Uses one thread. With small networks and many steps, threads would spend most of the time waiting."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

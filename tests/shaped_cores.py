@@ -30,7 +30,7 @@ class Core(nn.Module):
         self.neurons, self.branches = neurons, branches
         self.spike = ATan()
         generator = torch.Generator().manual_seed(5)
-        self.numbers: Callable[..., nn.Parameter] = lambda *shape: nn.Parameter(
+        self.make_parameter: Callable[..., nn.Parameter] = lambda *shape: nn.Parameter(
             torch.rand(shape, generator=generator) - 0.25
         )
         self.build()
@@ -47,8 +47,8 @@ class Dendritic(Core):
     """Two compartments, and branches coupled by a small matrix. The largest branch opens the apical compartment."""
 
     def build(self) -> None:
-        self.weight = self.numbers(self.neurons, self.branches)
-        self.between, self.bias = self.numbers(self.branches, self.branches), self.numbers(self.branches)
+        self.weight = self.make_parameter(self.neurons, self.branches)
+        self.between, self.bias = self.make_parameter(self.branches, self.branches), self.make_parameter(self.branches)
 
     def shapes(self) -> tuple[Shape, list[Shape]]:
         step, (soma, branches) = super().shapes()
@@ -77,7 +77,7 @@ class InTheMiddle(Core):
     """Branches in the dimension before the neurons, with one input for each branch."""
 
     def build(self) -> None:
-        self.weight = self.numbers(self.branches, 1)
+        self.weight = self.make_parameter(self.branches, 1)
 
     def shapes(self) -> tuple[Shape, list[Shape]]:
         return (self.branches, self.neurons), [(self.branches, self.neurons), (self.neurons,)]
@@ -89,10 +89,10 @@ class InTheMiddle(Core):
 
 
 class Gates(Core):
-    """Several gates side by side in one input. No state is larger than the others."""
+    """Three gates side by side in one input, and one state, which is smaller than the input."""
 
     def build(self) -> None:
-        self.bias = self.numbers(3 * self.neurons)
+        self.bias = self.make_parameter(3 * self.neurons)
 
     def shapes(self) -> tuple[Shape, list[Shape]]:
         return (3 * self.neurons,), [(self.neurons,)]
@@ -107,7 +107,7 @@ class Line(Core):
     """Branches in a line. Each branch passes its values to the next one."""
 
     def build(self) -> None:
-        self.weight = self.numbers(self.neurons)
+        self.weight = self.make_parameter(self.neurons)
 
     def forward(self, x: Tensor, soma: Tensor, branches: Tensor) -> tuple[Tensor, ...]:
         soma = soma / 2 + self.weight * branches[..., -1]
@@ -119,7 +119,7 @@ class Pairs(Core):
     """A product of two values of the step, and a product with a separate matrix for each neuron."""
 
     def build(self) -> None:
-        self.between = self.numbers(self.neurons, self.branches, self.branches)
+        self.between = self.make_parameter(self.neurons, self.branches, self.branches)
 
     def forward(self, x: Tensor, soma: Tensor, branches: Tensor) -> tuple[Tensor, ...]:
         branches = torch.einsum("bnk,nkj->bnj", torch.tanh(branches), self.between) + x.unsqueeze(-1)
@@ -128,7 +128,7 @@ class Pairs(Core):
 
 
 class Apart(Core):
-    """Branches that are neither summed nor coupled, with an additional number for each branch."""
+    """Branches that are neither summed nor coupled. Each branch multiplies the soma by a different factor."""
 
     def shapes(self) -> tuple[Shape, list[Shape]]:
         return (self.neurons, 1), [(self.neurons, 1), (self.neurons, self.branches)]
@@ -145,12 +145,15 @@ class Populations(Core):
     num_outputs = 2
 
     def build(self) -> None:
-        self.less = self.neurons // 2
-        self.within = self.numbers(self.neurons, self.neurons)
-        self.onto, self.back = self.numbers(self.less, self.neurons), self.numbers(self.neurons, self.less)
+        self.num_inhibitory = self.neurons // 2
+        self.within = self.make_parameter(self.neurons, self.neurons)
+        self.onto, self.back = (
+            self.make_parameter(self.num_inhibitory, self.neurons),
+            self.make_parameter(self.neurons, self.num_inhibitory),
+        )
 
     def shapes(self) -> tuple[Shape, list[Shape]]:
-        return (self.neurons,), [(self.neurons,), (self.neurons,), (self.less,), (self.less,)]
+        return (self.neurons,), [(self.neurons,), (self.neurons,), (self.num_inhibitory,), (self.num_inhibitory,)]
 
     def forward(self, x: Tensor, s: Tensor, v: Tensor, inhibitory: Tensor, u: Tensor) -> tuple[Tensor, ...]:
         h = v + (x + F.linear(s, self.within) - F.linear(inhibitory, self.back) - v) / 2
@@ -175,20 +178,20 @@ class Random(Core):
         super().__init__(5, self.random.choice([1, 2, 3, 4]))
 
     def build(self) -> None:
-        self.weight = self.numbers(*self.random.choice([(self.neurons, self.branches), (self.branches,), (1,)]))
-        self.between = self.numbers(self.branches, self.branches)
+        self.weight = self.make_parameter(*self.random.choice([(self.neurons, self.branches), (self.branches,), (1,)]))
+        self.between = self.make_parameter(self.branches, self.branches)
         self.lines = [(self.random.choice(_LINES), self.random.random()) for _ in range(self.random.randint(2, 6))]
 
     def forward(self, x: Tensor, soma: Tensor, branches: Tensor) -> tuple[Tensor, ...]:
-        neuron, many = [x, soma], [branches + x.unsqueeze(-1) * self.weight]
-        for line, number in self.lines:
-            a, b = neuron[int(number * len(neuron))], many[int(number * len(many))]
+        soma_values, branch_values = [x, soma], [branches + x.unsqueeze(-1) * self.weight]
+        for line, position in self.lines:
+            a, b = soma_values[int(position * len(soma_values))], branch_values[int(position * len(branch_values))]
             value = torch.tanh(line(self, a, b))
-            (many if value.dim() > a.dim() else neuron).append(value)
-        return neuron[-1] * many[-1].sum(-1), neuron[-1], many[-1]
+            (branch_values if value.dim() > a.dim() else soma_values).append(value)
+        return soma_values[-1] * branch_values[-1].sum(-1), soma_values[-1], branch_values[-1]
 
 
-# Lines of a random step. Each is a function of a value of the soma and a value of the branches.
+# Lines of a random step. Each line is a function of a value of the soma and a value of the branches.
 _LINES: list[Callable[[Random, Tensor, Tensor], Tensor]] = [
     lambda core, a, b: a + b.sum(-1),
     lambda core, a, b: a - b.mean(-1),

@@ -1,11 +1,11 @@
 """Step functions of all kinds of neurons, with any surrogate, and their comparison with a loop.
 
-In all of them, `x` is the input, `v` the membrane potential, `h` the charged membrane potential, and `s` the spike.
-`spike` is 1 where its argument is at least 0.
+In all step functions, `x` is the input, `v` the membrane potential, `h` the charged membrane potential, and `s` the
+spike. `spike` is 1 where its argument is at least 0.
 
 Numbers that are added to tensors are multiples of 1/8, which are exact in every dtype. Eager mode on the CPU rounds
-such a number to the dtype of a half-precision tensor before the addition. Eager mode on CUDA does not round it, and
-kernels do the same as CUDA.
+such a number to the dtype of a half-precision tensor before the addition. Eager mode on CUDA and the kernels do not
+round the number.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class Step:
     Attributes:
         make: `(spike, *parameters) -> core(x, *states) -> (output, *states)`.
         num_states: number of states of the core.
-        parameters: for each captured parameter, True if it has one value per channel, False if it is a single number.
+        parameters: for each captured parameter, True if it has one value per channel, or False if it has one element.
         exact_on_cpu: False if the step uses functions for which eager mode on the CPU and the interpreter give
-            different bits. The interpreter composes such a function from others (sigmoid), or computes it for one
-            number at a time.
+            different bits. The interpreter composes such a function from other functions (sigmoid), or computes it for
+            one element at a time.
         functions: True if the step uses functions such as exp and tanh. C++ computes them within 2 ulp of the true
             values, as eager mode does, but not with the same bits.
     """
@@ -64,12 +64,12 @@ STEP_FUNCTIONS: list[Step] = []
 def _step(
     num_states: int = 1, parameters: tuple[bool, ...] = (), exact_on_cpu: bool = True, functions: bool = False
 ) -> Callable[[Make], Make]:
-    def note(make: Make) -> Make:
+    def register(make: Make) -> Make:
         name = make.__name__.removeprefix("_")
         STEP_FUNCTIONS.append(Step(name, make, num_states, parameters, exact_on_cpu, functions))
         return make
 
-    return note
+    return register
 
 
 @_step()
@@ -296,7 +296,7 @@ def _recurrent(spike: Spike, weight: Tensor) -> Core:
 
 @_step(num_states=2, exact_on_cpu=False)
 def _clif(spike: Spike) -> Core:
-    """Resets more deeply at a spike if the membrane has received more input before."""
+    """Resets to a lower potential after recent spikes."""
 
     def core(x: Tensor, v: Tensor, m: Tensor) -> tuple[Tensor, ...]:
         h = v - v / 2.0 + x
@@ -322,7 +322,7 @@ def _ternary(spike: Spike) -> Core:
 
 @_step(num_states=2)
 def _refractory(spike: Spike) -> Core:
-    """Is silent for two steps after each spike, and then harder to excite."""
+    """Cannot spike in the two steps after each spike."""
 
     def core(x: Tensor, v: Tensor, r: Tensor) -> tuple[Tensor, ...]:
         h = v + (x - v) / 2.0
@@ -366,9 +366,9 @@ class Outcome:
 def compare(
     step: Step, spike: Surrogate, dtype: torch.dtype, device: str = "cpu", on_cpu: TargetName = "triton"
 ) -> Outcome:
-    """Runs the kernel and the eager loop on equal numbers in one dtype, forward and backward.
+    """Runs the kernel and the eager loop on equal tensors of one dtype, forward and backward.
 
-    The loss is a weighted sum of all outputs and states. The weights have both signs. They are so small that gradients
+    The loss is a weighted sum of all outputs and states. The weights have both signs, and are so small that gradients
     rarely overflow in float16.
     """
     generator = torch.Generator().manual_seed(0)
@@ -381,68 +381,68 @@ def compare(
     core = step.make(spike, *parameters)
     arguments = [leaf((STEPS, *SHAPE), -0.5, 2.5), *(leaf(SHAPE, -0.3, 0.9) for _ in range(step.num_states))]
     counts = (1, step.num_states, 1)
-    ours = scan(*prepare(ScanProgram(core, *counts, on_cpu=on_cpu), tuple(arguments)), state_seqs=True)
-    eagers = eager_scan(core, *counts, *arguments)
-    weights = [((torch.rand(t.shape, generator=generator) - 0.4) / 64).to(t) for t in eagers]
+    actual = scan(*prepare(ScanProgram(core, *counts, on_cpu=on_cpu), tuple(arguments)), state_seqs=True)
+    expected = eager_scan(core, *counts, *arguments)
+    weights = [((torch.rand(t.shape, generator=generator) - 0.4) / 64).to(t) for t in expected]
     leaves = [*arguments, *parameters]
-    ours_grads = torch.autograd.grad(ours, leaves, weights)
-    eager_grads = torch.autograd.grad(eagers, leaves, weights)
-    pairs = list(zip(ours, eagers, strict=True))
+    actual_gradients = torch.autograd.grad(actual, leaves, weights)
+    expected_gradients = torch.autograd.grad(expected, leaves, weights)
+    pairs = list(zip(actual, expected, strict=True))
     count = len(arguments)
     return Outcome(
-        values=sum(t.numel() for t in eagers),
+        values=sum(t.numel() for t in expected),
         unequal=sum(int((ulp_distance(a, b).bool() | zero_signs_differ(a, b)).sum()) for a, b in pairs),
-        rate=(eagers[0] != 0).double().mean().item(),
+        rate=(expected[0] != 0).double().mean().item(),
         forward=max(_error(a, b, b.double().abs().max()) for a, b in pairs),
-        gradient=_gradient_error(ours_grads[:count], eager_grads[:count]) / _peak(spike),
+        gradient=_gradient_error(actual_gradients[:count], expected_gradients[:count]) / _peak(spike),
         parameter=max(
             (
                 _error(a, b, b.double().abs().max()) / math.sqrt(arguments[0].numel() / b.numel())
-                for a, b in zip(ours_grads[count:], eager_grads[count:], strict=True)
+                for a, b in zip(actual_gradients[count:], expected_gradients[count:], strict=True)
             ),
             default=0.0,
         ),
     )
 
 
-def _gradient_error(ours: Sequence[Tensor], eagers: Sequence[Tensor]) -> float:
+def _gradient_error(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     """Returns the error of the gradients of the input `[T, *step]` and the states `[*step]`, in units of eps times the
     largest gradient of the neuron.
     """
-    sizes = [g.double().abs() for g in eagers]
+    sizes = [g.double().abs() for g in expected]
     largest = torch.stack([sizes[0].amax(0), *sizes[1:]]).amax(0)
-    return max(_error(a, b, largest) for a, b in zip(ours, eagers, strict=True))
+    return max(_error(a, b, largest) for a, b in zip(actual, expected, strict=True))
 
 
-def _error(ours: Tensor, eagers: Tensor, size: Tensor) -> float:
-    """Returns the error in units of eps times `size`. The error is infinite if only one value is infinite or NaN, and 0
-    if both overflow.
+def _error(actual: Tensor, expected: Tensor, size: Tensor) -> float:
+    """Returns the largest error of the elements, in units of eps times `size`. The error of an element is infinite if
+    only one of the two values is infinite or NaN, and 0 if both values are the same infinity.
     """
-    assert ours.dtype == eagers.dtype
-    assert ours.shape == eagers.shape
-    distance = (ours.double() - eagers.double()).abs()
-    errors = torch.where(ours == eagers, 0.0, distance / (torch.finfo(eagers.dtype).eps * size))
+    assert actual.dtype == expected.dtype
+    assert actual.shape == expected.shape
+    distance = (actual.double() - expected.double()).abs()
+    errors = torch.where(actual == expected, 0.0, distance / (torch.finfo(expected.dtype).eps * size))
     return errors.nan_to_num(math.inf).max().item()
 
 
 def _peak(spike: Surrogate) -> float:
-    """Returns the largest derivative near the threshold, or 1 if it is smaller."""
+    """Returns the largest derivative near the threshold, and at least 1."""
     return max(1.0, spike.gradient(torch.linspace(-4.0, 4.0, 801, dtype=torch.float64)).abs().max().item())
 
 
-# Limit in the units of `Outcome`. Gradients are rounded in each operation, and are summed in another order than in the
-# loop.
+# Limit of errors in the units of `Outcome`. The gradients of kernels are rounded in each operation, and are summed in
+# another order than the gradients of the loop.
 MAX_ERROR = 32.0
-# Limit for gradients computed with functions that are not bitwise exact.
+# Limit of errors for step functions with functions that are not bitwise exact.
 MAX_INEXACT = 64.0
 
 
 def check(combination: Combination, outcome: Outcome, device: str) -> str:
-    """Describes a wrong outcome; returns an empty text if it is right.
+    """Describes a wrong outcome. Returns an empty text if the outcome is right.
 
-    An outcome is right if its results are bitwise equal to those of the loop, and the errors of its gradients are
-    within `MAX_ERROR`. On the CPU, errors of both may be up to `MAX_INEXACT` if the attributes of the step function
-    allow it.
+    An outcome is right if its results are bitwise equal to those of the loop, and the errors of its gradients are at
+    most `MAX_ERROR`. On the CPU, the attributes of a step function may allow errors of results and gradients up to
+    `MAX_INEXACT`.
 
     Args:
         device: "cuda", "cpu" for the interpreter, or "cpp".
@@ -450,16 +450,16 @@ def check(combination: Combination, outcome: Outcome, device: str) -> str:
     step, _, dtype = combination
     exact = device == "cuda" or (step.exact_on_cpu and not (device == "cpp" and step.functions))
     limit = MAX_ERROR if exact else MAX_INEXACT
-    wrong = []
+    problems = []
     if outcome.unequal and exact:
-        wrong.append(f"{outcome.unequal} of {outcome.values} results have other bits")
+        problems.append(f"{outcome.unequal} of {outcome.values} results have other bits")
     if outcome.rate < 0.1:
-        wrong.append(f"only {outcome.rate:.0%} of the outputs are not 0")
-    for what in ("forward", "gradient", "parameter"):
-        error = getattr(outcome, what)
+        problems.append(f"only {outcome.rate:.0%} of the outputs are not 0")
+    for name in ("forward", "gradient", "parameter"):
+        error = getattr(outcome, name)
         if not error <= limit:
-            wrong.append(f"{what}: off by {error:.1f} times eps ({dtype})")
-    return "; ".join(wrong)
+            problems.append(f"{name}: off by {error:.1f} times eps ({dtype})")
+    return "; ".join(problems)
 
 
 def combinations() -> list[Combination]:

@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated"),
 ]
 
-STEPS, BATCH, MOST = 7, 3, 4
+STEPS, BATCH, LARGEST_INPUT = 7, 3, 4
 # Precompiled headers save time only from the second program on, but each of these tests compiles one program.
 QUICKLY = {"aot_inductor.precompile_headers": False, "aot_inductor.compile_wrapper_opt_level": "O0"}
 
@@ -31,8 +31,8 @@ QUICKLY = {"aot_inductor.precompile_headers": False, "aot_inductor.compile_wrapp
 class ThreeStates(nn.Module):
     """A network that maps a sequence `[T, B, 1, 4, 4]` and states to outputs `[T, B, 2]` and new states.
 
-    The weights are on a grid, so that sums are exact. One of the two layers keeps them on the grid by a
-    parametrization.
+    The weights are on a grid, so that sums are exact. A parametrization keeps the weights of the linear layer on the
+    grid.
     """
 
     def __init__(self, step_mode: str = "m") -> None:
@@ -45,7 +45,7 @@ class ThreeStates(nn.Module):
         with torch.no_grad():
             for parameter in (*self.conv.parameters(), *self.linear.parameters()):
                 parameter.normal_()
-        on_grid(self.conv, largest_input=MOST)
+        on_grid(self.conv, largest_input=LARGEST_INPUT)
         for name in ("weight", "bias"):
             remove_parametrizations(self.conv, name)
         on_grid(self.linear)
@@ -57,15 +57,17 @@ class ThreeStates(nn.Module):
         return self.linear(h.flatten(-3)), v, *rest
 
 
-def initial() -> tuple[Tensor, ...]:
+def make_states() -> tuple[Tensor, ...]:
     return tuple(torch.zeros(BATCH, 3, 4, 4) for _ in range(3))
 
 
-def inputs(num_steps: int) -> Tensor:
-    return torch.randint(-2, MOST + 1, (num_steps, BATCH, 1, 4, 4), generator=torch.Generator().manual_seed(1)).float()
+def make_inputs(num_steps: int) -> Tensor:
+    return torch.randint(
+        -2, LARGEST_INPUT + 1, (num_steps, BATCH, 1, 4, 4), generator=torch.Generator().manual_seed(1)
+    ).float()
 
 
-def compiled(network: nn.Module, arguments: tuple[Tensor, ...], path: Path, dynamic: bool) -> Path:
+def compile_network(network: nn.Module, arguments: tuple[Tensor, ...], path: Path, dynamic: bool) -> Path:
     """Compiles a program for the CPU into a file. If `dynamic` is True, the program accepts any number of steps."""
     shapes = None
     if dynamic:
@@ -79,19 +81,19 @@ def compiled(network: nn.Module, arguments: tuple[Tensor, ...], path: Path, dyna
 @pytest.fixture(scope="module")
 def package(compiler: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ahead")
-    return compiled(ThreeStates(), (inputs(STEPS), *initial()), folder / "network.pt2", dynamic=True)
+    return compile_network(ThreeStates(), (make_inputs(STEPS), *make_states()), folder / "network.pt2", dynamic=True)
 
 
-def expected_results(num_steps: int) -> list[Tensor]:
+def compute_expected_results(num_steps: int) -> list[Tensor]:
     network = ThreeStates()
     network.first.backend = network.second.backend = "torch"
     with torch.no_grad():
-        results = network(inputs(num_steps), *initial())
-    assert results[0].unique().numel() > 2, "the outputs say nothing"
+        results = network(make_inputs(num_steps), *make_states())
+    assert results[0].unique().numel() > 2, "the outputs have too few distinct values"
     return list(results)
 
 
-ALONE = """
+SCRIPT = """
 import torch
 import sys
 torch.set_num_threads(2)
@@ -113,36 +115,36 @@ assert not [name for name in sys.modules if name.startswith("flexsn")]
 
 @pytest.fixture(scope="module")
 def results(package: Path) -> Path:
-    """Returns a folder with the results of a process without this project. The process ran whole sequences, and single
-    frames.
+    """Returns a folder with the results of a process that ran a whole sequence and single frames without this
+    project.
     """
     folder = package.parent
-    torch.save([inputs(11), *initial()], folder / "sequence.pt")
-    frames = inputs(5)
-    torch.export.save(torch.export.export(ThreeStates("s"), (frames[0], *initial())), folder / "frame.pt2")
-    torch.save([frames, *initial()], folder / "frames.pt")
-    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    subprocess.run([sys.executable, "-c", ALONE], cwd=folder, env=alone, check=True)
+    torch.save([make_inputs(11), *make_states()], folder / "sequence.pt")
+    frames = make_inputs(5)
+    torch.export.save(torch.export.export(ThreeStates("s"), (frames[0], *make_states())), folder / "frame.pt2")
+    torch.save([frames, *make_states()], folder / "frames.pt")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run([sys.executable, "-c", SCRIPT], cwd=folder, env=environment, check=True)
     return folder
 
 
 def test_torch_loader_runs_the_program(results: Path) -> None:
-    """Runs two successive pieces of a sequence and hands the state on. The lengths of the pieces differ from the length
-    at compilation.
+    """Runs two successive pieces of a sequence, and passes the states from one to the other. The lengths of the pieces
+    differ from the length at compilation.
     """
-    for actual, expected in zip(torch.load(results / "of_sequence.pt"), expected_results(11), strict=True):
+    for actual, expected in zip(torch.load(results / "of_sequence.pt"), compute_expected_results(11), strict=True):
         assert torch.equal(actual, expected)
 
 
 def test_program_runs_frame_by_frame(results: Path) -> None:
-    """Checks that a single step consists of torch's operators. So the program needs neither kernels nor this
-    project.
+    """Checks that the exported program of a single step consists of torch's operators, and needs neither kernels nor
+    this project.
     """
-    for actual, expected in zip(torch.load(results / "of_frames.pt"), expected_results(5), strict=True):
+    for actual, expected in zip(torch.load(results / "of_frames.pt"), compute_expected_results(5), strict=True):
         assert torch.equal(actual, expected)
 
 
-RECURRENT_ALONE = """
+RECURRENT_SCRIPT = """
 import torch
 import sys
 run = torch._inductor.aoti_load_package("recurrent.pt2")
@@ -159,11 +161,11 @@ assert not [name for name in sys.modules if name.startswith("flexsn")]
     reason="Inductor of torch 2.11 fails on the loop that it makes of scan",
 )
 @pytest.mark.long(all_but=["exported"])
-@pytest.mark.parametrize("ahead", [False, True], ids=["exported", "compiled"])
+@pytest.mark.parametrize("is_compiled", [False, True], ids=["exported", "compiled"])
 def test_recurrent_layers_export_with_torch_scan(
-    ahead: bool, compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    is_compiled: bool, compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Checks that the exported program contains torch's scan. Without it, a step with products is a Python operator."""
+    """Checks that the exported program contains torch's scan, and not a Python operator for the step with products."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 6), RALIF(6, beta=0.2)).eval()
     network, x = functional.stateless(net), 3 * torch.rand(8, BATCH, 4)
@@ -178,17 +180,16 @@ def test_recurrent_layers_export_with_torch_scan(
         monkeypatch.delenv("FLEXSN_HOP_LOWERING")
         assert "torch.ops.higher_order.scan" in str(exported)
         assert "flexsn" not in exported.graph_module.code
-        assert 0 < states[0].mean() < 1, "the spikes that come back"
-        if not ahead:
-            actual, after = exported.module()(x, start)
-            for one, other in zip([actual, *after], [output, *states], strict=True):
-                torch.testing.assert_close(one, other)
+        assert 0 < states[0].mean() < 1, "all recurrent spikes are equal"
+        if not is_compiled:
+            exported_output, exported_states = exported.module()(x, start)
+            torch.testing.assert_close([exported_output, *exported_states], [output, *states])
             return
         path = str(tmp_path / "recurrent.pt2")
         torch._inductor.aoti_compile_and_package(exported, package_path=path, inductor_configs=QUICKLY)
     torch.save([x, start], tmp_path / "sequence.pt")
-    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    subprocess.run([sys.executable, "-c", RECURRENT_ALONE], cwd=tmp_path, env=alone, check=True)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run([sys.executable, "-c", RECURRENT_SCRIPT], cwd=tmp_path, env=environment, check=True)
     for actual, expected in zip(torch.load(tmp_path / "of_sequence.pt"), [output, *states], strict=True):
         torch.testing.assert_close(actual, expected)
 
@@ -209,7 +210,7 @@ PROGRAM = """
 
 #include <cstdio>
 
-// Takes network.pt2, a file with the input's bytes, and one to write the results' bytes to, one after the other.
+// Arguments: network.pt2, a file with the bytes of the input, and a file for the bytes of the results, in order.
 int main(int, char** arguments) {
     torch::inductor::AOTIModelPackageLoader network(arguments[1]);
     const int64_t steps = 9, batch = 3;
@@ -217,10 +218,10 @@ int main(int, char** arguments) {
     std::FILE* file = std::fopen(arguments[2], "rb");
     if (std::fread(x.data_ptr(), 4, x.numel(), file) != size_t(x.numel())) return 1;
     std::fclose(file);
-    std::vector<at::Tensor> given{x};
-    for (int i = 0; i < 3; ++i) given.push_back(at::zeros({batch, 3, 4, 4}));
+    std::vector<at::Tensor> values{x};
+    for (int i = 0; i < 3; ++i) values.push_back(at::zeros({batch, 3, 4, 4}));
     file = std::fopen(arguments[3], "wb");
-    for (const at::Tensor& result : network.run(given)) {
+    for (const at::Tensor& result : network.run(values)) {
         at::Tensor dense = result.contiguous();
         std::fwrite(dense.data_ptr(), 4, dense.numel(), file);
     }
@@ -241,9 +242,9 @@ def test_cpp_program_runs_the_package(package: Path, tmp_path: Path) -> None:
     command += ["-ltorch_cuda", "-lc10_cuda"] if torch.cuda.is_available() else []
     built = subprocess.run(command, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
-    (tmp_path / "input").write_bytes(inputs(9).numpy().tobytes())
+    (tmp_path / "input").write_bytes(make_inputs(9).numpy().tobytes())
     arguments = [str(package), str(tmp_path / "input"), str(tmp_path / "results")]
     ran = subprocess.run([str(program), *arguments], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     results = (tmp_path / "results").read_bytes()
-    assert results == b"".join(expected.numpy().tobytes() for expected in expected_results(9))
+    assert results == b"".join(expected.numpy().tobytes() for expected in compute_expected_results(9))

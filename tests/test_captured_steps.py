@@ -1,5 +1,5 @@
-"""Captured steps on a GPU: they are bitwise equal to steps without a graph. Steps that cannot be captured run as
-usual.
+"""Captured steps on a GPU. Their results are bitwise equal to those of steps without a graph. Steps that cannot be
+captured run as usual.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from flexsn_nn.memory import PackedSpikes
 pytestmark = pytest.mark.gpu
 
 
-def loss_of(output: Tensor, labels: Tensor) -> Tensor:
+def compute_loss(output: Tensor, labels: Tensor) -> Tensor:
     return nn.functional.cross_entropy(output.mean(0).float(), labels)
 
 
@@ -43,10 +43,10 @@ def normed() -> nn.Module:
     return net
 
 
-def data(seed: int, batch: int = 48, steps: int = 6) -> tuple[Tensor, Tensor]:
-    made = torch.Generator().manual_seed(seed)
-    x = 2 * torch.rand(steps, batch, 37, generator=made)
-    return x.cuda(), torch.randint(10, (batch,), generator=made).cuda()
+def make_data(seed: int, batch: int = 48, steps: int = 6) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = 2 * torch.rand(steps, batch, 37, generator=generator)
+    return x.cuda(), torch.randint(10, (batch,), generator=generator).cuda()
 
 
 def sgd(net: nn.Module) -> torch.optim.Optimizer:
@@ -58,7 +58,7 @@ def adamw(net: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(net.parameters(), lr=lr, capturable=True, fused=True)
 
 
-def both(net: nn.Module, make: Callable[[nn.Module], CapturedStep]) -> tuple[CapturedStep, CapturedStep]:
+def make_both(net: nn.Module, make: Callable[[nn.Module], CapturedStep]) -> tuple[CapturedStep, CapturedStep]:
     return make(net), make(copy.deepcopy(net))
 
 
@@ -71,16 +71,16 @@ def assert_equal_training(
     captured: CapturedStep,
     plain: CapturedStep,
     batches: list[tuple[Tensor, Tensor]],
-    after: Callable[[CapturedStep], object] = lambda step: None,
+    finish_step: Callable[[CapturedStep], object] = lambda step: None,
 ) -> None:
     """Trains with both steps, one after the other, from equal random states."""
     results = []
-    for trained in (captured, plain):
+    for step in (captured, plain):
         torch.manual_seed(3)
         losses: list[Tensor] = []
         for x, y in batches:
-            losses.append(captured(x, y) if trained is captured else plain.step.run(x, (y,)))
-            after(trained)
+            losses.append(captured(x, y) if step is captured else plain.step.run(x, (y,)))
+            finish_step(step)
         results.append(torch.stack(losses))
         results.append(torch.rand(3, device="cuda"))  # both generators have to end at the same position
     assert torch.equal(results[0], results[2])
@@ -93,7 +93,7 @@ def assert_equal_training(
         assert torch.equal(a, b)
 
 
-def graphs_of(captured: CapturedStep) -> int:
+def count_graphs(captured: CapturedStep) -> int:
     return captured.explain().count(": a graph")
 
 
@@ -102,93 +102,93 @@ def graphs_of(captured: CapturedStep) -> int:
 @pytest.mark.parametrize("states", graphs.STATES)
 def test_hundred_steps_equal_steps_without_a_graph(make: Callable[[], nn.Module], optimizer: Any, states: str) -> None:
     torch.manual_seed(0)
-    captured, plain = both(
-        make().cuda(), lambda n: graphs.capture(n, loss_of, optimizer(n), states=states, max_norm=1.0)
+    captured, plain = make_both(
+        make().cuda(), lambda n: graphs.capture(n, compute_loss, optimizer(n), states=states, max_norm=1.0)
     )
-    assert_equal_training(captured, plain, [data(i) for i in range(100)])
-    # With "carry", only the first call starts without states, and it is not captured.
-    assert graphs_of(captured) == 1
+    assert_equal_training(captured, plain, [make_data(i) for i in range(100)])
+    # With "carry", only the first call starts without states, and this call is not captured.
+    assert count_graphs(captured) == 1
     if states == "carry":
         for (_, a), (_, b) in zip(neurons(captured.step.net), neurons(plain.step.net), strict=True):
             assert all(torch.equal(s, t) for s, t in zip(a.states, b.states, strict=True))
 
 
-def test_autocast_scaler_and_scheduler() -> None:
+def test_autocast_scaler_and_scheduler_equal_steps_without_a_graph() -> None:
     def make(net: nn.Module) -> CapturedStep:
         scaler = torch.amp.GradScaler("cuda", init_scale=2.0**18, growth_interval=7)
-        return graphs.capture(net, loss_of, sgd(net), autocast=torch.float16, scaler=scaler, max_norm=1.0)
+        return graphs.capture(net, compute_loss, sgd(net), autocast=torch.float16, scaler=scaler, max_norm=1.0)
 
     torch.manual_seed(0)
-    captured, plain = both(feed_forward().cuda(), make)
+    captured, plain = make_both(feed_forward().cuda(), make)
     schedulers = {
         id(step): torch.optim.lr_scheduler.ExponentialLR(step.step.optimizer, 0.95)  # type: ignore[arg-type]
         for step in (captured, plain)
     }
-    assert_equal_training(captured, plain, [data(i) for i in range(40)], lambda step: schedulers[id(step)].step())
-    assert graphs_of(captured) == 1
+    assert_equal_training(captured, plain, [make_data(i) for i in range(40)], lambda step: schedulers[id(step)].step())
+    assert count_graphs(captured) == 1
     assert captured.step.scaler is not None
     assert plain.step.scaler is not None
     assert captured.step.scaler.get_scale() == plain.step.scaler.get_scale()
 
 
 @pytest.mark.parametrize("packing", [False, True])
-def test_smaller_last_batch_and_other_lengths(packing: bool) -> None:
+def test_smaller_batches_and_other_lengths_equal_steps_without_a_graph(packing: bool) -> None:
     torch.manual_seed(0)
-    captured, plain = both(feed_forward().cuda(), lambda n: graphs.capture(n, loss_of, adamw(n)))
-    batches = [data(i, 13 if i % 5 == 4 else 48, 4 if i % 7 == 6 else 6) for i in range(40)]
+    captured, plain = make_both(feed_forward().cuda(), lambda n: graphs.capture(n, compute_loss, adamw(n)))
+    batches = [make_data(i, 13 if i % 5 == 4 else 48, 4 if i % 7 == 6 else 6) for i in range(40)]
     context: AbstractContextManager[Any] = PackedSpikes(captured.step.net) if packing else nullcontext()
     with context:
         assert_equal_training(captured, plain, batches)
-    assert graphs_of(captured) >= 3
+    assert count_graphs(captured) >= 3
 
 
 def test_graphs_share_memory() -> None:
     net = feed_forward().cuda()
-    captured = graphs.capture(net, loss_of, sgd(net))
+    captured = graphs.capture(net, compute_loss, sgd(net))
     for _ in range(3):
-        captured(*data(0, 4096))
+        captured(*make_data(0, 4096))
     torch.cuda.synchronize()
     before = torch.cuda.memory_reserved()
     for _ in range(2):
-        captured(*data(0, 4000))
+        captured(*make_data(0, 4000))
     torch.cuda.synchronize()
-    assert graphs_of(captured) == 2
-    # The second graph shares the memory for activations with the first one. It only allocates inputs and gradients.
+    assert count_graphs(captured) == 2
+    # The two graphs share the memory for activations. The second graph only allocates inputs and gradients.
     assert torch.cuda.memory_reserved() - before < 40 * 2**20
 
 
 def test_gradients_without_an_optimizer_accumulate() -> None:
     torch.manual_seed(0)
-    captured, plain = both(feed_forward().cuda(), lambda n: graphs.capture(n, loss_of))
-    twice = [0]
+    captured, plain = make_both(feed_forward().cuda(), lambda n: graphs.capture(n, compute_loss))
+    num_calls = [0]
 
     def update(step: CapturedStep) -> None:
-        twice[0] += 1
-        if twice[0] % 2 == 0:
+        num_calls[0] += 1
+        if num_calls[0] % 2 == 0:
             with torch.no_grad():
                 for parameter in step.step.net.parameters():
                     assert parameter.grad is not None
                     parameter.sub_(0.05 * parameter.grad)
                     parameter.grad = None
 
-    assert_equal_training(captured, plain, [data(i) for i in range(20)], update)
-    assert graphs_of(captured) == 2
+    assert_equal_training(captured, plain, [make_data(i) for i in range(20)], update)
+    assert count_graphs(captured) == 2
 
 
-def test_validation_between_steps() -> None:
+def test_validation_between_steps_has_no_effect() -> None:
     torch.manual_seed(0)
-    captured, plain = both(normed().cuda(), lambda n: graphs.capture(n, loss_of, sgd(n)))
+    captured, plain = make_both(normed().cuda(), lambda n: graphs.capture(n, compute_loss, sgd(n)))
 
     def validate(step: CapturedStep) -> None:
         net = step.step.net
         net.eval()
         with torch.no_grad():
-            net(data(99)[0])
+            net(make_data(99)[0])
         reset_net(net)
         net.train()
 
-    assert_equal_training(captured, plain, [data(i) for i in range(20)], validate)
-    assert graphs_of(captured) == 1
+    assert_equal_training(captured, plain, [make_data(i) for i in range(20)], validate)
+    assert count_graphs(captured) == 1
 
 
 class Reading(nn.Module):
@@ -207,7 +207,7 @@ class Synchronizing(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("module", "words"),
+    ("module", "message"),
     [
         (
             Reading,
@@ -219,34 +219,34 @@ class Synchronizing(nn.Module):
         ),
     ],
 )
-def test_uncapturable_steps_run_in_python(module: Callable[[], nn.Module], words: str) -> None:
+def test_uncapturable_steps_run_in_python(module: Callable[[], nn.Module], message: str) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(37, 32), module(), LIF(), nn.Linear(32, 10)).cuda()
-    captured, plain = both(net, lambda n: graphs.capture(n, loss_of, sgd(n)))
-    with pytest.warns(CaptureWarning, match=words):
-        assert_equal_training(captured, plain, [data(i) for i in range(8)])
-    assert graphs_of(captured) == 0
+    captured, plain = make_both(net, lambda n: graphs.capture(n, compute_loss, sgd(n)))
+    with pytest.warns(CaptureWarning, match=message):
+        assert_equal_training(captured, plain, [make_data(i) for i in range(8)])
+    assert count_graphs(captured) == 0
     # A failed capture has no lasting effects: the next capture works, and the generator can be used.
     torch.manual_seed(0)
-    captured, plain = both(feed_forward().cuda(), lambda n: graphs.capture(n, loss_of, sgd(n)))
-    assert_equal_training(captured, plain, [data(i) for i in range(8)])
-    assert graphs_of(captured) == 1
+    captured, plain = make_both(feed_forward().cuda(), lambda n: graphs.capture(n, compute_loss, sgd(n)))
+    assert_equal_training(captured, plain, [make_data(i) for i in range(8)])
+    assert count_graphs(captured) == 1
 
 
 def test_network_can_move_to_the_gpu_later() -> None:
     net = feed_forward()
-    captured = graphs.capture(net, loss_of, torch.optim.SGD(net.parameters(), lr=0.1))
-    x, y = data(0)
+    captured = graphs.capture(net, compute_loss, torch.optim.SGD(net.parameters(), lr=0.1))
+    x, y = make_data(0)
     captured(x.cpu(), y.cpu())
     net.cuda()
     captured.step.optimizer.state.clear()  # type: ignore[union-attr]
     for i in range(5):
-        captured(*data(i))
-    assert graphs_of(captured) == 1
+        captured(*make_data(i))
+    assert count_graphs(captured) == 1
 
 
-def test_explain_on_a_gpu() -> None:
-    report = explain(feed_forward().cuda(), data(0)[0])
+def test_explain_reports_kernels_on_a_gpu() -> None:
+    report = explain(feed_forward().cuda(), make_data(0)[0])
     assert report.verdict.startswith("compiled kernels run all 2 neurons")
     assert report.seconds > 0
     assert {layer.backend for layer in report.layers if layer.kind in ("LIF", "PLIF")} == {"triton"}

@@ -1,5 +1,5 @@
 """Each class name belongs to one class, so that a search for the name finds one concept. Exceptions are listed with
-reasons.
+their reasons.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ SEVERAL_OWNERS: Mapping[str, str] = {
 }
 
 
-def owners(sources: Mapping[str, str]) -> dict[str, list[str]]:
-    """Returns the classes that are defined in several places: for each name, the places."""
+def list_places(sources: Mapping[str, str]) -> dict[str, list[str]]:
+    """Returns the places of each class name that is defined in several places."""
     classes: dict[str, list[str]] = defaultdict(list)
     for path, source in sources.items():
         for node in ast.walk(ast.parse(source)):
@@ -61,26 +61,28 @@ def owners(sources: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 @functools.cache
-def duplicated_names() -> dict[str, list[str]]:
-    return owners({str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in SOURCES})
+def list_duplicates() -> dict[str, list[str]]:
+    return list_places({str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in SOURCES})
 
 
 def test_class_names_are_unique() -> None:
-    duplicates = duplicated_names()
+    duplicates = list_duplicates()
     unlisted = {name: places for name, places in duplicates.items() if name not in SEVERAL_OWNERS}
     assert not unlisted, "rename one of the classes, or list the name with the reason"
     assert not SEVERAL_OWNERS.keys() - duplicates.keys(), "only one class has this name: remove it from the list"
 
 
 def test_duplicated_files_are_equal() -> None:
-    twice = [name for name, reason in SEVERAL_OWNERS.items() if reason == _SAME_FILE]
-    files = {place.rpartition("/")[2].partition(":")[0] for name in twice for place in duplicated_names()[name]}
+    names = [name for name, reason in SEVERAL_OWNERS.items() if reason == _SAME_FILE]
+    files = {place.rpartition("/")[2].partition(":")[0] for name in names for place in list_duplicates()[name]}
     assert files == {"versions.py"}
-    for name in twice:
-        assert len(duplicated_names()[name]) == 2
+    for name in names:
+        assert len(list_duplicates()[name]) == 2
 
 
 @pytest.mark.parametrize("second", ["class A: ...", "def f():\n    class A: ..."])
 def test_second_class_of_a_name_is_found(second: str) -> None:
-    assert owners({"x.py": "class A: ...", "y.py": second}) == {"A": ["x.py:1", f"y.py:{1 + second.count(chr(10))}"]}
-    assert owners({"x.py": "class A: ...", "y.py": "class B: ..."}) == {}
+    assert list_places({"x.py": "class A: ...", "y.py": second}) == {
+        "A": ["x.py:1", f"y.py:{1 + second.count(chr(10))}"]
+    }
+    assert list_places({"x.py": "class A: ...", "y.py": "class B: ..."}) == {}

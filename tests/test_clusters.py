@@ -1,5 +1,5 @@
-"""Recurrent steps in thread-block clusters: the generated source compiles, and on a GPU, the results equal the plain
-loop.
+"""Recurrent steps in thread-block clusters. The generated source compiles without a GPU. On a GPU, the results equal
+those of the plain loop.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from recurrent_cores import (
     Masked,
     Powers,
 )
-from recurrent_processes import differences, in_step
+from recurrent_processes import count_differences, set_barrier
 from test_one_launch import check, check_bits, check_on_two_streams
-from test_recurrent import DEVICE, check_equal, differentiated, made, run, sequences
+from test_recurrent import DEVICE, check_equal, differentiate, make_core, make_sequences, run
 
 from flexsn_codegen.recurrent import Loop, NotOneLaunchError, StageCall
 from flexsn_codegen.targets.cuda import Cluster, CudaKernel, cluster_source, why_no_nvrtc
@@ -61,7 +61,7 @@ DIVISIONS = (
 )
 
 
-def dtypes_of(params: tuple[Port, ...], loop: Loop, over: OverTime, memory: Memory) -> list[torch.dtype]:
+def list_dtypes(params: tuple[Port, ...], loop: Loop, over: OverTime, memory: Memory) -> list[torch.dtype]:
     """Returns the dtypes of a kernel's tensors."""
     carried = list(loop.carried.values())
     dtypes = []
@@ -84,11 +84,11 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     kernel.
     """
     if why_no_nvrtc() is not None:
-        pytest.skip("NVRTC is not there: a build of torch without CUDA")
+        pytest.skip("NVRTC is missing, because torch was built without CUDA")
     directions: list[str] = []
-    original = Loops.kernel
+    make_kernel = Loops.kernel
 
-    def kernel(
+    def compile_kernel(
         self: Loops, step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory, tiles: Tiles
     ) -> Any:
         cores = [step.core_in_cuda(part.stage) if isinstance(part, StageCall) else None for part in loop.parts]
@@ -100,12 +100,12 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             except NotOneLaunchError as error:
                 directions.append(str(error))
                 continue
-            dtypes = dtypes_of(written.source.params, loop, over, memory)
+            dtypes = list_dtypes(written.source.params, loop, over, memory)
             assert CudaKernel(written.source).cubin(dtypes, HOPPER)
             directions.append(over.direction)
-        return original(self, step, over, loop, memory, tiles)
+        return make_kernel(self, step, over, loop, memory, tiles)
 
-    monkeypatch.setattr(Loops, "kernel", kernel)
+    monkeypatch.setattr(Loops, "kernel", compile_kernel)
     return directions
 
 
@@ -118,16 +118,16 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_sources_compile_without_a_gpu(
     cell: type[Cell], dtype: torch.dtype, compiled: list[str], interpreted: None
 ) -> None:
-    core = made(cell, 37, Powers(), dtype)
-    differentiated(core, sequences(core, 2, 3, 37, dtype=dtype), "triton", state_seqs=False)
+    core = make_core(cell, 37, Powers(), dtype)
+    differentiate(core, make_sequences(core, 2, 3, 37, dtype=dtype), "triton", state_seqs=False)
     assert compiled[:2] == ["forward", "forward"]
     assert set(compiled[2:]) <= {"backward"}  # in bfloat16, some backwards take several launches
     assert dtype != torch.float32 or len(compiled) == 4
 
 
-def test_preferred_division(monkeypatch: pytest.MonkeyPatch, interpreted: None) -> None:
-    """Checks the preferred division. It has the fewest passes, then the fewest rows and blocks, and two warps for a
-    sum.
+def test_preferred_division_has_the_fewest_passes(monkeypatch: pytest.MonkeyPatch, interpreted: None) -> None:
+    """Checks that the preferred division has the fewest passes. Among divisions with the same number of passes, it
+    has the fewest rows and blocks, and two warps for a sum.
     """
     divisions: dict[tuple[str, int], Cluster | None] = {}
 
@@ -135,13 +135,15 @@ def test_preferred_division(monkeypatch: pytest.MonkeyPatch, interpreted: None) 
         self: Loops, step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory, tiles: Tiles
     ) -> Any:
         for rows in (128, 600):
-            many = dataclasses.replace(loop, num_rows=rows)
-            divisions[over.direction, rows] = next(_clusters.clusters_for(many, 132, from_zero=over.from_zero), None)
-        raise NotOneLaunchError("its divisions are looked at")
+            larger_loop = dataclasses.replace(loop, num_rows=rows)
+            divisions[over.direction, rows] = next(
+                _clusters.clusters_for(larger_loop, 132, from_zero=over.from_zero), None
+            )
+        raise NotOneLaunchError("this test only lists divisions")
 
     monkeypatch.setattr(Loops, "kernel", kernel)
-    core = made(RLIF, 256, Powers(), torch.float32)
-    differentiated(core, sequences(core, 2, 3, 256, dtype=torch.float32), "triton", state_seqs=False)
+    core = make_core(RLIF, 256, Powers(), torch.float32)
+    differentiate(core, make_sequences(core, 2, 3, 256, dtype=torch.float32), "triton", state_seqs=False)
     assert divisions == {
         ("forward", 128): Cluster(4, 2, 1),
         ("forward", 600): Cluster(4, 2, 3),
@@ -155,25 +157,27 @@ def test_preferred_division(monkeypatch: pytest.MonkeyPatch, interpreted: None) 
 
 @pytest.fixture
 def descriptions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Records descriptions of how loops ran. Loops that fit into one program run in clusters as well."""
+    """Records the direction of each loop that ran in clusters. Loops that fit into one program also run in clusters."""
     texts: list[str] = []
     original = _one_launch.InClusters.run
 
     launch = LaunchedClusters.__call__
     directions: dict[LaunchedClusters, str] = {}
 
-    def record(self: Any, over: OverTime) -> str:
+    def run_and_note(self: Any, over: OverTime) -> str:
         directions[self.kernel.launch(self.tensors(over), self.groups, self.numbers)] = over.direction
         return original(self, over)
 
-    def launched(self: LaunchedClusters, *arguments: Any) -> None:  # repeated calls launch through this method as well
+    def launch_and_record(
+        self: LaunchedClusters, *arguments: Any
+    ) -> None:  # repeated calls launch through this method as well
         launch(self, *arguments)
         texts.append(directions[self])
 
     monkeypatch.setenv("FLEXSN_LAUNCHER", "python")
     monkeypatch.setattr(_one_launch, "held_tiles", lambda *_, **__: None)
-    monkeypatch.setattr(_one_launch.InClusters, "run", record)
-    monkeypatch.setattr(LaunchedClusters, "__call__", launched)
+    monkeypatch.setattr(_one_launch.InClusters, "run", run_and_note)
+    monkeypatch.setattr(LaunchedClusters, "__call__", launch_and_record)
     return texts
 
 
@@ -206,13 +210,15 @@ def test_divisions_equal_the_loop(cluster: Cluster, descriptions: list[str], mon
 def test_divisions_of_several_matrices_equal_the_loop(
     cell: type[Cell], cluster: Cluster, descriptions: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tests several matrices, some of them in shared memory or in global memory, with one slot for one sent value."""
+    """Tests cores with several matrices, some of which are in shared or global memory. If a step has only one exchange
+    and matrices in shared memory, there is one slot for the values that blocks send.
+    """
 
-    def division(loop: Loop, *_: Any, **__: Any) -> Any:
-        one = cluster.stored is not None and len(loop.exchanges) == 1
-        return iter([dataclasses.replace(cluster, slots=1 if one else 2)])
+    def list_divisions(loop: Loop, *_: Any, **__: Any) -> Any:
+        has_one_exchange = cluster.stored is not None and len(loop.exchanges) == 1
+        return iter([dataclasses.replace(cluster, slots=1 if has_one_exchange else 2)])
 
-    monkeypatch.setattr(_one_launch, "clusters_for", division)
+    monkeypatch.setattr(_one_launch, "clusters_for", list_divisions)
     check_dense(cell, 120)
     assert "forward" in descriptions
 
@@ -220,15 +226,15 @@ def test_divisions_of_several_matrices_equal_the_loop(
 @gpu
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)
 def test_cells_equal_the_loop(cell: type[Cell], descriptions: list[str]) -> None:
-    """Compares the bits with those of the loop, in sums with only one term. Cells that do not fit into a cluster run in
-    other kernels.
+    """Checks that results have the bits of the loop, for matrices whose sums have only one term. Cells that do not fit
+    into a cluster run in other kernels.
     """
     check_equal(cell, "triton")
 
 
 @gpu
 @pytest.mark.parametrize("cell", [GRU, LSTM, LowRank, SLSTM], ids=lambda cell: cell.__name__)
-def test_dense_matrices_in_float32(cell: type[Cell], descriptions: list[str]) -> None:
+def test_dense_matrices_in_float32_are_close_to_float64(cell: type[Cell], descriptions: list[str]) -> None:
     check_dense(cell, 144)
 
 
@@ -241,18 +247,18 @@ def test_float32_follows_the_precision_setting(precision: str, bits: int, descri
 
 @gpu
 @pytest.mark.parametrize("cell", [GRU, LSTM], ids=lambda cell: cell.__name__)
-def test_gates_in_half_precision(cell: type[Cell], descriptions: list[str]) -> None:
+def test_gates_in_half_precision_are_close_to_float64(cell: type[Cell], descriptions: list[str]) -> None:
     check_dense(cell, 144, torch.bfloat16, 6e-2)
     assert "forward" in descriptions  # in bfloat16, some backwards take several launches
 
 
 def check_dense(cell: type[Cell], size: int, dtype: torch.dtype = torch.float32, tolerance: float = 2e-5) -> None:
     """Compares the results for dense matrices with float64, within the rounding of float32."""
-    core = made(cell, size, Dense(), dtype)
-    tensors = sequences(core, 12, 50, size, dtype=dtype, bits=10)
-    actual, gradients = differentiated(core, tensors, "triton", state_seqs=False)
-    exact = made(cell, size, Dense(), torch.float64)
-    expected, exact_gradients = differentiated(
+    core = make_core(cell, size, Dense(), dtype)
+    tensors = make_sequences(core, 12, 50, size, dtype=dtype, bits=10)
+    actual, gradients = differentiate(core, tensors, "triton", state_seqs=False)
+    exact = make_core(cell, size, Dense(), torch.float64)
+    expected, exact_gradients = differentiate(
         exact, tuple(t.detach().double().requires_grad_() for t in tensors), None, state_seqs=False
     )
     for a, b in zip([*actual, *gradients], [*expected, *exact_gradients], strict=True):
@@ -262,28 +268,28 @@ def check_dense(cell: type[Cell], size: int, dtype: torch.dtype = torch.float32,
 
 
 @gpu
-def test_ten_thousand_launches_on_two_streams(descriptions: list[str]) -> None:
+def test_ten_thousand_launches_on_two_streams_equal_the_loop(descriptions: list[str]) -> None:
     check_on_two_streams(256, torch.float32)
     assert set(descriptions) == {"forward"}  # repeated calls run in the way that was recorded first
 
 
 @gpu
 @pytest.mark.parametrize("clusters", [True, False], ids=["clusters", "programs"])
-def test_two_processes_share_one_gpu(clusters: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_can_share_one_gpu(clusters: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs two processes that alternate on one GPU. A block must not wait for a block that is not running."""
     monkeypatch.setenv("FLEXSN_CLUSTERS", str(int(clusters)))
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(2, mp_context=spawn, initializer=in_step, initargs=(spawn.Barrier(2),)) as pool:
-        for how, differing in pool.map(differences, [2000, 2000]):
-            assert ("clusters" in how) == clusters
-            assert how.startswith("one launch")
-            assert differing == 0
+    with ProcessPoolExecutor(2, mp_context=spawn, initializer=set_barrier, initargs=(spawn.Barrier(2),)) as pool:
+        for description, count in pool.map(count_differences, [2000, 2000]):
+            assert ("clusters" in description) == clusters
+            assert description.startswith("one launch")
+            assert count == 0
 
 
 @gpu
-def test_thread_without_a_gpu_context(descriptions: list[str]) -> None:
-    core = made(RLIF, 256, Powers())
-    tensors = tuple(t.detach() for t in sequences(core, 4, 20, 256))
+def test_clusters_run_in_a_thread_without_a_gpu_context(descriptions: list[str]) -> None:
+    core = make_core(RLIF, 256, Powers())
+    tensors = tuple(t.detach() for t in make_sequences(core, 4, 20, 256))
     expected = run(core, tensors, None)
     with ThreadPoolExecutor(1) as pool:
         results = pool.submit(run, core, tensors, "triton").result()
@@ -294,8 +300,8 @@ def test_thread_without_a_gpu_context(descriptions: list[str]) -> None:
 
 @gpu
 def test_clusters_run_in_a_cuda_graph(descriptions: list[str]) -> None:
-    core = made(RLIF, 256, Powers())
-    x, s, v = (t.detach() for t in sequences(core, 5, 33, 256))
+    core = make_core(RLIF, 256, Powers())
+    x, s, v = (t.detach() for t in make_sequences(core, 5, 33, 256))
     step, arguments = prepare(ScanProgram(core, 1, 2, 1), (x, s, v))
     with torch.no_grad():
         expected = [result.clone() for result in scan(step, arguments, state_seqs=False)]
@@ -312,15 +318,15 @@ def test_clusters_run_in_a_cuda_graph(descriptions: list[str]) -> None:
 
 @gpu
 def test_clusters_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    core = made(RLIF, 256, Powers())
-    tensors = tuple(t.detach() for t in sequences(core, 3, 16, 256))
+    core = make_core(RLIF, 256, Powers())
+    tensors = tuple(t.detach() for t in make_sequences(core, 3, 16, 256))
     step, arguments = prepare(ScanProgram(core, 1, 2, 1), tensors)
     assert isinstance(step, RecurrentSpecialization)
     scan(step, arguments, state_seqs=False)
     assert "clusters" in step.loops.descriptions["forward"]
     monkeypatch.setenv("FLEXSN_CLUSTERS", "0")
     assert _clusters.why_no_clusters(torch.device("cuda")) == "FLEXSN_CLUSTERS is 0"
-    other, arguments = prepare(ScanProgram(made(RLIF, 256, Powers()), 1, 2, 1), tensors)
+    other, arguments = prepare(ScanProgram(make_core(RLIF, 256, Powers()), 1, 2, 1), tensors)
     assert isinstance(other, RecurrentSpecialization)
     scan(other, arguments, state_seqs=False)
     assert "clusters" not in other.loops.descriptions["forward"]

@@ -1,4 +1,4 @@
-"""Launches of a compiled scan in Triton's interpreter: kernels from the graph of a step equal the operator's loops."""
+"""Compiled scans in Triton's interpreter: kernels from the graph of a step have the results of the operator's loops."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ PAIRS: dict[str, tuple[Run, Run]] = {
 INTERVAL = 4
 
 
-class Here(KernelLowering):
-    """A lowering to the interpreter, which Inductor does not support, with checkpoints as for kernels."""
+class InterpreterLowering(KernelLowering):
+    """A lowering to Triton's interpreter, which Inductor does not support. It has checkpoints, as on a GPU."""
 
     def __init__(self) -> None:
         super().__init__(on_cpu="triton")
@@ -49,7 +49,7 @@ class Here(KernelLowering):
         return INTERVAL
 
 
-def unwritten(args: Sequence[Any], layout: ScanLayout) -> list[Any]:
+def replace_zero_states(args: Sequence[Any], layout: ScanLayout) -> list[Any]:
     """Replaces initial states of zeros by NaN, because kernels must not read them."""
     values = list(args)
     for position in layout.zero_positions:
@@ -60,12 +60,12 @@ def unwritten(args: Sequence[Any], layout: ScanLayout) -> list[Any]:
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ScanLayout | BackwardLayout]]:
     """Runs kernels instead of the operator's loops, and records the layouts of the kernels."""
-    lowering: ScanLowering = Here()
+    lowering: ScanLowering = InterpreterLowering()
     layouts: list[ScanLayout | BackwardLayout] = []
 
     def forward(core: Any, layout: ScanLayout, args: Sequence[Any]) -> tuple[Tensor, ...]:
         layouts.append(layout)
-        return tuple(lowering.forward(core, layout, unwritten(args, layout)))
+        return tuple(lowering.forward(core, layout, replace_zero_states(args, layout)))
 
     def backward(core: Any, vjp: Any, layout: BackwardLayout, args: Sequence[Any]) -> tuple[Tensor, ...]:
         layouts.append(layout)
@@ -80,7 +80,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ScanLayout | Backw
     torch._dynamo.reset()
 
 
-def values_and_gradients(run: Run, arguments: Sequence[Tensor], leaves: Sequence[Tensor]) -> tuple[Any, Any]:
+def compute_values_and_gradients(run: Run, arguments: Sequence[Tensor], leaves: Sequence[Tensor]) -> tuple[Any, Any]:
     results = run(*arguments)
     generator = torch.Generator().manual_seed(1)
     loss = torch.stack([(r * torch.randn(r.shape, generator=generator)).sum() for r in results]).sum()
@@ -95,9 +95,9 @@ def test_every_core_equals_the_operator(case: Case, kind: str, kernels: list[Sca
     p = problem(case, 10, (3, 5))
     run = torch.compile(partial(scan, p.core, *p.counts), fullgraph=True, backend="aot_eager", dynamic=False)
     arguments = (*p.inputs, *p.states)
-    actual = values_and_gradients(run, arguments, p.leaves)
+    actual = compute_values_and_gradients(run, arguments, p.leaves)
     assert [type(layout) for layout in kernels] == [ScanLayout, BackwardLayout]
-    expected = values_and_gradients(partial(reference, p.core, *p.counts), arguments, p.leaves)
+    expected = compute_values_and_gradients(partial(reference, p.core, *p.counts), arguments, p.leaves)
     torch.testing.assert_close(actual, expected)
 
 
@@ -113,20 +113,20 @@ def test_zero_states_are_not_read(case: Case, kind: str, kernels: list[ScanLayou
     run = torch.compile(
         partial(scan, p.core, *p.counts, zero_states=zeros), fullgraph=True, backend="aot_eager", dynamic=False
     )
-    actual = values_and_gradients(run, arguments, leaves)
+    actual = compute_values_and_gradients(run, arguments, leaves)
     forward, backward = kernels
     assert isinstance(forward, ScanLayout)
     assert isinstance(backward, BackwardLayout)
     assert forward.zero_states == backward.scan.zero_states == zeros
-    expected = values_and_gradients(partial(reference, p.core, *p.counts), arguments, leaves)
+    expected = compute_values_and_gradients(partial(reference, p.core, *p.counts), arguments, leaves)
     torch.testing.assert_close(actual, expected)
 
 
 def test_equal_layers_are_traced_once(
     kernels: list[ScanLayout | BackwardLayout], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: Recent[GraphSpecialization] = Recent()
-    monkeypatch.setattr("flexsn_runtime.graphs._graph_step._specializations", made)
+    specializations: Recent[GraphSpecialization] = Recent()
+    monkeypatch.setattr("flexsn_runtime.graphs._graph_step._specializations", specializations)
     (plif,) = [case for case in CASES if case.name == "plif_channel"]
     first, second = (problem(plif, 6, (5, 3), seed=seed) for seed in (0, 1))
 
@@ -134,40 +134,44 @@ def test_equal_layers_are_traced_once(
         spikes, _ = scan(first_core, 1, 1, 1, x, states[0])
         return scan(second_core, 1, 1, 1, 1.5 * spikes, states[1])
 
-    def check(layers: list[Any], required: list[Tensor], traced: int) -> None:
+    def check(layers: list[Any], required: list[Tensor], num_traces: int) -> None:
         torch._dynamo.reset()
         arguments = (first.inputs[0], first.states[0], second.states[0])
         run = torch.compile(partial(network, flex_sn_scan, *layers), fullgraph=True, backend="aot_eager")
-        actual = values_and_gradients(run, arguments, required)
-        expected = values_and_gradients(partial(network, eager_scan, *layers), arguments, required)
+        actual = compute_values_and_gradients(run, arguments, required)
+        expected = compute_values_and_gradients(partial(network, eager_scan, *layers), arguments, required)
         torch.testing.assert_close(actual, expected)
-        assert len(made) == traced
+        assert len(specializations) == num_traces
 
     leaves = [*first.leaves, *second.states, *second.parameters]
-    check([first.core, second.core], leaves, traced=2)  # one forward and one backward, which both weights share
+    check([first.core, second.core], leaves, num_traces=2)  # one forward and one backward, which both weights share
 
     def slower(x: Tensor, v: Tensor) -> Any:
         return first.core(0.5 * x, v)
 
-    check([first.core, slower], [*first.leaves, *second.states], traced=4)
+    check([first.core, slower], [*first.leaves, *second.states], num_traces=4)
 
 
 def test_only_required_gradients_are_computed(kernels: list[ScanLayout | BackwardLayout]) -> None:
     p = problem(CASES[10], 6, (3, 5))
     run = torch.compile(lambda *flat: flex_sn_scan(p.core, *p.counts, *flat)[1:2], fullgraph=True, backend="aot_eager")
     arguments = (*p.inputs, *(state.detach() for state in p.states))
-    actual = values_and_gradients(run, arguments, p.inputs[1:])
+    actual = compute_values_and_gradients(run, arguments, p.inputs[1:])
     layout = kernels[-1]
     assert isinstance(layout, BackwardLayout)
     assert layout.output_grads == (False, True)
     assert not any(layout.state_grads)
-    expected = values_and_gradients(lambda *flat: eager_scan(p.core, *p.counts, *flat)[1:2], arguments, p.inputs[1:])
+    expected = compute_values_and_gradients(
+        lambda *flat: eager_scan(p.core, *p.counts, *flat)[1:2], arguments, p.inputs[1:]
+    )
     torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.long(all_but=["nhwc"])
 @pytest.mark.parametrize("order", [(0, 1, 3, 4, 2), (0, 4, 2, 1, 3), (1, 0, 2, 3, 4)], ids=["nhwc", "mixed", "time"])
-def test_inputs_in_another_memory_order(order: tuple[int, ...], kernels: list[ScanLayout | BackwardLayout]) -> None:
+def test_inputs_in_another_memory_order_equal_the_operator(
+    order: tuple[int, ...], kernels: list[ScanLayout | BackwardLayout]
+) -> None:
     weight = torch.linspace(0.5, 1.5, 3).view(3, 1, 1).requires_grad_()
 
     def core(x: Tensor, bias: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -176,20 +180,20 @@ def test_inputs_in_another_memory_order(order: tuple[int, ...], kernels: list[Sc
         return spike, h * (1.0 - spike)
 
     shape = (6, 2, 3, 4, 5)
-    stored = torch.randn([shape[d] for d in order])
-    x = stored.permute([order.index(d) for d in range(5)]).requires_grad_()
+    memory = torch.randn([shape[d] for d in order])
+    x = memory.permute([order.index(d) for d in range(5)]).requires_grad_()
     bias, v = torch.randn(6, 3, 1, 1, requires_grad=True), torch.randn(shape[1:], requires_grad=True)
     assert x.shape == shape
     assert not x.is_contiguous()
     run = torch.compile(partial(flex_sn_scan_final_state, core, 2, 1, 1), fullgraph=True, backend="aot_eager")
     leaves = (x, bias, v, weight)
-    actual = values_and_gradients(run, (x, bias, v), leaves)
+    actual = compute_values_and_gradients(run, (x, bias, v), leaves)
     assert len(kernels) == 2
-    expected = values_and_gradients(partial(eager_scan_final_state, core, 2, 1, 1), (x, bias, v), leaves)
+    expected = compute_values_and_gradients(partial(eager_scan_final_state, core, 2, 1, 1), (x, bias, v), leaves)
     torch.testing.assert_close(actual, expected)
 
 
-def test_core_without_kernels_runs_as_a_loop(kernels: list[ScanLayout | BackwardLayout]) -> None:
+def test_core_without_kernels_is_refused(kernels: list[ScanLayout | BackwardLayout]) -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         h = v + x.cumsum(-1)
         return h, h
@@ -199,12 +203,12 @@ def test_core_without_kernels_runs_as_a_loop(kernels: list[ScanLayout | Backward
         run(torch.zeros(3, 4), torch.zeros(4))
 
 
-def test_unavailable_device_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reason_names_the_unavailable_compiler_or_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     lowering = KernelLowering()
     monkeypatch.setenv("CXX", "no-such-compiler")
-    why = lowering.why_unavailable([torch.zeros(3, 4), torch.zeros(4)])
-    assert why is not None
-    assert "no-such-compiler" in why
-    why = lowering.why_unavailable([torch.zeros(3, 4), torch.zeros(4, device="meta")])
-    assert why is not None
-    assert "cpu and meta" in why
+    reason = lowering.why_unavailable([torch.zeros(3, 4), torch.zeros(4)])
+    assert reason is not None
+    assert "no-such-compiler" in reason
+    reason = lowering.why_unavailable([torch.zeros(3, 4), torch.zeros(4, device="meta")])
+    assert reason is not None
+    assert "cpu and meta" in reason

@@ -35,11 +35,11 @@ def _compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEXSN_LAUNCHER", "compiled")
 
 
-def _lif(**options: Any) -> LIF:
+def _make_lif(**options: Any) -> LIF:
     return LIF(backend="cpp", **options)
 
 
-def _data(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def _make_data(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return (3 * torch.rand(*shape, dtype=torch.float64)).to(dtype).requires_grad_()
 
 
@@ -67,15 +67,17 @@ NEURONS: dict[str, Callable[[Any], tuple[FlexSN, int]]] = {
 }
 
 
-def _step(neuron: FlexSN, inputs: Sequence[Tensor]) -> list[Tensor]:
+def _train(neuron: FlexSN, inputs: Sequence[Tensor]) -> list[Tensor]:
     """Returns outputs, final states and gradients of a training step after a reset."""
     neuron.reset()
     results = neuron(*inputs)
     outputs = [results] if isinstance(results, Tensor) else list(results)
     outputs += neuron.states
     learned = [*inputs, *neuron.parameters()]
-    weighed = [(o * torch.linspace(-1, 1, o.numel(), dtype=o.dtype, device=o.device).view_as(o)).sum() for o in outputs]
-    gradients = torch.autograd.grad(torch.stack([w for w in weighed if w.requires_grad]).sum(), learned)
+    weighted_sums = [
+        (o * torch.linspace(-1, 1, o.numel(), dtype=o.dtype, device=o.device).view_as(o)).sum() for o in outputs
+    ]
+    gradients = torch.autograd.grad(torch.stack([w for w in weighted_sums if w.requires_grad]).sum(), learned)
     return [*(o.detach() for o in outputs), *gradients]
 
 
@@ -106,24 +108,24 @@ def _compare(
     monkeypatch: pytest.MonkeyPatch,
     native_runs: list[NativeScan],
 ) -> None:
-    inputs = [_data(11, 30, 5, 7, dtype=dtype).detach().to(device).requires_grad_() for _ in range(count)]
+    inputs = [_make_data(11, 30, 5, 7, dtype=dtype).detach().to(device).requires_grad_() for _ in range(count)]
     monkeypatch.setenv("FLEXSN_LAUNCHER", "python")
     twin = copy.deepcopy(neuron)
     for _ in range(2):
-        expected = _step(twin, inputs)
+        expected = _train(twin, inputs)
     assert not native_runs
     monkeypatch.setenv("FLEXSN_LAUNCHER", "compiled")
     for _ in range(4):
-        results = _step(neuron, inputs)
+        results = _train(neuron, inputs)
         assert all(map(torch.equal, results, expected))
     assert len(native_runs) >= 2
 
 
 @pytest.mark.gpu
-def test_streams_and_memory_on_the_gpu(native_runs: list[NativeScan]) -> None:
-    neuron, x = LIF(), _data(5, 3, 1000).detach().cuda().requires_grad_()
+def test_launcher_runs_on_other_streams_and_reports_missing_memory(native_runs: list[NativeScan]) -> None:
+    neuron, x = LIF(), _make_data(5, 3, 1000).detach().cuda().requires_grad_()
     weight = torch.randn(5, 3, 1000, device="cuda")
-    expected = _gradient(x, weight)
+    expected = _compute_gradient(x, weight)
     side = torch.cuda.Stream()
     for stream in (torch.cuda.current_stream(), side, side, torch.cuda.current_stream()):
         stream.wait_stream(torch.cuda.current_stream())
@@ -153,13 +155,13 @@ def test_streams_and_memory_on_the_gpu(native_runs: list[NativeScan]) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("in_caller", [False, True])
-def test_thread_without_a_gpu_context(in_caller: bool, native_runs: list[NativeScan]) -> None:
-    neuron, x = LIF(), _data(5, 3, 1000).detach().cuda().requires_grad_()
+def test_launcher_runs_in_a_thread_without_a_gpu_context(in_caller: bool, native_runs: list[NativeScan]) -> None:
+    neuron, x = LIF(), _make_data(5, 3, 1000).detach().cuda().requires_grad_()
     weight = torch.randn(5, 3, 1000, device="cuda")
     for _ in range(3):
         neuron.reset()
         torch.autograd.grad(neuron(x), x, weight)
-    expected = _gradient(x, weight)
+    expected = _compute_gradient(x, weight)
     torch.cuda.synchronize()
     results: list[Tensor] = []
 
@@ -177,24 +179,24 @@ def test_thread_without_a_gpu_context(in_caller: bool, native_runs: list[NativeS
 
 
 def test_states_are_carried(native_runs: list[NativeScan]) -> None:
-    neuron, loop = _lif(), LIF(backend="torch")
-    x = _data(4, 70)
-    for neuron_or_loop in (neuron, loop):
+    neuron, loop = _make_lif(), LIF(backend="torch")
+    x = _make_data(4, 70)
+    for module in (neuron, loop):
         for _ in range(3):
-            neuron_or_loop.reset()
+            module.reset()
             for _ in range(3):
-                (neuron_or_loop(x).sum() + neuron_or_loop.states[0].sum()).backward()
-                neuron_or_loop.detach()
-        if neuron_or_loop is neuron:
-            ours, x.grad = x.grad, None
+                (module(x).sum() + module.states[0].sum()).backward()
+                module.detach()
+        if module is neuron:
+            launcher_gradient, x.grad = x.grad, None
     assert native_runs
-    torch.testing.assert_close(ours, x.grad)
+    torch.testing.assert_close(launcher_gradient, x.grad)
 
 
 @pytest.fixture
 def ready(native_runs: list[NativeScan]) -> tuple[LIF, Tensor]:
     """Returns a neuron that the compiled launcher already runs, and an input for it."""
-    neuron, x = _lif(), _data(5, 3, 19)
+    neuron, x = _make_lif(), _make_data(5, 3, 19)
     for _ in range(3):
         neuron.reset()
         neuron(x).sum().backward()
@@ -205,41 +207,41 @@ def ready(native_runs: list[NativeScan]) -> tuple[LIF, Tensor]:
     return neuron, x
 
 
-def _gradient(x: Tensor, weight: Tensor, **options: Any) -> Tensor:
+def _compute_gradient(x: Tensor, weight: Tensor, **options: Any) -> Tensor:
     loop = LIF(backend="torch", **options)
     (gradient,) = torch.autograd.grad((loop(x) * weight).sum(), x)
     return gradient
 
 
-def test_gradients_in_other_layouts(
+def test_gradients_in_other_layouts_equal_the_loop(
     ready: tuple[LIF, Tensor], native_runs: list[NativeScan], python_gradients: list[tuple[bool, ...]]
 ) -> None:
     neuron, x = ready
     dense = torch.randn(5, 3, 19)
-    several = [dense, dense.transpose(0, 2).contiguous().transpose(0, 2), torch.ones(()).expand(5, 3, 19)]
-    for gradient in [*several, *several]:
+    layouts = [dense, dense.transpose(0, 2).contiguous().transpose(0, 2), torch.ones(()).expand(5, 3, 19)]
+    for gradient in [*layouts, *layouts]:
         neuron.reset()
         (actual,) = torch.autograd.grad(neuron(x), x, gradient)
-        torch.testing.assert_close(actual, _gradient(x, gradient))
+        torch.testing.assert_close(actual, _compute_gradient(x, gradient))
     assert len(native_runs) == 6
     assert python_gradients  # Python runs backwards whose gradients have other layouts
     python_gradients.clear()
     for _ in range(2):  # from the second call on, the kernel is launched by its address
         neuron.reset()
-        torch.autograd.grad(neuron(x), x, several[1])
+        torch.autograd.grad(neuron(x), x, layouts[1])
     neuron.reset()
     assert not python_gradients
 
 
-def test_gradients_of_only_states(ready: tuple[LIF, Tensor]) -> None:
+def test_gradients_of_only_states_equal_the_loop(ready: tuple[LIF, Tensor]) -> None:
     neuron, x = ready
     loop = LIF(backend="torch")
     for _ in range(3):
         results = []
-        for one in (neuron, loop):
-            one.reset()
-            one(x)
-            results.append(torch.autograd.grad(one.states[0].sum(), x)[0])
+        for module in (neuron, loop):
+            module.reset()
+            module(x)
+            results.append(torch.autograd.grad(module.states[0].sum(), x)[0])
         torch.testing.assert_close(*results)
 
 
@@ -265,9 +267,9 @@ def _rectangular(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return s, h * (1 - s)
 
 
-def _about_to_go_back(native_runs: list[NativeScan]) -> tuple[FlexSN, Tensor]:
+def _prepare_backward(native_runs: list[NativeScan]) -> tuple[FlexSN, Tensor]:
     """Returns a neuron with `_rectangular` as its step, and outputs that the compiled launcher has computed."""
-    x, neuron = _data(4, 33), FlexSN(_rectangular, 1, 1, 1, backend="cpp")
+    x, neuron = _make_data(4, 33), FlexSN(_rectangular, 1, 1, 1, backend="cpp")
     for _ in range(3):
         neuron.reset()
         y = neuron(x)
@@ -285,7 +287,7 @@ def _about_to_go_back(native_runs: list[NativeScan]) -> tuple[FlexSN, Tensor]:
 def test_backward_checks_values_read_in_the_forward(
     native_runs: list[NativeScan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    neuron, y = _about_to_go_back(native_runs)
+    neuron, y = _prepare_backward(native_runs)
     monkeypatch.setattr(Rectangle, "width", 2.0)
     with pytest.raises(CapturedTensorError, match="width was replaced between the forward and the backward"):
         y.sum().backward()
@@ -304,7 +306,7 @@ def test_in_place_changes_are_refused(ready: tuple[LIF, Tensor]) -> None:
 def test_second_derivative_is_refused(ready: tuple[LIF, Tensor]) -> None:
     neuron, x = ready
     (gradient,) = torch.autograd.grad(neuron(x).sum(), x, create_graph=True)
-    torch.testing.assert_close(gradient, _gradient(x, torch.ones(5, 3, 19)))
+    torch.testing.assert_close(gradient, _compute_gradient(x, torch.ones(5, 3, 19)))
     with pytest.raises(DoubleBackwardError, match="create_graph"):
         gradient.sum().backward()
 
@@ -326,17 +328,17 @@ def test_graph_can_be_retained_or_is_freed(ready: tuple[LIF, Tensor]) -> None:
 
 def test_saved_tensor_hooks_run(ready: tuple[LIF, Tensor], native_runs: list[NativeScan]) -> None:
     neuron, x = ready
-    packed = []
+    packed_tensors = []
 
     def pack(tensor: Tensor) -> Tensor:
-        packed.append(tensor)
+        packed_tensors.append(tensor)
         return tensor.double()
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor.float()):
         y = neuron(x)
-    assert packed
+    assert packed_tensors
     assert native_runs
-    torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], _gradient(x, torch.ones(5, 3, 19)))
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], _compute_gradient(x, torch.ones(5, 3, 19)))
 
 
 def test_errors_of_hooks_are_raised(ready: tuple[LIF, Tensor]) -> None:
@@ -356,7 +358,7 @@ def test_errors_of_hooks_are_raised(ready: tuple[LIF, Tensor]) -> None:
         y.sum().backward()
 
 
-def test_launcher_under_checkpointing(ready: tuple[LIF, Tensor], native_runs: list[NativeScan]) -> None:
+def test_launcher_runs_under_checkpointing(ready: tuple[LIF, Tensor], native_runs: list[NativeScan]) -> None:
     neuron, x = ready
 
     def run(x: Tensor) -> Any:
@@ -365,7 +367,7 @@ def test_launcher_under_checkpointing(ready: tuple[LIF, Tensor], native_runs: li
 
     y = checkpoint(run, x, use_reentrant=False)
     (actual,) = torch.autograd.grad(y.sum(), x)
-    torch.testing.assert_close(actual, _gradient(x, torch.ones(5, 3, 19)))
+    torch.testing.assert_close(actual, _compute_gradient(x, torch.ones(5, 3, 19)))
     assert len(native_runs) == 2
 
 
@@ -381,7 +383,7 @@ def test_anomaly_mode_finds_nan(ready: tuple[LIF, Tensor]) -> None:
             y.backward(gradient)
 
 
-def test_launcher_under_autocast_and_modes(ready: tuple[LIF, Tensor]) -> None:
+def test_autocast_and_gradient_modes_change_no_results(ready: tuple[LIF, Tensor]) -> None:
     neuron, x = ready
     expected = neuron(x)
     for mode in (torch.no_grad(), torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16)):
@@ -391,32 +393,34 @@ def test_launcher_under_autocast_and_modes(ready: tuple[LIF, Tensor]) -> None:
                 y = neuron(x)
             assert torch.equal(y, expected)
             if y.requires_grad:
-                torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], _gradient(x, torch.ones(5, 3, 19)))
+                torch.testing.assert_close(
+                    torch.autograd.grad(y.sum(), x)[0], _compute_gradient(x, torch.ones(5, 3, 19))
+                )
 
 
-def test_a_graph_outlives_its_neuron(native_runs: list[NativeScan]) -> None:
-    neuron, x = _lif(tau=3.0), _data(5, 41)
+def test_graph_outlives_its_neuron(native_runs: list[NativeScan]) -> None:
+    neuron, x = _make_lif(tau=3.0), _make_data(5, 41)
     for _ in range(3):
         neuron.reset()
         neuron(x).sum().backward()
     neuron.reset()
     y = neuron(x)
     reference = weakref.ref(neuron)
-    del neuron  # until now, its state keeps the graph alive
+    del neuron  # until this line, the state of the neuron keeps the graph alive
     native_runs.clear()
     gc.collect()
     assert reference() is None
     torch.testing.assert_close(
-        torch.autograd.grad(y.sum(), x, retain_graph=True)[0], _gradient(x, torch.ones(5, 41), tau=3.0)
+        torch.autograd.grad(y.sum(), x, retain_graph=True)[0], _compute_gradient(x, torch.ones(5, 41), tau=3.0)
     )
     with pytest.raises(StepGoneError, match="its neuron was deleted, or has run with many other settings"):
         torch.autograd.grad(y, x, torch.rand(41, 5).T)
 
 
-def test_changed_value_after_the_step_is_deleted(
+def test_changed_value_of_a_deleted_step_is_refused(
     native_runs: list[NativeScan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    neuron, y = _about_to_go_back(native_runs)
+    neuron, y = _prepare_backward(native_runs)
     del neuron
     gc.collect()
     monkeypatch.setattr(Rectangle, "width", 2.0)
@@ -430,12 +434,12 @@ def test_alternating_layouts_are_distinguished(
     neuron, x = ready
     dense = torch.randn(5, 3, 19)
     layouts = [dense, dense.transpose(0, 2).contiguous().transpose(0, 2), torch.ones(()).expand(5, 3, 19)]
-    for turn in range(3):
+    for repetition in range(3):
         for gradient in layouts:
             neuron.reset()
             (actual,) = torch.autograd.grad(neuron(x), x, gradient)
-            torch.testing.assert_close(actual, _gradient(x, gradient))
-        assert len(python_gradients) <= 2, turn
+            torch.testing.assert_close(actual, _compute_gradient(x, gradient))
+        assert len(python_gradients) <= 2, repetition
 
 
 class _Counting(TorchDispatchMode):
@@ -443,10 +447,10 @@ class _Counting(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.seen: list[str] = []
+        self.operations: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(str(func))
+        self.operations.append(str(func))
         return func(*args, **(kwargs or {}))
 
 
@@ -455,18 +459,18 @@ def test_dispatch_modes_record_the_same_operations() -> None:
     for choice in ("python", "compiled"):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("FLEXSN_LAUNCHER", choice)
-            neuron, x = _lif(), _data(5, 3, 27)
+            neuron, x = _make_lif(), _make_data(5, 3, 27)
             for _ in range(3):
                 neuron.reset()
                 y = neuron(x)
                 with _Counting() as mode:
                     torch.autograd.grad(y, x, torch.ones(5, 3, 27))
-                operations.append(mode.seen)
+                operations.append(mode.operations)
     assert operations[:3] == operations[3:]
 
 
 class _Doubled(Tensor):
-    """Tensors whose operations with other tensors have the double result."""
+    """A class of tensors whose method `mul` returns twice the product."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -475,19 +479,19 @@ class _Doubled(Tensor):
 
 
 @pytest.mark.parametrize("norm", [False, True], ids=["lif", "norm"])
-def test_a_whole_call_is_not_repeated_in_other_surroundings(norm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compares each call with a neuron that has never been called, so that nothing is repeated."""
+def test_whole_calls_are_not_repeated_for_other_inputs(norm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compares each call with the same call of a copy, which has no earlier calls to repeat."""
     # Launches of Triton's interpreter have no address.
-    monkeypatch.setattr("flexsn_nn._batch_affine.batch_moments", lambda *given: None)
-    layer: Any = NormNeuron(nn.BatchNorm1d(7), _lif()) if norm else _lif()
-    neuron, x = (layer.neuron if norm else layer), _data(4, 3, 7)
+    monkeypatch.setattr("flexsn_nn._batch_affine.batch_moments", lambda *arguments: None)
+    layer: Any = NormNeuron(nn.BatchNorm1d(7), _make_lif()) if norm else _make_lif()
+    neuron, x = (layer.neuron if norm else layer), _make_data(4, 3, 7)
     for _ in range(5):
         neuron.reset()
         layer(x).sum().backward()
-    again = neuron._again
-    assert again is not None
+    repeated_call = neuron._again
+    assert repeated_call is not None
 
-    def found(layer: Any, call: Callable[[Any], Any]) -> Any:
+    def call_after_reset(layer: Any, call: Callable[[Any], Any]) -> Any:
         (layer.neuron if norm else layer).reset()
         try:
             return call(layer)
@@ -509,59 +513,59 @@ def test_a_whole_call_is_not_repeated_in_other_surroundings(norm: bool, monkeypa
     ]
     for call in calls:
         fresh = copy.deepcopy(layer)
-        seen, wanted = found(layer, call), found(fresh, call)
-        if isinstance(wanted, Tensor):
-            assert type(seen) is type(wanted)
-            assert seen.requires_grad == wanted.requires_grad
-            assert torch.equal(torch.as_tensor(seen.detach()), torch.as_tensor(wanted.detach()))
+        actual, expected = call_after_reset(layer, call), call_after_reset(fresh, call)
+        if isinstance(expected, Tensor):
+            assert type(actual) is type(expected)
+            assert actual.requires_grad == expected.requires_grad
+            assert torch.equal(torch.as_tensor(actual.detach()), torch.as_tensor(expected.detach()))
         else:
-            assert seen == wanted
+            assert actual == expected
         for a, b in zip(layer.buffers(), fresh.buffers(), strict=True):
             assert torch.equal(a, b)
             a.copy_(b)
     neuron.reset()
     assert layer(x).requires_grad
     for buffer in layer.buffers():
-        assert buffer._version > 5  # autograd sees that the launcher writes to it
+        assert buffer._version > 5  # the version shows autograd that the launcher has written to the buffer
 
 
 def test_graphs_and_tensors_are_freed(ready: tuple[LIF, Tensor], native_runs: list[NativeScan]) -> None:
     neuron, x = ready
     y = neuron(x)
     program, scan = neuron.__dict__["_repeats"].program.scan, weakref.ref(native_runs[-1])
-    watched = [weakref.ref(program), scan]
+    references = [weakref.ref(program), scan]
     del neuron, program, y
     native_runs.clear()
     ready[0].__dict__["_programs"] = None
     ready[0].__dict__["_repeats"] = None
     ready[0].states = []
     gc.collect()
-    assert [one() for one in watched] == [None, None]
+    assert [reference() for reference in references] == [None, None]
 
 
 def test_threads_share_the_kernels_of_a_neuron() -> None:
-    x = _data(5, 3, 23)
-    neuron = _lif()
+    x = _make_data(5, 3, 23)
+    neuron = _make_lif()
     for _ in range(3):
         neuron.reset()
         neuron(x).sum().backward()
-    expected = _gradient(x, torch.ones(5, 3, 23))
-    wrong: list[object] = []
+    expected = _compute_gradient(x, torch.ones(5, 3, 23))
+    wrong_gradients: list[object] = []
 
     def work() -> None:
-        mine = x.detach().clone().requires_grad_()
+        leaf = x.detach().clone().requires_grad_()
         for _ in range(50):
-            y, _ = neuron.step(mine)
-            (gradient,) = torch.autograd.grad(y.sum(), mine)
+            y, _ = neuron.step(leaf)
+            (gradient,) = torch.autograd.grad(y.sum(), leaf)
             if not torch.allclose(gradient, expected):
-                wrong.append(gradient)
+                wrong_gradients.append(gradient)
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert not wrong
+    assert not wrong_gradients
 
 
 def test_copies_start_without_recordings(ready: tuple[LIF, Tensor], native_runs: list[NativeScan]) -> None:
@@ -572,17 +576,17 @@ def test_copies_start_without_recordings(ready: tuple[LIF, Tensor], native_runs:
     assert len(native_runs) == 2  # the two calls of the neuron itself
 
 
-def test_norms_and_packed_spikes(native_runs: list[NativeScan]) -> None:
+def test_norms_and_packed_spikes_equal_python(native_runs: list[NativeScan]) -> None:
     torch.manual_seed(0)
 
     def network(fused: bool) -> nn.Module:
         torch.manual_seed(1)
         norm = nn.BatchNorm1d(6)
-        neuron = _lif()
+        neuron = _make_lif()
         first: nn.Module = NormNeuron(norm, neuron) if fused else neuron
-        return nn.Sequential(first, nn.Linear(9, 5, bias=False), _lif())
+        return nn.Sequential(first, nn.Linear(9, 5, bias=False), _make_lif())
 
-    x = _data(7, 4, 6, 9)
+    x = _make_data(7, 4, 6, 9)
     for fused in (False, True):
         results = []
         for choice in ("python", "compiled"):
@@ -600,7 +604,7 @@ def test_norms_and_packed_spikes(native_runs: list[NativeScan]) -> None:
         assert all(map(torch.equal, *results))
 
 
-def test_launch_hooks_see_launches(
+def test_watched_launches_are_made_by_python(
     ready: tuple[LIF, Tensor], native_runs: list[NativeScan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     neuron, x = ready
@@ -616,21 +620,21 @@ def test_tensor_passed_twice_may_differ_in_the_next_call(native_runs: list[Nativ
     """Tests inputs, and gradients of outputs, that are one tensor in one call and two tensors in the next call."""
     step = lambda x, y, v: (v + x - y / 2, x * y, v / 2 + x)  # noqa: E731
     neuron, loop = (FlexSN(step, 2, 1, 2, backend=backend) for backend in ("cpp", "torch"))
-    tensors = [_data(4, 33) for _ in range(2)]
+    tensors = [_make_data(4, 33) for _ in range(2)]
     for first, second in ((0, 0), (0, 0), (0, 0), (0, 1), (1, 0)):
         results = []
-        for one in (neuron, loop):
-            one.reset()
-            outputs = one(tensors[first], tensors[second])
+        for module in (neuron, loop):
+            module.reset()
+            outputs = module(tensors[first], tensors[second])
             weights = [tensors[first].detach(), tensors[second].detach()]
             results.append([*outputs, *torch.autograd.grad(outputs, [tensors[first]], weights)])
         torch.testing.assert_close(*results)
     assert len(native_runs) >= 3
 
 
-def test_large_results_keep_their_memory(native_runs: list[NativeScan]) -> None:
-    neuron = _lif()
-    x = _data(8, 2**16 + 3)
+def test_large_results_are_launched_by_python(native_runs: list[NativeScan]) -> None:
+    neuron = _make_lif()
+    x = _make_data(8, 2**16 + 3)
     for _ in range(3):
         neuron.reset()
         neuron(x).sum().backward()
@@ -664,7 +668,7 @@ class _Extension:
         return module
 
 
-def _launcher_of(extension: _Extension) -> Any:
+def _make_launcher(extension: _Extension) -> Any:
     launcher = _launcher._Launcher()
     launcher._extension = extension  # type: ignore[assignment]
     return launcher
@@ -672,7 +676,7 @@ def _launcher_of(extension: _Extension) -> Any:
 
 def test_launcher_compiles_in_the_background_after_many_calls() -> None:
     extension = _Extension()
-    launcher = _launcher_of(extension)
+    launcher = _make_launcher(extension)
     assert launcher.get("auto", 63) is None
     assert not extension.builds
     assert launcher.get("auto", 64) is None
@@ -685,13 +689,13 @@ def test_launcher_compiles_in_the_background_after_many_calls() -> None:
 
 
 def test_compiled_launcher_is_loaded_immediately() -> None:
-    assert _launcher_of(_Extension(available=True)).get("auto", 1).__name__ == "loaded"
+    assert _make_launcher(_Extension(available=True)).get("auto", 1).__name__ == "loaded"
 
 
 def test_python_launches_without_a_compiler() -> None:
     extension = _Extension(error=RuntimeError("no compiler"))
     extension.may_end.set()
-    launcher = _launcher_of(extension)
+    launcher = _make_launcher(extension)
     extension.may_end.clear()
     launcher.get("auto", 64)
     building = launcher.building
@@ -708,7 +712,7 @@ def test_python_launches_without_a_compiler() -> None:
 def test_launcher_compiles_again_after_a_change_of_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     extension = _Extension(error=RuntimeError("no compiler"))
     extension.may_end.set()
-    launcher = _launcher_of(extension)
+    launcher = _make_launcher(extension)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="no compiler"):
             launcher.get("compiled", 1)
@@ -721,14 +725,14 @@ def test_launcher_compiles_again_after_a_change_of_the_compiler(monkeypatch: pyt
 
 def test_named_launcher_waits_for_a_running_compilation() -> None:
     extension = _Extension()
-    launcher = _launcher_of(extension)
+    launcher = _make_launcher(extension)
     launcher.get("auto", 64)
     threading.Timer(0.2, extension.may_end.set).start()
     assert launcher.get("compiled", 65).__name__ == "loaded"
     assert len(extension.builds) == 1
 
 
-def test_launcher_choices(ready: tuple[LIF, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variable_chooses_the_launcher(ready: tuple[LIF, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     assert launcher_in_words(CPU) == "the compiled launcher"
     monkeypatch.setenv("FLEXSN_LAUNCHER", "auto")
     assert compiled_launcher(CPU, 1000) is None
@@ -748,14 +752,14 @@ def test_explain_names_the_launcher(ready: tuple[LIF, Tensor], monkeypatch: pyte
     assert "are launched by: Python, as FLEXSN_LAUNCHER requests" in neuron.explain()
 
 
-def test_program_without_a_neuron() -> None:
+def test_program_without_a_neuron_passes_gradcheck() -> None:
     from flexsn_runtime import prepare, remember, repeated_scan, scan
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return x * v, v + x
 
     program = ScanProgram(core, 1, 1, 1, on_cpu="cpp")
-    x, v = _data(6, 13, dtype=torch.float64), _data(13, dtype=torch.float64)
+    x, v = _make_data(6, 13, dtype=torch.float64), _make_data(13, dtype=torch.float64)
 
     def run(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         results = repeated_scan(program, (x,), (v,))
@@ -773,11 +777,11 @@ def test_program_without_a_neuron() -> None:
 @pytest.mark.parametrize("launcher", ["compiled", "python"])
 def test_backward_inside_fake_tensor_mode_is_refused(launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEXSN_LAUNCHER", launcher)
-    neuron = _lif()
+    neuron = _make_lif()
     for _ in range(3):  # the compiled launcher runs from the second call on
-        y = neuron.step(_data(5, 3))[0]
+        y = neuron.step(_make_data(5, 3))[0]
         y.sum().backward()
-    y = neuron.step(_data(5, 3))[0]
+    y = neuron.step(_make_data(5, 3))[0]
     refusal = pytest.raises(TransformError, match="backward of a compiled scan cannot run inside of FakeTensorMode")
     with refusal, FakeTensorMode(allow_non_fake_inputs=True):
         y.backward(torch.ones(5, 3))

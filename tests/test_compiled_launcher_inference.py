@@ -1,4 +1,4 @@
-"""Calls without gradients in the compiled launcher: they equal the loop, and launch kernels without Python code."""
+"""Calls without gradients in the compiled launcher. They equal the loop, and Python executes no plan."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ NEURONS: dict[str, Callable[[str], FlexSN]] = {
 
 
 @pytest.fixture(autouse=True)
-def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def use_compiled_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEXSN_LAUNCHER", "compiled")
 
 
-def data(seed: int, device: str) -> Tensor:
+def make_data(seed: int, device: str) -> Tensor:
     return (2 * torch.rand(T, *STEP, generator=torch.Generator().manual_seed(seed))).to(device)
 
 
-def pair(name: str, device: str, **settings: Any) -> tuple[FlexSN, FlexSN]:
+def make_pair(name: str, device: str, **settings: Any) -> tuple[FlexSN, FlexSN]:
     """Makes a neuron that runs kernels, and an equal neuron that runs the loop."""
     neurons = []
     for backend in ("triton" if device == "cuda" else "cpp", "torch"):
@@ -62,10 +62,10 @@ def assert_equal(neuron: FlexSN, loop: FlexSN, x: Tensor) -> None:
 def test_inference_equals_the_loop_without_python(
     name: str, settings: dict[str, Any], device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    neuron, loop = pair(name, device, **settings)
+    neuron, loop = make_pair(name, device, **settings)
 
     def input_of(seed: int) -> Tensor:
-        return data(seed, device)[0] if "step_mode" in settings else data(seed, device)
+        return make_data(seed, device)[0] if "step_mode" in settings else make_data(seed, device)
 
     with torch.no_grad():
         for seed in range(4):
@@ -76,12 +76,12 @@ def test_inference_equals_the_loop_without_python(
 
 
 def test_results_are_inference_tensors() -> None:
-    neuron, loop = pair("lif", "cpu")
+    neuron, loop = make_pair("lif", "cpu")
     with torch.inference_mode():
         for seed in range(3):
-            assert_equal(neuron, loop, data(seed, "cpu"))
-        assert neuron(data(3, "cpu")).is_inference()
-    x = data(4, "cpu").requires_grad_()
+            assert_equal(neuron, loop, make_data(seed, "cpu"))
+        assert neuron(make_data(3, "cpu")).is_inference()
+    x = make_data(4, "cpu").requires_grad_()
     neuron.reset()
     (gradient,) = torch.autograd.grad(neuron(x).sum(), x)
     assert gradient.abs().sum() > 0
@@ -92,28 +92,28 @@ def test_large_results_are_launched_by_python(monkeypatch: pytest.MonkeyPatch) -
     runs: list[object] = []
     run = Plan.run
     monkeypatch.setattr(Plan, "run", lambda plan, arguments: (runs.append(plan), run(plan, arguments))[1])  # type: ignore[func-returns-value]
-    neuron, loop = pair("lif", "cpu")
+    neuron, loop = make_pair("lif", "cpu")
     with torch.no_grad():
         for seed in range(4):
-            assert_equal(neuron, loop, data(seed, "cpu"))
+            assert_equal(neuron, loop, make_data(seed, "cpu"))
     assert len(runs) == 4
 
 
 def test_tensors_are_freed(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[weakref.ref[RepeatedFunction]] = []
-    make = RepeatedFunction.__init__
+    references: list[weakref.ref[RepeatedFunction]] = []
+    initialize = RepeatedFunction.__init__
 
     def record(scan: RepeatedFunction, *arguments: Any, **options: Any) -> None:
-        made.append(weakref.ref(scan))
-        make(scan, *arguments, **options)
+        references.append(weakref.ref(scan))
+        initialize(scan, *arguments, **options)
 
     monkeypatch.setattr(RepeatedFunction, "__init__", record)
-    neuron, _ = pair("lif", "cpu")
+    neuron, _ = make_pair("lif", "cpu")
     with torch.no_grad():
         for seed in range(3):
-            neuron(data(seed, "cpu"))
-    assert [scan() is not None for scan in made].count(True) >= 1
+            neuron(make_data(seed, "cpu"))
+    assert [scan() is not None for scan in references].count(True) >= 1
     del neuron
     for _ in range(3):
         gc.collect()
-    assert [scan() for scan in made] == [None] * len(made)
+    assert [scan() for scan in references] == [None] * len(references)

@@ -31,37 +31,37 @@ def _compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
 
 
-def _layer(device: str, neuron: type[FlexSN] = LIF, norm: Callable[..., nn.Module] = nn.BatchNorm2d) -> NormNeuron:
-    made = norm(SHAPE[2])
-    for tensor in made.parameters():
+def _make_layer(device: str, neuron: type[FlexSN] = LIF, norm: Callable[..., nn.Module] = nn.BatchNorm2d) -> NormNeuron:
+    norm_module = norm(SHAPE[2])
+    for tensor in norm_module.parameters():
         nn.init.uniform_(tensor, 0.5, 1.5)
     kernels: Any = {"backend": "triton" if device == "cuda" else "cpp"}
-    return NormNeuron(made, neuron(**kernels)).to(device)
+    return NormNeuron(norm_module, neuron(**kernels)).to(device)
 
 
-def _norm(layer: NormNeuron) -> nn.BatchNorm2d:
+def _get_norm(layer: NormNeuron) -> nn.BatchNorm2d:
     assert isinstance(layer.norm, nn.BatchNorm2d)
     return layer.norm
 
 
-def _input(device: str, dtype: torch.dtype = torch.float32) -> Tensor:
+def _make_input(device: str, dtype: torch.dtype = torch.float32) -> Tensor:
     return (3 * torch.randn(SHAPE)).to(device, dtype).requires_grad_()
 
 
-def _step(layer: NormNeuron, x: Tensor, weight: Tensor, of: Sequence[Tensor] | None = None) -> list[Tensor]:
+def _train(layer: NormNeuron, x: Tensor, weight: Tensor, leaves: Sequence[Tensor] | None = None) -> list[Tensor]:
     """Returns outputs, statistics and gradients of a training step after a reset."""
     layer.neuron.reset()
     y = layer(x)
-    leaves = [x, *(p for p in layer.parameters() if p.requires_grad)] if of is None else of
+    leaves = [x, *(p for p in layer.parameters() if p.requires_grad)] if leaves is None else leaves
     return [y.detach(), *layer.buffers(), *torch.autograd.grad(y, leaves, weight)]
 
 
-def _by_python(layer: NormNeuron, x: Tensor, weights: Sequence[Tensor], of: Any = None) -> list[list[Tensor]]:
+def _train_in_python(layer: NormNeuron, x: Tensor, weights: Sequence[Tensor], select: Any = None) -> list[list[Tensor]]:
     twin = copy.deepcopy(layer)
-    leaves = None if of is None else of(twin, x)
+    leaves = None if select is None else select(twin, x)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FLEXSN_LAUNCHER", "python")
-        return [[t.clone() for t in _step(twin, x, weight, leaves)] for weight in weights]
+        return [[t.clone() for t in _train(twin, x, weight, leaves)] for weight in weights]
 
 
 @pytest.mark.long(all_but=["cpu-torch.float32-contiguous-plif", "cpu-torch.bfloat16-last-lif"])
@@ -77,30 +77,30 @@ def test_launcher_is_bitwise_equal_to_python(
     native_runs: list[NativeScan],
     python_gradients: list[tuple[bool, ...]],
 ) -> None:
-    layer, x = _layer(device, neuron), _input(device, dtype).detach()
+    layer, x = _make_layer(device, neuron), _make_input(device, dtype).detach()
     x = x.flatten(0, 1).contiguous(memory_format=memory_format).unflatten(0, SHAPE[:2]).requires_grad_()
     weights = [torch.randn_like(x) for _ in range(5)]
-    expected = _by_python(layer, x, weights)
+    expected = _train_in_python(layer, x, weights)
     assert not native_runs
     python_gradients.clear()
     for weight, expected_results in zip(weights, expected, strict=True):
-        assert all(map(torch.equal, _step(layer, x, weight), expected_results))
+        assert all(map(torch.equal, _train(layer, x, weight), expected_results))
     assert len(native_runs) == 4
     assert len({id(scan) for scan in native_runs}) == 1
     assert len(python_gradients) == 1
 
 
 def test_layer_is_one_autograd_node(native_runs: list[NativeScan]) -> None:
-    layer, x = _layer("cpu"), _input("cpu")
+    layer, x = _make_layer("cpu"), _make_input("cpu")
     for _ in range(3):
-        _step(layer, x, torch.ones(SHAPE))
+        _train(layer, x, torch.ones(SHAPE))
     layer.neuron.reset()
     y = layer(x)
     sources = {source for source, _ in y.grad_fn.next_functions if source is not None}
     assert {source.variable for source in sources} == {x, *layer.parameters()}
 
 
-def test_gradcheck(native_runs: list[NativeScan]) -> None:
+def test_layer_passes_gradcheck(native_runs: list[NativeScan]) -> None:
     def smooth(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         h = v + (x - v) / 2.0
         return torch.sigmoid(3.0 * (h - 0.5)), torch.tanh(h)
@@ -122,32 +122,34 @@ def test_gradcheck(native_runs: list[NativeScan]) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
-    "of",
+    "select",
     [lambda layer, x: [x], lambda layer, x: [layer.norm.weight], lambda layer, x: [x, layer.norm.bias]],
     ids=["input", "weight", "input and bias"],
 )
-def test_gradients_of_some_inputs(
-    device: str, of: Any, native_runs: list[NativeScan], python_gradients: list[tuple[bool, ...]]
+def test_gradients_of_some_inputs_equal_python(
+    device: str, select: Any, native_runs: list[NativeScan], python_gradients: list[tuple[bool, ...]]
 ) -> None:
-    layer, x = _layer(device), _input(device)
+    layer, x = _make_layer(device), _make_input(device)
     weights = [torch.randn_like(x) for _ in range(5)]
-    (*_, expected) = _by_python(layer, x, weights, of)
+    (*_, expected) = _train_in_python(layer, x, weights, select)
     for weight in weights[:3]:
-        _step(layer, x, weight)
+        _train(layer, x, weight)
     python_gradients.clear()
-    _step(layer, x, weights[3], of(layer, x))
+    _train(layer, x, weights[3], select(layer, x))
     assert len(python_gradients) == 1  # Python runs the first backward, and the launcher runs later ones
-    assert all(map(torch.equal, _step(layer, x, weights[4], of(layer, x)), expected))
+    assert all(map(torch.equal, _train(layer, x, weights[4], select(layer, x)), expected))
     assert len(python_gradients) == 1
     assert native_runs
 
 
 @pytest.mark.parametrize("norm", [lambda n: nn.BatchNorm2d(n, affine=False), nn.BatchNorm2d], ids=["none", "frozen"])
-def test_norm_without_learned_weights(norm: Callable[..., nn.Module], native_runs: list[NativeScan]) -> None:
-    layer, x = _layer("cpu", norm=norm).requires_grad_(requires_grad=False), _input("cpu")
+def test_norm_without_learned_weights_equals_python(
+    norm: Callable[..., nn.Module], native_runs: list[NativeScan]
+) -> None:
+    layer, x = _make_layer("cpu", norm=norm).requires_grad_(requires_grad=False), _make_input("cpu")
     weights = [torch.randn(SHAPE) for _ in range(4)]
-    for weight, expected in zip(weights, _by_python(layer, x, weights), strict=True):
-        assert all(map(torch.equal, _step(layer, x, weight), expected))
+    for weight, expected in zip(weights, _train_in_python(layer, x, weights), strict=True):
+        assert all(map(torch.equal, _train(layer, x, weight), expected))
     assert len(native_runs) == 3
 
 
@@ -157,7 +159,7 @@ def test_checkpoint_saves_the_same_tensors_in_each_call(
     choice: str, native_runs: list[NativeScan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLEXSN_LAUNCHER", choice)
-    layer, twin = _layer("cpu"), _layer("cpu")
+    layer, twin = _make_layer("cpu"), _make_layer("cpu")
     twin.load_state_dict(layer.state_dict())
 
     def run(layer: NormNeuron, x: Tensor) -> Any:
@@ -165,7 +167,7 @@ def test_checkpoint_saves_the_same_tensors_in_each_call(
         return layer(x)
 
     for batch in (6, 6, 6, 6, 4, 4, 4, 4, 6):
-        x = _input("cpu").detach()[:, :batch].clone().requires_grad_()
+        x = _make_input("cpu").detach()[:, :batch].clone().requires_grad_()
         weight = torch.randn_like(x)
         y = checkpoint(run, layer, x, use_reentrant=False)
         (actual,) = torch.autograd.grad(y, x, weight)
@@ -175,8 +177,8 @@ def test_checkpoint_saves_the_same_tensors_in_each_call(
 
 
 def test_saved_tensors_belong_to_one_node(native_runs: list[NativeScan]) -> None:
-    layer, x = _layer("cpu"), _input("cpu")
-    counts = []
+    layer, x = _make_layer("cpu"), _make_input("cpu")
+    saved_by_call = []
     for batch in (6, 6, 6, 6, 4, 4):
         saved: list[tuple[torch.Size, torch.dtype]] = []
 
@@ -188,16 +190,16 @@ def test_saved_tensors_belong_to_one_node(native_runs: list[NativeScan]) -> None
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             y = layer(x[:, :batch])
         y.sum().backward()
-        counts.append(saved)
-    assert all(one == counts[0] for one in counts)
+        saved_by_call.append(saved)
+    assert all(saved_in_call == saved_by_call[0] for saved_in_call in saved_by_call)
     assert native_runs
 
 
 def test_graph_outlives_its_layer(native_runs: list[NativeScan]) -> None:
-    layer, x, weight = _layer("cpu"), _input("cpu"), torch.randn(SHAPE)
-    (expected,) = _by_python(layer, x, [weight], lambda layer, x: [x])
+    layer, x, weight = _make_layer("cpu"), _make_input("cpu"), torch.randn(SHAPE)
+    (expected,) = _train_in_python(layer, x, [weight], lambda layer, x: [x])
     for _ in range(4):
-        _step(layer, x, weight, [x])
+        _train(layer, x, weight, [x])
     layer.neuron.reset()
     y = layer(x)
     del layer
@@ -206,66 +208,68 @@ def test_graph_outlives_its_layer(native_runs: list[NativeScan]) -> None:
     assert native_runs
 
 
-def test_input_without_a_gradient(native_runs: list[NativeScan]) -> None:
-    layer, x = _layer("cpu"), _input("cpu").detach()
+def test_input_without_a_gradient_equals_python(native_runs: list[NativeScan]) -> None:
+    layer, x = _make_layer("cpu"), _make_input("cpu").detach()
     weights = [torch.randn(SHAPE) for _ in range(4)]
     learned = lambda layer, x: [*layer.parameters()]  # noqa: E731
-    for weight, expected in zip(weights, _by_python(layer, x, weights, learned), strict=True):
-        assert all(map(torch.equal, _step(layer, x, weight, [*layer.parameters()]), expected))
+    for weight, expected in zip(weights, _train_in_python(layer, x, weights, learned), strict=True):
+        assert all(map(torch.equal, _train(layer, x, weight, [*layer.parameters()]), expected))
     assert native_runs  # the launcher runs only the scan
 
 
-def test_batch_sizes_alternate(native_runs: list[NativeScan], python_gradients: list[tuple[bool, ...]]) -> None:
-    layer, full = _layer("cpu"), _input("cpu").detach()
-    batches = [full[:, :size].clone().requires_grad_() for size in (6, 4, 1)]
+def test_alternating_batch_sizes_equal_python(
+    native_runs: list[NativeScan], python_gradients: list[tuple[bool, ...]]
+) -> None:
+    layer, largest = _make_layer("cpu"), _make_input("cpu").detach()
+    batches = [largest[:, :size].clone().requires_grad_() for size in (6, 4, 1)]
     weights = [torch.randn_like(x) for x in batches]
     twin = copy.deepcopy(layer)
-    for turn in range(4):
+    for repetition in range(4):
         python_gradients.clear()
         for x, weight in zip(batches, weights, strict=True):
-            (expected,) = _by_python(twin, x, [weight])
-            python_gradients.clear() if turn < 3 else None
-            assert all(map(torch.equal, _step(layer, x, weight)[-3:], expected[-3:]))
+            (expected,) = _train_in_python(twin, x, [weight])
+            python_gradients.clear() if repetition < 3 else None
+            assert all(map(torch.equal, _train(layer, x, weight)[-3:], expected[-3:]))
     assert len(native_runs) >= 6
 
 
 def test_changed_eps_takes_effect(native_runs: list[NativeScan]) -> None:
-    layer, x, weight = _layer("cpu"), _input("cpu"), torch.randn(SHAPE)
+    layer, x, weight = _make_layer("cpu"), _make_input("cpu"), torch.randn(SHAPE)
     for eps in (1e-5, 0.3, 1e-5):
-        _norm(layer).eps = eps
-        (expected,) = _by_python(layer, x, [weight])
+        _get_norm(layer).eps = eps
+        (expected,) = _train_in_python(layer, x, [weight])
         for _ in range(4):
-            results = _step(layer, x, weight)
+            results = _train(layer, x, weight)
         assert all(map(torch.equal, results[-3:], expected[-3:]))
     assert native_runs
 
 
-def test_weight_and_bias_are_one_tensor() -> None:
-    layer, x, weight = _layer("cpu"), _input("cpu"), torch.randn(SHAPE)
-    _norm(layer).bias = _norm(layer).weight
-    (expected,) = _by_python(layer, x, [weight])
+def test_weight_and_bias_can_be_one_tensor() -> None:
+    layer, x, weight = _make_layer("cpu"), _make_input("cpu"), torch.randn(SHAPE)
+    _get_norm(layer).bias = _get_norm(layer).weight
+    (expected,) = _train_in_python(layer, x, [weight])
     for _ in range(5):
-        assert all(map(torch.equal, _step(layer, x, weight)[-2:], expected[-2:]))
+        assert all(map(torch.equal, _train(layer, x, weight)[-2:], expected[-2:]))
 
 
 def test_second_derivative_is_refused(native_runs: list[NativeScan]) -> None:
-    layer, x, weight = _layer("cpu"), _input("cpu"), torch.randn(SHAPE)
+    layer, x, weight = _make_layer("cpu"), _make_input("cpu"), torch.randn(SHAPE)
     for _ in range(3):
-        _step(layer, x, weight)
+        _train(layer, x, weight)
     layer.neuron.reset()
     (first,) = torch.autograd.grad(layer(x), x, weight, create_graph=True)
     assert native_runs
-    (expected,) = _by_python(layer, x, [weight])
+    (expected,) = _train_in_python(layer, x, [weight])
     torch.testing.assert_close(first, expected[-3])
     with pytest.raises(RuntimeError, match="create_graph"):
         first.sum().backward()
 
 
-def test_changed_statistics_before_the_backward_are_refused(native_runs: list[NativeScan]) -> None:
-    layer, x, weight = _layer("cpu"), _input("cpu"), torch.randn(SHAPE)
+def test_backward_refuses_a_changed_weight_but_not_changed_statistics(native_runs: list[NativeScan]) -> None:
+    layer, x, weight = _make_layer("cpu"), _make_input("cpu"), torch.randn(SHAPE)
     for _ in range(3):
-        _step(layer, x, weight)
-    (expected,) = _by_python(layer, x, [weight])
+        _train(layer, x, weight)
+    (expected,) = _train_in_python(layer, x, [weight])
     layer.neuron.reset()
     y = layer(x)
     layer.neuron.reset()
@@ -274,19 +278,19 @@ def test_changed_statistics_before_the_backward_are_refused(native_runs: list[Na
     layer.neuron.reset()
     y = layer(x)
     with torch.no_grad():
-        _norm(layer).weight.mul_(2)
+        _get_norm(layer).weight.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         torch.autograd.grad(y, x, weight)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_with_packed_spikes(device: str, native_runs: list[NativeScan]) -> None:
+def test_packed_spikes_equal_python(device: str, native_runs: list[NativeScan]) -> None:
     def network() -> nn.Module:
         torch.manual_seed(1)
         convolutions = [OverTime(nn.Conv2d(SHAPE[2], SHAPE[2], 1, bias=False)).to(device) for _ in range(2)]
-        return nn.Sequential(convolutions[0], _layer(device), convolutions[1], _layer(device))
+        return nn.Sequential(convolutions[0], _make_layer(device), convolutions[1], _make_layer(device))
 
-    x, results = _input(device), []
+    x, results = _make_input(device), []
     for choice in ("python", "compiled"):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("FLEXSN_LAUNCHER", choice)
@@ -305,29 +309,29 @@ def test_with_packed_spikes(device: str, native_runs: list[NativeScan]) -> None:
 
 
 def test_tensors_are_freed(native_runs: list[NativeScan]) -> None:
-    layer, x = _layer("cpu"), _input("cpu")
+    layer, x = _make_layer("cpu"), _make_input("cpu")
     for _ in range(4):
-        _step(layer, x, torch.ones(SHAPE))
-    watched: list[weakref.ref[Any]] = [weakref.ref(native_runs[-1]), weakref.ref(layer.neuron)]
+        _train(layer, x, torch.ones(SHAPE))
+    references: list[weakref.ref[Any]] = [weakref.ref(native_runs[-1]), weakref.ref(layer.neuron)]
     native_runs.clear()
     del layer
     gc.collect()
-    assert [one() for one in watched] == [None, None]
+    assert [reference() for reference in references] == [None, None]
 
 
 @pytest.mark.gpu
 def test_norms_run_in_a_cuda_graph(native_runs: list[NativeScan]) -> None:
-    layer, x = _layer("cuda"), _input("cuda")
+    layer, x = _make_layer("cuda"), _make_input("cuda")
     weight = torch.randn_like(x)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(4):
-            expected = _step(layer, x, weight)
+            expected = _train(layer, x, weight)
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        results = _step(layer, x, weight)
+        results = _train(layer, x, weight)
     for gradient in results[-3:]:
         gradient.zero_()
     graph.replay()

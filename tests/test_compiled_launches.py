@@ -1,5 +1,5 @@
-"""Inductor's code for compiled scans: it launches kernels directly, has one graph for all sizes, and copies no layouts;
-its products are not fused with sums.
+"""Inductor's code for compiled scans. The code launches kernels directly, has one graph for all sizes, makes no copies
+that only change a layout, and does not fuse products with sums.
 """
 
 from __future__ import annotations
@@ -44,14 +44,16 @@ def test_new_lengths_and_batches_are_not_compiled_again(results: Any) -> None:
 
 def test_graph_for_one_length_compiles_only_needed_code(results: Any) -> None:
     # Four steps are one chunk. In longer sequences, a chunk has eight steps.
-    assert results["rests"] == [False, False]  # for 4 steps and for 16
-    assert results["direct"]["rests"] == [True, True]  # for 20
+    assert results["rests"] == [False, False]  # forward and backward, for scans of 4 and 16 steps
+    assert results["direct"]["rests"] == [True, True]  # forward and backward, for a scan of 20 steps
 
 
 def test_large_steps_are_processed_by_rows(results: Any) -> None:
     (forward, _), (backward, arguments) = results["rows"]
     assert (forward, backward) == ("scan_forward", "scan_backward")
-    steps, elements, _, channels, _, rows, row, *grid = (each for each in arguments if not isinstance(each, list))
+    steps, elements, _, channels, _, rows, row, *grid = (
+        argument for argument in arguments if not isinstance(argument, list)
+    )
     assert (steps, elements, channels) == (2, 16384 * 64, 64)
     assert rows > 1
     assert rows * row == elements
@@ -64,8 +66,8 @@ def test_channels_last_needs_no_layout_copies(results: Any) -> None:
     # strides of a tensor [5, 2, 4, 6, 8]: in channels-last order, and contiguous
     dense, contiguous = [384, 192, 1, 32, 4], [384, 192, 48, 8, 1]
     for i, (_, arguments) in enumerate(launches):
-        # AOTAutograd chooses the layout of an incoming gradient. torch 2.11 makes it contiguous. Kernels read it
-        # without a copy.
+        # AOTAutograd chooses the layout of an incoming gradient. In torch 2.11, the gradient is contiguous. Kernels
+        # read the gradient without a copy.
         allowed = (dense, dense[1:], contiguous) if i == 2 else (dense, dense[1:])
         strides = [argument for argument in arguments if isinstance(argument, list)]
         numbers = [argument for argument in arguments if not isinstance(argument, list)]

@@ -1,4 +1,6 @@
-"""Compiled networks on the CPU: one graph with all cores, the first step, and gradients of gradients."""
+"""Compiled networks on the CPU. They equal the loop, their code has the same size for all lengths, and second
+derivatives are refused.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def gradients(run: Callable[..., Sequence[Tensor]], leaves: Sequence[Tensor], *arguments: Tensor) -> Any:
+def compute_results_and_gradients(
+    run: Callable[..., Sequence[Tensor]], leaves: Sequence[Tensor], *arguments: Tensor
+) -> Any:
     """Returns the results of a call, and the gradients of a randomly weighted sum of these results."""
     results = run(*arguments)
     generator = torch.Generator().manual_seed(1)
@@ -39,7 +43,7 @@ def gradients(run: Callable[..., Sequence[Tensor]], leaves: Sequence[Tensor], *a
 @pytest.mark.long(all_but=["aot_eager-dynamic"])
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_every_core_in_one_network(backend: str, dynamic: bool) -> None:
+def test_all_cores_in_one_network_equal_the_loop(backend: str, dynamic: bool) -> None:
     """Tests one graph of eleven scans, which takes about as long to compile as a graph of one scan."""
     problems = [problem(case, 5, (4, 6), seed=i) for i, case in enumerate(CASES)]
 
@@ -53,11 +57,15 @@ def test_every_core_in_one_network(backend: str, dynamic: bool) -> None:
     operator = partial(network, flex_sn_scan_final_state, flex_sn_scan)
     compiled = torch.compile(operator, fullgraph=True, dynamic=dynamic, backend=backend)
     for steps in (5, 9) if dynamic else (5,):
-        longer = [problem(case, steps, (4, 6), seed=i) for i, case in enumerate(CASES)]
-        leaves = [leaf for p, q in zip(longer, problems, strict=True) for leaf in (*p.inputs, *p.states, *q.parameters)]
-        flat = [t for p in longer for t in (*p.inputs, *p.states)]
-        actual = gradients(compiled, leaves, *flat)
-        expected = gradients(partial(network, eager_scan_final_state, eager_scan), leaves, *flat)
+        longer_problems = [problem(case, steps, (4, 6), seed=i) for i, case in enumerate(CASES)]
+        leaves = [
+            leaf
+            for p, q in zip(longer_problems, problems, strict=True)
+            for leaf in (*p.inputs, *p.states, *q.parameters)
+        ]
+        flat = [t for p in longer_problems for t in (*p.inputs, *p.states)]
+        actual = compute_results_and_gradients(compiled, leaves, *flat)
+        expected = compute_results_and_gradients(partial(network, eager_scan_final_state, eager_scan), leaves, *flat)
         torch.testing.assert_close(actual, expected)
 
 
@@ -108,7 +116,7 @@ class SpikingVGG(nn.Module):
 
 @pytest.mark.long(all_but=["auto"])
 @pytest.mark.parametrize("lowering", ["auto", "loop", "scan", "while_loop"])
-def test_modules_in_one_graph_without_gradients(lowering: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_in_one_graph_equal_the_loop_without_gradients(lowering: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEXSN_HOP_LOWERING", lowering)
     x = 3.0 * torch.randn(4, 2, 1, 10, 10)
     with torch.no_grad():
@@ -118,7 +126,7 @@ def test_modules_in_one_graph_without_gradients(lowering: str, monkeypatch: pyte
     torch.testing.assert_close(result, expected)
 
 
-def test_while_loop_by_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inductor_compiles_the_while_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEXSN_HOP_LOWERING", "while_loop")
     network = nn.Sequential(nn.Linear(5, 6), FlexSN(LIF, 1, 1, 1, backend="hop"), nn.Linear(6, 2))
     reference = nn.Sequential(network[0], FlexSN(LIF, 1, 1, 1, backend="torch"), network[2])

@@ -55,7 +55,7 @@ NEURONS: dict[str, Callable[[], FlexSN]] = {
 Read = Callable[[Tensor, list[Tensor]], Tensor]
 
 
-def _embedded(y: Tensor) -> Tensor:
+def _embed(y: Tensor) -> Tensor:
     return F.embedding(torch.tensor([[0, 2], [1, 1]], device=y.device), y.flatten(0, 1))
 
 
@@ -73,7 +73,7 @@ READOUTS: dict[str, Read] = {
     "softmax": lambda y, _: y.softmax(-1),
     "over time": lambda y, _: y.log_softmax(0),
     "scatter": lambda y, _: torch.zeros_like(y).scatter_add(0, torch.ones_like(y, dtype=torch.int64), y),
-    "embedding": lambda y, _: _embedded(y),
+    "embedding": lambda y, _: _embed(y),
     "index": lambda y, _: y[torch.tensor([0, 0, 4], device=y.device)],
     "flip": lambda y, _: y.flip(0),
     "roll": lambda y, _: torch.roll(y, 1, 0),
@@ -81,7 +81,7 @@ READOUTS: dict[str, Read] = {
     "pad": lambda y, _: F.pad(y, (0, 0, 0, 0, 2, 0))[:-2],
     "convolution": lambda y, _: F.conv1d(y.permute(1, 2, 0), torch.ones(1, WIDTH, 3, device=y.device)),
     "differences": lambda y, _: y[1:] - y[:-1],
-    "assigned": lambda y, _: _delayed(y),
+    "assigned": lambda y, _: _delay(y),
     "windows": lambda y, _: y.unfold(0, 3, 2),
     "state": lambda _, states: states[0],
     "states": lambda y, states: torch.stack([y[-1], *states]),
@@ -98,13 +98,13 @@ LOSSES: dict[str, Read] = {
 }
 
 
-def _delayed(x: Tensor) -> Tensor:
+def _delay(x: Tensor) -> Tensor:
     result = torch.zeros_like(x)
     result[1:] = x[:-1]
     return result
 
 
-def _in_channels_last(x: Tensor) -> Tensor:
+def _expand_to_images(x: Tensor) -> Tensor:
     """Expands `[T, B, C]` to images of 2 by 2 pixels in channels-last format, `[T, B, C, 2, 2]`."""
     images = x.flatten(0, 1)[:, :, None, None].expand(-1, -1, 2, 2)
     result: Tensor = images.contiguous(memory_format=torch.channels_last).unflatten(0, x.shape[:2])
@@ -112,7 +112,7 @@ def _in_channels_last(x: Tensor) -> Tensor:
 
 
 INPUTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "assigned": _delayed,
+    "assigned": _delay,
     "filled": lambda x: torch.zeros_like(x).index_fill_(0, torch.tensor([1], device=x.device), 0.5).add_(x),
     "slice": lambda x: x[1:],
     "strided": lambda x: x[::2],
@@ -125,10 +125,10 @@ INPUTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def run(
+def compute_results(
     function: Callable[[Tensor], Sequence[Tensor]], x: Tensor, parameters: Sequence[Tensor], *, training: bool
 ) -> list[Any]:
-    """Returns the results of a call and, in training, the gradients of a weighted sum of them."""
+    """Returns the results of a call and, in training, the gradients of a weighted sum of these results."""
     if not training:
         with torch.no_grad():
             return list(function(x))
@@ -160,15 +160,15 @@ def compare(
     parameters = list(module.parameters())
     for steps in lengths:
         x = 2 * torch.randn(steps, BATCH, WIDTH, generator=torch.Generator().manual_seed(steps)).to(device)
-        expected = run(function, x, parameters, training=training)
-        actual = run(compiled, x, parameters, training=training)
+        expected = compute_results(function, x, parameters, training=training)
+        actual = compute_results(compiled, x, parameters, training=training)
         torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
-        moved = expected[-1 - len(parameters)] if training else expected[0]
-        assert moved is not None
-        assert moved.abs().sum() > 0
+        sample = expected[-1 - len(parameters)] if training else expected[0]
+        assert sample is not None
+        assert sample.abs().sum() > 0
 
 
-def network(neuron: str, device: str) -> tuple[nn.Module, Callable[[Tensor], tuple[Tensor, list[Tensor]]]]:
+def make_network(neuron: str, device: str) -> tuple[nn.Module, Callable[[Tensor], tuple[Tensor, list[Tensor]]]]:
     """Makes a linear layer followed by neurons, and a function that returns their outputs and last states."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(WIDTH, WIDTH), NEURONS[neuron]()).to(device)
@@ -183,47 +183,49 @@ def network(neuron: str, device: str) -> tuple[nn.Module, Callable[[Tensor], tup
     return module, forward
 
 
-def reading(neuron: str, device: str, reads: Sequence[Read]) -> tuple[nn.Module, Callable[[Tensor], list[Tensor]]]:
-    """Makes a network, and a function that returns all these readouts of it."""
-    module, forward = network(neuron, device)
+def make_readouts(
+    neuron: str, device: str, reads: Sequence[Read]
+) -> tuple[nn.Module, Callable[[Tensor], list[Tensor]]]:
+    """Makes a network, and a function that returns these readouts of the network."""
+    module, forward = make_network(neuron, device)
     return module, lambda x: [read(*forward(x)) for read in reads]
 
 
-def of(*names: str) -> list[Read]:
+def select_readouts(*names: str) -> list[Read]:
     return [READOUTS[name] for name in names]
 
 
 # -- a short selection -----------------------------------------------------------------------------------------------
 
 
-def test_slices_after_neurons() -> None:
-    module, forward = network("lif", "cpu")
+def test_slices_after_neurons_equal_eager_mode() -> None:
+    module, forward = make_network("lif", "cpu")
 
     def readouts(x: Tensor) -> list[Tensor]:
-        y, states = forward(_delayed(x))
-        return [read(y, states) for read in of("last", "tail", "scatter", "embedding", "assigned")]
+        y, states = forward(_delay(x))
+        return [read(y, states) for read in select_readouts("last", "tail", "scatter", "embedding", "assigned")]
 
     compare(readouts, module)
 
 
-def test_last_state_of_an_integrator() -> None:
-    module, readouts = reading("li", "cpu", of("state"))
+def test_last_state_of_an_integrator_equals_eager_mode() -> None:
+    module, readouts = make_readouts("li", "cpu", select_readouts("state"))
     compare(readouts, module)
 
 
-def test_assigned_inputs_in_inference() -> None:
-    module, forward = network("lif", "cpu")
-    compare(lambda x: [forward(_delayed(x))[0]], module, training=False)
+def test_assigned_inputs_in_inference_equal_eager_mode() -> None:
+    module, forward = make_network("lif", "cpu")
+    compare(lambda x: [forward(_delay(x))[0]], module, training=False)
 
 
-# -- all of them -----------------------------------------------------------------------------------------------------
+# -- all readouts and inputs -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("neuron", NEURONS)
-def test_all_readouts_of_one_run(neuron: str, dynamic: bool) -> None:
-    module, forward = network(neuron, "cpu")
+def test_all_readouts_of_one_run_equal_eager_mode(neuron: str, dynamic: bool) -> None:
+    module, forward = make_network(neuron, "cpu")
 
     def readouts(x: Tensor) -> list[Tensor]:
         y, states = forward(x)
@@ -235,9 +237,9 @@ def test_all_readouts_of_one_run(neuron: str, dynamic: bool) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("neuron", ["lif", "gated"])
 @pytest.mark.parametrize("name", [*READOUTS, *(f"loss {name}" for name in LOSSES)])
-def test_each_readout(name: str, neuron: str) -> None:
+def test_each_readout_equals_eager_mode(name: str, neuron: str) -> None:
     read = LOSSES[name.removeprefix("loss ")] if name.startswith("loss ") else READOUTS[name]
-    module, readouts = reading(neuron, "cpu", [read])
+    module, readouts = make_readouts(neuron, "cpu", [read])
     compare(readouts, module)
 
 
@@ -245,8 +247,8 @@ def test_each_readout(name: str, neuron: str) -> None:
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("neuron", ["lif", "rlif"])
-def test_all_inputs(neuron: str, dynamic: bool, training: bool) -> None:
-    module, forward = network(neuron, "cpu")
+def test_all_inputs_equal_eager_mode(neuron: str, dynamic: bool, training: bool) -> None:
+    module, forward = make_network(neuron, "cpu")
 
     def outputs(x: Tensor) -> list[Tensor]:
         return [result for make in INPUTS.values() for y, states in [forward(make(x))] for result in (y, *states)]
@@ -257,13 +259,13 @@ def test_all_inputs(neuron: str, dynamic: bool, training: bool) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
-def test_images_in_channels_last(training: bool) -> None:
+def test_images_in_channels_last_equal_eager_mode(training: bool) -> None:
     torch.manual_seed(0)
     convolution, neurons = nn.Conv2d(WIDTH, 3, 1), LIF()
     module = nn.ModuleList([convolution, neurons]).to(memory_format=torch.channels_last)
 
     def readouts(x: Tensor) -> list[Tensor]:
-        images = _in_channels_last(x)
+        images = _expand_to_images(x)
         currents = convolution(images.flatten(0, 1)).unflatten(0, images.shape[:2])
         y, (state,) = neurons.step(currents)
         assert isinstance(y, Tensor)
@@ -274,13 +276,13 @@ def test_images_in_channels_last(training: bool) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("neuron", ["lif", "li", "gated"])
-def test_readouts_under_autocast(neuron: str) -> None:
-    module, forward = network(neuron, "cpu")
+def test_readouts_under_autocast_equal_eager_mode(neuron: str) -> None:
+    module, forward = make_network(neuron, "cpu")
 
     def readouts(x: Tensor) -> list[Tensor]:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             y, states = forward(x)
-            return [read(y, states) for read in of("last", "tail", "mean", "states")]
+            return [read(y, states) for read in select_readouts("last", "tail", "mean", "states")]
 
     # Inductor keeps more digits between operations than eager mode.
     compare(readouts, module, tolerance=5e-2)
@@ -288,7 +290,7 @@ def test_readouts_under_autocast(neuron: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
-def test_readouts_in_half_precision(dtype: torch.dtype) -> None:
+def test_readouts_in_half_precision_equal_eager_mode(dtype: torch.dtype) -> None:
     neurons: Neuron = LI()
 
     def readouts(x: Tensor) -> list[Tensor]:
@@ -301,33 +303,33 @@ def test_readouts_in_half_precision(dtype: torch.dtype) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_parts_of_a_network_without_gradients(dynamic: bool) -> None:
+def test_networks_with_parts_under_no_grad_equal_eager_mode(dynamic: bool) -> None:
     torch.manual_seed(0)
     first, second, recurrent, integrator, gated = LIF(), ALIF(), RLIF(WIDTH), LI(), FlexSN(Gated(), 1, 1, 1)
     module = nn.ModuleList([first, second, recurrent, integrator, gated])
 
-    def stepped(neurons: FlexSN, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def run_step(neurons: FlexSN, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         y, states = neurons.step(x)
         assert isinstance(y, Tensor)
         return y, states
 
     def readouts(x: Tensor) -> list[Tensor]:
-        y, _ = stepped(first, x)
+        y, _ = run_step(first, x)
         with torch.no_grad():
-            teacher, _ = stepped(second, y + x)
-            _, fixed = stepped(recurrent, x)
-        z, states = stepped(recurrent, y.detach() + teacher)
-        h, (last,) = stepped(gated, z + x.detach())
-        v, (w,) = stepped(integrator, h * teacher)
-        return [v[-1], last, w.detach(), states[0], *(f * y[-1] for f in fixed)]
+            teacher, _ = run_step(second, y + x)
+            _, constant_states = run_step(recurrent, x)
+        z, states = run_step(recurrent, y.detach() + teacher)
+        h, (last,) = run_step(gated, z + x.detach())
+        v, (w,) = run_step(integrator, h * teacher)
+        return [v[-1], last, w.detach(), states[0], *(f * y[-1] for f in constant_states)]
 
     compare(readouts, module, dynamic=dynamic)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("neuron", "dynamic"), [("li", False), ("rlif", False), ("gated", True)])
-def test_all_readouts_on_a_gpu(neuron: str, dynamic: bool) -> None:
-    module, forward = network(neuron, "cuda")
+def test_all_readouts_on_a_gpu_equal_eager_mode(neuron: str, dynamic: bool) -> None:
+    module, forward = make_network(neuron, "cuda")
 
     def readouts(x: Tensor) -> list[Tensor]:
         y, states = forward(x)
@@ -338,8 +340,8 @@ def test_all_readouts_on_a_gpu(neuron: str, dynamic: bool) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("neuron", ["lif", "rlif"])
-def test_all_inputs_on_a_gpu(neuron: str) -> None:
-    module, forward = network(neuron, "cuda")
+def test_all_inputs_on_a_gpu_equal_eager_mode(neuron: str) -> None:
+    module, forward = make_network(neuron, "cuda")
 
     def outputs(x: Tensor) -> list[Tensor]:
         return [result for make in INPUTS.values() for y, states in [forward(make(x))] for result in (y, *states)]

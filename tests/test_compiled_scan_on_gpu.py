@@ -20,7 +20,7 @@ from flexsn_nn import FlexSN
 
 pytestmark = [
     pytest.mark.gpu,
-    # Warnings about the code of Dynamo and Inductor.
+    # Dynamo and Inductor cause these warnings.
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
     pytest.mark.filterwarnings("ignore:.*TensorFloat32:UserWarning"),
 ]
@@ -39,7 +39,7 @@ def fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def values_and_gradients(run: Run, p: Problem) -> tuple[list[Tensor], tuple[Tensor, ...]]:
+def compute_values_and_gradients(run: Run, p: Problem) -> tuple[list[Tensor], tuple[Tensor, ...]]:
     """Returns the results, and the gradients of all leaves, including parameters that the core captures."""
     results = run(*p.inputs, *p.states)
     generator = torch.Generator("cuda").manual_seed(1)
@@ -49,8 +49,8 @@ def values_and_gradients(run: Run, p: Problem) -> tuple[list[Tensor], tuple[Tens
 
 
 def assert_same(run: Run, expected: Run, p: Problem) -> None:
-    values, gradients = values_and_gradients(run, p)
-    expected_values, expected_gradients = values_and_gradients(expected, p)
+    values, gradients = compute_values_and_gradients(run, p)
+    expected_values, expected_gradients = compute_values_and_gradients(expected, p)
     for value, other in zip(values, expected_values, strict=True):
         assert torch.equal(value, other)
     for gradient, other in zip(gradients, expected_gradients, strict=True):
@@ -88,8 +88,8 @@ def test_new_lengths_and_batches_are_not_compiled_again(case: Case) -> None:
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("case", [CASES[1], CASES[6], CASES[8]], ids=lambda case: case.name)
-def test_inductor_launcher_option(case: Case, dynamic: bool) -> None:
-    """Tests an option of torch under which kernels are launched without Triton's C code."""
+def test_kernels_run_with_inductors_static_launcher(case: Case, dynamic: bool) -> None:
+    """Checks that results are equal with an option of Inductor that launches kernels without Triton's launcher."""
     scan, reference = PAIRS["final"]
     p = problem(case, 11, (6, 40), device="cuda")
     run = torch.compile(
@@ -101,7 +101,7 @@ def test_inductor_launcher_option(case: Case, dynamic: bool) -> None:
     assert_same(run, partial(reference, p.core, *p.counts), p)
 
 
-def test_neighbours_are_fused_and_kernels_launched_directly() -> None:
+def test_generated_code_launches_kernels_directly() -> None:
     p = problem(CASES[1], 8, (16, 128), device="cuda")
 
     def network(scan: Run, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
@@ -109,12 +109,14 @@ def test_neighbours_are_fused_and_kernels_launched_directly() -> None:
         return spikes * 0.5, last * 2.0
 
     run = torch.compile(partial(network, flex_sn_scan_final_state), fullgraph=True, dynamic=False)
-    _, codes = run_and_get_code(lambda: values_and_gradients(run, p))
+    _, codes = run_and_get_code(lambda: compute_values_and_gradients(run, p))
     assert len(codes) == 2
     for code, kernel in zip(codes, ("scan_forward", "scan_backward"), strict=True):
         assert len(re.findall(rf"{kernel}_\w+\.run\(", code)) == 1
         assert "run_scan" not in code
-        assert "reinterpret_tensor(" not in code  # the header of each module contains the name without the parenthesis
+        assert (
+            "reinterpret_tensor(" not in code
+        )  # without the parenthesis, the header of each module contains this name
     assert_same(run, partial(network, eager_scan_final_state), p)
 
 
@@ -144,7 +146,7 @@ class ConvBlock(nn.Module):
         return spikes
 
 
-def gradients(module: Any, x: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
+def compute_gradients(module: Any, x: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
     result = module(x)
     weight = torch.linspace(-1, 1, result.numel(), device="cuda").view(result.shape)
     return result, torch.autograd.grad((result * weight).sum(), parameters)
@@ -152,15 +154,17 @@ def gradients(module: Any, x: Tensor, parameters: Sequence[Tensor]) -> tuple[Ten
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["nchw", "nhwc"])
 @pytest.mark.parametrize("backend", ["hop", "triton", "auto"])
-def test_module_in_one_graph(backend: str, layout: torch.memory_format) -> None:
+def test_module_compiles_to_one_graph(backend: str, layout: torch.memory_format) -> None:
     module, eager = (ConvBlock(name).cuda() for name in (backend, "triton"))
     for block in (module, eager):
         block.conv.weight.data = block.conv.weight.data.to(memory_format=layout)
     x = torch.randn(4, 2, 3, 12, 12, device="cuda")
     with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
-        result, actual_gradients = gradients(torch.compile(module, fullgraph=True), x, list(module.parameters()))
-        expected, expected_gradients = gradients(eager, x, list(eager.parameters()))
-    # The last bits of the convolution differ, and so a few spikes differ.
+        result, actual_gradients = compute_gradients(
+            torch.compile(module, fullgraph=True), x, list(module.parameters())
+        )
+        expected, expected_gradients = compute_gradients(eager, x, list(eager.parameters()))
+    # The last bits of the convolutions' results differ, so a few spikes differ.
     assert (result != expected).float().mean() < 1e-3
     for gradient, other in zip(actual_gradients, expected_gradients, strict=True):
         torch.testing.assert_close(gradient, other, rtol=2e-2, atol=2e-2 * float(other.abs().max()))
@@ -168,7 +172,7 @@ def test_module_in_one_graph(backend: str, layout: torch.memory_format) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # torch captures an empty graph as a warm-up
-def test_kernels_under_cuda_graphs() -> None:
+def test_cuda_graphs_replay_kernels() -> None:
     p = problem(CASES[1], 8, (16, 128), device="cuda")
     run = torch.compile(
         partial(flex_sn_scan_final_state, p.core, *p.counts, lowering="kernel"),
@@ -178,9 +182,11 @@ def test_kernels_under_cuda_graphs() -> None:
     )
     for _ in range(3):
         torch.compiler.cudagraph_mark_step_begin()
-        values, actual_gradients = values_and_gradients(run, p)
+        values, actual_gradients = compute_values_and_gradients(run, p)
         values, actual_gradients = [v.clone() for v in values], tuple(g.clone() for g in actual_gradients)
-    expected_values, expected_gradients = values_and_gradients(partial(eager_scan_final_state, p.core, *p.counts), p)
+    expected_values, expected_gradients = compute_values_and_gradients(
+        partial(eager_scan_final_state, p.core, *p.counts), p
+    )
     torch.testing.assert_close(values, expected_values, rtol=0, atol=0)
     torch.testing.assert_close(actual_gradients, expected_gradients)
 
@@ -201,8 +207,8 @@ def test_core_without_kernels_runs_as_a_loop() -> None:
 
 @pytest.mark.parametrize("offset", [0, 1])
 @pytest.mark.parametrize("size", [5, 64])
-def test_compiled_loop(size: int, offset: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests Inductor's code for a step, with aligned and unaligned rows, and with several blocks per step."""
+def test_compiled_loop_equals_the_eager_loop(size: int, offset: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks Inductor's code for a step with aligned and unaligned rows, and with several blocks per step."""
     monkeypatch.setenv("FLEXSN_HOP_LOWERING", "compiled_loop")
     torch.manual_seed(0)
     options: dict[str, Any] = {"device": "cuda", "dtype": torch.float64}

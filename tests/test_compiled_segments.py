@@ -1,4 +1,6 @@
-"""Compiled graphs of long sequences: scans run in segments of time, which are chosen at run time, as in eager mode."""
+"""Compiled graphs of long sequences. Their scans run in segments of time, which are chosen at run time, as in eager
+mode.
+"""
 
 from __future__ import annotations
 
@@ -43,15 +45,15 @@ def fresh_compiler() -> Iterator[None]:
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> Recent[GraphSpecialization]:
-    """Records the steps of operators that have run."""
-    made: Recent[GraphSpecialization] = Recent()
-    monkeypatch.setattr(_scan_op, "_elementwise_steps", made)
-    return made
+    """Returns the cache of the steps that operators have run. At the start of a test, the cache is empty."""
+    cached: Recent[GraphSpecialization] = Recent()
+    monkeypatch.setattr(_scan_op, "_elementwise_steps", cached)
+    return cached
 
 
 @pytest.fixture(params=["triton", "cpp"])
 def language(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> TargetName:
-    """Language of the kernels. The kernels replace the operator's loops, as Inductor would do."""
+    """Returns the language of the kernels. Kernels replace the operator's loops, as Inductor would do."""
     request.getfixturevalue("interpreted" if request.param == "triton" else "compiler")
     target: TargetName = request.param
     lowering = KernelLowering(on_cpu=target)
@@ -62,27 +64,29 @@ def language(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     return target
 
 
-def kernels_of(steps: Recent[GraphSpecialization]) -> str:
+def join_kernel_names(steps: Recent[GraphSpecialization]) -> str:
     return " ".join(name for step in steps.values() for name in step.kernel_names)
 
 
-def with_gradients(results: Sequence[Tensor], leaves: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+def differentiate(results: Sequence[Tensor], leaves: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     weighted = [r * (torch.arange(r.numel(), device=r.device) % 5 - 2).reshape(r.shape) for r in results]
     loss = torch.stack([w.sum() for w in weighted]).sum()
     return [r.detach() for r in results], list(torch.autograd.grad(loss, leaves, materialize_grads=True))
 
 
-def serially(p: Problem, language: TargetName, *, state_seqs: bool) -> tuple[list[Tensor], list[Tensor]]:
+def run_serially(p: Problem, language: TargetName, *, state_seqs: bool) -> tuple[list[Tensor], list[Tensor]]:
     with using_segments(None):
         step, arguments = prepare(PointwiseProgram(p.core, *p.counts, on_cpu=language), (*p.inputs, *p.states))
-        return with_gradients(scan(step, arguments, state_seqs=state_seqs), p.leaves)
+        return differentiate(scan(step, arguments, state_seqs=state_seqs), p.leaves)
 
 
 def check(actual: tuple[list[Tensor], list[Tensor]], expected: tuple[list[Tensor], list[Tensor]]) -> None:
-    for one, other in zip(actual[0], expected[0], strict=True):
-        assert torch.equal(one, other)
-    for one, other in zip(actual[1], expected[1], strict=True):
-        torch.testing.assert_close(one, other, rtol=0.0, atol=1e-12 * float(other.abs().max()) + 1e-300)
+    for actual_value, expected_value in zip(actual[0], expected[0], strict=True):
+        assert torch.equal(actual_value, expected_value)
+    for actual_value, expected_value in zip(actual[1], expected[1], strict=True):
+        torch.testing.assert_close(
+            actual_value, expected_value, rtol=0.0, atol=1e-12 * float(expected_value.abs().max()) + 1e-300
+        )
 
 
 @pytest.mark.long(all_but=["cpp-plif_channel-sequence", "triton-lif_hard-final"])
@@ -94,19 +98,19 @@ def test_results_equal_serial_kernels(
     p = problem(case, STEPS, STEP, dtype=torch.float64)
     run = torch.compile(partial(RUNS[state_seqs], p.core, *p.counts), fullgraph=True, backend="aot_eager")
     with using_segments(RULE):
-        results = with_gradients(run(*p.inputs, *p.states), p.leaves)
-    assert "_forward_guess" in kernels_of(steps)
-    assert "_backward_maps" in kernels_of(steps)
-    check(results, serially(p, language, state_seqs=state_seqs))
+        results = differentiate(run(*p.inputs, *p.states), p.leaves)
+    assert "_forward_guess" in join_kernel_names(steps)
+    assert "_backward_maps" in join_kernel_names(steps)
+    check(results, run_serially(p, language, state_seqs=state_seqs))
 
 
 @pytest.mark.long(all_but=["cpp-23"])
 @pytest.mark.parametrize("interval", [23, 128])
-def test_checkpoint_distance_of_another_lowering(
+def test_results_do_not_depend_on_the_checkpoint_distance(
     interval: int, language: TargetName, steps: Recent[GraphSpecialization], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tests checkpoint distances larger than those of kernels, or so large that there is no checkpoint, with inputs in
-    another memory order.
+    """Checks results for inputs in permuted memory order. One distance of the checkpoints is larger than the distance
+    that kernels use. The other distance exceeds the length of the sequence, so there are no checkpoints.
     """
     monkeypatch.setattr(KernelLowering, "checkpoint_interval", lambda *_: interval)
     (case,) = [case for case in CASES if case.name == "lif_hard"]
@@ -114,13 +118,13 @@ def test_checkpoint_distance_of_another_lowering(
     p.inputs[0] = p.inputs[0].detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
     run = torch.compile(partial(flex_sn_scan, p.core, *p.counts), fullgraph=True, backend="aot_eager")
     with using_segments(RULE):
-        results = with_gradients(run(*p.inputs, *p.states), p.leaves)
-    assert "_forward_guess" in kernels_of(steps)
-    assert "_backward_maps" in kernels_of(steps)
-    check(results, serially(p, language, state_seqs=True))
+        results = differentiate(run(*p.inputs, *p.states), p.leaves)
+    assert "_forward_guess" in join_kernel_names(steps)
+    assert "_backward_maps" in join_kernel_names(steps)
+    check(results, run_serially(p, language, state_seqs=True))
 
 
-def forgetting(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def forgetful(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     h = 0.0625 * v + x
     s = (h >= 1.0).to(x.dtype)
     return s, h * (1.0 - s)
@@ -130,9 +134,9 @@ def forgetting(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 def test_warm_up_is_learned_across_calls(language: TargetName, steps: Recent[GraphSpecialization]) -> None:
     generator = torch.Generator().manual_seed(0)
     x, v = torch.randn(STEPS, *STEP, generator=generator), torch.randn(STEP, generator=generator)
-    run = torch.compile(partial(flex_sn_scan_final_state, forgetting, 1, 1, 1), fullgraph=True, backend="aot_eager")
+    run = torch.compile(partial(flex_sn_scan_final_state, forgetful, 1, 1, 1), fullgraph=True, backend="aot_eager")
     with using_segments(None):
-        expected = scan(*prepare(PointwiseProgram(forgetting, 1, 1, 1, on_cpu=language), (x, v)), state_seqs=False)
+        expected = scan(*prepare(PointwiseProgram(forgetful, 1, 1, 1, on_cpu=language), (x, v)), state_seqs=False)
     repaired = []
     with using_segments(replace(RULE, warm_up=4)), torch.no_grad():
         for _ in range(3):
@@ -145,44 +149,48 @@ def test_warm_up_is_learned_across_calls(language: TargetName, steps: Recent[Gra
 
 @pytest.mark.long(all_but=["cpp-4"])
 @pytest.mark.parametrize("warm_up", [4, 16])
-def test_ahead_of_time_program_needs_no_operator(
+def test_ahead_of_time_programs_need_no_operator(
     warm_up: int, language: TargetName, steps: Recent[GraphSpecialization], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Checks that the forward of such a program runs in segments for any warm-up, and that its backward is serial."""
-    made: Recent[GraphSpecialization] = Recent()
-    monkeypatch.setattr(_graph_step, "_specializations", made)
+    """Checks that the forward of an ahead-of-time program runs in segments for any warm-up, and that the backward is
+    serial.
+    """
+    serial_steps: Recent[GraphSpecialization] = Recent()
+    monkeypatch.setattr(_graph_step, "_specializations", serial_steps)
     monkeypatch.setattr("flexsn_runtime.graphs._scan_lowering.is_ahead_of_time", lambda: True)
     (case,) = [case for case in CASES if case.name == "lif_hard"]
     p = problem(case, STEPS, STEP, dtype=torch.float64)
     run = torch.compile(partial(flex_sn_scan_final_state, p.core, *p.counts), fullgraph=True, backend="aot_eager")
     with using_segments(replace(RULE, longest=2 * warm_up)):
-        results = with_gradients(run(*p.inputs, *p.states), p.leaves)
+        results = differentiate(run(*p.inputs, *p.states), p.leaves)
     assert not list(steps.values())
-    assert "_forward_guess" in kernels_of(made)
-    assert "_backward_maps" not in kernels_of(made)
-    check(results, serially(p, language, state_seqs=False))
+    assert "_forward_guess" in join_kernel_names(serial_steps)
+    assert "_backward_maps" not in join_kernel_names(serial_steps)
+    check(results, run_serially(p, language, state_seqs=False))
 
 
 @pytest.mark.long(all_but=["cpp"])
-def test_lengths_are_serial_in_the_forward(language: TargetName, steps: Recent[GraphSpecialization]) -> None:
-    """Tests lengths, which are a mask in compiled graphs. All guesses after the end of a sequence would be wrong."""
+def test_forward_with_lengths_is_serial(language: TargetName, steps: Recent[GraphSpecialization]) -> None:
+    """Checks that the forward with lengths is serial. Lengths are a mask in compiled graphs, and all guesses after the
+    end of a sequence would be wrong.
+    """
     neuron = LIF(backend="hop")
     lengths = torch.tensor([STEPS, 31, 0])
     run = torch.compile(lambda x: neuron.step(x, lengths=lengths)[0], fullgraph=True, backend="aot_eager")
     x = torch.randn(STEPS, *STEP, generator=torch.Generator().manual_seed(0)).requires_grad_()
     with using_segments(RULE):
-        results = train(run, x)
-    assert "_forward_guess" not in kernels_of(steps)
-    assert "_backward_maps" in kernels_of(steps)
+        results = differentiate_call(run, x)
+    assert "_forward_guess" not in join_kernel_names(steps)
+    assert "_backward_maps" in join_kernel_names(steps)
     with using_segments(None):
         serial = LIF(backend=language)
-        expected = train(lambda x: serial(x, lengths=lengths), x)
+        expected = differentiate_call(lambda x: serial(x, lengths=lengths), x)
     assert torch.equal(results[0][0], expected[0][0])
     torch.testing.assert_close(results[1], expected[1], rtol=1e-5, atol=1e-6)
 
 
-def train(run: Callable[[Tensor], Tensor], x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    return with_gradients([run(x)], [x])
+def differentiate_call(run: Callable[[Tensor], Tensor], x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    return differentiate([run(x)], [x])
 
 
 @pytest.mark.usefixtures("compiler")
@@ -193,27 +201,27 @@ def test_inductor_calls_one_operator_per_direction(dynamic: bool, steps: Recent[
 
     def network(x: Tensor) -> Tensor:
         zeros = torch.zeros(()).expand(x.shape[1:])
-        spikes, _ = flex_sn_scan_final_state(forgetting, 1, 1, 1, 2.0 * torch.relu(x), zeros, zero_states=[True])
+        spikes, _ = flex_sn_scan_final_state(forgetful, 1, 1, 1, 2.0 * torch.relu(x), zeros, zero_states=[True])
         result: Tensor = neuron.step(spikes + x)[0] * 0.5
         return result
 
     counter = CompileCounterWithBackend("inductor")
     run = torch.compile(network, fullgraph=True, dynamic=dynamic, backend=counter)
-    for length in (STEPS, STEPS + 6, 5) if dynamic else (STEPS,):  # lengths include short sequences
+    for length in (STEPS, STEPS + 6, 5) if dynamic else (STEPS,):  # a sequence of 5 steps has no segments
         x = torch.randn(length, *STEP, generator=torch.Generator().manual_seed(length)).requires_grad_()
         with using_segments(RULE):
             if length == STEPS:
-                results, codes = run_and_get_code(train, run, x)
+                results, codes = run_and_get_code(differentiate_call, run, x)
                 assert [code.count("run_scan.default(") for code in codes] == [2, 1]
             else:
-                results = train(run, x)
+                results = differentiate_call(run, x)
         assert counter.frame_count == 1
         with using_segments(None):
-            expected = train(network, x)
+            expected = differentiate_call(network, x)
         assert torch.equal(results[0][0], expected[0][0])
         torch.testing.assert_close(results[1], expected[1], rtol=1e-5, atol=1e-6)
-    assert kernels_of(steps).count("_forward_guess") == 2
-    assert kernels_of(steps).count("_backward_maps") == 1  # the loss does not depend on the first result
+    assert join_kernel_names(steps).count("_forward_guess") == 2
+    assert join_kernel_names(steps).count("_backward_maps") == 1  # the loss does not depend on the first result
     with using_segments(RULE), torch.no_grad():
         assert torch.equal(run(x), expected[0][0])
 
@@ -222,7 +230,7 @@ def test_inductor_calls_one_operator_per_direction(dynamic: bool, steps: Recent[
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # torch captures an empty graph as a warm-up
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 @pytest.mark.parametrize("name", ["lif_hard", "plif_channel", "izhikevich"])
-def test_segments_on_the_gpu(name: str, mode: str, steps: Recent[GraphSpecialization]) -> None:
+def test_results_equal_serial_kernels_on_a_gpu(name: str, mode: str, steps: Recent[GraphSpecialization]) -> None:
     (case,) = [case for case in CASES if case.name == name]
     p = problem(case, 3100, (3, 217), device="cuda")
     run = torch.compile(
@@ -231,19 +239,21 @@ def test_segments_on_the_gpu(name: str, mode: str, steps: Recent[GraphSpecializa
         dynamic=False,
         mode=mode,
     )
-    expected = serially(p, "triton", state_seqs=False)
+    expected = run_serially(p, "triton", state_seqs=False)
     for _ in range(4):
         torch.compiler.cudagraph_mark_step_begin()
-        results = with_gradients(run(*p.inputs, *p.states), p.leaves)
-        for one, other in zip(results[0], expected[0], strict=True):
-            assert torch.equal(one, other)
-        for one, other in zip(results[1], expected[1], strict=True):
-            torch.testing.assert_close(one, other, rtol=0.0, atol=2e-5 * float(other.abs().max()))
-    assert "_forward_guess" in kernels_of(steps)
-    assert "_backward_maps" in kernels_of(steps)
+        results = differentiate(run(*p.inputs, *p.states), p.leaves)
+        for actual_value, expected_value in zip(results[0], expected[0], strict=True):
+            assert torch.equal(actual_value, expected_value)
+        for actual_value, expected_value in zip(results[1], expected[1], strict=True):
+            torch.testing.assert_close(
+                actual_value, expected_value, rtol=0.0, atol=2e-5 * float(expected_value.abs().max())
+            )
+    assert "_forward_guess" in join_kernel_names(steps)
+    assert "_backward_maps" in join_kernel_names(steps)
 
 
-ALONE = """
+RUN_PACKAGE = """
 import sys
 import torch
 run = torch._inductor.aoti_load_package("network.pt2")
@@ -253,14 +263,14 @@ assert not [name for name in sys.modules if name.startswith("flexsn")]
 
 
 def run_alone(folder: Path, sequences: list[tuple[Tensor, ...]]) -> tuple[list[Any] | None, str]:
-    """Runs the package in a process without this project. Returns the results, or `None`, and the output of the
-    process.
+    """Runs the package in a process without this project. Returns the results, or `None` after an error, and the error
+    output of the process.
     """
     torch.save(sequences, folder / "sequences.pt")
-    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    command = [sys.executable, "-X", "faulthandler", "-W", "ignore", "-c", ALONE]
-    done = subprocess.run(command, cwd=folder, env=alone, capture_output=True, text=True, check=False)
-    return (torch.load(folder / "results.pt") if done.returncode == 0 else None), done.stderr
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-X", "faulthandler", "-W", "ignore", "-c", RUN_PACKAGE]
+    process = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return (torch.load(folder / "results.pt") if process.returncode == 0 else None), process.stderr
 
 
 @pytest.mark.long
@@ -270,9 +280,9 @@ def run_alone(folder: Path, sequences: list[tuple[Tensor, ...]]) -> tuple[list[A
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated")
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_package_runs_in_segments(device: str, dynamic: bool, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """Tests segments in a program that runs without this project. If T is dynamic, the number of segments is
-    dynamic.
+def test_packages_run_in_segments(device: str, dynamic: bool, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Checks that a package runs in segments, in a process without this project. If T is dynamic, the number of
+    segments is dynamic, too.
     """
     if device == "cpu":
         request.getfixturevalue("compiler")
@@ -291,17 +301,17 @@ def test_package_runs_in_segments(device: str, dynamic: bool, request: pytest.Fi
         source = "".join(files.read(name).decode() for name in files.namelist() if name.endswith(".cpp"))
     assert "repair" in source
     lengths = (200, 1000, 9, 2) if dynamic else (200,)
-    actual, why = run_alone(tmp_path, [(sequence(length), v) for length in lengths])
+    actual, error = run_alone(tmp_path, [(sequence(length), v) for length in lengths])
     if actual is None and device == "cuda":
         plain = torch.export.export(nn.ReLU(), (v,))
         torch._inductor.aoti_compile_and_package(plain, package_path=str(tmp_path / "network.pt2"))
         if run_alone(tmp_path, [(v,)])[0] is None:
-            pytest.skip("this torch loads no package here, not even that of a ReLU")
-    assert actual is not None, why
+            pytest.skip("this version of torch loads no package, not even the package of a ReLU")
+    assert actual is not None, error
     with torch.no_grad(), using_segments(None):
         for length, results in zip(lengths, actual, strict=True):
-            for one, other in zip(results, network(sequence(length), v), strict=True):
-                assert torch.equal(one, other)
+            for actual_value, expected_value in zip(results, network(sequence(length), v), strict=True):
+                assert torch.equal(actual_value, expected_value)
 
 
 class InOnePass(nn.Module):

@@ -1,4 +1,4 @@
-"""Cores with convolutions: kernels and library convolutions, run step by step and compared with the loop."""
+"""Cores with convolutions. Each step runs kernels and a library's convolutions. Results are compared with the loop."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Core(nn.Module):
 
     Args:
         channels: number of channels of the step.
-        make: function that makes a convolution.
+        make: class or function that returns a convolution.
         soft: True to replace spikes by a smooth function.
     """
 
@@ -53,7 +53,7 @@ class Spiking(Core):
 
 
 class ConvLSTM(Core):
-    """Gates computed from two convolutions, one of which depends only on inputs."""
+    """An LSTM whose gates are computed by two convolutions, one of the input and one of the state."""
 
     def build(self, channels: int, make: Callable[..., nn.Module]) -> None:
         self.of_input = make(channels, 4 * channels, 3, padding=1)
@@ -66,8 +66,8 @@ class ConvLSTM(Core):
         return h, h, c
 
 
-class OfInputToo(Core):
-    """A convolution of inputs and states that are concatenated along the channels."""
+class ConcatenatedInput(Core):
+    """A convolution of the input and the spikes, concatenated along the channels."""
 
     def build(self, channels: int, make: Callable[..., nn.Module]) -> None:
         self.conv = make(2 * channels, channels, 3, padding=1)
@@ -79,7 +79,7 @@ class OfInputToo(Core):
 
 
 class Twice(Core):
-    """Two successive convolutions, and a weight that is used twice."""
+    """Two successive convolutions, the second of which is used twice in a step."""
 
     def build(self, channels: int, make: Callable[..., nn.Module]) -> None:
         self.conv, self.point = make(channels, channels, 3, padding=1), make(channels, channels, 1)
@@ -91,7 +91,7 @@ class Twice(Core):
 
 
 class Masked(Core):
-    """A weight that the step multiplies by a mask."""
+    """A convolution whose weight is multiplied by a mask in each step."""
 
     def build(self, channels: int, make: Callable[..., nn.Module]) -> None:
         super().build(channels, make)
@@ -109,7 +109,9 @@ class Masked(Core):
 
 
 class Outside(Core):
-    """A convolution of an input, and a convolution for a readout. Both are outside of the loop over time."""
+    """A convolution of the input, and a convolution for a readout. The first runs before the loop over time, and the
+    second runs after it.
+    """
 
     def build(self, channels: int, make: Callable[..., nn.Module]) -> None:
         self.first, self.last = make(channels, channels, 3, padding=1), make(channels, channels, 3, padding=1)
@@ -120,7 +122,7 @@ class Outside(Core):
         return self.last(s), s, v - s
 
 
-CORES = (Spiking, ConvLSTM, OfInputToo, Twice, Masked, Outside)
+CORES = (Spiking, ConvLSTM, ConcatenatedInput, Twice, Masked, Outside)
 
 
 def sequences(core: Core, num_steps: int, *step: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -130,7 +132,7 @@ def sequences(core: Core, num_steps: int, *step: int, dtype: torch.dtype = torch
 
 
 def run(core: Core, tensors: Sequence[Tensor], target: TargetName | None, *, state_seqs: bool = True) -> list[Tensor]:
-    """Runs either the loop, or kernels and library convolutions."""
+    """Returns the results of kernels and library convolutions, or of the loop if `target` is `None`."""
     if target is None:
         loop = eager_scan if state_seqs else eager_scan_final_state
         return list(loop(core, 1, core.num_states, 1, *tensors))
@@ -139,7 +141,7 @@ def run(core: Core, tensors: Sequence[Tensor], target: TargetName | None, *, sta
     return list(scan(step, arguments, state_seqs=state_seqs))
 
 
-def differentiated(core: Core, tensors: Sequence[Tensor], target: TargetName | None, *, state_seqs: bool) -> Results:
+def differentiate(core: Core, tensors: Sequence[Tensor], target: TargetName | None, *, state_seqs: bool) -> Results:
     results = run(core, tensors, target, state_seqs=state_seqs)
     loss = torch.zeros((), device=DEVICE, dtype=torch.float64)
     for i, result in enumerate(results):
@@ -150,49 +152,49 @@ def differentiated(core: Core, tensors: Sequence[Tensor], target: TargetName | N
 
 
 def check(core: Core, tensors: Sequence[Tensor], target: TargetName, *, state_seqs: bool = False) -> None:
-    expected, expected_gradients = differentiated(core, tensors, None, state_seqs=state_seqs)
-    actual, gradients = differentiated(core, tensors, target, state_seqs=state_seqs)
-    half = tensors[0].dtype in (torch.bfloat16, torch.float16)
-    near: dict[str, Any] = {"rtol": 2e-2, "atol": 5e-2} if half else {"rtol": 1e-4, "atol": 1e-4}
+    expected, expected_gradients = differentiate(core, tensors, None, state_seqs=state_seqs)
+    actual, gradients = differentiate(core, tensors, target, state_seqs=state_seqs)
+    is_half = tensors[0].dtype in (torch.bfloat16, torch.float16)
+    tolerances: dict[str, Any] = {"rtol": 2e-2, "atol": 5e-2} if is_half else {"rtol": 1e-4, "atol": 1e-4}
     for a, b in zip(actual, expected, strict=True):
         assert a.dtype == b.dtype
-        torch.testing.assert_close(a, b, **near)
+        torch.testing.assert_close(a, b, **tolerances)
     for gradient, exact in zip(gradients, expected_gradients, strict=True):
         assert (gradient is None) == (exact is None)
         if gradient is not None and exact is not None:
             scale = exact.abs().max().clamp(min=1)
-            torch.testing.assert_close(gradient / scale, exact / scale, **near)
+            torch.testing.assert_close(gradient / scale, exact / scale, **tolerances)
 
 
-@pytest.mark.long(all_but=["Spiking-triton", f"OfInputToo-{TARGETS[-1]}", f"Outside-{TARGETS[-1]}"])
+@pytest.mark.long(all_but=["Spiking-triton", f"ConcatenatedInput-{TARGETS[-1]}", f"Outside-{TARGETS[-1]}"])
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("core", CORES, ids=lambda core: core.__name__)
 def test_convolutions_equal_the_loop(core: type[Core], target: TargetName) -> None:
     torch.manual_seed(0)
-    made = core(3).to(DEVICE)
-    check(made, sequences(made, 4, 2, 3, 7, 5), target)
+    core_module = core(3).to(DEVICE)
+    check(core_module, sequences(core_module, 4, 2, 3, 7, 5), target)
 
 
 def test_forward_is_bitwise_equal_to_the_loop() -> None:
-    """Checks the bits of the forward: the convolution of a state is the same call as in the loop."""
+    """Checks that all bits of the results are equal, since states are convolved by the same calls as in the loop."""
     torch.manual_seed(0)
-    made = Spiking(5).to(DEVICE)
-    tensors = [t.detach() for t in sequences(made, 6, 2, 5, 9, 8)]
-    for a, b in zip(run(made, tensors, TARGETS[-1]), run(made, tensors, None), strict=True):
+    core_module = Spiking(5).to(DEVICE)
+    tensors = [t.detach() for t in sequences(core_module, 6, 2, 5, 9, 8)]
+    for a, b in zip(run(core_module, tensors, TARGETS[-1]), run(core_module, tensors, None), strict=True):
         assert torch.equal(a, b)
 
 
-@pytest.mark.skipif(DEVICE.type == "cuda", reason="so it is on a GPU")
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="on a GPU, stages add biases without the patch")
 @pytest.mark.parametrize(
     "core", [ConvLSTM, pytest.param(Twice, marks=pytest.mark.long)], ids=lambda core: core.__name__
 )
-def test_biases_in_stages(core: type[Core], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stages_can_add_biases(core: type[Core], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_convolutions, "_adds_bias_separately", lambda value: True)
     torch.manual_seed(0)
-    made = core(3)
-    tensors = sequences(made, 4, 2, 3, 7, 5)
-    check(made, tensors, "cpp")
-    step, _ = prepare(ScanProgram(made, 1, core.num_states, 1, on_cpu="cpp"), tensors)
+    core_module = core(3)
+    tensors = sequences(core_module, 4, 2, 3, 7, 5)
+    check(core_module, tensors, "cpp")
+    step, _ = prepare(ScanProgram(core_module, 1, core.num_states, 1, on_cpu="cpp"), tensors)
     assert isinstance(step, RecurrentSpecialization)
     assert [product.args[2] for product in step.trace.forward.products] == [None] * len(step.trace.forward.products)
 
@@ -202,19 +204,19 @@ def test_cudnn_writes_into_existing_tensors() -> None:
     """Checks that cuDNN writes its results into an existing tensor, with the same bits as PyTorch's convolution."""
     torch.manual_seed(0)
     value, weight = torch.randn(3, 8, 9, 10, device="cuda"), torch.randn(16, 8, 3, 3, device="cuda")
-    numbers = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    settings = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
     out = torch.empty(3, 16, 9, 10, device="cuda")
-    into = convolution_into(out, value, weight, None, numbers)
-    assert into is not None
-    into(value, out)
-    assert torch.equal(out, torch.ops.aten.convolution.default(value, weight, None, *numbers))
+    write = convolution_into(out, value, weight, None, settings)
+    assert write is not None
+    write(value, out)
+    assert torch.equal(out, torch.ops.aten.convolution.default(value, weight, None, *settings))
     assert (
-        convolution_into(out.double(), value.double(), weight.double(), None, (*numbers[:3], True, [0, 0], 1)) is None
+        convolution_into(out.double(), value.double(), weight.double(), None, (*settings[:3], True, [0, 0], 1)) is None
     )
 
 
 class Strided(Core):
-    """Two convolutions with strides, one down and one up. The first one skips rows and columns at the border."""
+    """A convolution with strides, followed by a transposed convolution with strides that restores the shape."""
 
     def build(self, channels: int, make: Callable[..., nn.Module]) -> None:
         self.down = nn.Conv2d(channels, channels, 3, stride=2, padding=1)
@@ -226,78 +228,78 @@ class Strided(Core):
         return s, s, v - s
 
 
-def plain(make: type[nn.Module], **settings: Any) -> Callable[..., nn.Module]:
-    """Makes a convolution with these settings, and ignores the settings that a core passes."""
+def with_settings(make: type[nn.Module], **settings: Any) -> Callable[..., nn.Module]:
+    """Returns a function that makes a convolution with `settings`, and ignores the settings that a core passes."""
     return lambda inside, outside, *_, **__: make(inside, outside, **settings)
 
 
 KINDS: dict[str, tuple[tuple[int, ...], Callable[..., nn.Module]]] = {
-    "groups": ((7, 5), plain(nn.Conv2d, kernel_size=3, padding=1, groups=2)),
-    "depthwise": ((7, 5), plain(nn.Conv2d, kernel_size=3, padding=1, groups=4, bias=False)),
-    "dilated": ((7, 5), plain(nn.Conv2d, kernel_size=3, padding=2, dilation=2)),
-    "same": ((7, 5), plain(nn.Conv2d, kernel_size=(3, 5), padding="same")),
-    "transposed": ((7, 5), plain(nn.ConvTranspose2d, kernel_size=3, padding=1, groups=2)),
-    "1d": ((9,), plain(nn.Conv1d, kernel_size=3, padding=1)),
-    "3d": ((4, 3, 5), plain(nn.Conv3d, kernel_size=3, padding=1)),
+    "groups": ((7, 5), with_settings(nn.Conv2d, kernel_size=3, padding=1, groups=2)),
+    "depthwise": ((7, 5), with_settings(nn.Conv2d, kernel_size=3, padding=1, groups=4, bias=False)),
+    "dilated": ((7, 5), with_settings(nn.Conv2d, kernel_size=3, padding=2, dilation=2)),
+    "same": ((7, 5), with_settings(nn.Conv2d, kernel_size=(3, 5), padding="same")),
+    "transposed": ((7, 5), with_settings(nn.ConvTranspose2d, kernel_size=3, padding=1, groups=2)),
+    "1d": ((9,), with_settings(nn.Conv1d, kernel_size=3, padding=1)),
+    "3d": ((4, 3, 5), with_settings(nn.Conv3d, kernel_size=3, padding=1)),
 }
 
 
 @pytest.mark.long(all_but=["groups", "transposed"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_kinds_of_convolutions(kind: str) -> None:
+def test_all_kinds_of_convolutions_equal_the_loop(kind: str) -> None:
     torch.manual_seed(0)
     size, make = KINDS[kind]
-    made = Spiking(4, make).to(DEVICE)
-    check(made, sequences(made, 3, 2, 4, *size), TARGETS[-1])
+    core_module = Spiking(4, make).to(DEVICE)
+    check(core_module, sequences(core_module, 3, 2, 4, *size), TARGETS[-1])
 
 
 @pytest.mark.long(all_but=["False"])
 @pytest.mark.parametrize("state_seqs", [False, True])
-def test_strides(state_seqs: bool) -> None:
+def test_strided_convolutions_equal_the_loop(state_seqs: bool) -> None:
     torch.manual_seed(0)
-    made = Strided(3).to(DEVICE)
-    check(made, sequences(made, 3, 2, 3, 7, 6), TARGETS[-1], state_seqs=state_seqs)
+    core_module = Strided(3).to(DEVICE)
+    check(core_module, sequences(core_module, 3, 2, 3, 7, 6), TARGETS[-1], state_seqs=state_seqs)
 
 
 @pytest.mark.long(all_but=["ConvLSTM-*"])
 @pytest.mark.parametrize("target", TARGETS[-1:])
 @pytest.mark.parametrize("core", [*CORES, Strided], ids=lambda core: core.__name__)
-def test_channels_last(core: type[Core], target: TargetName) -> None:
-    """Compares the values and strides of results for inputs in channels-last format."""
+def test_channels_last_inputs_keep_their_format(core: type[Core], target: TargetName) -> None:
+    """Checks that values and strides of results equal the loop if the input has channels-last format."""
     torch.manual_seed(0)
-    made = core(3).to(DEVICE)
-    x, *states = sequences(made, 4, 2, 3, 7, 6)
+    core_module = core(3).to(DEVICE)
+    x, *states = sequences(core_module, 4, 2, 3, 7, 6)
     x = x.detach().permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3).requires_grad_()
-    check(made, [x, *states], target)
-    for a, b in zip(run(made, [x, *states], target), run(made, [x, *states], None), strict=True):
+    check(core_module, [x, *states], target)
+    for a, b in zip(run(core_module, [x, *states], target), run(core_module, [x, *states], None), strict=True):
         assert a.stride() == b.stride()
 
 
-def test_sample_without_a_batch() -> None:
+def test_batch_dimension_is_optional() -> None:
     torch.manual_seed(0)
-    made = Spiking(3).to(DEVICE)
-    check(made, sequences(made, 4, 3, 7, 5), TARGETS[-1])
+    core_module = Spiking(3).to(DEVICE)
+    check(core_module, sequences(core_module, 4, 3, 7, 5), TARGETS[-1])
 
 
 @pytest.mark.long(all_but=["Strided"])
 @pytest.mark.parametrize("core", [Spiking, ConvLSTM, Strided], ids=lambda core: core.__name__)
-def test_gradients(core: type[Core]) -> None:
+def test_gradients_equal_finite_differences(core: type[Core]) -> None:
     torch.manual_seed(0)
-    made = core(2, soft=True).to(DEVICE, torch.float64)
-    tensors = sequences(made, 2, 1, 2, 3, 2, dtype=torch.float64)
-    weights = list(made.parameters())
+    core_module = core(2, soft=True).to(DEVICE, torch.float64)
+    tensors = sequences(core_module, 2, 1, 2, 3, 2, dtype=torch.float64)
+    weights = list(core_module.parameters())
 
     def function(*values: Tensor) -> tuple[Tensor, ...]:
-        return tuple(run(made, values[: len(tensors)], TARGETS[-1]))
+        return tuple(run(core_module, values[: len(tensors)], TARGETS[-1]))
 
     assert torch.autograd.gradcheck(function, (*tensors, *weights))
 
 
-def layer(core: Core, backend: str = "auto") -> FlexSN:
+def make_layer(core: Core, backend: str = "auto") -> FlexSN:
     return FlexSN(core, num_inputs=1, num_states=core.num_states, num_outputs=1, backend=backend)
 
 
-def trained(call: Callable[[Tensor], Tensor], module: FlexSN, x: Tensor) -> list[Tensor]:
+def differentiate_call(call: Callable[[Tensor], Tensor], module: FlexSN, x: Tensor) -> list[Tensor]:
     """Returns the outputs, and the gradients of the input and the weights."""
     module.reset()
     leaf = x.clone().requires_grad_()
@@ -306,14 +308,14 @@ def trained(call: Callable[[Tensor], Tensor], module: FlexSN, x: Tensor) -> list
     return [y, *torch.autograd.grad((y * weight).sum(), [leaf, *module.parameters()])]
 
 
-def test_autocast() -> None:
+def test_autocast_equals_the_loop() -> None:
     torch.manual_seed(0)
-    module = layer(ConvLSTM(4)).to(DEVICE)
+    module = make_layer(ConvLSTM(4)).to(DEVICE)
     x = torch.randn(4, 2, 4, 6, 5, device=DEVICE)
     with torch.autocast(DEVICE.type, torch.bfloat16):
-        results = trained(module, module, x)
+        results = differentiate_call(module, module, x)
         module.backend = "torch"
-        expected = trained(module, module, x)
+        expected = differentiate_call(module, module, x)
     assert torch.allclose(results[0], expected[0], atol=1e-5)
     for a, b in zip(results[1:], expected[1:], strict=True):
         assert a.dtype == b.dtype
@@ -322,18 +324,18 @@ def test_autocast() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("core", [Spiking, ConvLSTM], ids=lambda core: core.__name__)
-def test_convolutions_in_a_compiled_graph(core: type[Core]) -> None:
+def test_compiled_graph_equals_eager_mode(core: type[Core]) -> None:
     torch.manual_seed(0)
-    module = layer(core(4, soft=True)).to(DEVICE)
+    module = make_layer(core(4, soft=True)).to(DEVICE)
     x = torch.randn(4, 2, 4, 6, 5, device=DEVICE)
-    expected = trained(module, module, x)
-    results = trained(torch.compile(module, fullgraph=True), module, x)
+    expected = differentiate_call(module, module, x)
+    results = differentiate_call(torch.compile(module, fullgraph=True), module, x)
     for a, b in zip(results, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
 def test_explain_lists_convolutions() -> None:
-    module = layer(ConvLSTM(3)).to(DEVICE)
+    module = make_layer(ConvLSTM(3)).to(DEVICE)
     module(torch.randn(4, 2, 3, 6, 5, device=DEVICE))
     text = str(module.explain())
     assert "a library's convolutions" in text
@@ -358,32 +360,32 @@ class Pooled(Core):
     [(MovingWeight, "convolves with a weight that depends on the step"), (Pooled, "avg_pool2d")],
     ids=["weight", "pooling"],
 )
-def test_refusals(core: type[Core], words: str) -> None:
-    made = core(3).to(DEVICE)
+def test_errors_name_unsupported_operations(core: type[Core], words: str) -> None:
+    core_module = core(3).to(DEVICE)
     with pytest.raises(NonPointwiseError, match=words) as caught:
-        run(made, sequences(made, 3, 2, 3, 6, 5), TARGETS[-1])
+        run(core_module, sequences(core_module, 3, 2, 3, 6, 5), TARGETS[-1])
     assert "test_convolutions.py" in str(caught.value)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("core", [Spiking, ConvLSTM], ids=lambda core: core.__name__)
-def test_convolutions_in_a_cuda_graph(core: type[Core]) -> None:
+def test_cuda_graph_equals_eager_mode(core: type[Core]) -> None:
     torch.manual_seed(0)
-    module = layer(core(8)).cuda()
+    module = make_layer(core(8)).cuda()
     x = torch.randn(6, 3, 8, 9, 10, device="cuda")
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        # results without a graph of this stream
-        expected = [one.detach().clone() for one in trained(module, module, x)]
-        trained(module, module, x)
+        # These expected results are computed without a graph.
+        expected = [result.detach().clone() for result in differentiate_call(module, module, x)]
+        differentiate_call(module, module, x)
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        results = trained(module, module, x)
-    for one in results:
-        one.detach().zero_()
+        results = differentiate_call(module, module, x)
+    for result in results:
+        result.detach().zero_()
     graph.replay()
     for a, b in zip(results, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)

@@ -1,4 +1,6 @@
-"""States that equal other states some steps earlier, and share memory with them: in one launch, and step by step."""
+"""Delayed states, which equal another state some steps earlier and share its memory. Their steps run in one launch, or
+step by step.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from recurrent_cores import Late, Powers
-from test_one_launch import Choose, exchanged, launched  # noqa: F401  # fixtures
-from test_recurrent import DEVICE, TARGETS, differentiated, made, run, sequences
+from test_one_launch import SetExchange, launches, set_exchange  # noqa: F401  # fixtures
+from test_recurrent import DEVICE, TARGETS, differentiate, make_core, make_sequences, run
 
 from flexsn_graph import Phase, Port, Role
 from flexsn_nn import LIF, Recurrent
@@ -17,16 +19,16 @@ from flexsn_runtime import RecurrentSpecialization, ScanProgram, TargetName
 
 
 def test_delayed_states_are_detected() -> None:
-    core = made(Late, 5, Powers())
+    core = make_core(Late, 5, Powers())
     program = ScanProgram(core, 1, core.num_states, 1, on_cpu=TARGETS[-1])
-    step, _ = program.specialize(*_split(sequences(core, 2, 3, 5)))
+    step, _ = program.specialize(*split_states(make_sequences(core, 2, 3, 5)))
     assert isinstance(step, RecurrentSpecialization)
     states = [Port(Role.STATE, i) for i in range(core.num_states)]
-    head, one, two, _, three, _ = states
-    assert step.trace.forward.shifts == {one: (head, 1), two: (head, 2), three: (head, 3)}
+    first, delay_1, delay_2, _, delay_3, _ = states
+    assert step.trace.forward.shifts == {delay_1: (first, 1), delay_2: (first, 2), delay_3: (first, 3)}
 
 
-def _split(tensors: Any) -> tuple[Any, Any]:
+def split_states(tensors: Any) -> tuple[Any, Any]:
     return tensors[:1], tensors[1:]
 
 
@@ -34,30 +36,37 @@ def _split(tensors: Any) -> tuple[Any, Any]:
 @pytest.mark.parametrize("num_steps", [1, 2, 7])
 @pytest.mark.parametrize("state_seqs", [False, True])
 @pytest.mark.long(all_but=["False-7-cpp"])
-def test_delays_step_by_step(
+def test_delays_run_step_by_step(
     state_seqs: bool, num_steps: int, target: TargetName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLEXSN_ONE_LAUNCH", "0")
-    check(num_steps, 3 if num_steps > 1 else 17, 5, target, state_seqs=state_seqs)  # 3 have no spikes in one step
+    check(
+        num_steps, 3 if num_steps > 1 else 17, 5, target, state_seqs=state_seqs
+    )  # 3 samples would not spike in one step
 
 
-@pytest.mark.parametrize("yes", [False, True])
+@pytest.mark.parametrize("is_exchanged", [False, True])
 @pytest.mark.parametrize("num_steps", [2, 7])
 @pytest.mark.long(all_but=["7-*"])
-def test_cores_with_delays_in_one_launch(num_steps: int, yes: bool, exchanged: Choose, launched: list[str]) -> None:  # noqa: F811
-    exchanged(yes)
+def test_cores_with_delays_run_in_one_launch(
+    num_steps: int,
+    is_exchanged: bool,
+    set_exchange: SetExchange,  # noqa: F811
+    launches: list[str],  # noqa: F811
+) -> None:
+    set_exchange(is_exchanged)
     check(num_steps, 17, 19, "triton")
-    assert launched == ["one launch"] * 3
+    assert launches == ["one launch"] * 3
 
 
 def check(num_steps: int, batch: int, size: int, target: TargetName, *, state_seqs: bool = False) -> None:
-    core = made(Late, size, Powers())
-    tensors = sequences(core, num_steps, batch, size)
+    core = make_core(Late, size, Powers())
+    tensors = make_sequences(core, num_steps, batch, size)
     with torch.no_grad():
         for ours, theirs in zip(run(core, tensors, target), run(core, tensors, None), strict=True):
             assert torch.equal(ours, theirs)
-    expected, expected_gradients = differentiated(core, tensors, None, state_seqs=state_seqs)
-    actual, gradients = differentiated(core, tensors, target, state_seqs=state_seqs)
+    expected, expected_gradients = differentiate(core, tensors, None, state_seqs=state_seqs)
+    actual, gradients = differentiate(core, tensors, target, state_seqs=state_seqs)
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
     assert 0 < float(expected[0].detach().mean()) < 1
     for a, b in zip(gradients, expected_gradients, strict=True):
@@ -66,16 +75,16 @@ def check(num_steps: int, batch: int, size: int, target: TargetName, *, state_se
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("yes", [False, True])
+@pytest.mark.parametrize("is_exchanged", [False, True])
 @pytest.mark.parametrize("interpolation", ["linear", "gaussian"])
 @pytest.mark.long(all_but=["linear-True"])
-def test_layers_with_delays_in_one_launch(
+def test_layers_with_delays_run_in_one_launch(
     interpolation: str,
-    yes: bool,
-    exchanged: Choose,  # noqa: F811
-    launched: list[str],  # noqa: F811
+    is_exchanged: bool,
+    set_exchange: SetExchange,  # noqa: F811
+    launches: list[str],  # noqa: F811
 ) -> None:
-    exchanged(yes)
+    set_exchange(is_exchanged)
     torch.manual_seed(0)
     delay = Delay(torch.rand(20) * 5, max_delay=5, learn=True, interpolation=interpolation)
     layer = Recurrent(LIF(), 20, delay=delay).to(DEVICE)
@@ -86,62 +95,62 @@ def test_layers_with_delays_in_one_launch(
         layer.reset()
         output = layer(x)
         results.append([output.detach(), *torch.autograd.grad(output.square().sum(), list(layer.parameters()))])
-    # Sums in products have another order.
+    # Kernels add the terms of products in another order, so a few spikes differ.
     assert (results[0][0] != results[1][0]).float().mean() < 0.01
     for a, b in zip(results[0][1:], results[1][1:], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
-    assert launched == ["one launch"] * 2
+    assert launches == ["one launch"] * 2
 
 
-@pytest.mark.parametrize(("needed", "count"), [(False, 6), (True, 7), (True, 18)])
+@pytest.mark.parametrize(("needs_initial_gradients", "count"), [(False, 6), (True, 7), (True, 18)])
 @pytest.mark.parametrize("interpolation", ["linear", "triangle"])
 @pytest.mark.long(all_but=["triangle-True-7"])
 def test_gradients_of_delayed_outputs_are_not_carried(
     interpolation: str,
-    needed: bool,
+    needs_initial_gradients: bool,
     count: int,
-    launched: list[str],  # noqa: F811
+    launches: list[str],  # noqa: F811
 ) -> None:
-    """Tests sums over products of later steps. These sums replace carried gradients, unless gradients of initial
-    outputs need carried gradients.
+    """Checks that sums over products of later steps replace the carried gradients of delayed outputs. Only the
+    gradients of initial outputs need carried gradients.
     """
     torch.manual_seed(0)
     width = {} if interpolation == "linear" else {"width": 2.5}
     delay = Delay(5 * torch.rand(20), max_delay=count, learn=True, interpolation=interpolation, **width)  # type: ignore[arg-type]
     layer = Recurrent(LIF(), 20, delay=delay).to(DEVICE)
     x = (3 * torch.rand(13, 17, 20)).to(DEVICE)
-    initial = [torch.rand(17, 20).to(DEVICE).requires_grad_(needed) for _ in range(count + 2)]
+    initial = [torch.rand(17, 20).to(DEVICE).requires_grad_(needs_initial_gradients) for _ in range(count + 2)]
     results = []
     for backend in ("torch", "triton"):
         layer.backend = backend
         layer.states = list(initial)
         output = layer(x)
-        leaves = [*layer.parameters(), *(initial if needed else ())]
+        leaves = [*layer.parameters(), *(initial if needs_initial_gradients else ())]
         results.append([output.detach(), *torch.autograd.grad(output.square().sum(), leaves)])
     assert (results[0][0] != results[1][0]).float().mean() < 0.01
     for a, b in zip(results[0][1:], results[1][1:], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
-    assert launched == ["one launch"] * 2
+    assert launches == ["one launch"] * 2
     (step,) = layer._get_program().specializations
     assert isinstance(step, RecurrentSpecialization)
     for plan in step.backward_plans.values():
         vjp = plan.segments[0].staged
         carried = [port for port in vjp.arguments if port.role is Role.GRAD_STATE]
-        assert len(carried) == (count + 2 if needed else 2)
-        assert len(vjp.later) == (0 if needed else count)
+        assert len(carried) == (count + 2 if needs_initial_gradients else 2)
+        assert len(vjp.later) == (0 if needs_initial_gradients else count)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("interpolation", ["linear", "triangle"])
 @pytest.mark.parametrize("shape", [(40, 33, 200), (12, 300, 256)])
-def test_delays_in_clusters(shape: tuple[int, int, int], interpolation: str) -> None:
-    """Checks that spikes equal those of the loop, because their sums are exact, and that gradients equal the loop
-    within the rounding of float32.
+def test_delays_run_in_clusters(shape: tuple[int, int, int], interpolation: str) -> None:
+    """Checks that spikes equal the loop, because all sums of spikes are exact, and that gradients equal the loop within
+    the rounding of float32.
     """
     width = {} if interpolation == "linear" else {"width": 4.0}
     torch.manual_seed(0)
-    times = torch.randint(1, 8 * 9, shape[-1:]) / 8
-    delay = Delay(times, max_delay=9, learn=True, interpolation=interpolation, **width)  # type: ignore[arg-type]
+    delays = torch.randint(1, 8 * 9, shape[-1:]) / 8
+    delay = Delay(delays, max_delay=9, learn=True, interpolation=interpolation, **width)  # type: ignore[arg-type]
     layer = Recurrent(LIF(), shape[-1], delay=delay).to("cuda")
     with torch.no_grad():
         layer.V.copy_((torch.randn(layer.V.shape) * 8).round() / 64)
@@ -164,9 +173,14 @@ def test_delays_in_clusters(shape: tuple[int, int, int], interpolation: str) -> 
 @pytest.mark.parametrize("interpolation", ["linear", "triangle"])
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.long(all_but=[f"{TARGETS[-1]}-linear-9"])
-def test_delays_with_many_states(target: TargetName, interpolation: str, max_delay: int, launched: list[str]) -> None:  # noqa: F811
-    """Tests sums over time for which the loop would otherwise not read the states. The backward needs more registers
-    than there are.
+def test_loop_of_the_backward_reads_few_delayed_states(
+    target: TargetName,
+    interpolation: str,
+    max_delay: int,
+    launches: list[str],  # noqa: F811
+) -> None:
+    """Checks that sums over time that need many delayed states run after the loop of the backward. The loop reads few
+    states, because it would otherwise need more registers than a kernel has.
     """
     torch.manual_seed(0)
     width = {} if interpolation == "linear" else {"width": 4.0}
@@ -194,4 +208,4 @@ def test_delays_with_many_states(target: TargetName, interpolation: str, max_del
         read = {view.source for part in in_loop for view in part.reads if view.source.role is Role.STATE}
         assert len(read) < 8
         assert any(part.phase is Phase.AFTER for part in vjp.parts)
-    assert "values go from step to step" not in "".join(launched)
+    assert "values go from step to step" not in "".join(launches)

@@ -1,6 +1,4 @@
-"""The digits demo as a newcomer runs it: the network learns, a figure is drawn, and mistakes are reported in one
-line.
-"""
+"""The digits demo, run as a new user runs it. The network learns, the demo draws a figure, and an error is one line."""
 
 from __future__ import annotations
 
@@ -19,9 +17,9 @@ DEMO = Path(__file__).parent.parent / "examples" / "digits.py"
 
 
 def run(*options: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    # The tests turn the interpreter on, but for a newcomer, it is off.
+    # The tests turn Triton's interpreter on, but for a new user, it is off.
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join(sys.path)  # relative paths would be wrong in another folder
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)  # relative paths would be wrong in the demo's folder
     return subprocess.run(
         [sys.executable, str(DEMO), *options],
         cwd=folder,
@@ -32,20 +30,20 @@ def run(*options: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def accuracy(output: str) -> float:
+def read_accuracy(output: str) -> float:
     match = re.search(r"^held-out accuracy ([0-9.]+)% after", output, re.MULTILINE)
     assert match is not None, output
     return float(match[1])
 
 
-def test_demo_learns_draws_and_names_the_backend(tmp_path: Path) -> None:
-    done = run("--device", "cpu", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert accuracy(done.stdout) >= 95.0
-    without = "torch: compiled kernels cannot run: there is no C"
-    assert done.stdout.startswith(("backend cpp: the tensors are on 'cpu'", f"backend {without}"))
-    assert done.stdout.count("held-out accuracy") == 26  # one line after each epoch, and a last line
-    assert "epoch  1/25" in done.stderr  # the progress bar
+def test_demo_learns_and_draws_a_figure(tmp_path: Path) -> None:
+    process = run("--device", "cpu", folder=tmp_path)
+    assert process.returncode == 0, process.stderr
+    assert read_accuracy(process.stdout) >= 95.0
+    unavailable = "torch: compiled kernels cannot run: there is no C"
+    assert process.stdout.startswith(("backend cpp: the tensors are on 'cpu'", f"backend {unavailable}"))
+    assert process.stdout.count("held-out accuracy") == 26  # 25 lines for the epochs, and one line for the result
+    assert "epoch  1/25" in process.stderr  # the progress bar
     assert (tmp_path / "digits.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -57,22 +55,22 @@ def test_seed_determines_the_result(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_backends_agree(tmp_path: Path, compiler: None) -> None:
+def test_backends_reach_the_same_accuracy(tmp_path: Path, compiler: None) -> None:
     accuracies = {}
     for backend, description in (("cpp", "cpp: asked for"), ("torch", "torch: asked for"), ("hop", "hop: asked for")):
-        done = run("--device", "cpu", "--epochs", "3", "--backend", backend, folder=tmp_path)
-        assert done.returncode == 0, done.stderr
-        assert f"backend {description}" in done.stdout
-        accuracies[backend] = accuracy(done.stdout)
+        process = run("--device", "cpu", "--epochs", "3", "--backend", backend, folder=tmp_path)
+        assert process.returncode == 0, process.stderr
+        assert f"backend {description}" in process.stdout
+        accuracies[backend] = read_accuracy(process.stdout)
     assert max(accuracies.values()) - min(accuracies.values()) < 1.0
 
 
 @pytest.mark.gpu
 def test_compiled_kernels_reach_the_same_accuracy(tmp_path: Path) -> None:
-    done = run("--device", "cuda", "--backend", "triton", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "backend triton" in done.stdout
-    assert accuracy(done.stdout) >= 95.0
+    process = run("--device", "cuda", "--backend", "triton", folder=tmp_path)
+    assert process.returncode == 0, process.stderr
+    assert "backend triton" in process.stdout
+    assert read_accuracy(process.stdout) >= 95.0
 
 
 @pytest.mark.parametrize(
@@ -96,15 +94,15 @@ def test_wrong_options_print_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_info:
         load("examples/digits.py").main(list(options))
-    assert_one_line(ended.value.code, *capsys.readouterr(), words)
+    assert_one_line(exit_info.value.code, *capsys.readouterr(), words)
 
 
 def test_unavailable_kernels_print_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_availability, "_INTERPRETED", False)  # for a newcomer, the interpreter is off
+    monkeypatch.setattr(_availability, "_INTERPRETED", False)  # for a new user, the interpreter is off
     monkeypatch.chdir(tmp_path)
     status = load("examples/digits.py").main(["--device", "cpu", "--backend", "triton"])
     assert_one_line(status, *capsys.readouterr(), "set TRITON_INTERPRET=1")

@@ -1,4 +1,4 @@
-"""The digits demo: with one seed, it learns equally on all backends."""
+"""Training of the digits demo. With the same seed, losses and accuracies are equal on all backends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def digits() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["digits"] = module  # its dataclass looks up this module
+    sys.modules["digits"] = module  # `dataclass` looks up the module of a class in `sys.modules`
     spec.loader.exec_module(module)
     return module
 
@@ -44,23 +44,23 @@ def learn(
 
 @pytest.mark.long
 @pytest.mark.usefixtures("interpreted")
-def test_short_run_on_the_cpu(digits: ModuleType) -> None:
-    size: dict[str, Any] = {"samples": 192, "steps": 3, "epochs": 2, "brightness": 16.0}
-    losses, accuracies = learn(digits, "torch", "cpu", **size)
-    assert accuracies[-1] > 0.3, "it should have begun to learn"
+def test_backends_learn_equally_on_the_cpu(digits: ModuleType) -> None:
+    settings: dict[str, Any] = {"samples": 192, "steps": 3, "epochs": 2, "brightness": 16.0}
+    losses, accuracies = learn(digits, "torch", "cpu", **settings)
+    assert accuracies[-1] > 0.3, "the network has not begun to learn"
     for backend in BACKENDS:
-        other_losses, other_accuracies = learn(digits, backend, "cpu", **size)
+        other_losses, other_accuracies = learn(digits, backend, "cpu", **settings)
         assert other_losses == pytest.approx(losses, rel=1e-4)
-        # The last bit of a weight may change one of the 360 answers.
+        # A difference in the last bit of a weight may change one of the 360 predictions.
         assert other_accuracies == pytest.approx(accuracies, abs=1.5 / 360)
 
 
 @pytest.mark.gpu
-def test_whole_run_on_the_gpu(digits: ModuleType) -> None:
-    size: dict[str, Any] = {"samples": 1437, "steps": 8, "epochs": 25, "brightness": 1.0}
-    losses, accuracies = learn(digits, "torch", "cuda", **size)
+def test_backends_learn_equally_on_the_gpu(digits: ModuleType) -> None:
+    settings: dict[str, Any] = {"samples": 1437, "steps": 8, "epochs": 25, "brightness": 1.0}
+    losses, accuracies = learn(digits, "torch", "cuda", **settings)
     assert accuracies[-1] > 0.95
     for backend in BACKENDS:
-        other_losses, other_accuracies = learn(digits, backend, "cuda", **size)
+        other_losses, other_accuracies = learn(digits, backend, "cuda", **settings)
         assert other_losses[0] == pytest.approx(losses[0], rel=1e-2)
         assert other_accuracies[-1] == pytest.approx(accuracies[-1], abs=0.015)

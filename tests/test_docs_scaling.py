@@ -1,4 +1,4 @@
-"""The page on several GPUs: it agrees with the stored table of scaling."""
+"""The page about training on several GPUs. Its efficiencies equal the stored table."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from scripts import ROOT
 
 
-def test_page_has_the_efficiencies_of_the_table() -> None:
+def test_page_has_the_stored_efficiencies() -> None:
     table = (ROOT / "benchmarks" / "results" / "scaling.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ([^|]+) \| (ddp|fsdp) \| (\d) \| .* \| ([\d.]+) \|$", table, re.MULTILINE)
     expected: dict[tuple[str, str], list[str]] = {}

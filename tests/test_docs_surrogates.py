@@ -1,4 +1,4 @@
-"""The figure of the surrogates: it shows all surrogates, and equals the figure that the script draws."""
+"""The figure of the surrogates. It shows all surrogates, like the figure that the script draws."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from flexsn_nn import surrogate
 IMAGE = ROOT / "docs" / "images" / "surrogates.svg"
 
 
-def names_of_surrogates() -> set[str]:
-    """Returns the names of the classes that can be instantiated, without aliases."""
+def list_surrogates() -> set[str]:
+    """Returns the names of all surrogate classes, without aliases and without the base class."""
     classes = [getattr(surrogate, name) for name in surrogate.__all__ if inspect.isclass(getattr(surrogate, name))]
     return {kind.__name__ for kind in classes if kind is not surrogate.Surrogate}
 
@@ -22,9 +22,9 @@ def names_of_surrogates() -> set[str]:
 def test_script_draws_all_surrogates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = load("docs/plot_surrogates.py")
     assert script.main(["--out", str(tmp_path / "drawn.svg")]) == 0
-    assert capsys.readouterr().out.startswith(f"{len(names_of_surrogates())} surrogates in ")
+    assert capsys.readouterr().out.startswith(f"{len(list_surrogates())} surrogates in ")
     titles = [script.title(g) for g in script.surrogates()]
-    assert {title.split("(")[0] for title in titles} == names_of_surrogates()
+    assert {title.split("(")[0] for title in titles} == list_surrogates()
     figure, stored = (tmp_path / "drawn.svg").read_text(), IMAGE.read_text()
     for title in titles:
         assert f">{title}<" in figure, title
@@ -33,5 +33,5 @@ def test_script_draws_all_surrogates(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_page_lists_all_surrogates() -> None:
     page = (ROOT / "docs" / "surrogates.md").read_text(encoding="utf-8")
-    missing = [name for name in sorted(names_of_surrogates()) if f"| `{name}" not in page]
+    missing = [name for name in sorted(list_surrogates()) if f"| `{name}" not in page]
     assert missing == []

@@ -1,4 +1,4 @@
-"""examples/convert.py: a converted network has the same spikes and gradients as the original."""
+"""`examples/convert.py`: a converted network has the same spikes and gradients as the original."""
 
 from __future__ import annotations
 

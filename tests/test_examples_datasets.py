@@ -1,5 +1,5 @@
-"""`examples/datasets/`: the examples get from files to an accuracy. torchvision and tonic can read the files that the
-examples write.
+"""`examples/datasets/`: the examples train on data in files. torchvision and tonic can read the files that the examples
+write.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from training import History, draw
 
 from flexsn_nn import plot
 
-# For each example: the reader of its files, the number of epochs, and an accuracy that it exceeds. Guesses would reach
-# 10, 9 and 5 %.
+# READERS contains the package that reads the files of an example. LEARNS contains a number of epochs, and an accuracy
+# in percent that the example then exceeds. Guesses would reach 10, 9 and 5 %.
 NAMES = ["images", "events", "audio"]
 READERS = {"images": "torchvision", "events": "tonic", "audio": "tonic"}
 LEARNS = {"images": (1, 80.0), "events": (4, 40.0), "audio": (3, 50.0)}
 
 
-def example(name: str) -> ModuleType:
+def load_example(name: str) -> ModuleType:
     pytest.importorskip(READERS[name])
     return load(f"examples/datasets/{name}.py")
 
 
-def small(name: str, folder: Path) -> None:
-    """Reduces the number of files, so that a test is short."""
-    module = example(name)
+def write_small_data(name: str, folder: Path) -> None:
+    """Writes the data of an example to `folder`, with few samples, so that a test is short."""
+    module = load_example(name)
     if name == "images":
         generator = torch.Generator().manual_seed(0)
         (folder / "MNIST" / "raw").mkdir(parents=True)
@@ -53,11 +53,11 @@ def small(name: str, folder: Path) -> None:
 @pytest.mark.long(all_but=["audio"])
 @pytest.mark.parametrize("name", NAMES)
 def test_example_without_arguments_learns_and_draws(name: str, tmp_path: Path) -> None:
-    example(name)
-    epochs, beyond = LEARNS[name]
-    # Runs the example as a user does, without the settings of the tests, and in an empty folder.
+    load_example(name)
+    epochs, least_accuracy = LEARNS[name]
+    # The example runs as a user runs it: in an empty folder, and without the settings of the tests.
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, str(ROOT / "examples" / "datasets" / f"{name}.py"), "--epochs", str(epochs)],
         cwd=tmp_path,
         env={**environment, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)},
@@ -65,13 +65,15 @@ def test_example_without_arguments_learns_and_draws(name: str, tmp_path: Path) -
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("no --data: ")  # the output says that the real data are missing
-    reached = re.search(rf"^held-out accuracy ([\d.]+)% after {epochs} epochs", done.stdout, re.MULTILINE)
-    assert reached is not None, done.stdout
-    assert float(reached[1]) > beyond
-    assert f"epoch {epochs}/{epochs}:" in done.stderr  # the progress bar
-    assert [path.name for path in tmp_path.iterdir()] == [f"{name}.png"]  # the generated data are deleted
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.startswith("no --data: ")  # the output says that the real data are missing
+    match = re.search(rf"^held-out accuracy ([\d.]+)% after {epochs} epochs", process.stdout, re.MULTILINE)
+    assert match is not None, process.stdout
+    assert float(match[1]) > least_accuracy
+    assert f"epoch {epochs}/{epochs}:" in process.stderr  # the progress bar
+    assert [path.name for path in tmp_path.iterdir()] == [
+        f"{name}.png"
+    ]  # the example deletes the data that it generated
     assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -81,32 +83,32 @@ def test_example_without_arguments_learns_and_draws(name: str, tmp_path: Path) -
 def test_resumed_run_equals_an_uninterrupted_run(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small(name, tmp_path / "data")
+    write_small_data(name, tmp_path / "data")
     monkeypatch.chdir(tmp_path)
-    main = example(name).main
+    main = load_example(name).main
 
     def run(epochs: int, folder: str) -> str:
         assert main(["--data", "data", "--checkpoint", folder, "--epochs", str(epochs), "--batch", "30"]) == 0
         return capsys.readouterr().out
 
-    def checkpoint_in(folder: str) -> dict[str, Any]:
+    def load_checkpoint(folder: str) -> dict[str, Any]:
         checkpoint: dict[str, Any] = torch.load(tmp_path / folder / "last.pt", weights_only=True)
         return checkpoint
 
     assert "no --data" not in run(2, "straight")
     run(1, "broken")
-    stopped = checkpoint_in("broken")
+    stopped = load_checkpoint("broken")
     assert "resumed after 1 epochs" in run(2, "broken")
-    straight, broken = checkpoint_in("straight"), checkpoint_in("broken")
+    straight, broken = load_checkpoint("straight"), load_checkpoint("broken")
     assert len(straight["history"]["losses"]) == 2
     assert broken["history"] == straight["history"]
     for key, weights in straight["network"].items():
         assert torch.equal(broken["network"][key], weights)
     assert any(not torch.equal(stopped["network"][key], weights) for key, weights in straight["network"].items())
     # The checkpoint already contains all epochs.
-    done = run(2, "broken")
-    assert "epoch 2/2" not in done
-    assert f"{straight['history']['accuracies'][-1]:.2%} after 2 epochs" in done
+    output = run(2, "broken")
+    assert "epoch 2/2" not in output
+    assert f"{straight['history']['accuracies'][-1]:.2%} after 2 epochs" in output
 
 
 @pytest.mark.long
@@ -114,9 +116,9 @@ def test_resumed_run_equals_an_uninterrupted_run(
 def test_recurrent_layers_learn_words(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small("audio", tmp_path / "data")
+    write_small_data("audio", tmp_path / "data")
     monkeypatch.chdir(tmp_path)
-    module = example("audio")
+    module = load_example("audio")
     weights = [name for name, _ in module.Network("torch", recurrent=True).named_parameters() if "recurrent" in name]
     assert weights == ["layers.2.recurrent.weight", "layers.4.recurrent.weight"]
     assert module.main(["--data", "data", "--recurrent", "--epochs", "1", "--batch", "30"]) == 0
@@ -127,18 +129,18 @@ def test_recurrent_layers_learn_words(
 @pytest.mark.usefixtures("loops")
 @one_thread()
 @pytest.mark.parametrize("name", ["events", "audio"])
-def test_paper_networks_accept_the_files(
+def test_networks_of_the_paper_accept_the_files(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small(name, tmp_path / "data")
+    write_small_data(name, tmp_path / "data")
     monkeypatch.chdir(tmp_path)
     arguments = ["--data", "data", "--paper", "--width", "4", "--epochs", "1", "--batch", "30", "--lr", "0.01"]
-    assert example(name).main(arguments) == 0
+    assert load_example(name).main(arguments) == 0
     assert "held-out accuracy" in capsys.readouterr().out
 
 
 def test_torchvision_reads_the_written_images(tmp_path: Path) -> None:
-    images = example("images")
+    images = load_example("images")
     from sklearn.datasets import load_digits
 
     images.write_digits(tmp_path, seed=0)
@@ -153,52 +155,52 @@ def test_torchvision_reads_the_written_images(tmp_path: Path) -> None:
 
 
 def test_tonic_reads_the_written_recordings(tmp_path: Path) -> None:
-    events = example("events")
+    events = load_example("events")
     events.write_recordings(tmp_path, seed=0, users=(10, 10))
     recordings = events.DVSGesture(str(tmp_path), train=False)
     framed = events.DVSGesture(str(tmp_path), train=False, transform=events.frames())
     assert len(recordings) == 110
     assert sorted(recordings.targets) == sorted(list(range(11)) * 10)
     lengths = set()
-    for number in range(0, 110, 9):
-        events_of_recording, target = recordings[number]
-        stored = np.load(recordings.data[number])
-        assert target == int(Path(recordings.data[number]).stem)
+    for index in range(0, 110, 9):
+        events_of_recording, target = recordings[index]
+        stored = np.load(recordings.data[index])
+        assert target == int(Path(recordings.data[index]).stem)
         assert events_of_recording["t"].tolist() == (stored[:, 3] * 1000).tolist()  # times are in microseconds
         assert (np.diff(events_of_recording["t"]) >= 0).all()
         assert set(events_of_recording["p"]) == {False, True}
-        frames, _ = framed[number]
+        frames, _ = framed[index]
         assert frames.shape[1:] == (2, events.SIDE, events.SIDE)
         # Each event is in exactly one frame, at its pixel on the smaller sensor.
         counted = np.zeros(frames.shape, dtype=int)
         elapsed = events_of_recording["t"] - events_of_recording["t"][0]
-        places = (
+        indices = (
             elapsed // events.WINDOW,
             events_of_recording["p"].astype(int),
             events_of_recording["y"] // 4,
             events_of_recording["x"] // 4,
         )
-        np.add.at(counted, places, 1)
+        np.add.at(counted, indices, 1)
         assert (frames == counted).all()
         lengths.add(len(frames))
     assert len(lengths) > 3
 
 
 def test_tonic_reads_the_written_words(tmp_path: Path) -> None:
-    audio = example("audio")
+    audio = load_example("audio")
     audio.write_words(tmp_path, seed=0, counts=(40, 20))
     words = audio.SHD(str(tmp_path), train=True)
     counted = audio.SHD(str(tmp_path), train=True, transform=audio.frames())
     assert (len(words), len(audio.SHD(str(tmp_path), train=False))) == (40, 20)
-    assert [int(words[number][1]) for number in range(40)] == list(range(20)) * 2
+    assert [int(words[index][1]) for index in range(40)] == list(range(20)) * 2
     random = np.random.default_rng(0)
     lengths = set()
-    for number in range(40):
-        seconds, channels = audio.synthetic_word(number % 20, random)
-        spikes, _ = words[number]
+    for index in range(40):
+        seconds, channels = audio.synthetic_word(index % 20, random)
+        spikes, _ = words[index]
         assert spikes["t"] == pytest.approx(1e6 * seconds, rel=1e-3, abs=10)  # times are float16, as in the real files
         assert spikes["x"].tolist() == channels.astype(int).tolist()
-        counts, _ = counted[number]
+        counts, _ = counted[index]
         assert counts.shape[1:] == (1, audio.CHANNELS)
         assert counts.sum() == len(seconds)
         lengths.add(len(counts))
@@ -209,38 +211,40 @@ def test_tonic_reads_the_written_words(tmp_path: Path) -> None:
 @one_thread()
 @pytest.mark.parametrize("name", ["events", "audio"])
 def test_drawn_rates_exclude_padding(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compares the mean rate of a batch with the mean of the rates of its samples, each run separately."""
-    module = example(name)
+    """Checks that the drawn rates of a padded batch are the means of the rates that its samples have in separate
+    runs.
+    """
+    module = load_example(name)
     drawings: list[dict[str, float]] = []
-    real = plot.firing_rates
+    firing_rates = plot.firing_rates
 
-    def watched(rates: dict[str, float], ax: Any) -> Any:
+    def record(rates: dict[str, float], ax: Any) -> Any:
         drawings.append(rates)
-        return real(rates, ax=ax)
+        return firing_rates(rates, ax=ax)
 
-    monkeypatch.setattr(plot, "firing_rates", watched)
-    small(name, tmp_path / "data")
+    monkeypatch.setattr(plot, "firing_rates", record)
+    write_small_data(name, tmp_path / "data")
     torch.manual_seed(0)
     network = module.Network("torch")
-    chosen = Namespace(device="cpu", out=tmp_path / "a.png")
-    kind = module.DVSGesture if name == "events" else module.SHD
-    read = kind(str(tmp_path / "data"), train=False, transform=module.frames())
-    samples = [read[number] for number in (0, 3, 7, 11)]
+    options = Namespace(device="cpu", out=tmp_path / "a.png")
+    dataset_class = module.DVSGesture if name == "events" else module.SHD
+    dataset = dataset_class(str(tmp_path / "data"), train=False, transform=module.frames())
+    samples = [dataset[index] for index in (0, 3, 7, 11)]
     batches = [module.pad_sequences(samples), *(module.pad_sequences([sample]) for sample in samples)]
     assert len(batches[0][1].unique()) > 1
     for batch in batches:
-        draw(network, History([1.0], [0.5]), batch, chosen)
-    together, *alone = drawings
-    assert together
-    for layer, rate in together.items():
-        assert rate == pytest.approx(sum(rates[layer] for rates in alone) / 4, rel=1e-5)
+        draw(network, History([1.0], [0.5]), batch, options)
+    batch_rates, *sample_rates = drawings
+    assert batch_rates
+    for layer, rate in batch_rates.items():
+        assert rate == pytest.approx(sum(rates[layer] for rates in sample_rates) / 4, rel=1e-5)
         assert 0 < rate < 1
 
 
 @pytest.mark.parametrize("epochs", ["0", "-1", "x"])
-def test_wrong_numbers_of_epochs_are_refused(epochs: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_epochs_must_be_a_positive_integer(epochs: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        example("images").main(["--epochs", epochs])
+        load_example("images").main(["--epochs", epochs])
     assert f"'{epochs}' is not a whole number above 0" in capsys.readouterr().err
 
 
@@ -250,9 +254,9 @@ def test_example_learns_in_compiled_kernels(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    epochs, beyond = LEARNS[name]
-    main = example(name).main
+    epochs, least_accuracy = LEARNS[name]
+    main = load_example(name).main
     assert main(["--device", "cuda", "--backend", "triton", "--epochs", str(epochs)]) == 0
-    reached = re.search(rf"held-out accuracy ([\d.]+)% after {epochs} epochs", capsys.readouterr().out)
-    assert reached is not None
-    assert float(reached[1]) > beyond
+    match = re.search(rf"held-out accuracy ([\d.]+)% after {epochs} epochs", capsys.readouterr().out)
+    assert match is not None
+    assert float(match[1]) > least_accuracy

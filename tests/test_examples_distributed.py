@@ -15,9 +15,9 @@ from scripts import load, one_thread
 EXAMPLE = Path(__file__).parents[1] / "examples" / "distributed.py"
 
 
-def run_two(*options: str, folder: Path) -> str:
+def run_on_two_processes(*options: str, folder: Path) -> str:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, *launcher, str(EXAMPLE), "--device", "cpu", *options],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -25,16 +25,16 @@ def run_two(*options: str, folder: Path) -> str:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sets the environment that torchrun would set if this were the only process."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+def single_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sets the environment variables that torchrun would set for a single process."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
     variables = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     for name, value in variables.items():
         monkeypatch.setenv(name, str(value))
@@ -43,17 +43,17 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.long(all_but=["fsdp"])
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_training_resumes_with_another_number_of_processes(
-    strategy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], launched: None
+    strategy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], single_process: None
 ) -> None:
     options = ("--strategy", strategy, "--checkpoint", str(tmp_path / "kept"), "--epochs", "2")
-    output = run_two(*options, folder=tmp_path)
-    reached = re.search(r"held-out accuracy ([0-9.]+%) on 2 processes", output)
-    assert reached is not None, output
-    assert float(reached[1].rstrip("%")) > 80
+    output = run_on_two_processes(*options, folder=tmp_path)
+    match = re.search(r"held-out accuracy ([0-9.]+%) on 2 processes", output)
+    assert match is not None, output
+    assert float(match[1].rstrip("%")) > 80
     assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["epoch_1", "epoch_2"]
     with one_thread():
         assert load("examples/distributed.py").main(["--device", "cpu", *options]) == 0
-    assert f"resumed after 2 epochs, accuracy {reached[1]}\n" in capsys.readouterr().out
+    assert f"resumed after 2 epochs, accuracy {match[1]}\n" in capsys.readouterr().out
 
 
 def test_error_without_torchrun_names_the_command(

@@ -1,4 +1,6 @@
-"""examples/evidence.py: learned time constants grow towards the time scale of the task, and then solve the task."""
+"""`examples/evidence.py`: learned time constants grow towards the time scale of the task. With them, the network solves
+the task.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +28,6 @@ def test_task_needs_many_steps() -> None:
     assert clicks.unique().tolist() == [0.0, 1.0]
     rates = clicks.mean(0)
     assert rates[answers == 0].mean(0).tolist() == pytest.approx([0.34, 0.26], abs=0.01)
-    counts_say = (rates[:, 1] > rates[:, 0]).long()
-    assert (counts_say == answers).float().mean() > 0.95  # all steps together contain the answer
-    assert (clicks[-1, :, 1] > clicks[-1, :, 0]).eq(answers == 1).float().mean() < 0.65  # a single step does not
+    predictions = (rates[:, 1] > rates[:, 0]).long()
+    assert (predictions == answers).float().mean() > 0.95  # the counts of all steps determine the answer
+    assert (clicks[-1, :, 1] > clicks[-1, :, 0]).eq(answers == 1).float().mean() < 0.65  # the last step alone does not

@@ -1,4 +1,4 @@
-"""examples/long_sequence.py: the network learns, and segments of time change its results only by rounding."""
+"""`examples/long_sequence.py`: the network learns, and segments of time only change the rounding of its results."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def test_network_learns_tones() -> None:
     assert result.accuracy > 0.5  # guesses would reach 0.25
 
 
-def test_data_match_their_description() -> None:
+def test_data_have_the_documented_tones_and_sizes() -> None:
     data = example.waves(40, 1600, seed=1)
     assert data.train_x.shape == data.test_x.shape == (40, 1600)
     for sound, label in zip(data.train_x, data.train_y, strict=True):
-        loudest = int(torch.fft.rfft(sound).abs().argmax()) * example.RATE / 1600
-        assert loudest == example.TONES[label]
+        loudest_frequency = int(torch.fft.rfft(sound).abs().argmax()) * example.RATE / 1600
+        assert loudest_frequency == example.TONES[label]
     digits = example.pixels(2000, seed=0)
     assert (len(digits.train_x), len(digits.test_x)) == (1437, 360)
     assert digits.train_x.shape[1] == 784

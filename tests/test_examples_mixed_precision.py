@@ -1,4 +1,4 @@
-"""examples/mixed_precision.py: the state has the chosen precision, and a membrane with slow decay shows the effect."""
+"""`examples/mixed_precision.py`: states have the chosen precision. A membrane with slow decay needs float32."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ CPU = torch.device("cpu")
 @pytest.mark.long(all_but=["autocast, eager"])
 @one_thread()
 @pytest.mark.parametrize("way", list(mixed.WAYS))
-def test_training_in_each_precision(way: str) -> None:
+def test_network_learns_in_each_precision(way: str) -> None:
     autocast, precision = mixed.WAYS[way]
     result = mixed.train(autocast, precision, updates=30, seed=0, device=CPU)
     assert result.accuracy > 0.8
     assert result.losses[-1] < 0.2 * result.losses[0]
-    wide = not autocast or precision == "float32"
-    assert result.state_dtype == (torch.float32 if wide else torch.bfloat16)
+    is_float32 = not autocast or precision == "float32"
+    assert result.state_dtype == (torch.float32 if is_float32 else torch.bfloat16)
     assert result.spike_dtype == (torch.bfloat16 if autocast else torch.float32)
 
 
 @pytest.mark.long(all_but=["torch"])
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_slow_membrane_needs_float32(backend: str, interpreted: None) -> None:
-    right = 1 - math.exp(-2)
-    assert mixed.slow_membrane("float32", torch.bfloat16, CPU, backend) == pytest.approx(right, abs=1e-3)
+    exact = 1 - math.exp(-2)
+    assert mixed.slow_membrane("float32", torch.bfloat16, CPU, backend) == pytest.approx(exact, abs=1e-3)
     assert mixed.slow_membrane("eager", torch.bfloat16, CPU, backend) == 0.5

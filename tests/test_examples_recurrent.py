@@ -1,4 +1,6 @@
-"""examples/recurrent.py: a network with recurrent weights remembers a cue; a network without them forgets it."""
+"""`examples/recurrent.py`: a network with recurrent weights remembers a cue, and a network without recurrent weights
+forgets the cue.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,13 @@ CPU = torch.device("cpu")
 
 
 @one_thread()
-def test_only_recurrent_weights_remember_the_cue() -> None:
-    alone, connected = (recurrent.train(way, steps=40, epochs=2, seed=0, device=CPU) for way in (False, True))
-    assert alone.accuracy < 0.4
-    assert connected.accuracy > 0.6
-    assert connected.losses[-1] < 0.75 * alone.losses[-1]
+def test_only_recurrent_networks_remember_the_cue() -> None:
+    feedforward, recurrent_result = (
+        recurrent.train(is_recurrent, steps=40, epochs=2, seed=0, device=CPU) for is_recurrent in (False, True)
+    )
+    assert feedforward.accuracy < 0.4
+    assert recurrent_result.accuracy > 0.6
+    assert recurrent_result.losses[-1] < 0.75 * feedforward.losses[-1]
 
 
 def test_cue_is_only_in_the_first_steps() -> None:

@@ -1,4 +1,4 @@
-"""examples/resonator.py: the neuron follows its equation, prefers its own period, and learns."""
+"""`examples/resonator.py`: the neuron follows its equation and prefers its own period, and a network learns."""
 
 from __future__ import annotations
 

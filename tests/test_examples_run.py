@@ -1,4 +1,4 @@
-"""Short runs of all examples from the command line. Each example prints its documented lines."""
+"""Short runs of all examples, with arguments of the command line. Each example prints the expected lines."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ RUNS = {
     "vowels": (["--data", "made", "--epochs", "1"], r"of 48 recordings in 8 streams; scores differ .* by \de-0"),
     "truncated_bptt": (["--steps", "64", "--chunk", "16", "--passes", "1"], r"the last chunk differs by 0\.0e\+00 "),
 }
-# These examples have their own tests, in other files.
-ELSEWHERE = {"digits", "distributed", "gated_activation", "images", "events", "audio", "training"}
+# Other test files run these examples.
+TESTED_ELSEWHERE = {"digits", "distributed", "gated_activation", "images", "events", "audio", "training"}
 
 
 def test_every_example_has_a_run() -> None:
-    assert {path.stem for path in ROOT.glob("examples/**/*.py")} == RUNS.keys() | ELSEWHERE
+    assert {path.stem for path in ROOT.glob("examples/**/*.py")} == RUNS.keys() | TESTED_ELSEWHERE
 
 
 @pytest.mark.long(all_but=["convert", "truncated_bptt"])
@@ -38,17 +38,17 @@ def test_example_runs(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    arguments, printed = RUNS[name]
+    arguments, pattern = RUNS[name]
     assert load(f"examples/{name}.py").main(arguments) == 0
-    assert re.search(printed, capsys.readouterr().out)
+    assert re.search(pattern, capsys.readouterr().out)
     assert list(tmp_path.iterdir()) == []  # no example writes files by default
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", sorted(RUNS))
 def test_example_runs_in_compiled_kernels(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments, printed = RUNS[name]
+    arguments, pattern = RUNS[name]
     assert load(f"examples/{name}.py").main([*arguments, "--device", "cuda", "--backend", "triton"]) == 0
     out = capsys.readouterr().out
-    # In chunks, sums over time have another order, so gradients only agree up to rounding.
-    assert re.search(printed.replace(r"0\.0e\+00", r"\d\.\de[+-]\d+"), out)
+    # Chunks change the order of sums over time, so gradients only agree up to rounding.
+    assert re.search(pattern.replace(r"0\.0e\+00", r"\d\.\de[+-]\d+"), out)

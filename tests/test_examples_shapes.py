@@ -1,4 +1,4 @@
-"""examples/shapes.py: the neurons follow their equations, in kernels and in the loop, and learn."""
+"""`examples/shapes.py`: kernels equal the loop, neurons follow their equations, and layers learn."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def test_inhibitory_neurons_reduce_spikes() -> None:
         inhibited = layer(x).sum()
         layer.reset()
         layer.back.zero_()
-        alone = layer(x).sum()
-    assert inhibited < alone
+        uninhibited = layer(x).sum()
+    assert inhibited < uninhibited
 
 
 @one_thread()

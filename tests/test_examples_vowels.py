@@ -1,4 +1,4 @@
-"""examples/vowels.py: streams with resets give the same scores as padded recordings, and delays are learned."""
+"""`examples/vowels.py`: streams with resets and padded recordings have the same scores, and a network learns delays."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ CPU = torch.device("cpu")
 def test_stream_separates_recordings_by_silence() -> None:
     torch.manual_seed(0)
     recordings = vowels.made(count=40).train
-    x, resets, owner = vowels.stream(recordings)
+    x, resets, owners = vowels.stream(recordings)
     for i, (recording, _) in enumerate(recordings):
-        t, row = (owner == i).nonzero()[0].tolist()
+        t, row = (owners == i).nonzero()[0].tolist()
         assert torch.equal(x[t : t + len(recording), row], recording)
         assert resets[t, row]
-        assert bool((owner[t + len(recording) :][: vowels.MOST, row] == -1).all())
+        assert bool((owners[t + len(recording) :][: vowels.MOST, row] == -1).all())
     assert int(resets.sum()) == len(recordings)
-    assert not x[owner == -1].any()
+    assert not x[owners == -1].any()
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])

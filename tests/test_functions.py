@@ -1,4 +1,4 @@
-"""Some rows of `benchmarks/functions.py`: typical functions in `pointwise`, compared with eager mode."""
+"""Rows of the table of `benchmarks/functions.py`: typical functions run in `pointwise`, compared with eager mode."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import functions
 from function_catalog import ROWS_BY_NAME, Row, rows
 
-# Functions that `pointwise` refuses, each with words from the error's advice.
+# For each function that `pointwise` refuses: words that the error contains.
 REFUSED = {"complex_rotation": "two tensors"}
 KINDS = {"activation", "gated, cells", "loss", "optimizer step", "quantiser", "tone curve", "ODE", "statistics"}
 
 
-def test_there_are_functions_of_all_kinds() -> None:
+def test_catalog_has_functions_of_all_kinds() -> None:
     assert {row.kind for row in rows()} == KINDS
     assert len(rows()) >= 83
     assert len(REFUSED) <= (1.0 - functions.NEEDED) * len(rows())
@@ -29,17 +29,17 @@ def test_there_are_functions_of_all_kinds() -> None:
 def test_function_works_in_all_dtypes(row: Row) -> None:
     computations = [functions.values, *([functions.gradients] if row.gradient else [])]
     outcomes = {(c.__name__, d): functions.check(row, d, c) for c in computations for d in functions.DTYPES}
-    assert {place: outcome for place, outcome in outcomes.items() if not outcome.works} == {}
+    assert {key: outcome for key, outcome in outcomes.items() if not outcome.works} == {}
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refusals_give_advice(name: str) -> None:
+def test_errors_give_advice(name: str) -> None:
     outcome = functions.check(ROWS_BY_NAME[name], torch.float32, functions.values)
     assert outcome.verdict == "refused"
     assert REFUSED[name] in outcome.why
 
 
-def test_wrong_result_is_found() -> None:
+def test_wrong_results_are_detected() -> None:
     expected = torch.tensor([1.0, 2.0])
     exact = expected.double()
     assert functions.judge(expected, expected, exact) == ""

@@ -1,4 +1,4 @@
-"""Reductions over the neurons of a row inside a step: kernels and library reductions, compared with the loop."""
+"""Steps that reduce values over the neurons of a row. Kernels and a library's reductions are compared with the loop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from inhibiting_cores import CELLS, Divided, ExciteInhibit, First, Lateral, Normed, Soft, Winner
 from recurrent_cores import Cell, Dense
-from test_recurrent import DEVICE, TARGETS, differentiated, made, run, sequences
+from test_recurrent import DEVICE, TARGETS, differentiate, make_core, make_sequences, run
 from torch import Tensor
 
 from flexsn_nn import FlexSN
@@ -18,8 +18,8 @@ cells = pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)
 
 
 def check(core: Cell, tensors: list[Tensor], target: TargetName, *, rtol: float = 1e-10, atol: float = 1e-10) -> None:
-    expected, expected_gradients = differentiated(core, tensors, None)
-    actual, gradients = differentiated(core, tensors, target)
+    expected, expected_gradients = differentiate(core, tensors, None)
+    actual, gradients = differentiate(core, tensors, target)
     for a, b in zip([*actual, *gradients], [*expected, *expected_gradients], strict=True):
         assert (a is None) == (b is None)
         if a is not None:
@@ -33,25 +33,25 @@ def check(core: Cell, tensors: list[Tensor], target: TargetName, *, rtol: float 
 @pytest.mark.parametrize("target", TARGETS)
 @cells
 def test_results_and_gradients_equal_the_loop(cell: type[Cell], target: TargetName) -> None:
-    core = made(cell, 9, Dense(), torch.float64, soft=True)
-    tensors = sequences(core, 5, 61, 9, dtype=torch.float64)
+    core = make_core(cell, 9, Dense(), torch.float64, soft=True)
+    tensors = make_sequences(core, 5, 61, 9, dtype=torch.float64)
     check(core, tensors, target)
 
 
 @pytest.mark.long(all_but=["Winner-(9, 9)"])
 @pytest.mark.parametrize("step", [(9, 9), (1, 6), (7,), (3, 2, 5), (4, 1)], ids=str)
 @pytest.mark.parametrize("cell", [Divided, Winner], ids=lambda cell: cell.__name__)
-def test_steps_of_other_shapes(cell: type[Cell], step: tuple[int, ...]) -> None:
+def test_steps_may_have_other_shapes(cell: type[Cell], step: tuple[int, ...]) -> None:
     if cell is Divided and step[-1] == 1:
         step = (4, 2)  # a reduction over one element is not traced as a sum
-    core = made(cell, step[-1], Dense(), torch.float64, soft=True)
-    check(core, sequences(core, 3, *step, dtype=torch.float64), TARGETS[-1])
+    core = make_core(cell, step[-1], Dense(), torch.float64, soft=True)
+    check(core, make_sequences(core, 3, *step, dtype=torch.float64), TARGETS[-1])
 
 
 @pytest.mark.long(all_but=["*Winner*"])
 @pytest.mark.parametrize("cell", [Soft, Winner], ids=lambda cell: cell.__name__)
-def test_gradcheck(cell: type[Cell]) -> None:
-    core = made(cell, 4, Dense(), torch.float64, soft=True)
+def test_gradients_equal_finite_differences(cell: type[Cell]) -> None:
+    core = make_core(cell, 4, Dense(), torch.float64, soft=True)
     generator = torch.Generator().manual_seed(3)
     shapes = [(3, 2, 4), (2, 4), (2, 4)]
     tensors = [torch.randn(s, generator=generator, dtype=torch.float64).to(DEVICE).requires_grad_() for s in shapes]
@@ -61,23 +61,23 @@ def test_gradcheck(cell: type[Cell]) -> None:
 
 
 @pytest.mark.parametrize("cell", [Winner, First], ids=lambda cell: cell.__name__)
-def test_ties_equal_torch(cell: type[Cell]) -> None:
-    """Tests equal maxima. They share the gradient, unless the position of the maximum is also used; then the first
-    maximum has the gradient.
+def test_gradients_of_equal_maxima_equal_the_loop(cell: type[Cell]) -> None:
+    """Checks the gradients of equal maxima. Equal maxima share the gradient. If the step also uses the position of the
+    maximum, the first maximum receives the whole gradient.
     """
-    core = made(cell, 8, Dense())
-    tensors = [torch.ones_like(t).requires_grad_() for t in sequences(core, 4, 6, 8)]
+    core = make_core(cell, 8, Dense())
+    tensors = [torch.ones_like(t).requires_grad_() for t in make_sequences(core, 4, 6, 8)]
     with torch.no_grad():
         tensors[0][:, :, :4] += 1
-    expected, expected_gradients = differentiated(core, tensors, None)
-    actual, gradients = differentiated(core, tensors, TARGETS[-1])
+    expected, expected_gradients = differentiate(core, tensors, None)
+    actual, gradients = differentiate(core, tensors, TARGETS[-1])
     for a, b in zip([*actual, *gradients], [*expected, *expected_gradients], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
 
 
 def test_exact_sums_are_bitwise_equal() -> None:
-    core = made(Lateral, 8, Dense())
-    tensors = sequences(core, 3, 67, 8, bits=2)
+    core = make_core(Lateral, 8, Dense())
+    tensors = make_sequences(core, 3, 67, 8, bits=2)
     for target in TARGETS:
         for a, b in zip(run(core, tensors, target), run(core, tensors, None), strict=True):
             assert torch.equal(a, b)
@@ -85,9 +85,9 @@ def test_exact_sums_are_bitwise_equal() -> None:
 
 @pytest.mark.long(all_but=["*bfloat16*"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_half_precision(dtype: torch.dtype) -> None:
-    core = made(Soft, 9, Dense(), dtype)
-    check(core, sequences(core, 3, 7, 9, dtype=dtype, bits=2), TARGETS[-1], rtol=2e-2, atol=2e-2)
+def test_half_precision_equals_the_loop(dtype: torch.dtype) -> None:
+    core = make_core(Soft, 9, Dense(), dtype)
+    check(core, make_sequences(core, 3, 7, 9, dtype=dtype, bits=2), TARGETS[-1], rtol=2e-2, atol=2e-2)
 
 
 REFUSED = {
@@ -100,23 +100,25 @@ REFUSED = {
     "sort after a row": (lambda x, v: (v, x.softmax(-1).sort(-1).values), "aten.sort"),
     "position of all": (lambda x, v: (v, x * x.argmax()), "aten.argmax"),
     "position over the batch": (lambda x, v: (v, x - x.max(0, keepdim=True).values), "aten.amax.default reduces"),
-    "what is at a position": (lambda x, v: (v, x.gather(-1, v.argmax(-1, keepdim=True)) + v), "aten.gather"),
+    "value at a position": (lambda x, v: (v, x.gather(-1, v.argmax(-1, keepdim=True)) + v), "aten.gather"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refusals(name: str) -> None:
+def test_errors_name_unsupported_operations(name: str) -> None:
     core, words = REFUSED[name]
     with pytest.raises(NotImplementedError, match=words) as caught:
         ScanProgram(core, 1, 1, 1).specialize_examples((torch.zeros(4, 4, device=DEVICE),) * 2)
     assert "test_inhibition.py" in str(caught.value)
 
 
-ONE = ("one launch for all steps", "one launch for all steps")
+ONE_LAUNCH_EACH = ("one launch for all steps", "one launch for all steps")
 
 
-def in_one_launch(core: Cell, tensors: list[Tensor], bound: float = 1e-5) -> list[str]:
-    """Checks the results and gradients of kernels. Returns descriptions of how the forward and the backward ran."""
+def check_launches(core: Cell, tensors: list[Tensor], bound: float = 1e-5) -> list[str]:
+    """Checks the results and gradients of kernels. Returns the descriptions of the forward's and the backward's
+    launches.
+    """
     program = ScanProgram(core, 1, core.num_states, 1, on_cpu="triton")
     step, arguments = prepare(program, tensors)
     assert isinstance(step, RecurrentSpecialization)
@@ -131,34 +133,36 @@ def in_one_launch(core: Cell, tensors: list[Tensor], bound: float = 1e-5) -> lis
 
 @pytest.mark.long(all_but=["Winner"])
 @pytest.mark.parametrize("cell", [Winner, ExciteInhibit], ids=lambda cell: cell.__name__)
-def test_one_launch_with_whole_rows_per_program(cell: type[Cell]) -> None:
-    descriptions = in_one_launch(made(cell, 9, Dense(), soft=True), sequences(made(cell, 9, Dense()), 3, 11, 9))
-    assert tuple(how.split(",")[0] for how in descriptions) == ONE
-    assert all(how.endswith("exchange nothing") for how in descriptions)
+def test_programs_with_whole_rows_exchange_nothing(cell: type[Cell]) -> None:
+    descriptions = check_launches(
+        make_core(cell, 9, Dense(), soft=True), make_sequences(make_core(cell, 9, Dense()), 3, 11, 9)
+    )
+    assert tuple(description.split(",")[0] for description in descriptions) == ONE_LAUNCH_EACH
+    assert all(description.endswith("exchange nothing") for description in descriptions)
 
 
 @pytest.mark.long(all_but=["ExciteInhibit"])
 @pytest.mark.parametrize("cell", [Normed, ExciteInhibit], ids=lambda cell: cell.__name__)
-def test_one_launch_with_shared_rows(cell: type[Cell]) -> None:
-    """Tests matrices that are too large for one program."""
-    core = made(cell, 210, Dense(), soft=True)
-    messages = in_one_launch(core, sequences(core, 3, 19, 210), 1e-4)
-    assert tuple(how.split(",")[0] for how in messages) == ONE
-    assert all("values a step" in how for how in messages)
+def test_programs_with_shared_rows_exchange_values(cell: type[Cell]) -> None:
+    """Checks matrices that are too large for one program, so several programs share a row."""
+    core = make_core(cell, 210, Dense(), soft=True)
+    descriptions = check_launches(core, make_sequences(core, 3, 19, 210), 1e-4)
+    assert tuple(description.split(",")[0] for description in descriptions) == ONE_LAUNCH_EACH
+    assert all("values a step" in description for description in descriptions)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("neurons", [210, 512])
 @pytest.mark.parametrize("cell", [Normed, ExciteInhibit], ids=lambda cell: cell.__name__)
-def test_one_launch_with_shared_rows_on_a_gpu(cell: type[Cell], neurons: int) -> None:
-    core = made(cell, neurons, Dense(), soft=True)
-    messages = in_one_launch(core, sequences(core, 7, 131, neurons), 1e-3)
-    assert tuple(how.split(",")[0] for how in messages) == ONE
-    assert all("values a step" in how for how in messages)
+def test_programs_with_shared_rows_exchange_values_on_a_gpu(cell: type[Cell], neurons: int) -> None:
+    core = make_core(cell, neurons, Dense(), soft=True)
+    descriptions = check_launches(core, make_sequences(core, 7, 131, neurons), 1e-3)
+    assert tuple(description.split(",")[0] for description in descriptions) == ONE_LAUNCH_EACH
+    assert all("values a step" in description for description in descriptions)
 
 
 class _Inhibited(torch.nn.Module):
-    """A membrane that is inhibited by the mean of its row, with a softmax over the row."""
+    """A membrane that the mean of its row inhibits. The output is a softmax over the row."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -169,27 +173,29 @@ class _Inhibited(torch.nn.Module):
         return torch.softmax(h, -1), h
 
 
-def _with_gradients(neuron: FlexSN, run: Callable[..., Tensor], x: Tensor, **changes: Tensor) -> list[Tensor]:
+def _differentiate_call(neuron: FlexSN, run: Callable[..., Tensor], x: Tensor, **options: Tensor) -> list[Tensor]:
     neuron.reset()
-    y = run(x, **changes)
+    y = run(x, **options)
     return [y.detach(), *torch.autograd.grad((y * x.detach()).sum(), [x, *neuron.parameters()])]
 
 
-def test_compiled_graphs_exports_lengths_and_resets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests reductions of rows in compiled graphs, in exported programs, and with lengths and resets."""
+def test_reductions_work_with_lengths_resets_graphs_and_exports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks reductions over rows with lengths and resets, in compiled graphs, and in exported programs."""
     core = _Inhibited().double()
     loop, kernels = FlexSN(core, 1, 1, 1, backend="torch"), FlexSN(core, 1, 1, 1, backend="cpp")
     x = torch.randn(6, 37, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
     lengths = torch.arange(37) % 7
     resets = torch.rand(6, 37, generator=torch.Generator().manual_seed(1)) < 0.3
-    for changes in ({}, {"lengths": lengths}, {"resets": resets}):
-        expected = _with_gradients(loop, loop, x, **changes)
-        torch.testing.assert_close(_with_gradients(kernels, kernels, x, **changes), expected, rtol=1e-10, atol=1e-10)
-    expected = _with_gradients(loop, loop, x)
+    for options in ({}, {"lengths": lengths}, {"resets": resets}):
+        expected = _differentiate_call(loop, loop, x, **options)
+        torch.testing.assert_close(
+            _differentiate_call(kernels, kernels, x, **options), expected, rtol=1e-10, atol=1e-10
+        )
+    expected = _differentiate_call(loop, loop, x)
     monkeypatch.setenv("FLEXSN_HOP_LOWERING", "kernel")
     graph = FlexSN(core, 1, 1, 1, backend="hop")
     compiled = torch.compile(graph, fullgraph=True)
-    torch.testing.assert_close(_with_gradients(graph, compiled, x), expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(_differentiate_call(graph, compiled, x), expected, rtol=1e-10, atol=1e-10)
     graph.reset()
     program = torch.export.export(graph, (x.detach(),))
     torch.testing.assert_close(program.module()(x.detach()), expected[0], rtol=1e-10, atol=1e-10)

@@ -1,4 +1,4 @@
-"""Lengths and resets of recurrent layers whose steps run in one launch, compared with the loop."""
+"""Lengths and resets of recurrent layers. All steps run in one launch, and the results equal the loop."""
 
 from __future__ import annotations
 
@@ -21,40 +21,44 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Records, for each loop, `"one launch"` or the obstacle to it."""
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Returns a list that records, for each loop over time, `"one launch"` or the reason why there is no single
+    launch.
+    """
     descriptions: list[str] = []
     original = _one_launch.run_in_one_launch
 
     def record(step: RecurrentSpecialization, over: OverTime) -> str:
         try:
-            how = original(step, over)
+            description = original(step, over)
         except NotOneLaunchError as error:
             descriptions.append(str(error))
             raise
         descriptions.append("one launch")
-        return how
+        return description
 
     monkeypatch.setattr(_staged, "run_in_one_launch", record)
     return descriptions
 
 
-def rlif() -> FlexSN:
+def make_rlif() -> FlexSN:
     return RLIF(20, tau=2.0)
 
 
-def adaptive() -> FlexSN:
+def make_adaptive() -> FlexSN:
     """Returns a neuron with initial states other than zero."""
     return Recurrent(ALIF(v_reset=-0.25), 20)
 
 
-@pytest.mark.long(all_but=["rlif"])
-@pytest.mark.parametrize("make", [rlif, adaptive])
-def test_recurrent_layers(make: Any, launched: list[str]) -> None:
+@pytest.mark.long(all_but=["make_rlif"])
+@pytest.mark.parametrize("make", [make_rlif, make_adaptive])
+def test_lengths_and_resets_equal_the_loop(make: Any, launches: list[str]) -> None:
     torch.manual_seed(0)
     neuron = make().to(DEVICE)
     with torch.no_grad():
-        neuron.V.copy_(torch.randint(-4, 5, neuron.V.shape) / 8)  # integers, whose sums are equal in any order
+        neuron.V.copy_(
+            torch.randint(-4, 5, neuron.V.shape) / 8
+        )  # multiples of 1/8, so that sums are exact in any order
     x = (3 * torch.rand(5, 17, 20)).to(DEVICE)
     lengths = torch.randint(0, 6, (17,))
     resets = (torch.rand(5, 17) > 0.7).to(DEVICE)
@@ -70,13 +74,15 @@ def test_recurrent_layers(make: Any, launched: list[str]) -> None:
     for a, b in zip(*actual, strict=True):
         torch.testing.assert_close(a, b)
     assert all(torch.equal(a, b) for a, b in zip(actual[0][:2], actual[1][:2], strict=True))
-    assert launched == ["one launch"] * 2
+    assert launches == ["one launch"] * 2
     assert not actual[1][0][lengths[0] :, 0].any()
 
 
 @pytest.fixture
 def loops(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool, bool]]:
-    """Records for each loop if what it sends is exact, is sent as bits, and if lengths are loaded before the loop."""
+    """Returns a list that records three booleans for each loop over time: the values that programs exchange are exact;
+    these values are sent as bits; the loop depends on lengths.
+    """
     loops: list[tuple[bool, bool, bool]] = []
     original = Loops.kernel
 
@@ -91,12 +97,12 @@ def loops(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool, bool]]:
 
 
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("ends", [False, True], ids=["full", "lengths"])
-def test_spikes_are_sent_as_bits(ends: bool, loops: list[tuple[bool, bool, bool]]) -> None:
-    """Where a sequence has ended, a state is what it was, which is a spike, too."""
-    lengths = {"lengths": torch.tensor([5, 3, 0])} if ends else {}
+@pytest.mark.parametrize("has_lengths", [False, True], ids=["full", "lengths"])
+def test_spikes_are_sent_as_bits(has_lengths: bool, loops: list[tuple[bool, bool, bool]]) -> None:
+    """Checks spikes that are sent with and without lengths. After the end of a sequence, its state remains a spike."""
+    lengths = {"lengths": torch.tensor([5, 3, 0])} if has_lengths else {}
     RLIF(20, tau=2.0, backend="triton")(torch.rand(5, 3, 20), **lengths)
-    assert loops == [(True, True, ends)]
+    assert loops == [(True, True, has_lengths)]
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -106,7 +112,7 @@ def test_counts_are_not_sent_as_bits(loops: list[tuple[bool, bool, bool]]) -> No
 
 
 class Counter(torch.nn.Module):
-    """Multiplies sums of spikes, which are whole numbers without a bound."""
+    """A core that multiplies a matrix by counts of spikes. Counts are integers without an upper bound."""
 
     def __init__(self) -> None:
         super().__init__()

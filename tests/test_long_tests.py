@@ -1,4 +1,4 @@
-"""The mark `long`: marked tests need `--long`, except for the parameters in `all_but`."""
+"""The mark `long`: marked tests only run with `--long`, except for the parameters in `all_but`."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ for options in json.loads(sys.argv[1]):
 """
 
 
-def collected(folder: Path, *runs: list[str]) -> list[tuple[list[str], str]]:
-    """Returns, for the options of each run, the collected tests and the whole output of pytest."""
-    done = subprocess.run(
+def collect(folder: Path, *runs: list[str]) -> list[tuple[list[str], str]]:
+    """Returns the names of the collected tests and the output of pytest, for the options of each run."""
+    process = subprocess.run(
         [sys.executable, "-c", COLLECTS, json.dumps(runs)],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -53,7 +53,7 @@ def collected(folder: Path, *runs: list[str]) -> list[tuple[list[str], str]]:
         text=True,
         check=False,
     )
-    outputs = done.stdout.split("----\n")[: len(runs)]
+    outputs = process.stdout.split("----\n")[: len(runs)]
     return [
         ([line.partition("::")[2] for line in text.splitlines() if line.startswith("test_a.py::")], text)
         for text in outputs
@@ -66,7 +66,7 @@ def test_long_mark_selects_tests(tmp_path: Path) -> None:
     (tmp_path / "test_a.py").write_text(SOURCE)
     (tmp_path / "test_b.py").write_text(MISTAKEN)
     expected = ["test_keeps_some[if-2]", "test_keeps_some[lif-1]", "test_keeps_some[lif-2]", "test_is_not_marked"]
-    short, long = collected(tmp_path, ["--continue-on-collection-errors", "."], ["--long", "test_a.py"])
+    short, long = collect(tmp_path, ["--continue-on-collection-errors", "."], ["--long", "test_a.py"])
     names, output = short
     assert names == expected, output
     assert "(2 deselected)" in output

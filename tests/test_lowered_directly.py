@@ -1,4 +1,4 @@
-"""Direct calls of the lowering to kernels, without a compiler: checkpoints at any distance, and zero gradients."""
+"""Direct calls of the lowering to kernels, without a compiler, with checkpoints at any distance and zero gradients."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def decay(x: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.long(all_but=["66-70", "1048576-21"])
 @pytest.mark.parametrize("steps", [21, 70])
 @pytest.mark.parametrize("interval", [1, 4, 12, 66, 2**20])
-def test_gradients_with_checkpoints_at_any_distance(interval: int, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_may_have_any_distance(interval: int, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     chunks: list[int] = []
     plan = GraphSpecialization.plan
 
     def record(step: GraphSpecialization, ncl: int) -> object:
-        planned = plan(step, ncl)
-        chunks.extend((planned.forward.chunk, planned.backward.chunk))
-        return planned
+        launch_plan = plan(step, ncl)
+        chunks.extend((launch_plan.forward.chunk, launch_plan.backward.chunk))
+        return launch_plan
 
     monkeypatch.setattr(GraphSpecialization, "plan", record)
     generator = torch.Generator().manual_seed(0)
@@ -50,20 +50,20 @@ def test_gradients_with_checkpoints_at_any_distance(interval: int, steps: int, m
     core = make_fx(lambda *values: decay(*values))(*one_step)
     vjp = make_fx(step_vjp(decay, backward))(*one_step, *(torch.ones(3, 5) for _ in range(2)))
     lowering = KernelLowering()
-    *results, rows = lowering.forward(core, layout, arguments)
+    *results, saved = lowering.forward(core, layout, arguments)
     torch.testing.assert_close(results, [r.detach() for r in expected])
 
-    # The states that the loop would save for the backward of another lowering.
+    # The loop saves these states for the backward, which may have another lowering.
     checkpoints = [eager_scan_final_state(decay, 1, 1, 1, x[:t], v, w)[1] for t in range(interval, steps, interval)]
-    assert len(rows) == len(checkpoints)
+    assert len(saved) == len(checkpoints)
     if checkpoints:
-        torch.testing.assert_close(rows, torch.stack(checkpoints).detach())
-    of_kernel = lowering.backward(core, vjp, backward, [*arguments, rows, *cotangents])
-    torch.testing.assert_close(of_kernel, list(gradients))
+        torch.testing.assert_close(saved, torch.stack(checkpoints).detach())
+    kernel_gradients = lowering.backward(core, vjp, backward, [*arguments, saved, *cotangents])
+    torch.testing.assert_close(kernel_gradients, list(gradients))
     assert max(chunks) <= 8 or max(chunks) == interval == 12
 
 
-def test_zero_gradient_with_products() -> None:
+def test_gradients_of_steps_with_products_may_be_zero() -> None:
     def step(x: Tensor, v: Tensor, matrix: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         z = torch.tanh(v @ matrix + x)
         return z, z + (z * w).detach()

@@ -1,7 +1,7 @@
 """A quick subset of `benchmarks/opinfo_table.py`: the elementwise ops of PyTorch in `pointwise` and in `FlexSN`.
 
-Each variant runs one sample in one dtype, and the dtypes alternate between variants. Every third variant also runs the
-gradient. Without `--long`, only one sixteenth of the variants runs.
+Each variant of an op runs one sample in one dtype, and the dtypes alternate between variants. Every third variant also
+computes gradients. Without `--long`, only one sixteenth of the variants runs.
 """
 
 from __future__ import annotations
@@ -18,40 +18,44 @@ Outcomes = dict[str, dict[str, Outcome]]
 def outcomes(request: pytest.FixtureRequest) -> Outcomes:
     results: Outcomes = {}
     for i, info in enumerate(variants()):
-        if i // 12 % PARTS != request.param:  # each group of twelve variants has all of the kinds below
+        if (
+            i // 12 % PARTS != request.param
+        ):  # each group of 12 consecutive variants includes gradients and special values
             continue
-        here = [dtype for dtype in DTYPES if dtype in info.dtypes]
-        smooth = [dtype for dtype in DIFFERENTIABLE if is_differentiable(info, dtype)]
-        of_variant = results[variant_name(info)] = {}
-        if here:
-            dtype = here[i % len(here)]
-            of_variant["values"] = check(info, dtype, samples=1, special=i % 4 == 0, first=i % 5)
-        if smooth and i % 3 == 0:
-            dtype = smooth[i % len(smooth)]
-            of_variant["gradients"] = check(info, dtype, samples=1, special=i % 8 == 0, first=i % 5, gradient=True)
+        dtypes = [dtype for dtype in DTYPES if dtype in info.dtypes]
+        differentiable_dtypes = [dtype for dtype in DIFFERENTIABLE if is_differentiable(info, dtype)]
+        variant_outcomes = results[variant_name(info)] = {}
+        if dtypes:
+            dtype = dtypes[i % len(dtypes)]
+            variant_outcomes["values"] = check(info, dtype, samples=1, special=i % 4 == 0, first=i % 5)
+        if differentiable_dtypes and i % 3 == 0:
+            dtype = differentiable_dtypes[i % len(differentiable_dtypes)]
+            variant_outcomes["gradients"] = check(
+                info, dtype, samples=1, special=i % 8 == 0, first=i % 5, gradient=True
+            )
     return results
 
 
-def everything(outcomes: Outcomes) -> list[Outcome]:
+def list_outcomes(outcomes: Outcomes) -> list[Outcome]:
     return [outcome for by_dtype in outcomes.values() for outcome in by_dtype.values()]
 
 
 def test_no_wrong_results_and_no_crashes(outcomes: Outcomes) -> None:
-    assert [problem for o in everything(outcomes) for problem in (*o.wrong, *o.crashed)] == []
+    assert [problem for o in list_outcomes(outcomes) for problem in (*o.wrong, *o.crashed)] == []
 
 
-def test_both_ways_agree(outcomes: Outcomes) -> None:
-    assert [where for o in everything(outcomes) for where in o.apart] == []
+def test_pointwise_and_flexsn_agree(outcomes: Outcomes) -> None:
+    assert [difference for o in list_outcomes(outcomes) for difference in o.apart] == []
 
 
 def test_nearly_all_runs_pass(outcomes: Outcomes) -> None:
-    passed = sum(o.equal + o.close for o in everything(outcomes))
-    refused = {name: o.why for name, by_dtype in outcomes.items() for o in by_dtype.values() if o.refused}
-    # 95 % pass in the whole table. A part of it may have a larger share of refusals.
-    assert passed >= 0.9 * sum(o.runs for o in everything(outcomes)), refused
+    passed = sum(o.equal + o.close for o in list_outcomes(outcomes))
+    refused = {name: o.reason for name, by_dtype in outcomes.items() for o in by_dtype.values() if o.refused}
+    # In the whole table, 95 % of the runs pass. In a part of the table, the share may be smaller.
+    assert passed >= 0.9 * sum(o.runs for o in list_outcomes(outcomes)), refused
 
 
 def test_every_variant_ran(outcomes: Outcomes) -> None:
     only_complex = {"nn.functional.silu.complex"}
-    without = {name for name, by_dtype in outcomes.items() if not any(o.runs for o in by_dtype.values())}
-    assert without == only_complex & outcomes.keys()
+    variants_without_runs = {name for name, by_dtype in outcomes.items() if not any(o.runs for o in by_dtype.values())}
+    assert variants_without_runs == only_complex & outcomes.keys()

@@ -1,5 +1,5 @@
-"""States whose shapes differ from that of the step: kernels, in each language and way to run, compared with the
-loop.
+"""States whose shapes differ from the shape of the step. Kernels in each language, compiled graphs and exported
+programs are compared with the loop.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ languages = pytest.mark.parametrize("backend", ["cpp", "triton"])
 
 
 class Layer(FlexSN):
-    """A layer that holds a core and its states."""
+    """A layer that runs a core, with initial states of zero in the shapes that the core declares."""
 
     core: Core
 
@@ -35,17 +35,17 @@ class Layer(FlexSN):
         return [inputs[0].new_zeros(batch, *shape) for shape in self.core.shapes()[1]]
 
 
-def made(make: type[Core], dtype: torch.dtype = torch.float64, *args: int) -> Core:
+def make_core(make: type[Core], dtype: torch.dtype = torch.float64, *args: int) -> Core:
     return make(*args).to(dtype)
 
 
-def sequence(core: Core, dtype: torch.dtype = torch.float64, steps: int = T, batch: int = B) -> Tensor:
+def make_sequence(core: Core, dtype: torch.dtype = torch.float64, steps: int = T, batch: int = B) -> Tensor:
     generator = torch.Generator().manual_seed(3)
     return torch.randn(steps, batch, *core.shapes()[0], generator=generator).to(dtype).requires_grad_()
 
 
-def trained(call: Callable[..., Any], core: Core, tensors: Sequence[Tensor]) -> list[Tensor | None]:
-    """Returns the results, and the gradients of tensors and parameters for a loss that weights the results
+def differentiate(call: Callable[..., Any], core: Core, tensors: Sequence[Tensor]) -> list[Tensor | None]:
+    """Returns the results, and the gradients of tensors and parameters. The loss weights the elements of the results
     differently.
     """
     results = list(call(*tensors))
@@ -56,9 +56,9 @@ def trained(call: Callable[..., Any], core: Core, tensors: Sequence[Tensor]) -> 
     return [*results, *torch.autograd.grad(loss, [*tensors, *core.parameters()], allow_unused=True)]
 
 
-def called(layer: Layer, **options: Any) -> Callable[..., list[Tensor]]:
-    """Returns a function that calls a layer with given or initial states. It returns outputs, final states and state
-    sequences.
+def make_call(layer: Layer, **options: Any) -> Callable[..., list[Tensor]]:
+    """Returns a function that calls a layer and returns outputs, final states and state sequences. If the function
+    receives no states, the layer starts from its initial states.
     """
 
     def call(x: Tensor, *states: Tensor) -> list[Tensor]:
@@ -71,7 +71,7 @@ def called(layer: Layer, **options: Any) -> Callable[..., list[Tensor]]:
     return call
 
 
-def close(actual: Sequence[Tensor | None], expected: Sequence[Tensor | None], tolerance: float = 1e-9) -> None:
+def assert_close(actual: Sequence[Tensor | None], expected: Sequence[Tensor | None], tolerance: float = 1e-9) -> None:
     assert len(actual) == len(expected)
     for a, b in zip(actual, expected, strict=True):
         assert (a is None) == (b is None)
@@ -83,58 +83,58 @@ def close(actual: Sequence[Tensor | None], expected: Sequence[Tensor | None], to
 @cores
 @languages
 def test_results_and_gradients_equal_the_loop(make: type[Core], backend: str, interpreted: None) -> None:
-    core = made(make)
-    tensors = [sequence(core), *(0.1 * torch.ones(B, *shape, dtype=torch.float64) for shape in core.shapes()[1])]
+    core = make_core(make)
+    tensors = [make_sequence(core), *(0.1 * torch.ones(B, *shape, dtype=torch.float64) for shape in core.shapes()[1])]
     tensors = [t.detach().requires_grad_() for t in tensors]
-    expected = trained(called(Layer(core, store_state_seqs=True)), core, tensors)
+    expected = differentiate(make_call(Layer(core, store_state_seqs=True)), core, tensors)
     layer = Layer(core, backend, store_state_seqs=True)
     for _ in range(2):
-        close(trained(called(layer), core, tensors), expected)
+        assert_close(differentiate(make_call(layer), core, tensors), expected)
     assert layer.kernel_names()
 
 
 @pytest.mark.long(all_but=["Gates"])
 @pytest.mark.parametrize("make", CORES, ids=lambda make: make.__name__)
 def test_states_are_carried_and_batch_sizes_change(make: type[Core], interpreted: None) -> None:
-    core = made(make)
+    core = make_core(make)
     layer = Layer(core, "cpp")
-    whole = called(Layer(core))(sequence(core))
+    expected = make_call(Layer(core))(make_sequence(core))
     parts = []
     layer.reset()
-    for part in sequence(core).split(2):
+    for part in make_sequence(core).split(2):
         output = layer(part)
         parts.append(output[0] if isinstance(output, list) else output)
-    close([torch.cat(parts), *layer.states], [whole[0], *whole[core.num_outputs :]])
-    x = sequence(core, batch=B + 2)
-    close(called(layer)(x), called(Layer(core))(x))
+    assert_close([torch.cat(parts), *layer.states], [expected[0], *expected[core.num_outputs :]])
+    x = make_sequence(core, batch=B + 2)
+    assert_close(make_call(layer)(x), make_call(Layer(core))(x))
     single = Layer(core, "cpp", step_mode="s")
-    outputs = [single(x) for x in sequence(core)]
-    close([torch.stack([o[0] if isinstance(o, list) else o for o in outputs])], [whole[0]])
+    outputs = [single(x) for x in make_sequence(core)]
+    assert_close([torch.stack([o[0] if isinstance(o, list) else o for o in outputs])], [expected[0]])
 
 
 @pytest.mark.long
-def test_gradcheck() -> None:
-    core = made(Statistics, torch.float64, 2, 3)
+def test_gradients_equal_finite_differences() -> None:
+    core = make_core(Statistics, torch.float64, 2, 3)
     layer = Layer(core, "cpp")
     tensors = [
-        sequence(core, steps=3, batch=2).detach().requires_grad_(),
+        make_sequence(core, steps=3, batch=2).detach().requires_grad_(),
         *(torch.rand(2, *shape, dtype=torch.float64, requires_grad=True) for shape in core.shapes()[1]),
     ]
-    assert torch.autograd.gradcheck(lambda *t: tuple(called(layer)(*t)), tensors)
+    assert torch.autograd.gradcheck(lambda *t: tuple(make_call(layer)(*t)), tensors)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("make", [Dendritic, Populations], ids=lambda make: make.__name__)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
-def test_half_precision(make: type[Core], dtype: torch.dtype) -> None:
-    core = made(make, dtype)
-    x = sequence(core, dtype, steps=2)
-    expected, actual = (trained(called(Layer(core, backend)), core, [x]) for backend in ("torch", "cpp"))
-    close(actual, expected, 4e-2)
+def test_half_precision_equals_the_loop(make: type[Core], dtype: torch.dtype) -> None:
+    core = make_core(make, dtype)
+    x = make_sequence(core, dtype, steps=2)
+    expected, actual = (differentiate(make_call(Layer(core, backend)), core, [x]) for backend in ("torch", "cpp"))
+    assert_close(actual, expected, 4e-2)
 
 
 class Exact(Core):
-    """A core that computes with whole numbers."""
+    """A core whose branches are whole numbers, so that its sums are exact."""
 
     def forward(self, x: Tensor, soma: Tensor, branches: Tensor) -> tuple[Tensor, ...]:
         branches = (branches / 2 + x.unsqueeze(-1) * torch.tensor([1.0, 2.0, -1.0])).round()
@@ -143,9 +143,9 @@ class Exact(Core):
 
 
 def test_exact_sums_are_bitwise_equal() -> None:
-    core = made(Exact, torch.float32, 9, 3)
-    x = (8 * sequence(core, torch.float32, batch=61)).round().detach()
-    loop, kernels = (called(Layer(core, backend))(x) for backend in ("torch", "cpp"))
+    core = make_core(Exact, torch.float32, 9, 3)
+    x = (8 * make_sequence(core, torch.float32, batch=61)).round().detach()
+    loop, kernels = (make_call(Layer(core, backend))(x) for backend in ("torch", "cpp"))
     for a, b in zip(kernels, loop, strict=True):
         assert torch.equal(a, b)
 
@@ -153,9 +153,9 @@ def test_exact_sums_are_bitwise_equal() -> None:
 @pytest.mark.long(all_but=["lengths-Apart", "resets-Apart"])
 @cores
 @pytest.mark.parametrize("change", ["lengths", "resets", "float32", "counts"])
-def test_calls_with_transforms(make: type[Core], change: str) -> None:
-    core = made(make)
-    x = sequence(core)
+def test_transforms_equal_the_loop(make: type[Core], change: str) -> None:
+    core = make_core(make)
+    x = make_sequence(core)
     options: dict[str, Any] = {}
     if change == "lengths":
         options["lengths"] = torch.tensor([2, T, 0])
@@ -165,27 +165,27 @@ def test_calls_with_transforms(make: type[Core], change: str) -> None:
     for backend in ("torch", "cpp"):
         layer = Layer(core, backend, precision="float32" if change == "float32" else "eager")
         layer.count_spikes = change == "counts"
-        results.append(trained(called(layer, **options), core, [x]))
+        results.append(differentiate(make_call(layer, **options), core, [x]))
         results[-1].append(layer.spike_counts)
-    close(results[1], results[0])
+    assert_close(results[1], results[0])
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_random_cores(seed: int, interpreted: None) -> None:
-    core = made(Random, torch.float64, seed)
-    x = sequence(core)
-    expected = trained(called(Layer(core)), core, [x])
-    close(trained(called(Layer(core, "triton")), core, [x]), expected)
+def test_random_cores_equal_the_loop(seed: int, interpreted: None) -> None:
+    core = make_core(Random, torch.float64, seed)
+    x = make_sequence(core)
+    expected = differentiate(make_call(Layer(core)), core, [x])
+    assert_close(differentiate(make_call(Layer(core, "triton")), core, [x]), expected)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(3, 80))
-def test_more_random_cores(seed: int, interpreted: None) -> None:
-    core = made(Random, torch.float64, seed)
-    x = sequence(core)
-    expected = trained(called(Layer(core)), core, [x])
+def test_more_random_cores_equal_the_loop(seed: int, interpreted: None) -> None:
+    core = make_core(Random, torch.float64, seed)
+    x = make_sequence(core)
+    expected = differentiate(make_call(Layer(core)), core, [x])
     for backend in ("cpp", "triton"):
-        close(trained(called(Layer(core, backend)), core, [x]), expected)
+        assert_close(differentiate(make_call(Layer(core, backend)), core, [x]), expected)
 
 
 class Network(nn.Module):
@@ -203,68 +203,68 @@ class Network(nn.Module):
 @pytest.mark.long(all_but=["Apart"])
 @cores
 def test_compiled_graphs_launch_kernels(make: type[Core], caplog: pytest.LogCaptureFixture) -> None:
-    """Checks that a compiled graph launches kernels. If it ran a loop, this would be logged."""
-    core = made(make)
-    x = sequence(core)
-    expected = trained(Network(Layer(core)), core, [x])
+    """Checks that compiled graphs equal the loop and launch kernels. flexsn_hop would log that a graph runs a loop."""
+    core = make_core(make)
+    x = make_sequence(core)
+    expected = differentiate(Network(Layer(core)), core, [x])
     with caplog.at_level("WARNING", "flexsn_hop"):
         compiled = torch.compile(Network(Layer(core, "auto")), fullgraph=True)
-        close(trained(compiled, core, [x]), expected)
+        assert_close(differentiate(compiled, core, [x]), expected)
     assert "runs as a loop" not in caplog.text
 
 
 @pytest.mark.long(all_but=["Populations"])
 @cores
-def test_exported_programs(make: type[Core]) -> None:
-    core = made(make)
-    x = sequence(core).detach()
+def test_exported_programs_equal_the_loop(make: type[Core]) -> None:
+    core = make_core(make)
+    x = make_sequence(core).detach()
     network = Network(Layer(core, "auto"))
     with torch.no_grad():
         program = torch.export.export(network, (x,))
-        close(program.module()(x), Network(Layer(core))(x))
+        assert_close(program.module()(x), Network(Layer(core))(x))
 
 
 class Best(Core):
-    """A core in which the largest branch wins. If several branches are equal, the first of them wins."""
+    """A core that only keeps its largest branch. If several branches are equally large, it keeps the first of them."""
 
     def forward(self, x: Tensor, soma: Tensor, branches: Tensor) -> tuple[Tensor, ...]:
         branches = branches / 2 + x.unsqueeze(-1) * torch.tensor([1.0, 2.0, 2.0, -1.0], dtype=x.dtype)
-        most, place = branches.max(-1)
-        soma = soma / 2 + most * (place > 1) - torch.min(branches, -1)[0]
-        return torch.tanh(soma), soma, branches * F.one_hot(place, self.branches)
+        largest, position = branches.max(-1)
+        soma = soma / 2 + largest * (position > 1) - torch.min(branches, -1)[0]
+        return torch.tanh(soma), soma, branches * F.one_hot(position, self.branches)
 
 
-def test_positions_of_branches_in_kernels_and_compiled_graphs() -> None:
-    core = made(Best)
-    x = (4 * sequence(core)).round().detach().requires_grad_()
-    expected = trained(Network(Layer(core)), core, [x])
+def test_positions_of_branches_equal_the_loop() -> None:
+    core = make_core(Best)
+    x = (4 * make_sequence(core)).round().detach().requires_grad_()
+    expected = differentiate(Network(Layer(core)), core, [x])
     for network in (Network(Layer(core, "cpp")), torch.compile(Network(Layer(core, "auto")), fullgraph=True)):
-        close(trained(network, core, [x]), expected)
+        assert_close(differentiate(network, core, [x]), expected)
 
 
 class Noisy(Core):
-    """A core with noise in each branch, drawn at once or branch by branch."""
+    """A core with noise in each branch. The noise of all branches is drawn at once, or branch by branch."""
 
-    whole: bool = True
+    draws_at_once: bool = True
 
     def forward(self, x: Tensor, soma: Tensor, branches: Tensor) -> tuple[Tensor, ...]:
-        noise = normal_like(branches) if self.whole else torch.stack([normal_like(soma) for _ in range(4)], -1)
+        noise = normal_like(branches) if self.draws_at_once else torch.stack([normal_like(soma) for _ in range(4)], -1)
         branches = branches / 2 + x.unsqueeze(-1) + noise
         soma = soma / 2 + branches.sum(-1)
         return soma, soma, branches
 
 
-def test_random_numbers_of_branches(interpreted: None) -> None:
-    """Checks that one draw for all branches gives the same numbers as separate draws."""
-    core, x = made(Noisy, torch.float32), torch.zeros(T, B, 5)
+def test_random_numbers_of_branches_are_equal_on_all_backends(interpreted: None) -> None:
+    """Checks that one draw for all branches returns the same random numbers as separate draws."""
+    core, x = make_core(Noisy, torch.float32), torch.zeros(T, B, 5)
     results = []
-    for backend, whole in (("torch", True), ("torch", False), ("cpp", True), ("triton", True)):
-        vars(core)["whole"] = whole
+    for backend, draws_at_once in (("torch", True), ("torch", False), ("cpp", True), ("triton", True)):
+        vars(core)["draws_at_once"] = draws_at_once
         torch.manual_seed(0)
-        results.append(called(Layer(core, backend))(x))
+        results.append(make_call(Layer(core, backend))(x))
     assert all(map(torch.equal, results[0], results[1]))
     for other in results[2:]:
-        close(other, results[0], 1e-5)
+        assert_close(other, results[0], 1e-5)
     assert results[0][2].std() > 0.5
     assert "state 1 as 4 pieces" in Layer(core, "cpp").explain(x)
 
@@ -276,18 +276,18 @@ class NoisyPopulations(Populations):
         return super().forward(x + normal_like(x), s, v, inhibitory, u + uniform_like(u))
 
 
-def test_random_numbers_of_a_smaller_population(interpreted: None) -> None:
-    core, x = made(NoisyPopulations, torch.float32), torch.zeros(T, B, 5)
+def test_random_numbers_of_populations_are_equal_on_all_backends(interpreted: None) -> None:
+    core, x = make_core(NoisyPopulations, torch.float32), torch.zeros(T, B, 5)
     results = []
     for backend in ("torch", "cpp", "triton"):
         torch.manual_seed(0)
-        results.append(called(Layer(core, backend))(x))
-    close(results[1], results[0], 1e-5)
-    close(results[2], results[0], 1e-5)
+        results.append(make_call(Layer(core, backend))(x))
+    assert_close(results[1], results[0], 1e-5)
+    assert_close(results[2], results[0], 1e-5)
 
 
 class NoisySoma(InTheMiddle):
-    """A soma with noise. Its input has branches."""
+    """A soma with noise. The input of the core has branches."""
 
     def forward(self, x: Tensor, branches: Tensor, soma: Tensor) -> tuple[Tensor, ...]:
         return super().forward(x, branches, soma + normal_like(soma))
@@ -295,30 +295,30 @@ class NoisySoma(InTheMiddle):
 
 @pytest.mark.long(all_but=["NoisySoma"])
 @pytest.mark.parametrize("make", [NoisySoma, Noisy], ids=lambda make: make.__name__)
-def test_random_numbers_of_a_soma_and_in_compiled_graphs(make: type[Core]) -> None:
-    core = made(make, torch.float32)
+def test_random_numbers_in_compiled_graphs_equal_the_loop(make: type[Core]) -> None:
+    core = make_core(make, torch.float32)
     x = torch.zeros(T, B, *core.shapes()[0])
     results = []
     for network in (Network(Layer(core)), Network(Layer(core, "auto"))):
         configure(network, seed=3)
         call = network if network.layer.backend == "torch" else torch.compile(network, fullgraph=True)
         results.append(list(call(x)))
-    close(results[1], results[0], 1e-5)
+    assert_close(results[1], results[0], 1e-5)
     assert results[0][-1].std() > 0.1
 
 
 def test_assigned_parameters_are_read() -> None:
-    core = made(Dendritic)
-    layer, x = Layer(core, "cpp"), sequence(core)
-    called(layer)(x)
+    core = make_core(Dendritic)
+    layer, x = Layer(core, "cpp"), make_sequence(core)
+    make_call(layer)(x)
     core.weight = nn.Parameter(2 * core.weight.detach())
     with torch.no_grad():
         core.bias.add_(0.25)
-    close(trained(called(layer), core, [x]), trained(called(Layer(core)), core, [x]))
+    assert_close(differentiate(make_call(layer), core, [x]), differentiate(make_call(Layer(core)), core, [x]))
 
 
 def test_refusal_does_not_depend_on_sizes() -> None:
-    """Checks a refusal that must not depend on sizes: the last dimension holds neurons, and their number may change."""
+    """Checks that a core is refused for any number of neurons, since this number may change between calls."""
     for size in (4, 40):
         with pytest.raises(NotImplementedError, match="roll"):
             ScanProgram(lambda x, v: (x.roll(1, -1), v), 1, 1, 1).specialize_examples((torch.zeros(6, size),) * 2)
@@ -327,38 +327,42 @@ def test_refusal_does_not_depend_on_sizes() -> None:
 # -- refusals --------------------------------------------------------------------------------------------------------
 
 
-def _wide(x: Tensor, v: Tensor, d: Tensor) -> tuple[Tensor, ...]:
+def _sum_wide_dimension(x: Tensor, v: Tensor, d: Tensor) -> tuple[Tensor, ...]:
     return v, v + d.sum(-1), d + x.unsqueeze(-1)
 
 
-def _sorted(x: Tensor, v: Tensor, d: Tensor) -> tuple[Tensor, ...]:
+def _sort(x: Tensor, v: Tensor, d: Tensor) -> tuple[Tensor, ...]:
     return v, v + x, d.sort(-1).values
 
 
-def _over_neurons(x: Tensor, v: Tensor, d: Tensor) -> tuple[Tensor, ...]:
+def _sum_over_neurons(x: Tensor, v: Tensor, d: Tensor) -> tuple[Tensor, ...]:
     return v, v + d.sum(-1), d - d.sum(1, keepdim=True)
 
 
-def _over_the_batch(x: Tensor, v: Tensor, d: Tensor) -> tuple[Tensor, ...]:
+def _average_over_the_batch(x: Tensor, v: Tensor, d: Tensor) -> tuple[Tensor, ...]:
     return v, v + d.sum(-1), d - d.mean(0, keepdim=True)
 
 
-def _product_over_neurons(x: Tensor, v: Tensor, d: Tensor) -> tuple[Tensor, ...]:
+def _multiply_over_neurons(x: Tensor, v: Tensor, d: Tensor) -> tuple[Tensor, ...]:
     return v, v + d.sum(-1), torch.einsum("bnk,nm->bmk", d, torch.eye(d.shape[1]))
 
 
 @pytest.mark.parametrize(
     ("core", "branches", "words"),
     [
-        (_wide, 17, "aten.sum.dim_IntList combines 17 elements of a dimension, but at most 16 are possible"),
-        (_sorted, 4, "aten.sort"),
-        (_over_neurons, 4, "aten.sum.dim_IntList combines 20 elements"),
-        (_over_the_batch, 4, "the samples of a batch"),
-        (_product_over_neurons, 4, "aten.bmm.default combines 20 elements"),
+        (
+            _sum_wide_dimension,
+            17,
+            "aten.sum.dim_IntList combines 17 elements of a dimension, but at most 16 are possible",
+        ),
+        (_sort, 4, "aten.sort"),
+        (_sum_over_neurons, 4, "aten.sum.dim_IntList combines 20 elements"),
+        (_average_over_the_batch, 4, "the samples of a batch"),
+        (_multiply_over_neurons, 4, "aten.bmm.default combines 20 elements"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_refusals_name_the_line(core: Callable[..., Any], branches: int, words: str) -> None:
+def test_errors_name_the_line(core: Callable[..., Any], branches: int, words: str) -> None:
     examples = (torch.zeros(6, 20), torch.zeros(6, 20), torch.zeros(6, 20, branches))
     with pytest.raises(NotImplementedError, match=words) as caught:
         ScanProgram(core, 1, 2, 1).specialize_examples(examples)
@@ -375,7 +379,7 @@ def test_unconnected_populations_are_refused() -> None:
 
 @pytest.mark.parametrize("make", ON_PIECES, ids=lambda make: make.__name__)
 def test_kernels_receive_pieces(make: type[Core]) -> None:
-    core = made(make, torch.float32)
+    core = make_core(make, torch.float32)
     shapes = (core.shapes()[0], *core.shapes()[1])
     step = ScanProgram(core, 1, len(shapes) - 1, 1).specialize_examples([torch.zeros(B, *shape) for shape in shapes])
     assert isinstance(step, CutSpecialization)
@@ -384,26 +388,26 @@ def test_kernels_receive_pieces(make: type[Core]) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("make", CORES, ids=lambda make: make.__name__)
-def test_results_and_gradients_on_a_gpu(make: type[Core]) -> None:
-    core = made(make, torch.float64, 37, 4).cuda()
-    x = sequence(core, steps=9, batch=67).detach().cuda().requires_grad_()
+def test_results_and_gradients_equal_the_loop_on_a_gpu(make: type[Core]) -> None:
+    core = make_core(make, torch.float64, 37, 4).cuda()
+    x = make_sequence(core, steps=9, batch=67).detach().cuda().requires_grad_()
     actual = []
     for backend in ("torch", "triton"):
-        results = called(Layer(core, backend))(x)
+        results = make_call(Layer(core, backend))(x)
         loss = torch.stack([(result * (i + 1)).sum() for i, result in enumerate(results)]).sum()
         actual.append([*results, *torch.autograd.grad(loss, [x, *core.parameters()], allow_unused=True)])
-    close(actual[1], actual[0], 1e-8)
+    assert_close(actual[1], actual[0], 1e-8)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("neurons", [34, 160, 320])
-def test_two_populations_are_one_launch_on_a_gpu(neurons: int) -> None:
-    core = made(Populations, torch.float32, neurons).cuda()
+def test_two_populations_run_in_one_launch_on_a_gpu(neurons: int) -> None:
+    core = make_core(Populations, torch.float32, neurons).cuda()
     x = torch.randn(9, 130, neurons, generator=torch.Generator().manual_seed(3)).cuda().requires_grad_()
     actual = []
     for backend in ("torch", "triton"):
         layer = Layer(core, backend)
-        results = called(layer)(x)
+        results = make_call(layer)(x)
         actual.append([*results, *torch.autograd.grad(results[0].sum() + results[3].sum(), [x, *core.parameters()])])
     spikes, expected = actual[1][0], actual[0][0]
     assert (spikes != expected).double().mean() < 1e-3
@@ -414,11 +418,11 @@ def test_two_populations_are_one_launch_on_a_gpu(neurons: int) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("make", [Dendritic, Populations], ids=lambda make: make.__name__)
-def test_compiled_graphs_on_a_gpu(make: type[Core]) -> None:
-    core = made(make).cuda()
-    x = sequence(core, steps=9, batch=67).detach().cuda().requires_grad_()
+def test_compiled_graphs_equal_the_loop_on_a_gpu(make: type[Core]) -> None:
+    core = make_core(make).cuda()
+    x = make_sequence(core, steps=9, batch=67).detach().cuda().requires_grad_()
     actual = []
     for network in (Network(Layer(core)), torch.compile(Network(Layer(core, "auto")), fullgraph=True)):
         results = network(x)
         actual.append([*results, *torch.autograd.grad(results[0].sum() + results[-1].sum(), [x, *core.parameters()])])
-    close(actual[1], actual[0], 1e-8)
+    assert_close(actual[1], actual[0], 1e-8)

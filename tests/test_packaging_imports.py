@@ -1,7 +1,8 @@
-"""Packages declare all packages that they import, because a sibling may require fewer packages in the future.
+"""Packages declare all distributions that they import. A distribution that only a sibling declares is not enough,
+because the sibling may require fewer distributions in the future.
 
-Tests of isolated wheels cannot detect such a missing declaration, because the siblings of the wheel are installed as
-well. Tests of a package import only the helpers of the same package, because its sdist contains no others.
+Tests of isolated wheels cannot detect such a missing declaration, because the siblings of the wheel are installed, too.
+The tests of a package import only helper modules of the same package, because its sdist contains no other helpers.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ DISTRIBUTIONS = {
 }
 
 
-def declared_by(package: Path) -> set[str]:
-    """Returns the distributions that a package requires, always or with one of its extras."""
+def list_declared(package: Path) -> set[str]:
+    """Returns the distributions that a package requires, including those that only its extras require."""
     project = tomllib.loads((package / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     groups = [project["dependencies"], *project.get("optional-dependencies", {}).values()]
     return {canonicalize_name(Requirement(line).name) for lines in groups for line in lines}
 
 
-def imported_by(source: str) -> set[str]:
+def list_imported(source: str) -> set[str]:
     """Returns the top-level modules that `source` imports anywhere, including imports inside functions."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(source)):
@@ -44,7 +45,7 @@ def imported_by(source: str) -> set[str]:
     return {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names)
 
 
-def undeclared(modules: set[str], declared: set[str], distributions: Mapping[str, Sequence[str]]) -> set[str]:
+def find_undeclared(modules: set[str], declared: set[str], distributions: Mapping[str, Sequence[str]]) -> set[str]:
     """Returns the modules that no declared distribution provides."""
     return {
         module
@@ -54,21 +55,21 @@ def undeclared(modules: set[str], declared: set[str], distributions: Mapping[str
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
-def test_package_declares_what_it_imports(package: Path) -> None:
-    own = package.name.replace("-", "_")
-    files = list((package / "src" / own).rglob("*.py"))
+def test_package_declares_its_imports(package: Path) -> None:
+    module = package.name.replace("-", "_")
+    files = list((package / "src" / module).rglob("*.py"))
     assert files
-    modules = set().union(*(imported_by(path.read_text(encoding="utf-8")) for path in files))
-    assert undeclared(modules - {own}, declared_by(package), DISTRIBUTIONS) == set()
+    modules = set().union(*(list_imported(path.read_text(encoding="utf-8")) for path in files))
+    assert find_undeclared(modules - {module}, list_declared(package), DISTRIBUTIONS) == set()
 
 
-def test_undeclared_import_is_found() -> None:
+def test_undeclared_imports_are_detected() -> None:
     source = "import os\nfrom . import a\ndef f():\n    import numpy.linalg\n    import torch\n"
-    modules = imported_by(source)
+    modules = list_imported(source)
     assert modules == {"numpy", "torch"}
-    assert undeclared(modules, {"torch"}, DISTRIBUTIONS) == {"numpy"}
-    assert undeclared(modules, {"torch", "numpy"}, DISTRIBUTIONS) == set()
-    assert undeclared({"no_such_module"}, {"torch"}, DISTRIBUTIONS) == {"no_such_module"}
+    assert find_undeclared(modules, {"torch"}, DISTRIBUTIONS) == {"numpy"}
+    assert find_undeclared(modules, {"torch", "numpy"}, DISTRIBUTIONS) == set()
+    assert find_undeclared({"no_such_module"}, {"torch"}, DISTRIBUTIONS) == {"no_such_module"}
 
 
 # Folders with modules that can be imported by name in the repository, but not from the installed wheel.
@@ -76,22 +77,24 @@ FOLDERS = ("release", "tests", "examples/datasets", "packages/*/tests")
 HELPERS = {path.stem for folder in FOLDERS for path in ROOT.glob(f"{folder}/*.py")}
 
 
-def not_beside_the_wheel(modules: set[str], distribution: Distribution) -> set[str]:
-    """Returns those of `modules` that exist in the repository but not next to the installed `distribution`."""
-    own = {path.stem for path in (distribution.folder / "tests").glob("*.py")}
-    strangers = {other.module for other in distributions() if other not in with_siblings(distribution)}
-    return modules & ((HELPERS - own) | strangers)
+def find_foreign(modules: set[str], distribution: Distribution) -> set[str]:
+    """Returns the elements of `modules` that the repository contains, but that a test of the installed `distribution`
+    cannot import.
+    """
+    own_helpers = {path.stem for path in (distribution.folder / "tests").glob("*.py")}
+    foreign_packages = {other.module for other in distributions() if other not in with_siblings(distribution)}
+    return modules & ((HELPERS - own_helpers) | foreign_packages)
 
 
 @pytest.mark.parametrize("distribution", distributions(), ids=lambda distribution: distribution.name)
 def test_tests_import_only_their_own_helpers(distribution: Distribution) -> None:
     files = list((distribution.folder / "tests").rglob("*.py"))
     assert files
-    modules = set().union(*(imported_by(path.read_text(encoding="utf-8")) for path in files))
-    assert not_beside_the_wheel(modules, distribution) == set()
+    modules = set().union(*(list_imported(path.read_text(encoding="utf-8")) for path in files))
+    assert find_foreign(modules, distribution) == set()
 
 
-def test_foreign_helper_is_found() -> None:
+def test_foreign_helpers_are_detected() -> None:
     modules = {"torch", "graph_cores", "codegen_cores", "scripts", "flexsn_graph", "flexsn_nn"}
     codegen = Distribution("flexsn-codegen")
-    assert not_beside_the_wheel(modules, codegen) == {"graph_cores", "scripts", "flexsn_nn"}
+    assert find_foreign(modules, codegen) == {"graph_cores", "scripts", "flexsn_nn"}

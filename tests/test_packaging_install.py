@@ -1,4 +1,4 @@
-"""Commands in the documents that install FlexSN: they name all required packages, and can be run unchanged."""
+"""Commands in the documents that install FlexSN. They name all required packages, and a user can run them unchanged."""
 
 from __future__ import annotations
 
@@ -19,19 +19,22 @@ COMMAND = re.compile(r"^(pip install [^`\n]*)$|`(pip install [^`\n]*)`", re.MULT
 NAMES = tuple(distribution.name for distribution in distributions())
 
 
-def commands_in(document: Path) -> list[str]:
-    """Returns the commands that install FlexSN. Commands that install tools, such as hatch, are left out."""
-    commands = [alone or within for alone, within in COMMAND.findall(document.read_text(encoding="utf-8"))]
+def find_commands(document: Path) -> list[str]:
+    """Returns the commands in a document that install FlexSN, without commands that install tools such as hatch."""
+    commands = [
+        line_command or inline_command
+        for line_command, inline_command in COMMAND.findall(document.read_text(encoding="utf-8"))
+    ]
     return [command for command in commands if "packages/" in command or "dist/" in command]
 
 
 COMMANDS: dict[str, list[str]] = defaultdict(list)
 for document in DOCUMENTS:
-    for command in commands_in(document):
+    for command in find_commands(document):
         COMMANDS[command].append(str(document.relative_to(ROOT)))
 
 
-def named(command: str) -> tuple[str, ...]:
+def list_installed(command: str) -> tuple[str, ...]:
     """Returns the distributions that a command installs."""
     targets = [re.split(r"[\[]", part)[0] for part in shlex.split(command)[2:]]
     if any(target in {"./packages/*", "dist/*.whl"} for target in targets):
@@ -41,40 +44,42 @@ def named(command: str) -> tuple[str, ...]:
     return tuple(sorted(stems))
 
 
-def needed_for(distribution: Distribution) -> tuple[str, ...]:
+def list_required(distribution: Distribution) -> tuple[str, ...]:
     return tuple(sorted(member.name for member in with_siblings(distribution)))
 
 
-def brought_by(distribution: Distribution) -> set[str]:
-    """Returns the distributions that pip also installs for `distribution`, except torch."""
+def list_dependencies(distribution: Distribution) -> set[str]:
+    """Returns the distributions that `distribution` and its siblings require, except torch."""
     needs = {requirement.name for member in with_siblings(distribution) for requirement in member.requirements}
     return needs - {"torch"}
 
 
 @pytest.mark.parametrize("distribution", distributions(), ids=lambda distribution: distribution.name)
 def test_commands_name_all_requirements(distribution: Distribution) -> None:
-    """Compares the requirements of a package with its README and with the table of layers."""
-    readme = commands_in(distribution.folder / "README.md")
-    assert readme, "its README does not say how to install it"
-    assert {named(command) for command in readme} == {needed_for(distribution)}
+    """Checks the commands in the README of a package, and in the table of packages in docs/installing.md."""
+    readme = find_commands(distribution.folder / "README.md")
+    assert readme, "the README of the package contains no command that installs the package"
+    assert {list_installed(command) for command in readme} == {list_required(distribution)}
     page = (ROOT / "docs" / "installing.md").read_text(encoding="utf-8")
     (row,) = [line for line in page.splitlines() if line.startswith(f"| [{distribution.name}]")]
     (command,) = COMMAND.findall(row)
-    assert named(command[1]) == needed_for(distribution)
+    assert list_installed(command[1]) == list_required(distribution)
 
 
 @pytest.mark.parametrize("distribution", distributions(), ids=lambda distribution: distribution.name)
 def test_table_lists_installed_packages(distribution: Distribution) -> None:
     page = (ROOT / "docs" / "installing.md").read_text(encoding="utf-8")
     (row,) = [line for line in page.splitlines() if line.startswith(f"| [{distribution.name}]")]
-    brings = set(row.rstrip(" |").rpartition("|")[2].strip().split(", "))
-    if "all of these" in brings:
+    dependencies = set(row.rstrip(" |").rpartition("|")[2].strip().split(", "))
+    if "all of these" in dependencies:
         others = [other for other in distributions() if other != distribution]
-        brings = (brings - {"all of these"}).union(*map(brought_by, others), (other.name for other in others))
-    assert brings == (brought_by(distribution) or {"nothing"})
+        dependencies = (dependencies - {"all of these"}).union(
+            *map(list_dependencies, others), (other.name for other in others)
+        )
+    assert dependencies == (list_dependencies(distribution) or {"nothing"})
 
 
-def test_the_page_names_every_extra() -> None:
+def test_page_names_every_extra() -> None:
     page = (ROOT / "docs" / "installing.md").read_text(encoding="utf-8")
     extras = [
         (f"{distribution.name}[{extra}]", [Requirement(line).name for line in lines])
@@ -89,7 +94,7 @@ def test_the_page_names_every_extra() -> None:
 
 
 @pytest.fixture(scope="module")
-def where_wheels_are(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheels_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("carried")
     for distribution in distributions():
         build(distribution, folder / "dist")
@@ -99,28 +104,26 @@ def where_wheels_are(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.long(all_but=["pip install ./packages/[*]"])
 @pytest.mark.wheels
 @pytest.mark.parametrize("command", COMMANDS)
-def test_command_installs_the_named_packages(command: str, where_wheels_are: Path, tmp_path: Path) -> None:
-    """Runs a command in a shell, with third-party packages but without FlexSN. Nothing is downloaded."""
-    members = [distribution for distribution in distributions() if distribution.name in named(command)]
+def test_command_installs_the_named_packages(command: str, wheels_folder: Path, tmp_path: Path) -> None:
+    """Checks a command in an environment that contains third-party packages, but not FlexSN. Nothing is downloaded."""
+    members = [distribution for distribution in distributions() if distribution.name in list_installed(command)]
     needs = [requirement for member in members for requirement in member.requirements]
     extras = [Requirement("hatchling"), Requirement("matplotlib"), Requirement("nir")]
-    third = [requirement for requirement in [*needs, *extras] if requirement.name not in NAMES]
-    environment = Environment(tmp_path / "environment", third)
-    # These options avoid the internet, that is, the package index and the download of a build backend.
+    third_party = [requirement for requirement in [*needs, *extras] if requirement.name not in NAMES]
+    environment = Environment(tmp_path / "environment", third_party)
+    # With these options, pip downloads neither packages nor a build backend.
     pip = 'pip() { python -m pip "$@" --quiet --no-index --no-build-isolation; }'
-    cwd = where_wheels_are if "dist/" in command else ROOT
+    cwd = wheels_folder if "dist/" in command else ROOT
     environment.run("bash", "-c", f"{pip}; {command}", cwd=cwd)
     installed = {distribution.name: is_here(environment, distribution.module) for distribution in distributions()}
-    assert installed == {name: True if name in named(command) else None for name in NAMES}
+    assert installed == {name: True if name in list_installed(command) else None for name in NAMES}
 
 
 @pytest.mark.wheels
 def test_missing_folder_is_an_error(tmp_path: Path) -> None:
-    """Tests the runtime without the folders of the packages that it requires. pip must not find these packages
-    elsewhere.
-    """
+    """Checks that pip does not install the runtime without the folders of the packages that it requires."""
     needs = [requirement for member in distributions() for requirement in member.requirements]
-    third = [requirement for requirement in [*needs, Requirement("hatchling")] if requirement.name not in NAMES]
-    environment = Environment(tmp_path / "environment", third)
+    third_party = [requirement for requirement in [*needs, Requirement("hatchling")] if requirement.name not in NAMES]
+    environment = Environment(tmp_path / "environment", third_party)
     with pytest.raises(RuntimeError, match="No matching distribution found for flexsn-"):
         environment.install("./packages/flexsn-runtime", cwd=ROOT)

@@ -1,4 +1,4 @@
-"""Requirements of a release: the same files in each distribution, one place for undecided facts, and matching tags."""
+"""Requirements of a release: equal metadata in all distributions, one file for undecided facts, and matching tags."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_distributions_are_ordered_by_requirements() -> None:
             assert order.index(sibling.name) < order.index(distribution.name)
 
 
-def test_release_page_has_this_order() -> None:
+def test_release_page_lists_distributions_in_order() -> None:
     page = " ".join((ROOT / "RELEASING.md").read_text(encoding="utf-8").split())
     assert f": {', '.join(distribution.name for distribution in in_order())}." in page
 
@@ -34,7 +34,7 @@ def test_release_page_has_this_order() -> None:
 @pytest.mark.parametrize("distribution", distributions(), ids=lambda distribution: distribution.name)
 def test_metadata_are_complete_and_equal(distribution: Distribution) -> None:
     project = distribution.project
-    assert set(project["classifiers"]) <= classifiers, "an index refuses a classifier that it does not know"
+    assert set(project["classifiers"]) <= classifiers, "package indexes refuse unknown classifiers"
     assert any(line.startswith("Development Status :: ") for line in project["classifiers"])
     for field in ("classifiers", "requires-python", "license", "authors", "urls"):
         assert project[field] == distributions()[0].project[field], field
@@ -42,8 +42,8 @@ def test_metadata_are_complete_and_equal(distribution: Distribution) -> None:
 
 
 def test_undecided_facts_are_in_one_file() -> None:
-    read = identity.read()
-    for path, text in identity.written(read).items():
+    facts = identity.read()
+    for path, text in identity.written(facts).items():
         assert path.read_text(encoding="utf-8") == text, f"{path.name}: run `hatch run python release/identity.py`"
         assert identity.UNDECIDED not in text
         assert not re.search(r"example\.(?:com|org|invalid)", text)
@@ -60,7 +60,7 @@ def test_decided_facts_are_written_everywhere() -> None:
         assert "UNDECIDED" not in text
 
 
-def test_file_without_the_line_is_refused() -> None:
+def test_file_without_the_line_to_replace_is_refused() -> None:
     with pytest.raises(LookupError, match="has 0 lines like"):
         identity.in_pyproject("[project]\nname = 'x'\n", identity.read(), Path("pyproject.toml"))
 
@@ -74,7 +74,7 @@ def test_wrong_tag_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> 
 CHANGELOG = "# Log\n\n## 0.2.0 (2027-01-31)\n\n- New.\n\n## 0.1.0 (unreleased)\n\n- Old.\n\n## 0.0.1 (2026-01-01)\n"
 
 
-def test_notes_are_a_section_of_the_changelog() -> None:
+def test_release_notes_are_a_section_of_the_changelog() -> None:
     assert tag.notes(CHANGELOG, "0.2.0") == "- New.\n"
 
 
@@ -109,31 +109,31 @@ def test_release_needs_a_date_and_decided_facts(
 
 
 def test_actions_are_pinned_to_a_commit() -> None:
-    """Checks that actions are named by a commit, because their owners can move tags. `hatch run release:lint` checks
-    more.
+    """Checks that workflows pin actions to a commit, because the owners of an action can move its tags.
+    `hatch run release:lint` checks further rules.
     """
     assert WORKFLOWS
-    used = [line for path in WORKFLOWS for line in re.findall(r"uses: (.*)", path.read_text(encoding="utf-8"))]
-    assert used
-    assert [line for line in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v[\d.]+", line)] == []
+    actions = [line for path in WORKFLOWS for line in re.findall(r"uses: (.*)", path.read_text(encoding="utf-8"))]
+    assert actions
+    assert [line for line in actions if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v[\d.]+", line)] == []
 
 
 def test_workflows_run_existing_scripts() -> None:
-    """Checks that each `hatch run ENVIRONMENT:SCRIPT`, and each script that a workflow or the CI runs, exists."""
+    """Checks that each script exists that workflows, the CI and RELEASING.md run, by `hatch run ENVIRONMENT:SCRIPT` or
+    by `python PATH`.
+    """
     environments = tomllib.loads((ROOT / "hatch.toml").read_text(encoding="utf-8"))["envs"]
     texts = [path.read_text(encoding="utf-8") for path in [*WORKFLOWS, ROOT / ".ci" / "run", ROOT / "RELEASING.md"]]
-    called = {call for text in texts for call in re.findall(r"hatch run (\w+):(\w+)", text)}
-    assert ("release", "tag") in called
-    assert [call for call in called if call[1] not in environments[call[0]]["scripts"]] == []
+    script_calls = {call for text in texts for call in re.findall(r"hatch run (\w+):(\w+)", text)}
+    assert ("release", "tag") in script_calls
+    assert [call for call in script_calls if call[1] not in environments[call[0]]["scripts"]] == []
     scripts = {name for text in texts for name in re.findall(r"python ([\w/]+\.py)", text)}
     assert [name for name in scripts if not (ROOT / name).is_file()] == []
 
 
 @pytest.mark.parametrize("document", [*WORKFLOWS, ROOT / "RELEASING.md"], ids=lambda path: path.name)
 def test_documented_wheel_commands_match_the_script(document: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compares the commands in documents with the arguments of the script: one wheel by its name, one wheel after an
-    option, or all wheels.
-    """
+    """Checks that release/wheels.py accepts the commands in documents, and tests the named wheel or all wheels."""
     calls: list[tuple[str, list[str]]] = []
 
     def run_tests(distribution: Distribution, folder: Path, options: Sequence[str] = ()) -> wheels.Outcome:

@@ -1,4 +1,4 @@
-"""Versions of the packages in this repository: each version is in the ranges that other packages require."""
+"""Versions of the packages in this repository. Each version is in the ranges that the other packages require."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
 
 
-def version_of(distribution: str) -> Version:
+def read_version(distribution: str) -> Version:
     """Reads `__version__` without importing the package, because an installed copy may have another version."""
     module = distribution.replace("-", "_")
     source = ROOT / "packages" / distribution / "src" / module / "__init__.py"
@@ -24,21 +24,21 @@ def version_of(distribution: str) -> Version:
     raise LookupError(f"{source} assigns no __version__")
 
 
-def requirements_of(package: Path) -> list[Requirement]:
+def read_requirements(package: Path) -> list[Requirement]:
     project = tomllib.loads((package / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return [Requirement(line) for line in project["dependencies"]]
 
 
 SIBLINGS = [
-    pytest.param(requirement, id=f"{package.name}-wants-{requirement.name}")
+    pytest.param(requirement, id=f"{package.name}-requires-{requirement.name}")
     for package in PACKAGES
-    for requirement in requirements_of(package)
+    for requirement in read_requirements(package)
     if requirement.name.startswith("flexsn")
 ]
 
 
-def test_both_environments_have_the_same_dependencies() -> None:
-    """Compares the dependencies of two environments that share one `.venv`. If they differed, each run would change the
+def test_environments_with_one_folder_have_equal_dependencies() -> None:
+    """Checks that two environments that share one `.venv` have equal dependencies. Otherwise, each run would change the
     `.venv`.
     """
     environments = tomllib.loads((ROOT / "hatch.toml").read_text(encoding="utf-8"))["envs"]
@@ -61,7 +61,7 @@ def test_codegen_runtime_and_nn_declare_their_siblings() -> None:
 
 @pytest.mark.parametrize("requirement", SIBLINGS)
 def test_range_admits_the_sibling(requirement: Requirement) -> None:
-    version = version_of(requirement.name)
+    version = read_version(requirement.name)
     assert requirement.specifier.contains(version, prereleases=True), (
         f"{requirement} does not admit {requirement.name} {version}"
     )
@@ -69,15 +69,15 @@ def test_range_admits_the_sibling(requirement: Requirement) -> None:
 
 @pytest.mark.parametrize("requirement", SIBLINGS)
 def test_range_is_open_below_the_next_breaking_version(requirement: Requirement) -> None:
-    """Checks the range. A pinned version would tie the packages together, and a range without an upper bound would
-    admit a breaking release.
+    """Checks that a range has a lower and an upper bound. A pinned version would tie the releases of packages together,
+    and a range without an upper bound would admit a breaking release.
     """
     assert sorted(specifier.operator for specifier in requirement.specifier) == ["<", ">="]
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
 def test_third_party_requirements_are_lower_bounds_only(package: Path) -> None:
-    for requirement in requirements_of(package):
+    for requirement in read_requirements(package):
         if not requirement.name.startswith("flexsn"):
             operators = [specifier.operator for specifier in requirement.specifier]
-            assert operators == [">="], f"{requirement}: a package gives a floor"
+            assert operators == [">="], f"{requirement}: a requirement only has a lower bound"

@@ -1,9 +1,9 @@
 """Wheels that work with only their declared requirements.
 
-The test builds the five wheels. It then installs each wheel into its own folder, together with the siblings that its
-metadata require, and imports all modules from this folder. The Python that imports them sees one other folder, with
-links to the third-party distributions that the metadata require. So a package that is used but not declared is missing,
-even if the environment contains it.
+The tests build the five wheels. They install each wheel into its own folder, together with the siblings that its
+metadata require, and import all modules from this folder. The Python process that imports them finds modules in only
+one other folder, which contains links to the third-party distributions that the metadata require. So a package that is
+used but not declared is missing, even if the environment contains it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ from packaging.requirements import Requirement
 from wheels import build, run_tests, wheel_of
 
 PACKAGES = [distribution.name for distribution in distributions()]
-ALONE = {"flexsn-graph", "flexsn-hop"}
+WITHOUT_SIBLINGS = {"flexsn-graph", "flexsn-hop"}
 WITHOUT_TRITON = {"flexsn-graph", "flexsn-hop"}
-# One file of quick tests for each wheel. `release/wheels.py test` runs all tests of a wheel, which takes as long as
-# running them here.
+# One file of quick tests for each wheel. `release/wheels.py test` runs all tests of a wheel.
 QUICK = {
     "flexsn-codegen": "test_codegen_torch2triton.py",
     "flexsn-graph": "test_graph_info.py",
@@ -49,17 +48,17 @@ class Wheel:
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
-    # Turns off Triton's interpreter, which conftest.py turns on. Users do not use it, and it needs more packages than
-    # Triton declares.
+    # conftest.py turns on Triton's interpreter. Here, the interpreter is off, as it is for users, because the
+    # interpreter needs packages that Triton does not declare.
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    finished = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
-    assert finished.returncode == 0, f"{command}\n{finished.stdout}\n{finished.stderr}"
-    return finished.stdout
+    process = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, f"{command}\n{process.stdout}\n{process.stderr}"
+    return process.stdout
 
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Builds the sdists, and wheels from these sdists. Nothing is downloaded."""
+    """Builds the sdists, and the wheels from these sdists, and returns their folder. Nothing is downloaded."""
     folder = tmp_path_factory.mktemp("somewhere") / "dist"
     for distribution in distributions():
         build(distribution, folder)
@@ -89,7 +88,9 @@ def with_siblings(name: str, wheels: dict[str, Wheel]) -> list[str]:
 
 
 def import_isolated(name: str, wheels: dict[str, Wheel], folder: Path) -> dict[str, Any]:
-    """Installs `name` and its siblings under `folder`, imports all modules from there, and returns the report."""
+    """Installs `name` and its siblings under `folder`, imports all modules from `folder`, and returns a report of the
+    imports.
+    """
     members = with_siblings(name, wheels)
     target, links = folder / "target", folder / "third_party"
     links.mkdir()
@@ -98,13 +99,13 @@ def import_isolated(name: str, wheels: dict[str, Wheel], folder: Path) -> dict[s
     requirements = [r for m in members for r in wheels[m].requirements if r.name not in wheels]
     names = third_party(requirements)
     if "triton" not in {requirement.name for requirement in requirements}:
-        names -= {"triton"}  # some builds of torch require it, but the package does not
+        names -= {"triton"}  # some builds of torch require Triton, but the package does not
     link_distributions(names, links)
     script = ROOT / "tests" / "isolated_import.py"
     output = run(sys.executable, "-I", "-S", script, name.replace("-", "_"), target, links, cwd=folder)
     report: dict[str, Any] = json.loads(output)
     origins = {member.replace("-", "_"): str(target / member.replace("-", "_") / "__init__.py") for member in members}
-    assert report["visible"] == origins, "not the declared flexsn packages, or from another folder"
+    assert report["visible"] == origins, "other flexsn packages are visible, or packages in another folder"
     return report
 
 
@@ -119,7 +120,7 @@ def test_wheel_contains_required_files(name: str, wheels: dict[str, Wheel]) -> N
     assert {entry.split("/")[0].split("-")[0] for entry in names} == {module}
 
 
-@pytest.mark.parametrize("name", sorted(ALONE))
+@pytest.mark.parametrize("name", sorted(WITHOUT_SIBLINGS))
 def test_package_needs_no_sibling(name: str, wheels: dict[str, Wheel]) -> None:
     assert with_siblings(name, wheels) == [name]
 
@@ -130,7 +131,7 @@ def test_wheel_imports_with_its_declared_dependencies_only(name: str, wheels: di
     if name in WITHOUT_TRITON:
         assert not report["triton_imported"]
         # torch may import Triton, but the modules of the package must not.
-        assert [who for who in report["triton_importers"] if who.startswith("flexsn")] == []
+        assert [importer for importer in report["triton_importers"] if importer.startswith("flexsn")] == []
 
 
 @pytest.mark.parametrize("distribution", distributions(), ids=lambda distribution: distribution.name)
@@ -140,22 +141,22 @@ def test_own_tests_pass_against_the_installed_wheel(distribution: Distribution, 
 
 
 def make_wheel(folder: Path, module: str, source: str, requires: str = "") -> Path:
-    """Writes a small wheel directly, without building it, for tests of the isolation itself."""
+    """Writes a small wheel without a build, and returns its path. The wheel serves to test the isolation itself."""
     path = folder / f"{module}-0.1.0-py3-none-any.whl"
     info = f"{module}-0.1.0.dist-info"
     lines = f"Requires-Dist: {requires}\n" if requires else ""
     with ZipFile(path, "w") as archive:
         archive.writestr(f"{module}/__init__.py", source)
         name = module.replace("_", "-")
-        head = f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1.0\n"
-        archive.writestr(f"{info}/METADATA", head + lines)
+        header = f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1.0\n"
+        archive.writestr(f"{info}/METADATA", header + lines)
         tag = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         archive.writestr(f"{info}/WHEEL", tag)
         archive.writestr(f"{info}/RECORD", "")
     return path
 
 
-def made_wheels(folder: Path, runtime_source: str, requires: str) -> dict[str, Wheel]:
+def make_wheels(folder: Path, runtime_source: str, requires: str) -> dict[str, Wheel]:
     needs = tuple(needed([Requirement(requires)] if requires else []))
     return {
         "flexsn-graph": Wheel(make_wheel(folder, "flexsn_graph", ""), ()),
@@ -163,21 +164,21 @@ def made_wheels(folder: Path, runtime_source: str, requires: str) -> dict[str, W
     }
 
 
-def test_declared_sibling_is_found(tmp_path: Path) -> None:
-    wheels = made_wheels(tmp_path, "import flexsn_graph", "flexsn-graph>=0.1")
+def test_declared_siblings_can_be_imported(tmp_path: Path) -> None:
+    wheels = make_wheels(tmp_path, "import flexsn_graph", "flexsn-graph>=0.1")
     import_isolated("flexsn-runtime", wheels, tmp_path)
 
 
 @pytest.mark.parametrize("undeclared", ["flexsn_graph", "numpy"])
-def test_undeclared_dependency_is_missing(undeclared: str, tmp_path: Path) -> None:
+def test_undeclared_dependencies_cannot_be_imported(undeclared: str, tmp_path: Path) -> None:
     """Checks that the import of an undeclared package fails even if the environment contains it."""
-    wheels = made_wheels(tmp_path, f"import {undeclared}", "")
+    wheels = make_wheels(tmp_path, f"import {undeclared}", "")
     with pytest.raises(AssertionError, match=f"No module named '{undeclared}'"):
         import_isolated("flexsn-runtime", wheels, tmp_path)
 
 
-def test_attempted_triton_import_is_recorded(tmp_path: Path) -> None:
+def test_attempted_triton_imports_are_recorded(tmp_path: Path) -> None:
     """Checks that an import of Triton is recorded even if the package works without Triton."""
     source = "try:\n    import triton\nexcept ImportError:\n    triton = None\n"
-    report = import_isolated("flexsn-runtime", made_wheels(tmp_path, source, ""), tmp_path)
+    report = import_isolated("flexsn-runtime", make_wheels(tmp_path, source, ""), tmp_path)
     assert report["triton_importers"] == ["flexsn_runtime"]

@@ -1,4 +1,4 @@
-"""Requirements that every file and every package of the repository meets."""
+"""Requirements for every file and every package of the repository."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TRACES = {
 }
 
 
-def project_files() -> list[Path]:
+def list_project_files() -> list[Path]:
     """Returns the tracked files, and the files that `git add` would add."""
     listing = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -38,15 +38,15 @@ def project_files() -> list[Path]:
     return [path for path in paths if path.is_file()]
 
 
-def traces_in(content: bytes) -> list[str]:
-    """Returns the traces in `content`, with one entry for each kind of trace."""
+def find_traces(content: bytes) -> list[str]:
+    """Returns the first trace of each kind in `content`."""
     return [f"{kind}: {m[0]!r}" for kind, p in TRACES.items() if (m := re.search(p, content))]
 
 
 def test_no_file_names_a_machine_or_a_registry() -> None:
-    files = project_files()
+    files = list_project_files()
     assert ROOT / "LICENSE" in files, "git listed no project files"
-    results = {str(path.relative_to(ROOT)): traces for path in files if (traces := traces_in(path.read_bytes()))}
+    results = {str(path.relative_to(ROOT)): traces for path in files if (traces := find_traces(path.read_bytes()))}
     assert results == {}
 
 
@@ -61,13 +61,13 @@ def test_no_file_names_a_machine_or_a_registry() -> None:
         "pip install --{} x".format("find-links"),
     ],
 )
-def test_trace_is_found(text: str) -> None:
-    assert traces_in(text.encode()) != []
+def test_traces_are_detected(text: str) -> None:
+    assert find_traces(text.encode()) != []
 
 
 @pytest.mark.parametrize("text", ["packages/work/x", "docs/home/", "farmland", "pip install hatch"])
 def test_innocent_text_is_accepted(text: str) -> None:
-    assert traces_in(text.encode()) == []
+    assert find_traces(text.encode()) == []
 
 
 # Calls that measure time, or that stop after some time. Character classes keep this file from matching.
@@ -78,7 +78,9 @@ CLOCKS = re.compile(
 
 
 def test_tests_do_not_depend_on_speed() -> None:
-    """Checks that tests read no clocks. The time limit in pyproject.toml only serves to end processes that hang."""
+    """Checks that tests read no clocks and set no time limits. The time limit in pyproject.toml only ends processes
+    that hang.
+    """
     files = [ROOT / "conftest.py", *ROOT.glob("tests/**/*.py"), *ROOT.glob("packages/*/tests/**/*.py")]
     results = {str(path.relative_to(ROOT)): clocks for path in files if (clocks := CLOCKS.findall(path.read_text()))}
     assert results == {}
@@ -87,13 +89,14 @@ def test_tests_do_not_depend_on_speed() -> None:
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
 def test_package_has_its_documents(package: Path) -> None:
     module = package.name.replace("-", "_")
-    papers = ["README.md", "CHANGELOG.md", "LICENSE", f"src/{module}/py.typed"]
-    assert [name for name in papers if not (package / name).is_file()] == []
-    # A source distribution contains only the folder of its package, so the license is in both places.
+    documents = ["README.md", "CHANGELOG.md", "LICENSE", f"src/{module}/py.typed"]
+    assert [name for name in documents if not (package / name).is_file()] == []
+    # The repository and each package contain the license, since a source distribution contains only the folder of its
+    # package.
     assert (package / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 
-def test_file_names_among_the_tests_are_unique() -> None:
+def test_names_of_test_files_are_unique() -> None:
     """Checks that no two test files have the same name, because mypy refuses two modules with one name."""
     files = [*ROOT.glob("tests/**/*.py"), *ROOT.glob("packages/*/tests/**/*.py")]
     files = [path for path in [ROOT / "conftest.py", *files] if "golden" not in path.parts]
@@ -101,14 +104,14 @@ def test_file_names_among_the_tests_are_unique() -> None:
     assert [name for name, count in names.items() if count > 1] == []
 
 
-def test_test_files_begin_with_their_package() -> None:
+def test_names_of_test_files_begin_with_the_package() -> None:
     """Checks that files are named `test_<package>_<concept>.py`, so that the report of a failure begins with the
     package.
     """
-    strangers = [
+    misnamed = [
         str(path.relative_to(ROOT))
         for package in PACKAGES
         for path in package.glob("tests/**/test_*.py")
         if not path.name.startswith(f"test_{package.name.removeprefix('flexsn-')}_")
     ]
-    assert strangers == []
+    assert misnamed == []

@@ -1,4 +1,4 @@
-"""Phrases and names that the style rules forbid: their counts do not grow."""
+"""Phrases and names that the style rules forbid. Their counts do not grow."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import prose
 import pytest
 
 
-def test_each_rule_finds_a_phrase() -> None:
+def test_each_rule_detects_a_phrase() -> None:
     source = '''"""Whether x."""
 
 
@@ -28,11 +28,13 @@ def f(found: int) -> None:
     ]
 
 
-KEPT = json.loads(prose.KEPT.read_text(encoding="utf-8"))
+STORED = json.loads(prose.STORED_COUNTS.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("package", KEPT)
+@pytest.mark.parametrize("package", STORED)
 def test_counts_do_not_grow(package: str) -> None:
-    now = prose.counts()[package]
-    more = {rule: (KEPT[package][rule], count) for rule, count in now.items() if count > KEPT[package][rule]}
-    assert not more, "reword these sentences, or rename these values; `python tests/prose.py` prints each place"
+    counts = prose.counts()[package]
+    increases = {
+        rule: (STORED[package][rule], count) for rule, count in counts.items() if count > STORED[package][rule]
+    }
+    assert not increases, "reword these sentences, or rename these values; `python tests/prose.py` prints each place"

@@ -1,4 +1,4 @@
-"""Random lives: a network and its compiled twin have equal results after each act of a user."""
+"""Random sequences of a user's acts. After each act, a network and its compiled twin have equal results."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from torch._subclasses import FakeTensorMode
 
 from flexsn_nn import FlexSN
 
-# Layers that need no compilation, because the loop and the compiled twin share most code. So faults are found quickly.
+# These layers need no compilation, so a test with planted faults is short.
 PLAIN = ("lif", "alif", "two outputs", "delay", "conv")
 
 
-def test_short_lives_are_the_same(compiler: None) -> None:
+def test_twins_are_equal_in_a_hundred_short_lives(compiler: None) -> None:
     Twins.counts.clear()
-    run(machine((("auto", "auto"), ("cpp", "compiled")), without=LONG_ACTS, few=True), runs=40, rules=12)
-    assert Twins.counts["lives"] >= 40
+    run(machine((("auto", "auto"), ("cpp", "compiled")), without=LONG_ACTS, few=True), runs=100, rules=12)
+    assert Twins.counts["lives"] >= 100
 
 
 @pytest.mark.long
@@ -37,7 +37,7 @@ def test_twins_with_the_compiled_launcher_are_equal(compiler: None) -> None:
     run(machine((("cpp", "compiled"),)), runs=20, rules=50)
 
 
-# -- the machine itself -----------------------------------------------------------------------------------------------
+# -- the state machine ------------------------------------------------------------------------------------------------
 
 
 def _forget_sequences(neuron: FlexSN, x: Tensor, y: Any) -> Any:
@@ -77,7 +77,7 @@ def _write_to_the_input(neuron: FlexSN, x: Tensor, y: Any) -> Any:
 FAULTS: dict[str, tuple[Callable[[FlexSN, Tensor, Any], Any], str]] = {
     "sequences": (_forget_sequences, "state_seqs|sequence|IndexError"),
     "a gradient": (_lose_a_gradient, "gradient"),
-    "a trace": (_leave_a_trace, "left behind by traces"),
+    "a trace": (_leave_a_trace, "remains of traces"),
     "a layout": (_lose_the_layout, "strides"),
     "a dtype": (_widen_counts, "counts.*dtype"),
     "an input": (_write_to_the_input, "written to its input"),
@@ -85,19 +85,19 @@ FAULTS: dict[str, tuple[Callable[[FlexSN, Tensor, Any], Any], str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_planted_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plants a fault in neurons that run the operator `scan`, which is a loop outside of compilers, and checks that it
-    is found.
+def test_planted_faults_are_detected(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plants a fault in neurons with the backend `hop`, and checks that the machine detects the fault and returns a
+    short program that reproduces it.
     """
     forward = FlexSN.forward
-    spoil, text = FAULTS[fault]
+    apply_fault, text = FAULTS[fault]
 
-    def spoiled(neuron: FlexSN, *inputs: Tensor, **options: Any) -> Any:
+    def forward_with_fault(neuron: FlexSN, *inputs: Tensor, **options: Any) -> Any:
         y = forward(neuron, *inputs, **options)
-        return spoil(neuron, inputs[0], y) if neuron.backend == "hop" else y
+        return apply_fault(neuron, inputs[0], y) if neuron.backend == "hop" else y
 
-    monkeypatch.setattr(FlexSN, "forward", spoiled)
-    layers = PLAIN if fault != "a layout" else ("lif", "conv")  # only images have a layout that can be lost
+    monkeypatch.setattr(FlexSN, "forward", forward_with_fault)
+    layers = PLAIN if fault != "a layout" else ("lif", "conv")  # only images have several layouts
     with pytest.raises(DifferenceError, match=text) as caught:
         run(machine((("hop", "auto"),), layers=layers, without=LONG_ACTS), runs=400, rules=20)
     assert len(caught.value.program) <= 4
@@ -109,9 +109,9 @@ def test_planted_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 _CALL: dict[str, Any] = {"steps": 8, "seed": 0, "layout": "contiguous", "fresh": False, "batch": None, "learned": True}
 _UNDER_CHECKPOINT: dict[str, Any] = {"how": "reentrant", "inside": False, "steps": 8, "seed": 0}
-# Programs with which the state machine has found faults.
-EARLIER: dict[str, tuple[Plan, list[tuple[str, dict[str, Any]]]]] = {
-    "a road that forgot sequences": (
+# These programs of the state machine once revealed faults.
+EARLIER_FAULTS: dict[str, tuple[Plan, list[tuple[str, dict[str, Any]]]]] = {
+    "state sequences after a single step": (
         Plan("vector", ("lif",), "cpp"),
         [
             ("store_state_seqs", {"which": 0, "on": True}),
@@ -132,7 +132,7 @@ EARLIER: dict[str, tuple[Plan, list[tuple[str, dict[str, Any]]]]] = {
         Plan("vector", ("sliding", "linear"), "torch"),
         [("forward", _CALL), ("forward_checkpointed", {**_UNDER_CHECKPOINT, "how": "non-reentrant"})],
     ),
-    "an optimizer's step behind packed spikes": (
+    "an optimizer's step after packed spikes": (
         Plan("image", ("conv norm", "cubalif"), "torch"),
         [
             ("forward_wrapped", {"fresh": False, "how": "packed", "seed": 3, "steps": 9}),
@@ -143,9 +143,9 @@ EARLIER: dict[str, tuple[Plan, list[tuple[str, dict[str, Any]]]]] = {
 }
 
 
-@pytest.mark.parametrize("name", EARLIER)
-def test_earlier_programs_stay_equal(name: str, compiler: None) -> None:
-    live(*EARLIER[name])
+@pytest.mark.parametrize("name", EARLIER_FAULTS)
+def test_programs_of_earlier_faults_stay_equal(name: str, compiler: None) -> None:
+    live(*EARLIER_FAULTS[name])
 
 
 def test_program_is_printed_as_python() -> None:
@@ -156,7 +156,7 @@ def test_program_is_printed_as_python() -> None:
     assert scope["live"] is live
 
 
-def test_equal_twins_continue(recwarn: pytest.WarningsRecorder) -> None:
+def test_run_of_equal_twins_raises_nothing(recwarn: pytest.WarningsRecorder) -> None:
     run(machine((("torch", "auto"),)), runs=6, rules=30)
 
 
@@ -167,14 +167,14 @@ def test_each_layer_keeps_the_shape(family: str, loops: None) -> None:
         assert build(Plan(family, (name,), "torch"))(x).shape == x.shape, name
 
 
-def test_what_a_short_run_leaves_out_exists() -> None:
+def test_names_in_short_runs_exist() -> None:
     assert {layer.removeprefix("+") for _, layers in FEW_PLANS for layer in layers} <= set(LAYERS)
     assert set(LONG_ACTS) <= set(ACTS)
 
 
 def test_twins_continue_after_a_refusal(compiler: None) -> None:
-    """Checks that both twins continue after a refusal. torch cannot copy a pruned network after a call, so both start
-    again.
+    """Checks that both twins continue after an act is refused. torch cannot copy a pruned network after a call, so both
+    twins are built again.
     """
     call: dict[str, Any] = {"steps": 8, "seed": 0, "layout": "contiguous", "fresh": True}
     forward = ("forward", {**call, "batch": None, "learned": True})

@@ -1,4 +1,4 @@
-"""Random numbers of a step, combined with lengths, resets, transforms, random cores and GPUs."""
+"""Random numbers of a step together with lengths, resets, transforms, random cores and GPUs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def noisy(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return s, v * (1.0 - s)
 
 
-def sequences(*shape: int) -> Tensor:
+def draw_sequences(*shape: int) -> Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(0)) * 1.5
 
 
@@ -66,63 +66,65 @@ class NoisyInput(Transform):
     [lambda b: FlexSN(noisy, 1, 1, 1, backend=b), lambda b: StochasticLIF(backend=b)],
     ids=["step", "neuron"],
 )
-def test_lengths_and_resets(make: Callable[[str], FlexSN], backend: str) -> None:
-    """Checks that the numbers continue after a reset, and that a short sequence has the numbers of a separate call."""
-    x = sequences(11, 5, 19)
+def test_lengths_and_resets_do_not_change_numbers(make: Callable[[str], FlexSN], backend: str) -> None:
+    """Checks that the random numbers continue after a reset, and that each sequence has the numbers of a separate
+    call.
+    """
+    x = draw_sequences(11, 5, 19)
     lengths = torch.tensor([11, 0, 7, 3, 10])
     resets = torch.rand(11, 5, generator=torch.Generator().manual_seed(1)) < 0.2
     expected = run(make("torch"), x, lengths=lengths, resets=resets)
     assert_alike(run(make(backend), x, lengths=lengths, resets=resets), expected)
-    alone = make("torch")
+    single = make("torch")
     for row, length in enumerate(lengths.tolist()):
         if length:
-            configure(alone, first_row=row)
-            y, _ = run(alone, x[:length, row : row + 1], resets=resets[:length, row : row + 1])
+            configure(single, first_row=row)
+            y, _ = run(single, x[:length, row : row + 1], resets=resets[:length, row : row + 1])
             assert torch.equal(y, expected[0][:length, row : row + 1])
         assert not expected[0][length:, row].any()
 
 
 @pytest.mark.long(all_but=["cpp"])
 @pytest.mark.parametrize("backend", KERNELS)
-def test_transform_draws(backend: str) -> None:
-    """Tests a core without random numbers, and a core that draws them."""
-    x = sequences(9, 4, 21)
+def test_transforms_may_draw(backend: str) -> None:
+    """Checks a transform that draws random numbers, around a core that draws none, and around a core that draws."""
+    x = draw_sequences(9, 4, 21)
 
-    def quiet(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def without_noise(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         v = 0.5 * v + x
         s = spike(v - 1.0)
         return s, v * (1.0 - s)
 
-    for core in (quiet, noisy):
+    for core in (without_noise, noisy):
         expected = run(FlexSN(core, 1, 1, 1, backend="torch"), x, transforms=[NoisyInput()])
-        plain = run(FlexSN(core, 1, 1, 1, backend="torch"), x)
-        assert not torch.equal(expected[0], plain[0])
+        untransformed = run(FlexSN(core, 1, 1, 1, backend="torch"), x)
+        assert not torch.equal(expected[0], untransformed[0])
         neuron = FlexSN(core, 1, 1, 1, backend=backend)
-        for _ in range(3):  # later calls repeat the first call
+        for _ in range(3):  # later calls run the stored plan of the first call
             assert_alike(run(neuron, x, transforms=[NoisyInput()]), expected)
-        assert_alike(run(neuron, x), plain)
+        assert_alike(run(neuron, x), untransformed)
 
 
 def test_repeated_call_draws_a_new_key() -> None:
-    neuron, x = FlexSN(noisy, 1, 1, 1, backend="cpp"), sequences(6, 3, 50)
+    neuron, x = FlexSN(noisy, 1, 1, 1, backend="cpp"), draw_sequences(6, 3, 50)
     loop = FlexSN(noisy, 1, 1, 1, backend="torch")
     results: list[Tensor] = []
-    for calls in (neuron, loop):
+    for repeated_neuron in (neuron, loop):
         torch.manual_seed(4)
         outputs = []
         for _ in range(3):
-            calls.reset()
-            outputs += [calls(x), calls(x)]
+            repeated_neuron.reset()
+            outputs += [repeated_neuron(x), repeated_neuron(x)]
         assert len({tuple(y.flatten().tolist()) for y in outputs}) == 6
         results.append(torch.stack(outputs))
     assert torch.equal(*results)
 
 
-def test_batches_of_many_sizes() -> None:
+def test_batch_size_does_not_change_numbers() -> None:
     neuron = FlexSN(noisy, 1, 1, 1, backend="cpp")
-    whole = run(neuron, sequences(4, 9, 7))[0]
+    full_output = run(neuron, draw_sequences(4, 9, 7))[0]
     for rows in (1, 3, 8, 9):
-        assert torch.equal(run(neuron, sequences(4, 9, 7)[:, :rows])[0], whole[:, :rows])
+        assert torch.equal(run(neuron, draw_sequences(4, 9, 7)[:, :rows])[0], full_output[:, :rows])
 
 
 # -- random cores ------------------------------------------------------------------------------------------
@@ -155,16 +157,16 @@ def random_core(seed: int) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
 
 @pytest.mark.long(all_but=["0"])
 @pytest.mark.parametrize("first", range(8))
-def test_random_cores(first: int) -> None:
+def test_random_cores_with_draws_equal_the_loop(first: int) -> None:
     for seed in range(2 * first, 2 * first + 2):
         generator = random.Random(seed)
-        core, x = random_core(seed), sequences(generator.randrange(1, 12), generator.randrange(1, 5), 13)
+        core, x = random_core(seed), draw_sequences(generator.randrange(1, 12), generator.randrange(1, 5), 13)
         expected = run(FlexSN(core, 1, 1, 1, backend="torch"), x)
         for backend in KERNELS:
             assert_alike(run(FlexSN(core, 1, 1, 1, backend=backend), x), expected)
 
 
-# -- derivatives of derivatives, and functions of functions ------------------------------------------------
+# -- second derivatives, vmap, and clusters ----------------------------------------------------------------
 
 
 def smooth(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -172,9 +174,9 @@ def smooth(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return v * v, v
 
 
-def test_second_derivatives() -> None:
-    """Checks second derivatives of the loop, because kernels refuse them."""
-    x = sequences(4, 2, 3).double().requires_grad_()
+def test_only_the_loop_has_second_derivatives() -> None:
+    """Checks that the loop has second derivatives, and that kernels refuse them."""
+    x = draw_sequences(4, 2, 3).double().requires_grad_()
     neuron = FlexSN(smooth, 1, 1, 1, backend="torch")
     configure(neuron, seed=1)
     assert torch.autograd.gradgradcheck(lambda x: neuron.step(x)[0], (x,))
@@ -185,8 +187,8 @@ def test_second_derivatives() -> None:
 
 
 def test_vmap_shares_one_key() -> None:
-    """Checks that all samples share one key, and that a call without a seed raises an error."""
-    x = sequences(5, 4, 2, 3)
+    """Checks that all samples share one key, and that a call without a configured seed raises an error."""
+    x = draw_sequences(5, 4, 2, 3)
     neuron = FlexSN(smooth, 1, 1, 1)
     with pytest.raises(RuntimeError, match="random"):
         torch.vmap(lambda x: neuron.step(x)[0], in_dims=1)(x)
@@ -197,7 +199,9 @@ def test_vmap_shares_one_key() -> None:
 
 
 def test_clusters_refuse_draws() -> None:
-    """Checks a refusal: the CUDA C++ code of clusters has no random numbers, so other kernels run such a layer."""
+    """Checks that the target for clusters refuses draws, since its CUDA C++ code has no random numbers. Other kernels
+    run such layers.
+    """
     graph = torch.fx.Graph()
     words = [graph.placeholder(name) for name in ("first", "second", "third", "step")]
     number = graph.call_function(NORMAL_NUMBER, tuple(words), {"stream": 0})
@@ -208,33 +212,33 @@ def test_clusters_refuse_draws() -> None:
         emit_core(graph, "step", prune=False, target=CUDA)
 
 
-# -- one process and two, and networks ---------------------------------------------------------------------
+# -- networks, and parts of a batch ------------------------------------------------------------------------
 
 
-def network() -> nn.Sequential:
+def make_network() -> nn.Sequential:
     torch.manual_seed(0)
     layers: Sequence[nn.Module] = (nn.Linear(6, 16), StochasticLIF(noise="gaussian"), Recurrent(StochasticLIF(), 16))
     return nn.Sequential(*layers)
 
 
 def test_first_row_reproduces_part_of_a_batch() -> None:
-    x = sequences(7, 8, 6) * 3
-    net = network()
+    x = draw_sequences(7, 8, 6) * 3
+    net = make_network()
     configure(net, seed=5)
-    whole = net(x).sum((0, 2))
+    full_output = net(x).sum((0, 2))
     parts = []
     for first in (0, 4):
         reset_net(net)
         configure(net, first_row=first)
         parts.append(net(x[:, first : first + 4]).sum((0, 2)))
-    assert torch.equal(torch.cat(parts), whole)
-    assert len(set(whole.tolist())) > 2
+    assert torch.equal(torch.cat(parts), full_output)
+    assert len(set(full_output.tolist())) > 2
 
 
 # -- on a GPU ----------------------------------------------------------------------------------------------
 
 
-def everything(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+def draw_all(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
     return normal_like(v), uniform_like(v), bernoulli_like(v, 0.8), normal_like(v), v + x
 
 
@@ -245,7 +249,7 @@ def test_gpu_numbers_equal_the_cpu(backend: str, dtype: torch.dtype) -> None:
     for shape in ((5, 7, 1000), (32, 3, 4, 9, 11), (1, 300, 513)):
         results = []
         for device, name in (("cpu", "torch"), ("cuda", backend)):
-            neuron = FlexSN(everything, 1, 1, 4, backend=name)
+            neuron = FlexSN(draw_all, 1, 1, 4, backend=name)
             configure(neuron, seed=2)
             results.append(neuron(torch.ones(shape, dtype=dtype, device=device)))
         assert all(torch.equal(a, b.cpu()) for a, b in zip(*results, strict=True))
@@ -253,7 +257,7 @@ def test_gpu_numbers_equal_the_cpu(backend: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.gpu
 def test_training_on_a_gpu_equals_the_loop() -> None:
-    x = sequences(37, 9, 515).cuda()
+    x = draw_sequences(37, 9, 515).cuda()
     expected = run(FlexSN(noisy, 1, 1, 1, backend="torch"), x)
     actual = run(FlexSN(noisy, 1, 1, 1, backend="triton"), x)
     assert torch.equal(actual[0], expected[0])
@@ -264,7 +268,7 @@ def test_training_on_a_gpu_equals_the_loop() -> None:
 
 @pytest.mark.gpu
 def test_recurrent_layer_on_a_gpu_equals_the_loop() -> None:
-    x = sequences(12, 6, 64).cuda() * 2
+    x = draw_sequences(12, 6, 64).cuda() * 2
     torch.manual_seed(0)
     results = []
     for backend in ("torch", "auto"):
@@ -275,15 +279,15 @@ def test_recurrent_layer_on_a_gpu_equals_the_loop() -> None:
 
 @pytest.mark.gpu
 def test_replays_of_a_captured_step_draw_new_numbers() -> None:
-    """Compares with steps without graphs, for equal seeds. The states of a neuron continue from step to step."""
+    """Compares the losses of captured training steps with the losses of eager training steps, for equal seeds."""
 
-    def losses(capture: bool) -> list[float]:
+    def train(capture: bool) -> list[float]:
         net = nn.Sequential(nn.Linear(6, 32), StochasticLIF(noise="gaussian"), nn.Linear(32, 3))
         torch.manual_seed(0)
         for layer in (net[0], net[2]):
             layer.reset_parameters()  # type: ignore[operator]
         net.cuda()
-        x = sequences(8, 16, 6).cuda() * 3
+        x = draw_sequences(8, 16, 6).cuda() * 3
         labels = torch.zeros(16, dtype=torch.int64, device="cuda")
 
         def loss(out: Tensor, labels: Tensor) -> Tensor:
@@ -300,6 +304,6 @@ def test_replays_of_a_captured_step_draw_new_numbers() -> None:
             results.append(float(loss(net(x), labels).detach()))
         return results
 
-    captured, eager = losses(True), losses(False)
+    captured, eager = train(True), train(False)
     assert len(set(captured)) == 6
     assert captured == pytest.approx(eager, rel=1e-5)

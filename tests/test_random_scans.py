@@ -1,4 +1,4 @@
-"""Random steps in `scan`: each lowering equals a plain loop in each of several calls."""
+"""Random steps in `scan`. Each lowering equals a plain loop in several calls."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
 ]
 
-# Seeds for which the loops of all calls shared one constant, when graphs were traced from their source.
-SHARED = (13, 26, 27)
-# Seeds whose kernels once failed or were wrong, because of a gradient written into zeros, or a copy of a broadcast
-# value.
-MENDED = (160, 208)
+# Seeds of programs whose loops once shared one constant in all calls, because graphs were traced from their source.
+SHARED_CONSTANTS = (13, 26, 27)
+# Seeds of programs whose kernels once failed or were wrong, because a gradient was written into zeros, or a broadcast
+# value was copied.
+FORMER_FAULTS = (160, 208)
 
 
 @pytest.mark.parametrize("first", [200, 210])
@@ -36,7 +36,7 @@ def test_eager_scan_equals_the_loop(first: int) -> None:
 
 @pytest.mark.long(all_but=["13-loop", "3-kernels"])
 @pytest.mark.parametrize("lowering", ["aot_eager", "loop", "kernels"])
-@pytest.mark.parametrize("seed", [*range(13), *SHARED, *MENDED])
+@pytest.mark.parametrize("seed", [*range(13), *SHARED_CONSTANTS, *FORMER_FAULTS])
 def test_compiled_scan_equals_the_loop(seed: int, lowering: str) -> None:
     outcome = compare(random_program(seed), [lowering])
     assert not outcome.different + outcome.failed, f"{outcome}\n{random_program(seed).source}"
@@ -45,13 +45,13 @@ def test_compiled_scan_equals_the_loop(seed: int, lowering: str) -> None:
 
 
 def test_seed_determines_the_program() -> None:
-    one, other = random_program(7), random_program(7)
-    assert one.source == other.source
-    torch.testing.assert_close(one.tensors(), other.tensors(), rtol=0, atol=0)
-    assert random_program(8).source != one.source
+    program, repeated = random_program(7), random_program(7)
+    assert program.source == repeated.source
+    torch.testing.assert_close(program.tensors(), repeated.tensors(), rtol=0, atol=0)
+    assert random_program(8).source != program.source
 
 
-REDUCED: dict[str, Callable[[Tensor], Tensor]] = {
+REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sum": lambda v: v.sum(0),
     "mean": lambda v: v.mean(-1, keepdim=True),
     "amax": lambda v: v.amax(-1),
@@ -65,14 +65,14 @@ REDUCED: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.long(all_but=["softmax", "var"])
-@pytest.mark.parametrize("name", REDUCED)
-def test_reductions_of_a_state_without_dimensions(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests the dimensions 0 and -1, which PyTorch accepts for 0-d tensors. Seed 39 of the random programs found this
-    case in kernels.
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_states_without_dimensions_may_be_reduced(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks reductions over the dimensions 0 and -1, which PyTorch accepts for 0-d tensors. Kernels once failed for
+    such reductions.
     """
     monkeypatch.setenv("FLEXSN_HOP_LOWERING", "kernel")
     torch._dynamo.reset()
-    reduce = REDUCED[name]
+    reduce = REDUCTIONS[name]
 
     def run(init: Tensor, xs: Tensor) -> Any:
         return scan(lambda v, x: (torch.tanh(reduce(v)) + 0.3 * v * x, reduce(v)), init, xs)

@@ -1,6 +1,6 @@
-"""Runs every python block of the documents, so that no example becomes outdated.
+"""Runs every Python block of the documents, so that no example becomes outdated.
 
-The blocks of a file run in order, in one namespace and in an empty folder, as if a reader typed them.
+The blocks of a document run in order, in one namespace and in an empty folder, as if a reader typed them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WITHOUT_EXAMPLES = {
     "docs/README.md",
     "docs/command-line.md",
 }
-# Documents about an optional extra, with the module that the extra installs.
+# Documents about an optional extra. Each value is the module that the extra installs.
 EXTRAS = {
     "docs/convert.md": "snntorch",
     "docs/data-audio.md": "tonic",
@@ -36,10 +36,10 @@ EXTRAS = {
     "docs/nir.md": "nir",
 }
 
-# Documents with separate tests, in which only the package of the document is installed.
-ALONE = ["packages/flexsn-codegen/README.md", "packages/flexsn-hop/README.md"]
-# Documents whose neurons take up to half a minute to compile, although kernels are not their subject. With `--long`,
-# their examples run kernels. Otherwise they run loops.
+# The examples of these documents also run in tests in which only the package of the document is installed.
+IN_PACKAGE_TESTS = ["packages/flexsn-codegen/README.md", "packages/flexsn-hop/README.md"]
+# Documents whose neurons take up to half a minute to compile, although kernels are not their subject. Their examples
+# run kernels only with `--long`. Without `--long`, the examples run loops.
 MANY_KERNELS = [
     "docs/convert.md",
     "docs/data-audio.md",
@@ -61,8 +61,8 @@ MANY_KERNELS = [
     "docs/writing-a-neuron.md",
 ]
 
-# Documents about one version of torch, from which other versions may differ.
-ABOUT = {"docs/why-not-torch-scan.md": "2.15"}
+# Documents about the behaviour of one version of torch.
+TORCH_VERSIONS = {"docs/why-not-torch-scan.md": "2.15"}
 
 FENCE = re.compile(
     r"^(?P<indent>[ ]*)```[ ]*(?:python|python3|py)\b[^\n]*\n(?P<code>.*?)^(?P=indent)```[ ]*$",
@@ -72,13 +72,13 @@ FENCE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One fenced block: its code without the indentation of the fence, and the number of its first line."""
+    """The code of a fenced block without the indentation of the fence, and the number of the code's first line."""
 
     code: str
     line: int
 
 
-def python_blocks(text: str) -> list[Block]:
+def list_python_blocks(text: str) -> list[Block]:
     blocks = []
     for match in FENCE.finditer(text):
         lines = match["code"].splitlines()
@@ -88,9 +88,9 @@ def python_blocks(text: str) -> list[Block]:
 
 
 def run_blocks(path: Path, module: ModuleType) -> None:
-    for block in python_blocks(path.read_text(encoding="utf-8")):
-        # Empty lines at the start keep the line numbers right, so that tracebacks and inspect.getsource find the
-        # example in the document itself.
+    for block in list_python_blocks(path.read_text(encoding="utf-8")):
+        # Empty lines before the code make line numbers equal to those of the document. So tracebacks and
+        # inspect.getsource show the lines of the document.
         source = "\n" * (block.line - 1) + block.code
         exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
 
@@ -99,7 +99,7 @@ def run_blocks(path: Path, module: ModuleType) -> None:
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")
 # torch's forward mode compiles its formulas with torch.jit.script.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
-@pytest.mark.long(all_but=[document for document in DOCUMENTS if document not in (*ALONE, *MANY_KERNELS)])
+@pytest.mark.long(all_but=[document for document in DOCUMENTS if document not in (*IN_PACKAGE_TESTS, *MANY_KERNELS)])
 @one_thread()
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_examples_run(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,15 +115,15 @@ def test_examples_run_without_a_compiler(document: str, tmp_path: Path, monkeypa
 
 def run_document(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = ROOT / document
-    blocks = python_blocks(path.read_text(encoding="utf-8"))
+    blocks = list_python_blocks(path.read_text(encoding="utf-8"))
     if document in WITHOUT_EXAMPLES:
-        assert not blocks, f"{document} has examples now: take it off WITHOUT_EXAMPLES"
+        assert not blocks, f"{document} has examples now: remove it from WITHOUT_EXAMPLES"
         return
-    assert blocks, f"{document} has no python block: write one, or put it on WITHOUT_EXAMPLES"
+    assert blocks, f"{document} has no Python block: write one, or add the document to WITHOUT_EXAMPLES"
     if document in EXTRAS:
         pytest.importorskip(EXTRAS[document])
-    if not torch.__version__.startswith(ABOUT.get(document, "")):
-        pytest.skip(f"the page speaks of torch {ABOUT[document]}")
+    if not torch.__version__.startswith(TORCH_VERSIONS.get(document, "")):
+        pytest.skip(f"the document describes torch {TORCH_VERSIONS[document]}")
     # Each document has its own module, so that classes of an example can be pickled and inspected.
     module = ModuleType("example_" + re.sub(r"\W", "_", document))
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -134,9 +134,9 @@ def run_document(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_blocks_share_a_namespace_and_keep_their_lines(tmp_path: Path) -> None:
     path = tmp_path / "x.md"
-    listed = "- in a list\n\n  ```py\n  if a:\n      b = a\n  ```\n"
-    path.write_text(f"# x\n\n```python\na = 1\n```\n\n{listed}")
-    assert python_blocks(path.read_text()) == [Block("a = 1", 4), Block("if a:\n    b = a", 10)]
+    listed_block = "- in a list\n\n  ```py\n  if a:\n      b = a\n  ```\n"
+    path.write_text(f"# x\n\n```python\na = 1\n```\n\n{listed_block}")
+    assert list_python_blocks(path.read_text()) == [Block("a = 1", 4), Block("if a:\n    b = a", 10)]
     module = ModuleType("x")
     run_blocks(path, module)
     assert module.__dict__["b"] == 1

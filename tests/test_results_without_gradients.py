@@ -1,4 +1,4 @@
-"""Results that depend on no tensor with a gradient: compiled, they require no gradient, as in the loop."""
+"""Results that depend on no tensor that requires a gradient. They require no gradient in kernels and in the loop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def apart(x: Tensor, y: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, ...]:
 
 
 def onward(x: Tensor, y: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, ...]:
-    """Computes a state that affects the other state in the next step."""
+    """Computes two states. In the next step, the first state affects both new states."""
     return v * y.detach(), w + 1.0, v + x, v * 0.5 + y.detach()
 
 
@@ -50,19 +50,21 @@ MASKS = [[i == j for j in range(4)] for i in range(4)] + [[False] * 4, [True] * 
 
 
 @pytest.mark.long(all_but=["recurrent-final states", "onward-all states"])
-@pytest.mark.parametrize("keep", [False, True], ids=["final states", "all states"])
+@pytest.mark.parametrize("store_states", [False, True], ids=["final states", "all states"])
 @pytest.mark.parametrize("core", list(CORES))
-def test_results_require_grad_as_in_the_loop(core: str, keep: bool) -> None:
+def test_results_require_grad_as_in_the_loop(core: str, store_states: bool) -> None:
     generator = torch.Generator().manual_seed(1)
     results: dict[str, list[tuple[bool, ...]]] = {}
     gradients: dict[str, list[Tensor | None]] = {}
     cases = [(mask, steps) for mask in MASKS for steps in (1, 2, 5)]
-    data = [[torch.randn(*shape, 3, 5, generator=generator) for shape in ((t,), (t,), (), ())] for _, t in cases]
+    values_by_case = [
+        [torch.randn(*shape, 3, 5, generator=generator) for shape in ((t,), (t,), (), ())] for _, t in cases
+    ]
     for backend in ("torch", "cpp"):
-        neuron = FlexSN(CORES[core], 2, 2, 2, backend=backend, store_state_seqs=keep)  # type: ignore[arg-type]
+        neuron = FlexSN(CORES[core], 2, 2, 2, backend=backend, store_state_seqs=store_states)  # type: ignore[arg-type]
         results[backend], gradients[backend] = [], []
-        for _ in range(2):  # the second call repeats the first one
-            for (mask, _), values in zip(cases, data, strict=True):
+        for _ in range(2):  # the second call runs the stored plan of the first call
+            for (mask, _), values in zip(cases, values_by_case, strict=True):
                 leaves = [value.clone().requires_grad_(required) for value, required in zip(values, mask, strict=True)]
                 neuron.states = leaves[2:]
                 outputs = [*neuron(*leaves[:2]), *neuron.states, *neuron.state_seqs]
@@ -72,7 +74,7 @@ def test_results_require_grad_as_in_the_loop(core: str, keep: bool) -> None:
                     total.backward()
                 gradients[backend] += [t.grad for t in leaves]
     assert results["cpp"] == results["torch"]
-    assert {one for case in results["torch"] for one in case} == {False, True}
+    assert {requires_grad for case in results["torch"] for requires_grad in case} == {False, True}
     for actual, expected in zip(gradients["cpp"], gradients["torch"], strict=True):
         assert (actual is None) == (expected is None)
         if actual is not None:

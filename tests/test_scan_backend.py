@@ -1,4 +1,4 @@
-"""A backend that is defined outside of the packages and runs scans, their gradients and compiled graphs."""
+"""A backend that is defined outside of the packages. It runs scans, their gradients and compiled graphs."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from flexsn_runtime.launches._kernel import CompiledKernel
 STEPS, STEP = 11, (3, 5)
 ON_CPU = cast(TargetName, "numpy")
 CONFIG = LaunchConfig(chunk=4, block=15, num_warps=1)
-CHOSEN = [case for case in CASES if case.name in {"lif_soft", "plif_channel", "izhikevich"}]
+SELECTED = [case for case in CASES if case.name in {"lif_soft", "plif_channel", "izhikevich"}]
 
-# Functions by name, because a compiled graph can only hold the name of a kernel.
+# Functions by name, because compiled graphs contain the names of kernels.
 _functions: dict[str, Callable[..., None]] = {}
 
 
 def run(function: Callable[..., None], tensors: Sequence[Tensor], sizes: Sequence[int]) -> None:
     with np.errstate(invalid="ignore", over="ignore"):
-        function(*(_array(tensor) for tensor in tensors), *sizes)
+        function(*(_view_array(tensor) for tensor in tensors), *sizes)
 
 
-def _array(tensor: Tensor) -> Any:
-    """Returns the memory of a tensor, from its first element on, as an array."""
+def _view_array(tensor: Tensor) -> Any:
+    """Returns the memory of a tensor as an array that begins with the tensor's first element."""
     size = tensor.untyped_storage().nbytes() // tensor.itemsize - tensor.storage_offset()
     return torch.as_strided(tensor.detach(), (size,), (1,)).numpy()
 
@@ -59,12 +59,12 @@ def _(tensors: Sequence[Tensor], sizes: Sequence[int], name: str) -> None:
 
 
 class NumPyLaunch:
-    """A call of a function with arrays. `called` runs the function now, or records it into a graph."""
+    """A launch of a NumPy function. `call` runs the function directly, or by an operator that a graph can contain."""
 
     is_compiled = True
 
-    def __init__(self, called: Callable[[Sequence[Tensor]], object]) -> None:
-        self._called = called
+    def __init__(self, call: Callable[[Sequence[Tensor]], object]) -> None:
+        self._call = call
 
     def allocator(
         self, shape: Sequence[int], strides: Sequence[int], *, dtype: torch.dtype, device: torch.device
@@ -78,7 +78,7 @@ class NumPyLaunch:
         pass
 
     def __call__(self, tensors: Sequence[Tensor]) -> None:
-        self._called(tensors)
+        self._call(tensors)
 
 
 class NumPyBackend(Backend):
@@ -97,15 +97,15 @@ class NumPyBackend(Backend):
     def launch(
         self, kernel: CompiledKernel, sizes: Mapping[str, int], config: LaunchConfig, device: torch.device
     ) -> NumPyLaunch:
-        numbers = [sizes[name] for name in kernel.sizes]
-        return NumPyLaunch(lambda tensors: run(kernel.function, tensors, numbers))
+        values = [sizes[name] for name in kernel.sizes]
+        return NumPyLaunch(lambda tensors: run(kernel.function, tensors, values))
 
     def recorded(
         self, kernel: CompiledKernel, sizes: Mapping[str, int], config: LaunchConfig, device: torch.device
     ) -> NumPyLaunch:
-        numbers, name = [sizes[name] for name in kernel.sizes], kernel.function.__name__
+        values, name = [sizes[name] for name in kernel.sizes], kernel.function.__name__
         _functions[name] = kernel.function
-        return NumPyLaunch(lambda tensors: launch_numpy(list(tensors), numbers, name))
+        return NumPyLaunch(lambda tensors: launch_numpy(list(tensors), values, name))
 
 
 @pytest.fixture(autouse=True)
@@ -122,26 +122,26 @@ def test_backend_names_are_unique() -> None:
         register_backend(NumPyBackend())
 
 
-@pytest.mark.parametrize("case", CHOSEN, ids=lambda case: case.name)
-def test_scan_and_its_gradient(case: Any) -> None:
+@pytest.mark.parametrize("case", SELECTED, ids=lambda case: case.name)
+def test_scan_and_its_gradient_equal_the_loop(case: Any) -> None:
     p = problem(case, STEPS, STEP, dtype=torch.float64)
     program = ScanProgram(p.core, *p.counts, on_cpu=ON_CPU)
     expected = eager_scan_final_state(p.core, *p.counts, *p.inputs, *p.states)
     weights = [torch.randn_like(result) for result in expected]
     expected_gradients = torch.autograd.grad(expected, p.leaves, weights)
-    for call in (partial(_prepared, program), partial(scan_again, program), partial(scan_again, program)):
+    for call in (partial(_run_prepared, program), partial(scan_again, program), partial(scan_again, program)):
         results = call(p.inputs, p.states)
         torch.testing.assert_close(list(results), list(expected))
         gradients = torch.autograd.grad(results, p.leaves, weights)
         torch.testing.assert_close(gradients, expected_gradients)
 
 
-def _prepared(program: ScanProgram, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def _run_prepared(program: ScanProgram, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[Tensor, ...]:
     step, arguments = prepare(program, (*inputs, *states))
     return scan(step, arguments, state_seqs=False)
 
 
-def test_step_with_products() -> None:
+def test_steps_with_products_equal_the_loop() -> None:
     weight = torch.randn(5, 5, dtype=torch.float64, requires_grad=True)
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -151,16 +151,16 @@ def test_step_with_products() -> None:
     x = torch.randn(STEPS, *STEP, dtype=torch.float64, requires_grad=True)
     v = torch.randn(STEP, dtype=torch.float64)
     expected = eager_scan_final_state(core, 1, 1, 1, x, v)
-    actual = _prepared(ScanProgram(core, 1, 1, 1, on_cpu=ON_CPU), (x,), (v,))
+    actual = _run_prepared(ScanProgram(core, 1, 1, 1, on_cpu=ON_CPU), (x,), (v,))
     torch.testing.assert_close(list(actual), list(expected))
-    gradients = [torch.autograd.grad(_total(results), (x, weight)) for results in (actual, expected)]
+    gradients = [torch.autograd.grad(_sum_results(results), (x, weight)) for results in (actual, expected)]
     torch.testing.assert_close(gradients[0], gradients[1])
 
 
 def test_compiled_graph_launches_the_backend() -> None:
-    case = next(case for case in CHOSEN if case.name == "lif_soft")
+    case = next(case for case in SELECTED if case.name == "lif_soft")
     p = problem(case, STEPS, STEP, dtype=torch.float64)
-    release = register_scan_lowering(KernelLowering(on_cpu=ON_CPU))
+    unregister = register_scan_lowering(KernelLowering(on_cpu=ON_CPU))
 
     def run_scan(*tensors: Tensor) -> tuple[Tensor, ...]:
         results = flex_sn_scan_final_state(p.core, *p.counts, *tensors, lowering="kernel")
@@ -169,21 +169,21 @@ def test_compiled_graph_launches_the_backend() -> None:
     try:
         _functions.clear()
         torch._dynamo.reset()
-        # A cached graph of another process names a function that does not exist in this process.
-        off = torch._functorch.config.patch(enable_autograd_cache=False)
-        with torch._inductor.config.patch(fx_graph_cache=False), off:
+        # Caches are off, because a graph of another process may name a function that does not exist in this process.
+        without_autograd_cache = torch._functorch.config.patch(enable_autograd_cache=False)
+        with torch._inductor.config.patch(fx_graph_cache=False), without_autograd_cache:
             actual = torch.compile(run_scan, fullgraph=True)(*p.inputs, *p.states)
-            gradients = torch.autograd.grad(_total(actual), p.leaves)
+            gradients = torch.autograd.grad(_sum_results(actual), p.leaves)
     finally:
-        release()
+        unregister()
     expected = eager_scan_final_state(p.core, *p.counts, *p.inputs, *p.states)
-    expected_gradients = torch.autograd.grad(_total(expected), p.leaves)
+    expected_gradients = torch.autograd.grad(_sum_results(expected), p.leaves)
     torch.testing.assert_close(list(actual), list(expected))
     torch.testing.assert_close(gradients, expected_gradients)
     assert {"forward", "backward"} == {name.split("_")[1] for name in _functions}
 
 
-def _total(results: Sequence[Tensor]) -> Tensor:
+def _sum_results(results: Sequence[Tensor]) -> Tensor:
     return torch.stack([result.sum() for result in results]).sum()
 
 

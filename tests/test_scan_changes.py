@@ -1,6 +1,4 @@
-"""Values that a step function reads and that change between two calls: compiled neurons equal the loop in both
-calls.
-"""
+"""Values that a step function reads and that change between calls. Compiled neurons equal the loop in all calls."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from flexsn_nn import FlexSN
 T, STEP = 3, (2, 3)
 
 
-def tensor(seed: int) -> Tensor:
+def draw_tensor(seed: int) -> Tensor:
     return torch.rand(STEP, generator=torch.Generator().manual_seed(seed))
 
 
@@ -32,16 +30,16 @@ def shift(x: Tensor) -> Tensor:
 
 CHANGES: dict[str, Callable[[], tuple[Any, Any]]] = {
     "number": lambda: (0.25, 0.75),
-    "tensor": lambda: (tensor(1), tensor(2)),
-    "number to tensor": lambda: (0.25, tensor(2)),
-    "tensor to number": lambda: (tensor(1), 0.75),
+    "tensor": lambda: (draw_tensor(1), draw_tensor(2)),
+    "number to tensor": lambda: (0.25, draw_tensor(2)),
+    "tensor to number": lambda: (draw_tensor(1), 0.75),
     "function": lambda: (double, shift),
 }
 
 
 @pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
-    """Removes global hooks and global variables when the test ends."""
+def restore_globals() -> Iterator[None]:
+    """Removes global hooks and global variables after each test."""
     hooks = dict(torch.nn.modules.module._global_forward_hooks)
     yield
     torch.nn.modules.module._global_forward_hooks.clear()
@@ -49,7 +47,7 @@ def restored() -> Iterator[None]:
     vars(changing_cores).pop("max", None)
 
 
-def results(neuron: FlexSN, device: str) -> tuple[Tensor, Tensor]:
+def compute_results(neuron: FlexSN, device: str) -> tuple[Tensor, Tensor]:
     x = torch.linspace(-2, 2, T * 6, device=device).reshape(T, *STEP).requires_grad_()
     neuron.reset()
     output = neuron(x)
@@ -59,16 +57,16 @@ def results(neuron: FlexSN, device: str) -> tuple[Tensor, Tensor]:
 
 
 def assert_alike(core: Any, compiled: FlexSN, device: str = "cpu") -> tuple[Tensor, Tensor]:
-    expected = results(FlexSN(core, 1, 1, 1, backend="torch"), device)
-    actual = results(compiled, device)
+    expected = compute_results(FlexSN(core, 1, 1, 1, backend="torch"), device)
+    actual = compute_results(compiled, device)
     for a, b in zip(actual, expected, strict=True):
         assert a.dtype == b.dtype
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
     return expected
 
 
-# Places from which a number is read in the same way as from another tested place.
-ALIKE = {
+# A number is read from these places in the same way as from other tested places, so their tests need `--long`.
+REDUNDANT = {
     "attribute_by_default_of_getattr",
     "attribute_by_vars",
     "attribute_by_object_getattribute",
@@ -77,7 +75,7 @@ ALIKE = {
     "attribute_of_a_base_class",
     "arguments",
     "static_method",
-    "special_method_added",
+    "added_special_method",
     "closure_variable_of_a_helper",
     "global_variable_by_globals",
     "constant_of_a_module_by_vars",
@@ -85,8 +83,8 @@ ALIKE = {
     "default_of_a_helper",
     "argument_of_a_partial",
     "bound_method_of_an_object",
-    "last_of_a_list",
-    "list_inside_of_a_tuple",
+    "last_element_of_a_list",
+    "list_inside_a_tuple",
     "ordered_dictionary",
     "default_dictionary",
     "values_of_a_dictionary",
@@ -95,39 +93,43 @@ ALIKE = {
     "forward_of_a_class",
     "method_by_super",
     "attribute_of_an_element",
-    "property_replaced",
+    "replaced_property",
     "user_dictionary",
     "constant_of_a_module_by_getattr",
     "keyword_default",
     "number_in_an_array",
-    "list_of_ones_own",
-    "closure_variable_of_a_function_inside",
+    "custom_list",
+    "closure_variable_of_an_inner_function",
     "attribute_over_a_class_default",
     "method_added_to_a_class",
     "forward_pre_hook",
-    "longer_list",
+    "growing_list",
     "value_of_a_dictionary",
     "element_of_a_module_list",
 }
-OTHER_CHANGES = {("attribute_of_module", "tensor"), ("closure_variable", "tensor"), ("nested_dictionary", "function")}
+OTHER_CHANGES = {
+    ("attribute_of_module", "tensor"),
+    ("closure_variable", "tensor"),
+    ("nested_dictionary", "function"),
+}
 
 
-def family() -> list[Any]:
-    """Returns two changes for each place: from number to number, and one change of another kind. Most of the latter
-    need `--long`.
+def list_cases() -> list[Any]:
+    """Returns up to two test cases for each place: a change from a number to a number, and a change of another kind.
+    Most changes of another kind need `--long`.
     """
-    others = [name for name in CHANGES if name != "number"]
-    anything = [name for name in PLACES if name not in NUMBERS_ONLY]
-    cases = {(name, "number"): name not in ALIKE for name in PLACES}
-    for i, name in enumerate(anything):
-        change = others[i % len(others)]
+    other_changes = [name for name in CHANGES if name != "number"]
+    places = [name for name in PLACES if name not in NUMBERS_ONLY]
+    cases = {(name, "number"): name not in REDUNDANT for name in PLACES}
+    for i, name in enumerate(places):
+        change = other_changes[i % len(other_changes)]
         cases[name, change] = (name, change) in OTHER_CHANGES
-    assert PLACES.keys() >= ALIKE
+    assert PLACES.keys() >= REDUNDANT
     assert cases.keys() >= OTHER_CHANGES
-    return [pytest.param(*key, marks=() if short else pytest.mark.long) for key, short in cases.items()]
+    return [pytest.param(*key, marks=() if is_short else pytest.mark.long) for key, is_short in cases.items()]
 
 
-# Places that a backward reads. On a GPU, the backward runs in a thread of autograd.
+# Places that a backward reads. On a GPU, autograd runs the backward in another thread.
 IN_BACKWARD = [name for name in PLACES if "backward" in name or "context_hides" in name or "autograd" in name]
 
 
@@ -141,12 +143,12 @@ def check_change(name: str, change: str, device: str) -> None:
     assert not all(torch.equal(a, b) for a, b in zip(before, after, strict=True)), "the change does nothing"
 
 
-@pytest.mark.parametrize(("name", "change"), family())
+@pytest.mark.parametrize(("name", "change"), list_cases())
 def test_changed_value_takes_effect(name: str, change: str, interpreted: None) -> None:
     check_change(name, change, "cpu")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", IN_BACKWARD)
-def test_changed_value_in_the_backward_on_the_gpu(name: str) -> None:
+def test_changed_value_takes_effect_in_the_backward_on_the_gpu(name: str) -> None:
     check_change(name, "number", "cuda")

@@ -1,8 +1,7 @@
-"""Gradients of a core that computes with captured tensors: in place, in custom functions, with frozen and trained
-tensors.
+"""Gradients of cores that compute with captured tensors: in place, in custom functions, and with frozen tensors.
 
-Each compiled core is compared with the loop in values, dtypes and gradients. Cores that cannot be compiled are refused
-by name.
+The values, dtypes and gradients of each compiled core are compared with the loop. If a core cannot be compiled, an
+error names the line that is not supported.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ from flexsn_nn import FlexSN
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
-# `w0` has the shape of one row, `w1` of two rows, and `w2` of the step. `x0` is the input, and `v0` the state.
+# `w0` has the shape of one row, `w1` has two rows, and `w2` has the shape of the step. `x0` is the input, and `v0` is
+# the state.
 IN_PLACE = {
     "multiplied": "thr = 2.0 * w0; thr *= 3.0; return x0 * thr, v0 + x0",
     "added to a copy": "h = w0.clone(); h.add_(w0); return x0 * h, v0 + x0",
@@ -34,8 +34,8 @@ IN_PLACE = {
     "foreach": "h = w0 * 2.0; torch._foreach_mul_([h], 2.0); return x0 * h.sum(), v0 + x0",
     "detached": "h = w0 * 2.0; k = h.sum(); h.detach_(); return x0 * h * w0 + k, v0 + x0 * h.sum()",
     "relu": "h = w0 * 2.0; torch.nn.functional.relu(h, inplace=True); return x0 * h.mean(), v0 + x0 * h",
-    "a copy by the input": "h = w2 * 1.0; h.mul_(x0); return h, v0 + h * w2.sum()",
-    "a tensor from before the loop by the input": "h = w2.flip(0); h.mul_(x0); return h, v0 + x0",
+    "a copy, multiplied by the input": "h = w2 * 1.0; h.mul_(x0); return h, v0 + h * w2.sum()",
+    "a tensor from before the loop, multiplied by the input": "h = w2.flip(0); h.mul_(x0); return h, v0 + x0",
     "data": "return x0 * (w0.data * w0).sum() + (w0 * w0).sum() * v0, v0 + x0",
 }
 FUNCTIONS = {
@@ -64,7 +64,7 @@ REFUSED = {
     "a gradient with a constant, as a state": "return x0, 0.5 * v0 + Pulled.apply(w0)",
     "a constant gradient": "return x0 * Steady.apply(w0), v0 + x0",
     "a constant gradient of the whole step": "return x0 * Steady.apply(w2), v0 + x0",
-    "a part by the input": "h = w2.flip(0); h[0].mul_(x0[0]); return x0 * h, v0 + x0",
+    "a part, multiplied by the input": "h = w2.flip(0); h[0].mul_(x0[0]); return x0 * h, v0 + x0",
     "out=": "h = w0 * 2.0; torch.add(w0, 1.0, out=h); return x0 * h, v0 + x0",
     "out= of the input": "h = x0 * 2.0; torch.add(x0, 1.0, out=h); return x0 * h, v0 + x0",
 }
@@ -88,7 +88,7 @@ def test_values_and_gradients_equal_the_loop(lines: str) -> None:
     assert (outcome.same, outcome.different, outcome.refused, outcome.broken) == (1, [], [], [])
 
 
-# Cores for which the loop fails with an autograd error if a gradient is required.
+# Cores for which autograd raises an error in the loop if a gradient is required.
 NO_GRADIENT = {
     "overwritten": "h = 0.5 * w0; h.exp_(); h.sub_(h.mean()); return x0 * h, v0 + x0",
     "overwritten in the step": "h = torch.exp(x0); k = h * 1.0; h.mul_(2.0); return k * h, v0 + x0.detach()",
@@ -96,8 +96,8 @@ NO_GRADIENT = {
     "a view of a leaf": "h = w0.detach().clone(); h.requires_grad_(); h[:1].add_(0.5); return x0 * h, v0 + x0",
 }
 
-# `d0` is the value of the expression, computed before the call. The core captures `d0` and the tensors of the
-# expression. Each of them has a gradient.
+# For each case: an expression, and the lines of a core. `d0` is the value of the expression, computed before the call.
+# The core captures `d0` and the tensors of the expression, and all of these tensors require gradients.
 HISTORIES = {
     "scaled": ("w0 * 1.5", "return x0 * d0 * w0, v0 + x0 * d0"),
     "with saved tensors": ("w0.abs().sqrt()", "return x0 * d0 + w0, v0 + x0 * d0"),
@@ -120,12 +120,12 @@ HISTORIES = {
         "a gradient that is not linear",
         "a gradient with a constant",
         "a constant gradient",
-        "a part by the input",
+        "a part, multiplied by the input",
         "out=*",
     ]
 )
 @pytest.mark.parametrize("lines", REFUSED.values(), ids=REFUSED)
-def test_unsupported_lines_are_refused_by_name(lines: str) -> None:
+def test_errors_name_unsupported_lines(lines: str) -> None:
     outcome = compare(one_call(lines))
     assert len(outcome.refused) + outcome.no_core == 1
     # `out=` also fails in the loop, with an error of torch.
@@ -153,7 +153,7 @@ def test_missing_gradient_is_refused(name: str) -> None:
 
 @pytest.mark.long(all_but=["set", "overwritten in the step"])
 @pytest.mark.parametrize("name", ["overwritten", "overwritten in the step", "set"])
-def test_missing_gradient_is_accepted_without_gradients(name: str) -> None:
+def test_missing_gradient_is_accepted_if_not_required(name: str) -> None:
     core = one_call(NO_GRADIENT[name])
     core.calls[:] = [
         Call(3, (False,) * 3, (False, False), (True, True), state_seqs=False, mode="grad"),
@@ -164,10 +164,10 @@ def test_missing_gradient_is_accepted_without_gradients(name: str) -> None:
 
 
 @pytest.mark.long(all_but=["a view", "in place", "in a function and in an operation", "in a function before the loop"])
-@pytest.mark.parametrize(("made", "lines"), HISTORIES.values(), ids=HISTORIES)
-def test_captured_tensor_computed_from_another(made: str, lines: str) -> None:
+@pytest.mark.parametrize(("expression", "lines"), HISTORIES.values(), ids=HISTORIES)
+def test_captured_tensors_may_depend_on_each_other(expression: str, lines: str) -> None:
     core = one_call(lines)
-    core.derived["d0"] = made
+    core.derived["d0"] = expression
     core.calls.append(Call(2, (False, True, True), (True,) * 2, (True,) * 2, state_seqs=True, mode="grad"))
     core.calls.append(Call(9, (True, True, True), (True, False), (True,) * 2, state_seqs=False, mode="grad"))
     outcome = compare(core)
@@ -183,16 +183,16 @@ def test_function_of_a_computed_tensor_is_refused() -> None:
 
 
 @pytest.mark.parametrize("lines", NUMBERS.values(), ids=NUMBERS)
-def test_cpu_numbers_in_a_core(lines: str) -> None:
+def test_scalars_on_the_cpu_equal_the_loop(lines: str) -> None:
     outcome = compare(one_call(lines))
     assert (outcome.same, outcome.different, outcome.refused, outcome.broken) == (1, [], [], [])
 
 
-# Half of the random cores read a value that changes between the calls. Core 964 replaces the memory of a tensor, so the
-# next tensor may get the old address.
+# Half of the random cores read a value that changes between the calls. Core 964 replaces the memory of a tensor, so a
+# later tensor may have the old address.
 @pytest.mark.long(all_but=["964", "0"])
 @pytest.mark.parametrize("seed", [*range(12), 964])
-def test_random_cores_and_calls(seed: int) -> None:
+def test_random_cores_equal_the_loop_in_random_calls(seed: int) -> None:
     outcome = compare(random_core(seed))
     assert outcome.different + outcome.broken == []
 
@@ -204,7 +204,7 @@ def test_random_cores_read_values_in_many_places() -> None:
     assert changed > 50
 
 
-# Steps with a state that the loss does not use. The derivative of the last step is infinite where the state is 0.
+# Steps with a state that the loss does not read. The derivative of the last step may be infinite.
 ABSENT = {
     "a root": "return x0 + v0, torch.sqrt(v0.abs())",
     "a root of the input": "return x0 * w0, v0.abs().sqrt() + x0.relu().sqrt()",
@@ -249,23 +249,25 @@ def test_gradients_pass_between_states() -> None:
     assert (outcome.same, outcome.different) == (12, [])
 
 
-def test_parameter_is_frozen_and_unfrozen() -> None:
+def test_parameters_may_be_frozen_and_unfrozen() -> None:
     w = torch.linspace(0.5, 1.5, 4).requires_grad_()
     x = torch.linspace(-1, 1, 3 * 12).view(3, *STEP).requires_grad_()
     neurons = [
         FlexSN(lambda x, v: (x * w.softmax(0) + v * w, 0.5 * v + x), 1, 1, 1, backend=backend)
         for backend in ("triton", "torch")
     ]
-    for trains in (False, True, False, True, True):
-        w.requires_grad_(trains)
+    for requires_grad in (False, True, False, True, True):
+        w.requires_grad_(requires_grad)
         results = []
         for neuron in neurons:
             neuron.reset()
             output = neuron(x)
-            results.append(torch.autograd.grad(output.sum(), [x, *([w] if trains else [])]))
+            results.append(torch.autograd.grad(output.sum(), [x, *([w] if requires_grad else [])]))
         for a, b in zip(*results, strict=True):
             torch.testing.assert_close(a, b)
-    assert len(neurons[0]._get_program().specializations) == 2, "one specialization for frozen and one for trained"
+    assert len(neurons[0]._get_program().specializations) == 2, (
+        "one specialization for the frozen parameter, and one for the trained parameter"
+    )
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton", "hop"])

@@ -1,4 +1,4 @@
-"""Scan kernels of every test core, compiled for GPUs that are not present. States have to stay in registers."""
+"""Scan kernels of every test core, compiled for GPUs that are not present. Their states must stay in registers."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ from flexsn_runtime.segments import _kernels
 from flexsn_runtime.step._pointwise_step import Specialization
 
 TARGETS = ("sm_80", "sm_90", "gfx942")
-# Every core is compiled with the launch plan of large steps. The plan of small steps unrolls as much, in more stages,
-# and takes several times as long to compile. Only one core on one target uses it.
+# Every core is compiled with the launch plan of large steps. Only one core on one target is compiled with the plan of
+# small steps, because this plan has more stages and takes several times as long to compile.
 LARGE, SMALL = 2**23, 2**13
 SMALL_CASE = ("lif_hard", "sm_90")
 # Limit of the shared memory of a program, on the target with the least shared memory.
 SHARED_BYTES = 64 * 1024
 
 
-def recording(size: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, OfflineJob]:
-    """Records the kernels that later scans launch, as the runtime would make and launch them on a GPU."""
+def record_kernels(size: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, OfflineJob]:
+    """Returns a dictionary that records the kernels of later scans by direction or purpose. The kernels are those that
+    the runtime would launch on a GPU for `size` elements.
+    """
     jobs: dict[str, OfflineJob] = {}
 
     class Recorder:
@@ -50,9 +52,15 @@ def recording(size: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, OfflineJo
             kernel: KernelSource = self._kernel.function.source
             dtypes = [t.dtype for t in tensors]
             job = OfflineJob(kernel, TARGETS[0], dtypes, self._config.block, self._config.num_warps)
-            for what in ("forward_guess", "forward_repair", "backward_maps", "backward_carried", "backward_segments"):
-                if what in kernel.name:
-                    jobs[what] = job
+            for purpose in (
+                "forward_guess",
+                "forward_repair",
+                "backward_maps",
+                "backward_carried",
+                "backward_segments",
+            ):
+                if purpose in kernel.name:
+                    jobs[purpose] = job
                     return
             jobs["backward" if "_backward_" in kernel.name else "forward"] = job
 
@@ -67,7 +75,7 @@ def recording(size: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, OfflineJo
     return jobs
 
 
-def recorded(
+def record_scan(
     case: Case,
     size: int,
     monkeypatch: pytest.MonkeyPatch,
@@ -77,9 +85,9 @@ def recorded(
     """Returns the kernels of a scan: the forward with checkpoints, and the backward.
 
     Args:
-        rule: rule of segments. The kernels of segments are added under the purpose in their names.
+        rule: rule for segments. With a rule, the result also contains the kernels of segments, by their purposes.
     """
-    jobs = recording(size, monkeypatch)
+    jobs = record_kernels(size, monkeypatch)
     p = problem(case, 3 if rule is None else 128, (8, 16), dtype=dtype)
     with using_segments(rule):
         step, arguments = prepare(ScanProgram(p.core, *p.counts), (*p.inputs, *p.states))
@@ -90,7 +98,7 @@ def recorded(
     return jobs
 
 
-SEGMENTS = ("backward_carried", "backward_maps", "backward_segments", "forward_guess", "forward_repair")
+SEGMENT_KERNELS = ("backward_carried", "backward_maps", "backward_segments", "forward_guess", "forward_repair")
 
 
 @pytest.mark.long(all_but=["lif_hard-float32"])
@@ -100,10 +108,10 @@ def test_segments_compile_without_spills(
     case: Case, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, interpreted: None
 ) -> None:
     rule = SegmentRule(elements=8 * 128, largest=128, steps=16, warm_up=16)
-    jobs = recorded(case, SMALL, monkeypatch, rule, dtype)
-    assert sorted(jobs) == list(SEGMENTS)
-    targets = [replace(jobs[name], target="sm_90") for name in SEGMENTS]
-    for name, use in zip(SEGMENTS, compile_offline(targets), strict=True):
+    jobs = record_scan(case, SMALL, monkeypatch, rule, dtype)
+    assert sorted(jobs) == list(SEGMENT_KERNELS)
+    targets = [replace(jobs[name], target="sm_90") for name in SEGMENT_KERNELS]
+    for name, use in zip(SEGMENT_KERNELS, compile_offline(targets), strict=True):
         print(f"{case.name}, {dtype}, {name}: {use}")  # visible with `pytest -s`
         assert use.spilled_bytes == use.local_bytes == 0, name
         assert use.registers <= 255, name
@@ -111,20 +119,20 @@ def test_segments_compile_without_spills(
 
 
 @pytest.mark.long(all_but=["1"])
-@pytest.mark.parametrize("targets_each", [1, len(TARGETS)])
+@pytest.mark.parametrize("targets_per_core", [1, len(TARGETS)])
 def test_every_core_compiles_without_spills(
-    targets_each: int, monkeypatch: pytest.MonkeyPatch, interpreted: None
+    targets_per_core: int, monkeypatch: pytest.MonkeyPatch, interpreted: None
 ) -> None:
-    """Compiles each core for all targets, or for one of the targets, which alternate between cores."""
+    """Compiles each core for all targets, or for one target that alternates between cores."""
     jobs: dict[str, OfflineJob] = {}
     for i, case in enumerate(CASES):
-        for direction, job in recorded(case, LARGE, monkeypatch).items():
-            for target in [TARGETS[(i + k) % len(TARGETS)] for k in range(targets_each)]:
+        for direction, job in record_scan(case, LARGE, monkeypatch).items():
+            for target in [TARGETS[(i + k) % len(TARGETS)] for k in range(targets_per_core)]:
                 jobs[f"{case.name}, {direction}, size {LARGE}, {target}"] = replace(job, target=target)
         if case.name == SMALL_CASE[0]:
-            for direction, job in recorded(case, SMALL, monkeypatch).items():
+            for direction, job in record_scan(case, SMALL, monkeypatch).items():
                 jobs[f"{case.name}, {direction}, size {SMALL}, {SMALL_CASE[1]}"] = replace(job, target=SMALL_CASE[1])
-    assert len(jobs) == (len(CASES) * targets_each + 1) * 2
+    assert len(jobs) == (len(CASES) * targets_per_core + 1) * 2
     assert {job.target for job in jobs.values()} == set(TARGETS)
     for name, use in zip(jobs, compile_offline(list(jobs.values())), strict=True):
         print(f"{name}: {use}")  # visible with `pytest -s`
@@ -141,7 +149,7 @@ def test_every_core_compiles_without_spills(
 def test_random_numbers_compile_without_spills(
     draw: Callable[[Tensor], Tensor], target: str, monkeypatch: pytest.MonkeyPatch, interpreted: None
 ) -> None:
-    """Checks that these kernels have no branches, and that a draw needs few enough registers for enough warps."""
+    """Checks that kernels that draw random numbers need at most 128 registers, so that enough warps can run."""
     spike = surrogate.Sigmoid()
 
     def lif(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -149,7 +157,7 @@ def test_random_numbers_compile_without_spills(
         s = spike(h - 1.0)
         return s, h * (1.0 - s)
 
-    jobs = recording(LARGE, monkeypatch)
+    jobs = record_kernels(LARGE, monkeypatch)
     x = torch.rand(8, 4, 64, requires_grad=True)
     torch.autograd.grad(FlexSN(lif, 1, 1, 1, backend="triton")(x).sum(), x)
     assert sorted(jobs) == ["backward", "forward"]

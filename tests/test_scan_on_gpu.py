@@ -1,4 +1,4 @@
-"""Properties that only a GPU can show: sizes beyond 2^31, and numbers of compilations."""
+"""Properties of scans that need a GPU to be checked: more than 2^31 elements, and the number of compiled kernels."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ pytestmark = pytest.mark.gpu
 LIF = CASES[1]
 
 
-def compiled(program: ScanProgram, *tensors: Tensor) -> tuple[Tensor, ...]:
+def run_compiled(program: ScanProgram, *tensors: Tensor) -> tuple[Tensor, ...]:
     return scan(*prepare(program, tensors), state_seqs=False)
 
 
-_numbers = itertools.count()
+_constants = itertools.count()
 
 
-def unseen() -> ScanProgram:
-    """Returns a LIF program with a unique constant, because a process compiles equal sources only once."""
-    lif, shift = LIF.make(hard_spike, []), 2.0**-7 * next(_numbers)
+def make_new_program() -> ScanProgram:
+    """Returns a LIF program with a unique constant. Otherwise, earlier tests would have compiled its kernels."""
+    lif, shift = LIF.make(hard_spike, []), 2.0**-7 * next(_constants)
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         results: tuple[Tensor, ...] = lif(x - 0.3 + shift, v)
@@ -39,7 +39,7 @@ def unseen() -> ScanProgram:
 
 @pytest.fixture
 def compilations() -> Iterator[list[object]]:
-    """Yields a list that gets one entry for each kernel that Triton compiles or reads from its disk cache."""
+    """Yields a list. Triton adds one entry for each kernel that it compiles or reads from its disk cache."""
     import triton
 
     kernels: list[object] = []
@@ -48,57 +48,57 @@ def compilations() -> Iterator[list[object]]:
     triton.knobs.runtime.jit_post_compile_hook = None
 
 
-def test_another_t_compiles_nothing(compilations: list[object]) -> None:
-    program = unseen()
-    # A length has two kernels: a forward with checkpoints, and a backward. Short sequences have other kernels, and long
-    # sequences have kernels for segments.
+def test_new_lengths_compile_nothing(compilations: list[object]) -> None:
+    program = make_new_program()
+    # Each call needs two kernels: a forward with checkpoints, and a backward. Sequences of 4 and of 8 steps have other
+    # kernels than longer sequences.
     for steps, count in ((9, 2), (500, 2), (33, 2), (8, 4), (4, 6), (9, 6), (8, 6), (4, 6)):
         x = torch.rand(steps, 5000, device="cuda").requires_grad_()
-        compiled(program, x)[0].sum().backward()
+        run_compiled(program, x)[0].sum().backward()
         assert len(compilations) == count, f"T = {steps}"
 
 
-def test_segments_share_kernels_for_every_t(
+def test_segments_share_kernels_for_all_lengths(
     compilations: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FLEXSN_CACHE_DIR", str(tmp_path))  # no warm-up from an earlier process is found
-    program = unseen()
-    # The forward has kernels for guesses and for repairs. The backward has kernels for maps, for gradients that enter
-    # segments, and for all gradients.
+    monkeypatch.setenv("FLEXSN_CACHE_DIR", str(tmp_path))  # so that no warm-up is stored
+    program = make_new_program()
+    # Segments have five more kernels. The forward has kernels for guesses and repairs. The backward has kernels for
+    # maps, for gradients that enter segments, and for all gradients.
     for steps, count in ((9, 2), (1024, 7), (1280, 7), (2049, 7), (9, 7)):
         x = torch.rand(steps, 5000, device="cuda").requires_grad_()
-        compiled(program, x)[0].sum().backward()
+        run_compiled(program, x)[0].sum().backward()
         assert len(compilations) == count, f"T = {steps}"
 
 
-def test_memory_bound_step_has_no_segments(compilations: list[object]) -> None:
-    program = unseen()
+def test_memory_bound_steps_have_no_segments(compilations: list[object]) -> None:
+    program = make_new_program()
     x = torch.rand(2048, 8192, device="cuda").requires_grad_()
-    compiled(program, x)[0].sum().backward()
+    run_compiled(program, x)[0].sum().backward()
     assert len(compilations) == 2
 
 
-def test_another_batch_size_compiles_nothing(compilations: list[object]) -> None:
-    program = unseen()
+def test_new_batch_sizes_compile_nothing(compilations: list[object]) -> None:
+    program = make_new_program()
     for batch in (64, 16, 128):
         x = torch.rand(8, batch, 256, device="cuda").requires_grad_()
-        compiled(program, x)[0].sum().backward()
+        run_compiled(program, x)[0].sum().backward()
     assert len(compilations) == 2
 
 
 def test_backward_is_compiled_with_the_forward(compilations: list[object]) -> None:
-    program = unseen()
+    program = make_new_program()
     x = torch.rand(9, 5000, device="cuda").requires_grad_()
-    spikes, v = compiled(program, x)
+    spikes, v = run_compiled(program, x)
     assert len(compilations) == 2
     spikes.sum().backward(retain_graph=True)
     assert len(compilations) == 2
-    (spikes.sum() + v.sum()).backward()  # the incoming gradients differ
+    (spikes.sum() + v.sum()).backward()  # this backward has another set of incoming gradients
     assert len(compilations) == 3
 
 
 def test_recurrent_backward_is_compiled_with_the_forward(compilations: list[object]) -> None:
-    lif, shift = LIF.make(hard_spike, []), 2.0**-7 * next(_numbers)
+    lif, shift = LIF.make(hard_spike, []), 2.0**-7 * next(_constants)
     weight = torch.randn(256, 256, device="cuda").requires_grad_()  # the gradient of a matrix is a product in parts
 
     def core(x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
@@ -106,20 +106,20 @@ def test_recurrent_backward_is_compiled_with_the_forward(compilations: list[obje
         return s, s, v
 
     x = torch.rand(40, 64, 256, device="cuda").requires_grad_()
-    spikes = compiled(ScanProgram(core, 1, 2, 1), x)[0]
+    spikes = run_compiled(ScanProgram(core, 1, 2, 1), x)[0]
     count = len(compilations)
     assert count >= 2
     spikes.sum().backward()
     assert len(compilations) == count
 
 
-def test_more_than_two_to_the_31_elements() -> None:
-    """Checks the last elements, whose indices exceed 32 bits. Eager mode computes only these elements."""
+def test_sequences_may_exceed_two_to_the_31_elements() -> None:
+    """Checks the last elements of a sequence, whose indices exceed 32 bits. The loop computes only these elements."""
     steps, elements, tail = 5, 2**29 + 3, 1000
     program = ScanProgram(LIF.make(hard_spike, []), 1, 1, 1)
     x = torch.empty(steps, elements, device="cuda").uniform_(0.0, 3.0).requires_grad_()
     assert x.numel() > 2**31
-    spikes, v = compiled(program, x)
+    spikes, v = run_compiled(program, x)
     end = x.detach()[:, -tail:].clone().requires_grad_()
     expected = eager_scan_final_state(program.core, 1, 1, 1, end, torch.zeros(tail, device="cuda"))
     assert torch.equal(spikes[:, -tail:], expected[0])
@@ -131,16 +131,16 @@ def test_more_than_two_to_the_31_elements() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_gradients_do_not_depend_on_residuals(case: Case) -> None:
-    """Compares gradients with saved and with recomputed values, in every size class."""
+    """Checks that gradients with saved values equal gradients with recomputed values, in every size class."""
     for shape in ((301, 67), (3001, 67), (20011, 67)):
         actual = []
         for residuals in ("save", "recompute"):
             p = problem(case, 21, shape, device="cuda")
             program = ScanProgram(p.core, *p.counts, residuals=residuals)
-            results = compiled(program, *p.inputs, *p.states)
-            flowing = [r for r in results if r.requires_grad]
-            ones = [torch.ones_like(r) for r in flowing]
-            actual.append((results, torch.autograd.grad(flowing, p.leaves, ones)))
+            results = run_compiled(program, *p.inputs, *p.states)
+            differentiable = [r for r in results if r.requires_grad]
+            ones = [torch.ones_like(r) for r in differentiable]
+            actual.append((results, torch.autograd.grad(differentiable, p.leaves, ones)))
         for a, b in zip(actual[0][0], actual[1][0], strict=True):
             assert torch.equal(a, b)
         for a, b in zip(actual[0][1], actual[1][1], strict=True):
@@ -152,17 +152,19 @@ def test_gradients_are_equal_in_each_run() -> None:
     p = problem(CASES[8], 50, (301, 67), device="cuda")
     program = ScanProgram(p.core, *p.counts)
 
-    def gradients() -> tuple[Tensor, ...]:
-        return torch.autograd.grad(compiled(program, *p.inputs, *p.states)[0].sum(), p.leaves)
+    def compute_gradients() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(run_compiled(program, *p.inputs, *p.states)[0].sum(), p.leaves)
 
-    first = gradients()
+    first = compute_gradients()
     for _ in range(5):
-        for one, other in zip(first, gradients(), strict=True):
-            assert torch.equal(one, other)
+        for gradient, repeated in zip(first, compute_gradients(), strict=True):
+            assert torch.equal(gradient, repeated)
 
 
 def test_fast_math_does_not_change_exact_kernels() -> None:
-    """Tests a step whose functions have no faster form, so that only the compiler's options differ."""
+    """Checks a step whose functions have no faster form. With fast math, its kernels differ only in the compiler's
+    options, and kernels without fast math stay exact.
+    """
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         h = v * 0.37 + x * 0.61
@@ -172,8 +174,8 @@ def test_fast_math_does_not_change_exact_kernels() -> None:
     expected = eager_scan_final_state(core, 1, 1, 1, x, v)
     fast, exact = (ScanProgram(core, 1, 1, 1, fast_math=fast_math) for fast_math in (True, False))
     for _ in range(2):
-        actual = compiled(fast, x, v)
-        for a, b in zip(compiled(exact, x, v), expected, strict=True):
+        actual = run_compiled(fast, x, v)
+        for a, b in zip(run_compiled(exact, x, v), expected, strict=True):
             assert torch.equal(a, b)
         for a, b in zip(actual, expected, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)

@@ -1,4 +1,4 @@
-"""Ops of torch that need special care, and ops of another project: kernels of scans equal the loop."""
+"""Ops of torch that need special care, and ops of another project. Kernels of scans with these ops equal the loop."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ pytestmark = pytest.mark.usefixtures("interpreted")
 Core = Callable[[Tensor], tuple[Tensor, ...]]
 
 
-def neuron(function: Callable[[Tensor], Tensor], backend: str) -> FlexSN:
+def make_neuron(function: Callable[[Tensor], Tensor], backend: str) -> FlexSN:
     return FlexSN(lambda x: (function(x),), 1, 0, 1, backend=backend)
 
 
-def with_gradient(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+def differentiate(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
     leaf = x.clone().requires_grad_()
     result = function(leaf)
     result.sum().backward()
@@ -49,9 +49,9 @@ EDGES = torch.tensor([-math.inf, -200.0, -1.0, -0.5, -0.0, 0.0, 0.5, 1.0, 200.0,
 )
 def test_gradients_at_the_edges_equal_the_loop(function: Callable[[Tensor], Tensor]) -> None:
     x = EDGES.unsqueeze(0)
-    expected = with_gradient(neuron(function, "torch"), x)
-    for kernel in (neuron(function, "triton"), pointwise(function, autograd=True)):
-        for actual, expected_tensor in zip(with_gradient(kernel, x), expected, strict=True):
+    expected = differentiate(make_neuron(function, "torch"), x)
+    for kernel in (make_neuron(function, "triton"), pointwise(function, autograd=True)):
+        for actual, expected_tensor in zip(differentiate(kernel, x), expected, strict=True):
             torch.testing.assert_close(actual, expected_tensor, equal_nan=True)
 
 
@@ -69,15 +69,15 @@ def test_gradients_at_the_edges_equal_the_loop(function: Callable[[Tensor], Tens
         lambda x: torch.special.chebyshev_polynomial_t(x, 40),
     ],
 )
-def test_every_op_that_has_a_rule_can_be_in_a_step(function: Callable[[Tensor], Tensor]) -> None:
+def test_steps_may_contain_any_op_with_a_rule(function: Callable[[Tensor], Tensor]) -> None:
     x = torch.linspace(-0.9, 3.0, 24).reshape(2, 12)
-    torch.testing.assert_close(neuron(function, "triton")(x), function(x), equal_nan=True)
+    torch.testing.assert_close(make_neuron(function, "triton")(x), function(x), equal_nan=True)
 
 
 @pytest.mark.parametrize("function", [torch.special.airy_ai, torch.ops.prims.cbrt])
-def test_op_without_a_rule_is_refused_by_the_trace(function: Callable[[Tensor], Tensor]) -> None:
+def test_trace_refuses_ops_without_a_rule(function: Callable[[Tensor], Tensor]) -> None:
     with pytest.raises(UnsupportedCoreError, match=r"has no rule\. Write it in other ops, or add one with") as caught:
-        neuron(function, "triton")(torch.ones(1, 3))
+        make_neuron(function, "triton")(torch.ones(1, 3))
     assert caught.value.op
 
 
@@ -89,13 +89,13 @@ def test_torch_references_can_be_called() -> None:
         return result
 
     x = torch.linspace(-2, 2, 12).reshape(2, 6, 1)
-    torch.testing.assert_close(neuron(function, "triton")(x), functional.prelu(x, weight))
+    torch.testing.assert_close(make_neuron(function, "triton")(x), functional.prelu(x, weight))
 
 
 def test_torch_errors_in_a_trace_name_the_line() -> None:
     other = torch.ones(7)
     with pytest.raises(TorchError, match=r"(.|\n)*at .*test_scan_ops\.py:\d+.*x \+ other"):
-        neuron(lambda x: x + other, "triton")(torch.ones(1, 3))
+        make_neuron(lambda x: x + other, "triton")(torch.ones(1, 3))
     with pytest.raises(TorchError, match=r"\[7\](.|\n)*\[5\](.|\n)*at .*test_scan_ops\.py:\d+.*torch\.ones\(7\)"):
         pointwise(lambda x: x + torch.ones(7))(torch.ones(5))
 
@@ -105,7 +105,7 @@ def test_user_errors_are_not_changed() -> None:
         raise RuntimeError("not today")
 
     with pytest.raises(RuntimeError, match=r"^not today$"):
-        neuron(function, "triton")(torch.ones(1, 3))
+        make_neuron(function, "triton")(torch.ones(1, 3))
 
 
 def test_argument_without_a_gradient_is_refused() -> None:
@@ -125,9 +125,7 @@ def test_argument_without_a_gradient_is_refused() -> None:
 
 @pytest.fixture
 def triangle() -> Iterator[Callable[..., Tensor]]:
-    """Registers an op of another project: its implementation, its gradient, an entry in the op table, and a rule for
-    Triton.
-    """
+    """Registers an op of another project with its implementation, its gradient, its facts, and a rule for Triton."""
     from flexsn_codegen import TRITON
     from flexsn_graph.ir._ops import _FACTS
 
@@ -170,7 +168,7 @@ def triangle() -> Iterator[Callable[..., Tensor]]:
             _FACTS.pop(op)
 
 
-def test_foreign_op_needs_facts_and_a_rule(triangle: Callable[..., Tensor]) -> None:
+def test_foreign_ops_work_with_facts_and_a_rule(triangle: Callable[..., Tensor]) -> None:
     weight = torch.tensor(0.7, requires_grad=True)
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -184,11 +182,13 @@ def test_foreign_op_needs_facts_and_a_rule(triangle: Callable[..., Tensor]) -> N
     for backend in ("triton", "torch"):
         leaf = x.clone().requires_grad_()
         result = FlexSN(core, 1, 1, 1, backend=backend)(leaf)
-        # The gradient of a single number is a sum over all elements, so `slope` has to be linear in the incoming
+        # The gradient of the scalar weight is a sum over all elements, so `slope` has to be linear in the incoming
         # gradient.
         results[backend] = (result, *torch.autograd.grad(result.square().sum(), (leaf, weight)))
-    for ours, eagers in zip(results["triton"], results["torch"], strict=True):
-        torch.testing.assert_close(ours, eagers)
+    for actual, expected in zip(results["triton"], results["torch"], strict=True):
+        torch.testing.assert_close(actual, expected)
     kernel = pointwise(lambda x: triangle(x, 2.0) * 3.0, autograd=True)
-    for ours, eagers in zip(with_gradient(kernel, x), with_gradient(lambda x: triangle(x, 2.0) * 3.0, x), strict=True):
-        torch.testing.assert_close(ours, eagers)
+    for actual, expected in zip(
+        differentiate(kernel, x), differentiate(lambda x: triangle(x, 2.0) * 3.0, x), strict=True
+    ):
+        torch.testing.assert_close(actual, expected)

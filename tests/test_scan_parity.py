@@ -1,4 +1,4 @@
-"""The compiled scan compared with the eager loop: values are bitwise equal in float32, and gradients equal up to
+"""The compiled scan, compared with the eager loop. Values in float32 are bitwise equal, and gradients are equal up to
 rounding.
 """
 
@@ -14,23 +14,22 @@ from torch import Tensor
 from flexsn_hop import eager_scan, eager_scan_final_state
 from flexsn_runtime import ScanProgram, TargetName, prepare, scan
 
-# In the interpreter: three blocks of 512 elements and a partial block. On the GPU: two of the smallest blocks and a
-# partial block.
+# The elements of a step are two blocks of 512 elements, the interpreter's block size, and a partial block.
 STEP = (41, 37)
-# Several blocks of 256 elements and a partial block. C++ uses this block size for small steps.
+# The elements are two blocks of 256 elements, the block size of C++ for small steps, and a partial block.
 CPP_STEP = (19, 37)
-# Several blocks of every size class on the GPU. No size is a multiple of a block or of 16 bytes.
+# Each size class of the GPU has a shape with several blocks. No size is a multiple of a block or of 16 bytes.
 GPU_STEPS = ((41, 37), (613, 217), (1001, 1501))
 
 cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
-def compiled(p: Problem, *, state_seqs: bool, on_cpu: TargetName = "triton") -> tuple[Tensor, ...]:
+def run_compiled(p: Problem, *, state_seqs: bool, on_cpu: TargetName = "triton") -> tuple[Tensor, ...]:
     step, arguments = prepare(ScanProgram(p.core, *p.counts, on_cpu=on_cpu), (*p.inputs, *p.states))
     return scan(step, arguments, state_seqs=state_seqs)
 
 
-def reference(p: Problem, *, state_seqs: bool) -> tuple[Tensor, ...]:
+def run_loop(p: Problem, *, state_seqs: bool) -> tuple[Tensor, ...]:
     function = eager_scan if state_seqs else eager_scan_final_state
     return function(p.core, *p.counts, *p.inputs, *p.states)
 
@@ -38,7 +37,7 @@ def reference(p: Problem, *, state_seqs: bool) -> tuple[Tensor, ...]:
 def assert_parity(
     p: Problem, *, state_seqs: bool, rtol: float = 1e-5, exact: bool = True, on_cpu: TargetName = "triton"
 ) -> None:
-    actual, expected = compiled(p, state_seqs=state_seqs, on_cpu=on_cpu), reference(p, state_seqs=state_seqs)
+    actual, expected = run_compiled(p, state_seqs=state_seqs, on_cpu=on_cpu), run_loop(p, state_seqs=state_seqs)
     assert len(actual) == len(expected)
     for i, (a, b) in enumerate(zip(actual, expected, strict=True)):
         assert a.dtype == b.dtype
@@ -76,7 +75,7 @@ def assert_gradients(p: Problem, actual: Sequence[Tensor], expected: Sequence[Te
 @cases
 @pytest.mark.parametrize("steps", [1, 2, 7, 15, 33])
 @pytest.mark.parametrize("state_seqs", [False, True], ids=["final", "seqs"])
-def test_parity_in_the_interpreter(case: Case, steps: int, state_seqs: bool, interpreted: None) -> None:
+def test_interpreted_kernels_equal_the_loop(case: Case, steps: int, state_seqs: bool, interpreted: None) -> None:
     assert_parity(problem(case, steps, STEP), state_seqs=state_seqs, exact=case.exact_on_cpu)
 
 
@@ -91,12 +90,12 @@ def test_parity_in_the_interpreter(case: Case, steps: int, state_seqs: bool, int
 @cases
 @pytest.mark.parametrize("steps", [1, 7, 15, 33])
 @pytest.mark.parametrize("state_seqs", [False, True], ids=["final", "seqs"])
-def test_parity_in_cpp(case: Case, steps: int, state_seqs: bool, compiler: None) -> None:
+def test_cpp_kernels_equal_the_loop(case: Case, steps: int, state_seqs: bool, compiler: None) -> None:
     p = problem(case, steps, CPP_STEP)
     assert_parity(p, state_seqs=state_seqs, exact=case.exact_on_cpu, on_cpu="cpp")
 
 
-def _whole_numbers(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def _compare_integers(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return x > v, torch.maximum(v, x)
 
 
@@ -106,30 +105,30 @@ def _whole_numbers(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 def test_integer_state_starts_from_zeros(
     dtype: torch.dtype, on_cpu: TargetName, compiler: None, interpreted: None
 ) -> None:
-    """Checks the zeros that a kernel creates itself if no initial state is passed."""
+    """Checks the zeros of integers that a kernel uses if it receives no initial state."""
     generator = torch.Generator().manual_seed(3)
     sequence = torch.randint(0, 2 if dtype == torch.bool else 100, (9, *CPP_STEP), generator=generator).to(dtype)
-    step, arguments = prepare(ScanProgram(_whole_numbers, 1, 1, 1, on_cpu=on_cpu), (sequence,))
+    step, arguments = prepare(ScanProgram(_compare_integers, 1, 1, 1, on_cpu=on_cpu), (sequence,))
     actual = scan(step, arguments, state_seqs=True)
-    expected = eager_scan(_whole_numbers, 1, 1, 1, sequence, torch.zeros(CPP_STEP, dtype=dtype))
+    expected = eager_scan(_compare_integers, 1, 1, 1, sequence, torch.zeros(CPP_STEP, dtype=dtype))
     assert [t.dtype for t in actual] == [t.dtype for t in expected] == [torch.bool, dtype]
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
 @pytest.mark.long(all_but=["lif_hard*", "alif"])
 @cases
-def test_gradients_in_float64_in_cpp(case: Case, compiler: None) -> None:
+def test_float64_gradients_in_cpp_equal_the_loop(case: Case, compiler: None) -> None:
     p = problem(case, 9, CPP_STEP, dtype=torch.float64)
     assert_parity(p, state_seqs=True, rtol=1e-12, exact=case.exact_on_cpu, on_cpu="cpp")
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("case", [CASES[1], CASES[6]], ids=lambda case: case.name)
-def test_parity_over_a_thousand_steps_in_the_interpreter(case: Case, interpreted: None) -> None:
+def test_a_thousand_interpreted_steps_equal_the_loop(case: Case, interpreted: None) -> None:
     assert_parity(problem(case, 1000, (9, 61)), state_seqs=False, exact=case.exact_on_cpu)
 
 
-# Each length has one size, because each length needs new kernels, and most of the time is spent on their compilation.
+# Each length has only one shape. New lengths need new kernels, and compilation takes most of the time.
 @cases
 @pytest.mark.gpu
 @pytest.mark.parametrize(
@@ -137,30 +136,30 @@ def test_parity_over_a_thousand_steps_in_the_interpreter(case: Case, interpreted
     [(GPU_STEPS[0], 1), (GPU_STEPS[1], 2), (GPU_STEPS[2], 7), (GPU_STEPS[0], 15), (GPU_STEPS[1], 33)],
     ids=str,
 )
-def test_parity_on_the_gpu(case: Case, steps: int, step: tuple[int, ...]) -> None:
+def test_kernels_equal_the_loop_on_the_gpu(case: Case, steps: int, step: tuple[int, ...]) -> None:
     for state_seqs in (False, True):
         assert_parity(problem(case, steps, step, device="cuda"), state_seqs=state_seqs, rtol=3e-5)
 
 
 @cases
 @pytest.mark.gpu
-def test_parity_over_a_thousand_steps_on_the_gpu(case: Case) -> None:
+def test_a_thousand_steps_equal_the_loop_on_the_gpu(case: Case) -> None:
     assert_parity(problem(case, 1000, GPU_STEPS[1], device="cuda"), state_seqs=False, rtol=1e-4)
 
 
 @pytest.mark.long(all_but=["plif_channel", "lif_hard_detached"])
 @cases
-def test_gradients_in_float64(case: Case, interpreted: None) -> None:
+def test_float64_gradients_equal_the_loop(case: Case, interpreted: None) -> None:
     p = problem(case, 9, STEP, dtype=torch.float64)
     assert_parity(p, state_seqs=True, rtol=1e-12, exact=case.exact_on_cpu)
 
 
 @pytest.mark.long(all_but=["*plif_scalar*", "*lif_soft"])
 @cases
-def test_no_steps(case: Case, interpreted: None) -> None:
+def test_empty_sequences_return_the_initial_states(case: Case, interpreted: None) -> None:
     p = problem(case, 0, (5, 7))
     outputs = p.counts[2]
-    results = compiled(p, state_seqs=False)
+    results = run_compiled(p, state_seqs=False)
     for sequence in results[:outputs]:
         assert sequence.shape == (0, 5, 7)
     for final, initial in zip(results[outputs:], p.states, strict=True):
@@ -177,13 +176,13 @@ def test_no_steps(case: Case, interpreted: None) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("steps", [1, 10])
-def test_no_mismatched_spike_on_the_gpu(steps: int) -> None:
-    """Compares the spikes of 10^8 element-steps of LIF in float32 with those of the eager loop."""
+def test_all_spikes_equal_the_loop_on_the_gpu(steps: int) -> None:
+    """Checks that more than 10^8 outputs of LIF in float32 equal the eager loop."""
     case = CASES[1]
     elements = 10**8 // steps + 7
     p = problem(case, steps, (elements,), device="cuda")
     with torch.no_grad():
-        actual, expected = compiled(p, state_seqs=False), reference(p, state_seqs=False)
+        actual, expected = run_compiled(p, state_seqs=False), run_loop(p, state_seqs=False)
     assert actual[0].numel() >= 10**8
     assert 0.1 < actual[0].mean().item() < 0.9
     assert int((actual[0] != expected[0]).sum()) == 0

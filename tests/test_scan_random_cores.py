@@ -16,8 +16,8 @@ from torch import Tensor
 from flexsn_hop import eager_scan
 from flexsn_runtime import ScanProgram, TargetName, prepare, scan
 
-# In the interpreter, this is a block of 512 elements and a partial block. Parameters broadcast to this shape in several
-# ways.
+# The elements are a block of 512 elements, the interpreter's block size, and a partial block. Parameters with different
+# shapes broadcast to this shape.
 STEP = (9, 61)
 PARAMETER_SHAPES = ((), STEP[-1:], (STEP[0], 1), STEP)
 
@@ -42,8 +42,8 @@ BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "minimum": torch.minimum,
     "lerp": lambda a, b: a + (b - a) * 0.25,
 }
-# Functions that are not continuous. Their arguments have to agree to the last bit.
-STEPS: dict[str, Callable[..., Tensor]] = {
+# Functions that are not continuous. Kernels and the loop have to compute equal bits of their arguments.
+DISCONTINUOUS: dict[str, Callable[..., Tensor]] = {
     "spike": lambda a: hard_spike(a - 0.25),
     "greater": lambda a, b: (a > b).to(a.dtype),
     "where": lambda a, b, c: torch.where(a >= 0.1, b, c),
@@ -58,7 +58,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sin": torch.sin,
     "sqrt": lambda a: torch.sqrt(1.0 + a * a),
 }
-ARITHMETIC: dict[str, Callable[..., Tensor]] = {**UNARY, **BINARY, **STEPS}
+ARITHMETIC: dict[str, Callable[..., Tensor]] = {**UNARY, **BINARY, **DISCONTINUOUS}
 SMOOTH: dict[str, Callable[..., Tensor]] = {**UNARY, **BINARY, **FUNCTIONS}
 OPERANDS = {
     **dict.fromkeys((*UNARY, *FUNCTIONS, "spike"), 1),
@@ -67,15 +67,15 @@ OPERANDS = {
 }
 
 
-def bounded(a: Tensor) -> Tensor:
-    """Maps values to (-1, 1), so that no state grows over time."""
+def bound(a: Tensor) -> Tensor:
+    """Maps values to the interval (-1, 1), so that states stay small over time."""
     return a / (1.0 + a.abs())
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A step function as a sequence of ops on numbered values: inputs, states, parameters, and then the result of each
-    op.
+    """A step function as a sequence of ops. Each op reads values from a list and adds its result to the list. At first,
+    the list contains the inputs, the states and the parameters.
 
     Attributes:
         lines: name of each op, and the positions of its operands.
@@ -100,9 +100,9 @@ class Recipe:
             values = [*arguments, *captured]
             for name, operands in self.lines:
                 values.append(ops[name](*(values[i] for i in operands)))
-            # An argument may also be a result, and is then returned unchanged.
+            # If a result is an argument, the argument is returned unchanged.
             returned = (*self.outputs, *self.new_states)
-            return tuple(values[i] if i < len(arguments) else bounded(values[i]) for i in returned)
+            return tuple(values[i] if i < len(arguments) else bound(values[i]) for i in returned)
 
         return step
 
@@ -112,27 +112,27 @@ def recipes(draw: st.DrawFn, ops: Sequence[str]) -> Recipe:
     num_inputs, num_states = draw(st.integers(1, 2)), draw(st.integers(1, 2))
     parameters = tuple(draw(st.lists(st.sampled_from(PARAMETER_SHAPES), max_size=2)))
     # For each value, True if it has the shape of the step. All returned values must have this shape.
-    full = [True] * (num_inputs + num_states) + [shape == STEP for shape in parameters]
+    is_full = [True] * (num_inputs + num_states) + [shape == STEP for shape in parameters]
     lines = []
     for _ in range(draw(st.integers(1, 8))):
         name = draw(st.sampled_from(ops))
-        operands = tuple(draw(st.integers(0, len(full) - 1)) for _ in range(OPERANDS[name]))
+        operands = tuple(draw(st.integers(0, len(is_full) - 1)) for _ in range(OPERANDS[name]))
         lines.append((name, operands))
-        full.append(any(full[i] for i in operands))
-    # Late values are drawn more often, because earlier lines contribute to them.
-    returnable = [i for i, is_full in enumerate(full) if is_full]
+        is_full.append(any(is_full[i] for i in operands))
+    # Later values depend on more lines. They come first, because hypothesis draws the first elements more often.
+    returnable = [i for i, has_step_shape in enumerate(is_full) if has_step_shape]
     position = st.sampled_from(returnable[::-1])
     outputs = tuple(draw(st.lists(position, min_size=1, max_size=2)))
     return Recipe(num_inputs, tuple(lines), outputs, tuple(draw(position) for _ in range(num_states)), parameters)
 
 
-def leaf(shape: tuple[int, ...], seed: int, dtype: torch.dtype, device: str) -> Tensor:
+def make_leaf(shape: tuple[int, ...], seed: int, dtype: torch.dtype, device: str) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(shape, generator=generator, dtype=torch.float64)
     return values.to(device=device, dtype=dtype).requires_grad_()
 
 
-def assert_like_the_loop(
+def assert_equal_to_the_loop(
     recipe: Recipe,
     steps: int,
     dtype: torch.dtype,
@@ -143,14 +143,14 @@ def assert_like_the_loop(
     forward: float = 0.0,
     gradient: float | None,
 ) -> None:
-    """Compares values with the relative tolerance `forward`, and gradients with the tolerance `gradient` unless it is
-    `None`.
+    """Compares results with the tolerance `forward`, and gradients with the tolerance `gradient`. If `gradient` is
+    `None`, gradients are not compared.
     """
-    new_leaf = partial(leaf, dtype=dtype, device=device)
+    draw_leaf = partial(make_leaf, dtype=dtype, device=device)
     num_inputs, num_states, _ = recipe.counts
-    inputs = [new_leaf((steps, *STEP), seed=i) for i in range(num_inputs)]
-    states = [new_leaf(STEP, seed=10 + i) for i in range(num_states)]
-    captured = [new_leaf(shape, seed=20 + i) for i, shape in enumerate(recipe.parameters)]
+    inputs = [draw_leaf((steps, *STEP), seed=i) for i in range(num_inputs)]
+    states = [draw_leaf(STEP, seed=10 + i) for i in range(num_states)]
+    captured = [draw_leaf(shape, seed=20 + i) for i, shape in enumerate(recipe.parameters)]
     core = recipe.core(captured)
     program = ScanProgram(core, *recipe.counts, residuals=residuals, on_cpu=on_cpu)
     actual = scan(*prepare(program, (*inputs, *states)), state_seqs=True)
@@ -161,19 +161,19 @@ def assert_like_the_loop(
     if gradient is None or not pairs:
         return
     leaves = [*inputs, *states, *captured]
-    weights = [leaf(tuple(b.shape), 30 + i, dtype, device).detach() for i, (_, b) in enumerate(pairs)]
+    weights = [make_leaf(tuple(b.shape), 30 + i, dtype, device).detach() for i, (_, b) in enumerate(pairs)]
     gradients = torch.autograd.grad([a for a, _ in pairs], leaves, weights, allow_unused=True)
     expected_gradients = torch.autograd.grad([b for _, b in pairs], leaves, weights, allow_unused=True)
     for value, a, b in zip(leaves, gradients, expected_gradients, strict=True):
         reference = torch.zeros_like(value) if b is None else b
-        # Where large terms cancel, the error is relative to these terms.
+        # Large terms may cancel, so the tolerance is relative to the largest element.
         scale = max(1.0, float(reference.abs().max()))
         torch.testing.assert_close(
             torch.zeros_like(value) if a is None else a, reference, rtol=gradient, atol=gradient * scale
         )
 
 
-# Every run has the same examples.
+# All runs of the tests draw the same examples.
 random_cores = partial(
     settings,
     derandomize=True,
@@ -181,51 +181,51 @@ random_cores = partial(
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-# Short lengths close to multiples of 8 and 4 steps, the chunks of the interpreter.
+# The lengths are near multiples of 4 and 8 steps, which are the chunks in the interpreter.
 num_steps = st.sampled_from([1, 3, 7, 8, 9, 11, 14])
 policies = st.sampled_from(["recompute", "save"])
 
 
-# benchmarks/random_gradients.py tries thousands of examples.
+# benchmarks/random_gradients.py runs thousands of examples.
 examples = pytest.mark.parametrize("examples", [6, pytest.param(15, marks=pytest.mark.long)])
 
 
 @examples
-def test_arithmetic_in_float32_to_the_last_bit(interpreted: None, examples: int) -> None:
+def test_float32_arithmetic_is_bitwise_equal(interpreted: None, examples: int) -> None:
     @random_cores(max_examples=examples)
     @given(recipes(list(ARITHMETIC)), num_steps, policies)
     def check(recipe: Recipe, steps: int, residuals: str) -> None:
-        assert_like_the_loop(recipe, steps, torch.float32, residuals=residuals, gradient=1e-4)
+        assert_equal_to_the_loop(recipe, steps, torch.float32, residuals=residuals, gradient=1e-4)
 
     check()
 
 
 @examples
-def test_arithmetic_in_half_precision_to_the_last_bit(interpreted: None, examples: int) -> None:
+def test_half_precision_arithmetic_is_bitwise_equal(interpreted: None, examples: int) -> None:
     @random_cores(max_examples=examples)
     @given(recipes(list(ARITHMETIC)), num_steps, st.sampled_from([torch.float16, torch.bfloat16]))
     def check(recipe: Recipe, steps: int, dtype: torch.dtype) -> None:
-        assert_like_the_loop(recipe, steps, dtype, gradient=None)
+        assert_equal_to_the_loop(recipe, steps, dtype, gradient=None)
 
     check()
 
 
 @examples
-def test_functions_in_float64(interpreted: None, examples: int) -> None:
+def test_float64_functions_equal_the_loop(interpreted: None, examples: int) -> None:
     @random_cores(max_examples=examples)
     @given(recipes(list(SMOOTH)), num_steps, policies)
     def check(recipe: Recipe, steps: int, residuals: str) -> None:
-        assert_like_the_loop(recipe, steps, torch.float64, residuals=residuals, forward=1e-12, gradient=1e-10)
+        assert_equal_to_the_loop(recipe, steps, torch.float64, residuals=residuals, forward=1e-12, gradient=1e-10)
 
     check()
 
 
 @examples
-def test_arithmetic_in_cpp_to_the_last_bit(compiler: None, examples: int) -> None:
+def test_float32_arithmetic_in_cpp_is_bitwise_equal(compiler: None, examples: int) -> None:
     @random_cores(max_examples=examples)
     @given(recipes(list(ARITHMETIC)), num_steps, policies)
     def check(recipe: Recipe, steps: int, residuals: str) -> None:
-        assert_like_the_loop(recipe, steps, torch.float32, residuals=residuals, on_cpu="cpp", gradient=1e-4)
+        assert_equal_to_the_loop(recipe, steps, torch.float32, residuals=residuals, on_cpu="cpp", gradient=1e-4)
 
     check()
 
@@ -233,28 +233,30 @@ def test_arithmetic_in_cpp_to_the_last_bit(compiler: None, examples: int) -> Non
 @pytest.mark.long
 @random_cores(max_examples=6)
 @given(recipes(list(ARITHMETIC)), num_steps, st.sampled_from([torch.float16, torch.bfloat16]))
-def test_arithmetic_in_half_precision_in_cpp_to_the_last_bit(
+def test_half_precision_arithmetic_in_cpp_is_bitwise_equal(
     compiler: None, recipe: Recipe, steps: int, dtype: torch.dtype
 ) -> None:
-    assert_like_the_loop(recipe, steps, dtype, on_cpu="cpp", gradient=None)
+    assert_equal_to_the_loop(recipe, steps, dtype, on_cpu="cpp", gradient=None)
 
 
 @pytest.mark.long
 @random_cores(max_examples=12)
 @given(recipes(list(SMOOTH)), num_steps, policies)
-def test_functions_in_float64_in_cpp(compiler: None, recipe: Recipe, steps: int, residuals: str) -> None:
-    assert_like_the_loop(recipe, steps, torch.float64, residuals=residuals, on_cpu="cpp", forward=1e-12, gradient=1e-10)
+def test_float64_functions_in_cpp_equal_the_loop(compiler: None, recipe: Recipe, steps: int, residuals: str) -> None:
+    assert_equal_to_the_loop(
+        recipe, steps, torch.float64, residuals=residuals, on_cpu="cpp", forward=1e-12, gradient=1e-10
+    )
 
 
 @pytest.mark.gpu
 @random_cores(max_examples=8)  # each example compiles its own kernels, which takes seconds
 @given(recipes(list(ARITHMETIC) + list(FUNCTIONS)), num_steps, policies)
-def test_float32_on_the_gpu_to_the_last_bit(recipe: Recipe, steps: int, residuals: str) -> None:
-    assert_like_the_loop(recipe, steps, torch.float32, device="cuda", residuals=residuals, gradient=1e-4)
+def test_float32_values_are_bitwise_equal_on_the_gpu(recipe: Recipe, steps: int, residuals: str) -> None:
+    assert_equal_to_the_loop(recipe, steps, torch.float32, device="cuda", residuals=residuals, gradient=1e-4)
 
 
 @pytest.mark.gpu
 @random_cores(max_examples=5)
 @given(recipes(list(ARITHMETIC) + list(FUNCTIONS)), num_steps)
-def test_float64_on_the_gpu(recipe: Recipe, steps: int) -> None:
-    assert_like_the_loop(recipe, steps, torch.float64, device="cuda", forward=1e-13, gradient=1e-10)
+def test_float64_values_equal_the_loop_on_the_gpu(recipe: Recipe, steps: int) -> None:
+    assert_equal_to_the_loop(recipe, steps, torch.float64, device="cuda", forward=1e-13, gradient=1e-10)

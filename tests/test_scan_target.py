@@ -1,4 +1,4 @@
-"""A scan and its gradient on a target that is defined outside of the package."""
+"""A target that is defined outside of the packages. It runs a scan and its gradient."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from flexsn_hop import eager_scan_final_state
 
 STEP = (3, 5)
 STEPS, CHUNK, SEGMENT = 11, 8, 4
-# Examples in docstrings do not match this pattern.
+# Syntax of Triton. Examples in docstrings do not match this pattern.
 _TRITON = re.compile(r"^(?!\s*\.\.\.).*\btl\.\w|^@triton\.", re.MULTILINE)
-CHOSEN = [case for case in CASES if case.name in {"lif_soft", "plif_scalar", "plif_channel", "izhikevich"}]
+SELECTED = [case for case in CASES if case.name in {"lif_soft", "plif_scalar", "plif_channel", "izhikevich"}]
 
 
 def run(kernel: KernelSource, tensors: Mapping[Port, Tensor], sizes: Mapping[str, int]) -> None:
@@ -41,7 +41,7 @@ def run(kernel: KernelSource, tensors: Mapping[Port, Tensor], sizes: Mapping[str
         kernel.target.compile(kernel)(*arrays, *(sizes[name] for name in kernel.sizes))
 
 
-def ports_of(role: Role, tensors: list[Tensor]) -> dict[Port, Tensor]:
+def list_ports(role: Role, tensors: list[Tensor]) -> dict[Port, Tensor]:
     return {Port(role, i): tensor for i, tensor in enumerate(tensors)}
 
 
@@ -53,9 +53,9 @@ def ports_of(role: Role, tensors: list[Tensor]) -> dict[Port, Tensor]:
         "izhikevich-True-True",
     ]
 )
-@pytest.mark.parametrize(("takes_numbers", "once"), [(False, False), (True, False), (True, True)])
-@pytest.mark.parametrize("case", CHOSEN, ids=lambda case: case.name)
-def test_scan_and_its_gradient(case: Case, takes_numbers: bool, once: bool) -> None:
+@pytest.mark.parametrize(("takes_numbers", "computes_once"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize("case", SELECTED, ids=lambda case: case.name)
+def test_scan_and_its_gradient_equal_the_loop(case: Case, takes_numbers: bool, computes_once: bool) -> None:
     instance = problem(case, STEPS, STEP, dtype=torch.float64)
     num_inputs, num_states, num_outputs = instance.counts
     examples = [*(x[0] for x in instance.inputs), *instance.states]
@@ -63,18 +63,18 @@ def test_scan_and_its_gradient(case: Case, takes_numbers: bool, once: bool) -> N
     assert trace.lifted == tuple(instance.parameters)
     required = (True,) * (len(examples) + len(instance.parameters))
     vjp = trace.vjp(trace.differentiable, required)
-    # A parameter is a single number, or one number per channel: `off // 1 % C * 1`.
+    # A parameter is a scalar, or has one element per channel, with the index `off // 1 % C * 1`.
     layouts = tuple(0 if p.dim() == 0 else 1 for p in instance.parameters)
     sizes = {"T": STEPS, "NCL": 15}
     for i in range(len(instance.parameters)):
         sizes |= {f"lifted_{i}_inner0": 1, f"lifted_{i}_size0": STEP[-1], f"lifted_{i}_stride0": 1}
     dtypes = (torch.float64,) * num_states
     numbers = ("step", "vjp") if takes_numbers else (None, None)
-    core = emit_core(trace.forward, "step", prune=True, numbers=numbers[0], once=once, target=NUMPY)
-    gradient = emit_core(vjp, "vjp", prune=True, numbers=numbers[1], once=once, target=NUMPY)
+    core = emit_core(trace.forward, "step", prune=True, numbers=numbers[0], once=computes_once, target=NUMPY)
+    gradient = emit_core(vjp, "vjp", prune=True, numbers=numbers[1], once=computes_once, target=NUMPY)
     assert bool(core.numbers) == takes_numbers
     # Only functions of parameters, such as time constants, are computed once.
-    assert (core.once is not None) == (gradient.once is not None) == (once and bool(instance.parameters))
+    assert (core.once is not None) == (gradient.once is not None) == (computes_once and bool(instance.parameters))
     sizes |= core.integers | gradient.integers
     forward = forward_source(
         "forward",
@@ -95,12 +95,12 @@ def test_scan_and_its_gradient(case: Case, takes_numbers: bool, once: bool) -> N
     finals = [torch.zeros(STEP, dtype=torch.float64) for _ in range(num_states)]
     saved_states = [torch.zeros((STEPS - 1) // SEGMENT, *STEP, dtype=torch.float64) for _ in range(num_states)]
     primals = {
-        **ports_of(Role.INPUT, instance.inputs),
-        **ports_of(Role.STATE, instance.states),
-        **ports_of(Role.LIFTED, instance.parameters),
+        **list_ports(Role.INPUT, instance.inputs),
+        **list_ports(Role.STATE, instance.states),
+        **list_ports(Role.LIFTED, instance.parameters),
     }
-    checkpoints = ports_of(Role.CHECKPOINT, saved_states)
-    results = {**ports_of(Role.OUTPUT, outputs), **ports_of(Role.FINAL_STATE, finals)}
+    checkpoints = list_ports(Role.CHECKPOINT, saved_states)
+    results = {**list_ports(Role.OUTPUT, outputs), **list_ports(Role.FINAL_STATE, finals)}
     run(forward, {**primals, **results, **checkpoints}, sizes)
     expected = eager_scan_final_state(instance.core, *instance.counts, *instance.inputs, *instance.states)
     for actual, result in zip([*outputs, *finals], expected, strict=True):
@@ -130,15 +130,15 @@ def test_scan_and_its_gradient(case: Case, takes_numbers: bool, once: bool) -> N
     )
     weights = [torch.randn_like(result) for result in expected]
     gradients = {
-        **ports_of(Role.GRAD_INPUT, [torch.zeros_like(x) for x in instance.inputs]),
-        **ports_of(Role.GRAD_STATE, [torch.zeros_like(v) for v in instance.states]),
-        **ports_of(
+        **list_ports(Role.GRAD_INPUT, [torch.zeros_like(x) for x in instance.inputs]),
+        **list_ports(Role.GRAD_STATE, [torch.zeros_like(v) for v in instance.states]),
+        **list_ports(
             Role.GRAD_LIFTED, [torch.zeros(STEP if p.dim() else (1,), dtype=p.dtype) for p in instance.parameters]
         ),
     }
     cotangents = {
-        **ports_of(Role.GRAD_OUTPUT, weights[:num_outputs]),
-        **ports_of(Role.GRAD_FINAL_STATE, weights[num_outputs:]),
+        **list_ports(Role.GRAD_OUTPUT, weights[:num_outputs]),
+        **list_ports(Role.GRAD_FINAL_STATE, weights[num_outputs:]),
     }
     run(backward, {**primals, **checkpoints, **cotangents, **gradients}, sizes)
     expected_gradients = torch.autograd.grad(expected, instance.leaves, weights)
@@ -148,7 +148,7 @@ def test_scan_and_its_gradient(case: Case, takes_numbers: bool, once: bool) -> N
         )
 
 
-def test_op_without_a_rule_is_refused() -> None:
+def test_ops_without_a_rule_are_refused() -> None:
     assert torch.ops.prims.tanh.default in supported_ops()
     assert torch.ops.prims.tanh.default not in supported_ops(NUMPY)
     trace = trace_step(lambda x: (torch.tanh(x),), 1, 0, 1, (torch.zeros(3),))
@@ -157,7 +157,7 @@ def test_op_without_a_rule_is_refused() -> None:
     assert "test_scan_target.py" in str(caught.value)
 
 
-def test_unsupported_dtype_is_refused() -> None:
+def test_unsupported_dtypes_are_refused() -> None:
     trace = trace_step(lambda x: (x + 1.0,), 1, 0, 1, (torch.zeros(3, dtype=torch.bfloat16),))
     with pytest.raises(UnsupportedOpError, match="bfloat16, which NumPy does not have"):
         emit_core(trace.forward, "step", prune=True, target=NUMPY)
@@ -189,10 +189,10 @@ def test_unsupported_rows_are_refused() -> None:
 def test_only_one_folder_contains_triton_syntax() -> None:
     root = Path(__file__).resolve().parents[1]
     triton = root / "packages/flexsn-codegen/src/flexsn_codegen/targets/triton"
-    strangers = [
+    other_files = [
         str(path.relative_to(root))
         for path in root.glob("packages/*/src/**/*.py")
         if triton not in path.parents and _TRITON.search(path.read_text(encoding="utf-8"))
     ]
-    assert strangers == []
+    assert other_files == []
     assert _TRITON.search((triton / "_writer.py").read_text(encoding="utf-8"))

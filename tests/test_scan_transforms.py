@@ -1,4 +1,6 @@
-"""Compiled scans under torch's transforms: functional calls, checkpointing, autocast, compilers, and lifetimes."""
+"""Compiled scans in torch's transforms, tracers, activation checkpoints, autocast and compilers, and the lifetimes of
+scans.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ from flexsn_runtime import (
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
-STEPS, BATCH, FEATURES = 5, 7, 90  # one block of 512 elements in the interpreter, and a partial block
+STEPS, BATCH, FEATURES = 5, 7, 90  # a step has one block of 512 elements in the interpreter, and a partial block
 
 
 class Leaky(nn.Module):
@@ -47,17 +49,17 @@ class Leaky(nn.Module):
         return s, h * (1.0 - s)
 
 
-def neurons() -> tuple[FlexSN, FlexSN]:
-    """Returns a neuron that runs kernels, and its twin that runs the loop."""
+def make_neurons() -> tuple[FlexSN, FlexSN]:
+    """Returns two neurons with one core. The first runs kernels, and the second runs the loop."""
     core = Leaky()
     return FlexSN(core, 1, 1, 1, backend="triton"), FlexSN(core, 1, 1, 1, backend="torch")
 
 
-def without_parameters() -> FlexSN:
+def make_neuron_without_parameters() -> FlexSN:
     return FlexSN(lambda x, v: (torch.clamp(v + x, 0.0, 1.0), 0.5 * (v + x)), 1, 1, 1, backend="triton")
 
 
-def data(dtype: torch.dtype = torch.float32) -> Tensor:
+def make_data(dtype: torch.dtype = torch.float32) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     return (torch.randn(STEPS, BATCH, FEATURES, generator=generator) + 0.6).to(dtype)
 
@@ -70,42 +72,42 @@ def assert_same(compiled: Callable[[], tuple[Tensor, ...]], loop: Callable[[], t
 # -- torch.func ----------------------------------------------------------------------------------------
 
 
-def test_functional_call_with_other_parameters() -> None:
+def test_functional_calls_may_replace_parameters() -> None:
     decay = torch.linspace(0.6, 0.2, FEATURES).requires_grad_()
 
     def run(neuron: FlexSN) -> tuple[Tensor, ...]:
         neuron.reset()
-        x = data().requires_grad_()
+        x = make_data().requires_grad_()
         spikes = torch.func.functional_call(neuron, {"core.decay": decay}, (x,))
         return spikes, *torch.autograd.grad(spikes.square().sum() + spikes.sum(), (x, decay))
 
-    compiled, loop = neurons()
+    compiled, loop = make_neurons()
     assert_same(lambda: run(compiled), lambda: run(loop))
-    # The module has its own parameters again.
+    # After the functional call, the module uses its own parameters.
     compiled.reset()
-    assert torch.autograd.grad(compiled(data()).sum(), compiled.get_parameter("core.decay"))[0].abs().sum() > 0
+    assert torch.autograd.grad(compiled(make_data()).sum(), compiled.get_parameter("core.decay"))[0].abs().sum() > 0
 
 
 def transform_grad(neuron: FlexSN) -> tuple[Tensor, ...]:
-    return (torch.func.grad(lambda x: neuron(x).sum())(data()),)
+    return (torch.func.grad(lambda x: neuron(x).sum())(make_data()),)
 
 
 def transform_vjp(neuron: FlexSN) -> tuple[Tensor, ...]:
-    spikes, pull, *_ = torch.func.vjp(neuron, data())
+    spikes, pull, *_ = torch.func.vjp(neuron, make_data())
     return spikes, *pull(torch.ones_like(spikes))
 
 
 def transform_vmap(neuron: FlexSN) -> tuple[Tensor, ...]:
-    return (torch.func.vmap(neuron, in_dims=1, out_dims=1)(data()),)
+    return (torch.func.vmap(neuron, in_dims=1, out_dims=1)(make_data()),)
 
 
 def transform_jvp(neuron: FlexSN) -> tuple[Tensor, ...]:
-    return torch.func.jvp(neuron, (data(),), (torch.ones_like(data()),))
+    return torch.func.jvp(neuron, (make_data(),), (torch.ones_like(make_data()),))
 
 
 def transform_forward_mode(neuron: FlexSN) -> tuple[Tensor, ...]:
     with forward_ad.dual_level():
-        spikes = neuron(forward_ad.make_dual(data(), torch.ones_like(data())))
+        spikes = neuron(forward_ad.make_dual(make_data(), torch.ones_like(make_data())))
         return tuple(forward_ad.unpack_dual(spikes))
 
 
@@ -114,14 +116,14 @@ def transform_forward_mode(neuron: FlexSN) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize(
     "transform", [transform_grad, transform_vjp, transform_vmap, transform_jvp, transform_forward_mode]
 )
-def test_function_transforms_are_refused_with_a_remedy(
+def test_errors_for_function_transforms_name_a_remedy(
     transform: Callable[[FlexSN], tuple[Tensor, ...]],
 ) -> None:
-    neuron = without_parameters()
-    for _ in range(2):  # the second call finds a prepared launch
+    neuron = make_neuron_without_parameters()
+    for _ in range(2):  # before the second transform, a call stores its launches
         with pytest.raises(TransformError, match=r"(?s)inside of .*torch.*backend='torch' there, or backend='hop'"):
             transform(neuron)
-        neuron(data())
+        neuron(make_data())
         neuron.reset()
     neuron.backend = "torch"
     expected = transform(neuron)
@@ -131,11 +133,11 @@ def test_function_transforms_are_refused_with_a_remedy(
 
 
 def test_transforms_of_parameters_are_refused() -> None:
-    """Tests transforms that wrap captured tensors but no inputs."""
-    compiled, _ = neurons()
-    names = dict(compiled.named_parameters())
+    """Checks transforms that wrap captured tensors, but not the inputs."""
+    compiled, _ = make_neurons()
+    parameters = dict(compiled.named_parameters())
     with pytest.raises(TransformError, match=r"torch\.func"):
-        torch.func.grad(lambda p: torch.func.functional_call(compiled, p, (data(),)).sum())(names)
+        torch.func.grad(lambda p: torch.func.functional_call(compiled, p, (make_data(),)).sum())(parameters)
 
 
 # -- tracers -------------------------------------------------------------------------------------------
@@ -144,33 +146,33 @@ def test_transforms_of_parameters_are_refused() -> None:
 Run = Callable[[Tensor], Tensor]
 
 
-def run_stand_ins(run: Run) -> object:
+def run_with_fake_tensors(run: Run) -> object:
     with FakeTensorMode() as mode:
-        return run(mode.from_tensor(data()))
+        return run(mode.from_tensor(make_data()))
 
 
 @pytest.mark.filterwarnings("ignore")  # torch warns about pointers of stand-ins
 @pytest.mark.parametrize(
     ("name", "trace"),
     [
-        ("make_fx", lambda run: make_fx(run)(data())),
-        ("make_fx", lambda run: make_fx(run, tracing_mode="fake")(data())),
-        ("FakeTensorMode", run_stand_ins),
+        ("make_fx", lambda run: make_fx(run)(make_data())),
+        ("make_fx", lambda run: make_fx(run, tracing_mode="fake")(make_data())),
+        ("FakeTensorMode", run_with_fake_tensors),
     ],
     ids=["real", "fake", "stand-ins"],
 )
 def test_tracers_are_refused(name: str, trace: Callable[[Run], object]) -> None:
-    neuron = without_parameters()
+    neuron = make_neuron_without_parameters()
 
     def run(x: Tensor) -> Tensor:
         output = neuron.step(x)[0]
         assert isinstance(output, Tensor)
         return output
 
-    for _ in range(2):  # the second call finds a prepared launch
+    for _ in range(2):  # before the second trace, a call stores its launches
         with pytest.raises(TransformError, match=f"inside of {name}"):
             trace(run)
-        run(data())
+        run(make_data())
     neuron.backend = "torch"
     trace(run)
 
@@ -182,9 +184,9 @@ class Wrapped(Tensor):
 
     @staticmethod
     def __new__(cls, wrapped: Tensor) -> Wrapped:
-        made: Wrapped = Tensor._make_wrapper_subclass(cls, wrapped.shape)
-        made.content = wrapped
-        return made
+        tensor: Wrapped = Tensor._make_wrapper_subclass(cls, wrapped.shape)
+        tensor.content = wrapped
+        return tensor
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -196,22 +198,22 @@ class Wrapped(Tensor):
 @pytest.mark.filterwarnings("ignore")  # torch warns about pointers of stand-ins
 @pytest.mark.parametrize("stand_in", [Wrapped, FakeTensorMode().from_tensor])
 def test_tensors_without_memory_are_refused(stand_in: Callable[[Tensor], Tensor]) -> None:
-    compiled, _ = neurons()
-    compiled(data())
+    compiled, _ = make_neurons()
+    compiled(make_data())
     compiled.reset()
     with pytest.raises(LayoutError, match=r"argument 0 is a (Wrapped|FakeTensor); kernels read dense memory"):
-        compiled(stand_in(data()))
+        compiled(stand_in(make_data()))
 
 
 # -- activation checkpointing --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointing(reentrant: bool) -> None:
+def test_activation_checkpoints_do_not_change_results(reentrant: bool) -> None:
     first, second = nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, 3)
 
     def run(neuron: FlexSN, *, recompute: bool) -> tuple[Tensor, ...]:
-        x = data().requires_grad_()
+        x = make_data().requires_grad_()
 
         def block(x: Tensor) -> Tensor:
             neuron.reset()
@@ -223,11 +225,11 @@ def test_checkpointing(reentrant: bool) -> None:
         parameters = (x, first.weight, neuron.get_parameter("core.decay"), second.weight)
         for p in parameters:
             p.grad = None
-        # Reentrant checkpointing supports `backward` but not `autograd.grad`.
+        # Reentrant checkpointing supports `backward`, but not `autograd.grad`.
         result.square().sum().backward()
         return result, *(p.grad for p in parameters if p.grad is not None)
 
-    compiled, loop = neurons()
+    compiled, loop = make_neurons()
     checkpointed = run(compiled, recompute=True)
     assert len(checkpointed) == 5
     for actual, expected in zip(checkpointed, run(compiled, recompute=False), strict=True):
@@ -241,8 +243,8 @@ def test_checkpointing(reentrant: bool) -> None:
 @pytest.mark.long(all_but=["LIF-dtype0", "<lambda>-dtype1"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("make", [LIF, lambda: ParametricLIF(init_tau=torch.linspace(1.5, 4.0, FEATURES))])
-def test_autocast(make: Callable[[], FlexSN], dtype: torch.dtype) -> None:
-    """Checks that a neuron after a layer in half precision also runs in half precision, while its parameters are
+def test_autocast_equals_the_loop(make: Callable[[], FlexSN], dtype: torch.dtype) -> None:
+    """Checks that a neuron runs in half precision after a layer in half precision, although its parameters are
     float32.
     """
     torch.manual_seed(0)
@@ -254,7 +256,7 @@ def test_autocast(make: Callable[[], FlexSN], dtype: torch.dtype) -> None:
         neuron.backend = backend
         neuron.reset()
         with torch.autocast("cpu", dtype=dtype):
-            spikes = neuron(3.0 * linear(data()))
+            spikes = neuron(3.0 * linear(make_data()))
         assert isinstance(spikes, Tensor)
         assert spikes.dtype == neuron.states[0].dtype == dtype
         assert 0.02 < spikes.float().mean() < 0.98
@@ -266,7 +268,8 @@ def test_autocast(make: Callable[[], FlexSN], dtype: torch.dtype) -> None:
     assert torch.equal(spikes, expected)
     for actual, other in zip(gradients, expected_gradients, strict=True):
         assert actual.dtype == other.dtype == torch.float32
-        # The loop rounds the gradient of a parameter to half precision in each step. The kernel rounds only their sum.
+        # The loop rounds the gradient of a parameter to half precision in each step. Kernels only round the sum over
+        # all steps.
         eps = torch.finfo(dtype).eps
         torch.testing.assert_close(actual, other, rtol=20 * eps, atol=20 * eps * float(other.abs().max()))
 
@@ -274,12 +277,12 @@ def test_autocast(make: Callable[[], FlexSN], dtype: torch.dtype) -> None:
 # -- modes ---------------------------------------------------------------------------------------------
 
 
-def test_state_from_inference_mode_continues() -> None:
+def test_states_from_inference_mode_can_be_continued() -> None:
     results = []
-    for neuron, mode in zip(neurons(), (torch.inference_mode, torch.no_grad), strict=True):
+    for neuron, mode in zip(make_neurons(), (torch.inference_mode, torch.no_grad), strict=True):
         with mode():
-            neuron(data())
-        x = data().requires_grad_()
+            neuron(make_data())
+        x = make_data().requires_grad_()
         out = neuron(x)
         results.append((out.detach(), *torch.autograd.grad(out.sum(), [x, *neuron.parameters()])))
     torch.testing.assert_close(*results)
@@ -288,9 +291,9 @@ def test_state_from_inference_mode_continues() -> None:
 # -- lifetimes -----------------------------------------------------------------------------------------
 
 
-def test_backward_after_the_module_is_deleted() -> None:
-    compiled, loop = neurons()
-    x, y = data().requires_grad_(), data().requires_grad_()
+def test_backward_may_run_after_the_module_is_deleted() -> None:
+    compiled, loop = make_neurons()
+    x, y = make_data().requires_grad_(), make_data().requires_grad_()
     spikes, decay = compiled(x), compiled.get_parameter("core.decay")
     loop(y).sum().backward()
     expected, decay.grad = decay.grad, None
@@ -303,12 +306,10 @@ def test_backward_after_the_module_is_deleted() -> None:
     torch.testing.assert_close(decay.grad, expected)
 
 
-def test_deleted_module_is_freed() -> None:
-    """Checks that the kernels of a deleted module are freed, and also the tensors saved for a backward that never
-    runs.
-    """
-    compiled, _ = neurons()
-    x = data().requires_grad_()
+def test_deleted_modules_are_freed() -> None:
+    """Checks that a deleted module frees its program, and the tensors that are saved for a backward that never runs."""
+    compiled, _ = make_neurons()
+    x = make_data().requires_grad_()
     spikes = compiled(x)
     program = weakref.ref(compiled._get_program())
     input_memory = weakref.ref(x)
@@ -329,20 +330,20 @@ def leaky(x: Tensor, v: Tensor, decay: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.fixture
 def handle() -> Iterator[int]:
-    """Returns the handle of a `Leaky` core, which the operators take."""
+    """Yields the handle of a `Leaky` core. The operators receive such handles."""
     decay = torch.linspace(0.3, 0.7, FEATURES).requires_grad_()
     examples = (torch.zeros(BATCH, FEATURES),) * 2
     forward, backward, info = build_training_kernels(lambda x, v: leaky(x, v, decay), 1, 1, 1, examples)
     absent: dict[str, Any] = dict.fromkeys(
         ("inference_kernel", "inference_info", "inference_final_state_kernel", "inference_final_state_info")
     )
-    number = register_flexsn_kernel_handle(
+    handle_id = register_flexsn_kernel_handle(
         forward_kernel=forward, backward_kernel=backward, training_info=info, **absent
     )
     torch._dynamo.reset()
-    yield number
+    yield handle_id
     torch._dynamo.reset()
-    release_flexsn_kernel_handle(number)
+    release_flexsn_kernel_handle(handle_id)
 
 
 def test_compiled_training_compiles_once(handle: int) -> None:

@@ -1,4 +1,4 @@
-"""Traces and kernels are shared by instances, copies and programs whose cores have equal code."""
+"""Sharing of traces and kernels. Instances, copies and programs share them if their cores have equal code."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NEURONS: dict[str, Callable[[], FlexSN]] = {
 
 @pytest.fixture
 def traces(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Records the cores that are traced."""
+    """Returns a list that records each core that is traced."""
     cores: list[Any] = []
 
     def record(core: Any, *args: Any, **options: Any) -> Any:
@@ -45,12 +45,12 @@ def traces(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return cores
 
 
-def sequence(batch: int = 5) -> Tensor:
+def draw_sequence(batch: int = 5) -> Tensor:
     generator = torch.Generator().manual_seed(batch)
     return (3 * torch.randn(9, batch, SIZE, generator=generator)).to(DEVICE)
 
 
-def trained(neuron: FlexSN, x: Tensor) -> list[Tensor]:
+def train(neuron: FlexSN, x: Tensor) -> list[Tensor]:
     """Returns the outputs, and the gradients of the input and of the parameters."""
     neuron.reset()
     x = x.clone().requires_grad_()
@@ -64,25 +64,25 @@ def trained(neuron: FlexSN, x: Tensor) -> list[Tensor]:
 def check(neuron: FlexSN, x: Tensor) -> None:
     loop = copy.deepcopy(neuron)
     loop.backend = "torch"
-    actual, expected = trained(neuron, x), trained(loop, x)
+    actual, expected = train(neuron, x), train(loop, x)
     torch.testing.assert_close(actual[0], expected[0], rtol=0, atol=0)
     torch.testing.assert_close(actual[1:], expected[1:], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", NEURONS)
-def test_instances_share_on_a_gpu(name: str, traces: list[Any]) -> None:
+def test_instances_share_traces_on_a_gpu(name: str, traces: list[Any]) -> None:
     check_instances(name, traces)
 
 
 @pytest.mark.long(all_but=["PLIF", "RALIF", "Recurrent"])
 @pytest.mark.parametrize("name", NEURONS)
-def test_instances_share(name: str, traces: list[Any]) -> None:
+def test_instances_share_traces(name: str, traces: list[Any]) -> None:
     check_instances(name, traces)
 
 
 def check_instances(name: str, traces: list[Any]) -> None:
-    x = sequence()
+    x = draw_sequence()
     first = NEURONS[name]().to(DEVICE)
     check(first, x)
     count = len(traces)
@@ -97,8 +97,8 @@ def check_instances(name: str, traces: list[Any]) -> None:
     assert len(traces) == count
 
 
-def test_additional_gradient_of_an_instance(traces: list[Any]) -> None:
-    x = sequence()
+def test_instances_may_require_other_gradients(traces: list[Any]) -> None:
+    x = draw_sequence()
     first, second = RLIF(SIZE).to(DEVICE), RLIF(SIZE).to(DEVICE)
     for neuron in (first, second):
         with torch.no_grad():
@@ -109,7 +109,7 @@ def test_additional_gradient_of_an_instance(traces: list[Any]) -> None:
 
 
 def test_changed_instance_does_not_affect_others(traces: list[Any]) -> None:
-    x = sequence()
+    x = draw_sequence()
     first, second = LIF().to(DEVICE), LIF().to(DEVICE)
     check(first, x)
     check(second, x)
@@ -119,7 +119,7 @@ def test_changed_instance_does_not_affect_others(traces: list[Any]) -> None:
     second.v_threshold = 0.5
     count = len(traces)
     check(second, x)
-    assert len(traces) == count, "the first one's trace with this number"
+    assert len(traces) == count, "the second neuron shares the first neuron's trace with this threshold"
 
 
 class Owner(nn.Module):
@@ -133,8 +133,8 @@ class Owner(nn.Module):
         return v.clamp(-1.0, 1.0), v
 
 
-def test_backward_after_a_change_is_refused_or_right() -> None:
-    x = sequence()
+def test_change_of_one_instance_does_not_affect_the_backward_of_another() -> None:
+    x = draw_sequence()
     owners = [Owner(2.0).to(DEVICE) for _ in range(2)]
     first, second = (FlexSN(owner, 1, 1, 1) for owner in owners)
     check(first, x)
@@ -149,50 +149,50 @@ def test_backward_after_a_change_is_refused_or_right() -> None:
 
 def test_first_instance_is_freed() -> None:
     first = RLIF(SIZE).to(DEVICE)
-    check(first, sequence())
+    check(first, draw_sequence())
     second = RLIF(SIZE).to(DEVICE)
-    check(second, sequence())
+    check(second, draw_sequence())
     reference = weakref.ref(first.recurrent.weight)
     del first
     for _ in range(3):  # a finalizer may delay the release of a cycle until the next collection
         gc.collect()
     assert reference() is None
-    check(second, sequence())
-    check(RLIF(SIZE).to(DEVICE), sequence())
+    check(second, draw_sequence())
+    check(RLIF(SIZE).to(DEVICE), draw_sequence())
 
 
 @pytest.mark.long(all_but=["PLIF", "RALIF", "Recurrent"])
 @pytest.mark.parametrize("name", NEURONS)
-def test_batch_sizes_share(name: str, traces: list[Any]) -> None:
+def test_batch_sizes_share_traces(name: str, traces: list[Any]) -> None:
     neuron = NEURONS[name]().to(DEVICE)
-    check(neuron, sequence(5))
+    check(neuron, draw_sequence(5))
     count = len(traces)
     for batch in (6, 3, 5, 64):
-        check(neuron, sequence(batch))
-        check(NEURONS[name]().to(DEVICE), sequence(batch))
+        check(neuron, draw_sequence(batch))
+        check(NEURONS[name]().to(DEVICE), draw_sequence(batch))
     assert len(traces) == count
     for batch in (1, 2, SIZE):
-        check(neuron, sequence(batch))
+        check(neuron, draw_sequence(batch))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", NEURONS)
-def test_batch_sizes_share_on_a_gpu(name: str) -> None:
+def test_all_batch_sizes_equal_the_loop_on_a_gpu(name: str) -> None:
     neuron = NEURONS[name]().to(DEVICE)
     for batch in (5, 6, 64, 1, SIZE, 512):
-        check(neuron, sequence(batch))
+        check(neuron, draw_sequence(batch))
 
 
 @pytest.mark.long(all_but=["LSTM"])
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)
-def test_cells_share_for_any_batch_size(cell: type[Cell]) -> None:
-    def normal(*shape: int) -> Tensor:
+def test_cells_equal_the_loop_for_all_batch_sizes(cell: type[Cell]) -> None:
+    def draw_normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))) * 0.4
 
-    core = cell(9, normal).to(DEVICE)
+    core = cell(9, draw_normal).to(DEVICE)
     kernels = ScanProgram(core, 1, core.num_states, 1, on_cpu="cpp")
     for batch in (4, 5, 1, 9, 4):
-        tensors = [normal(6, batch, 9), *[normal(batch, 9)] * core.num_states]
+        tensors = [draw_normal(6, batch, 9), *[draw_normal(batch, 9)] * core.num_states]
         tensors = [t.to(DEVICE).requires_grad_() for t in tensors]
         captured = list(core.parameters())
         step, arguments = prepare(kernels, tensors)

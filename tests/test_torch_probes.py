@@ -1,5 +1,5 @@
-"""Private names of torch and Triton: a missing name is reported once, at import. Modules without probes use no private
-names.
+"""Private names of torch and Triton. A missing name is reported once, at import. Only the modules that look up private
+names may use private names.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ COPIES = {name: sorted(ROOT.glob(f"packages/*/src/*/{name}.py")) for name in ("v
 SOURCES = sorted(path for path in ROOT.glob("packages/*/src/**/*.py") if "_private" not in str(path))
 
 
-def ended(code: str, *options: str) -> tuple[str, str]:
+def run_process(code: str, *options: str) -> tuple[str, str]:
     """Returns the output and the warnings of a new process that runs `code`."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, *options, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout, done.stderr
+    process = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert process.returncode == 0, process.stderr
+    return process.stdout, process.stderr
 
 
-def test_readme_shows_the_table_of_versions() -> None:
+def test_readme_has_the_table_of_versions() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    shown = readme.split("<!-- what release/torch_versions.py wrote -->\n")[1].split("<!-- until here -->")[0]
+    displayed = readme.split("<!-- what release/torch_versions.py wrote -->\n")[1].split("<!-- until here -->")[0]
     table = (ROOT / "benchmarks" / "results" / "torch_versions.md").read_text(encoding="utf-8")
-    assert shown.splitlines() == [line for line in table.splitlines() if line.startswith("|")]
-    assert len(shown.splitlines()) > 2
+    assert displayed.splitlines() == [line for line in table.splitlines() if line.startswith("|")]
+    assert len(displayed.splitlines()) > 2
 
 
 def test_declared_bounds_are_the_oldest_tested_versions() -> None:
@@ -56,14 +56,16 @@ def test_environment_has_the_newest_tested_versions() -> None:
     assert {name: pins[name] for name in TESTED} == {name: f"=={versions[-1]}.*" for name, versions in TESTED.items()}
 
 
-def test_copies_are_equal() -> None:
+def test_copied_modules_are_equal() -> None:
     for paths in COPIES.values():
         assert len(paths) >= 2
         assert len({path.read_text(encoding="utf-8") for path in paths}) == 1
 
 
-def private_uses(source: str) -> list[str]:
-    """Returns the names of torch and Triton that begin with an underscore, and undocumented modules of Triton."""
+def list_private_names(source: str) -> list[str]:
+    """Returns the names in `source` that belong to torch and begin with an underscore, or that belong to undocumented
+    modules of Triton.
+    """
     names = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -72,28 +74,28 @@ def private_uses(source: str) -> list[str]:
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Attribute):
             names.add(ast.unparse(node))
-    inner = re.compile(r"torch\.(?!ops\.)(?:\w+\.)*_(?!_)\w+|triton\.(?:runtime|compiler|backends)\b")
-    return sorted(name for name in names if inner.match(name))
+    private_pattern = re.compile(r"torch\.(?!ops\.)(?:\w+\.)*_(?!_)\w+|triton\.(?:runtime|compiler|backends)\b")
+    return sorted(name for name in names if private_pattern.match(name))
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_private_names_are_only_in_quarantine_files(path: Path) -> None:
-    assert private_uses(path.read_text(encoding="utf-8")) == []
+def test_only_private_modules_use_private_names(path: Path) -> None:
+    assert list_private_names(path.read_text(encoding="utf-8")) == []
 
 
 @pytest.mark.parametrize(
     "source", ["import torch._dynamo", "torch._C.x()", "from torch.fx import _pytree", "from triton.compiler import X"]
 )
-def test_private_use_is_found(source: str) -> None:
-    assert private_uses(source) != []
+def test_private_names_are_detected(source: str) -> None:
+    assert list_private_names(source) != []
 
 
-# Each case: a name that is deleted before the import (torch itself works without it), words of the warning, and the
-# outcome of a call.
+# Each case contains a module, a name that is deleted from the module before FlexSN is imported, words of the warning, a
+# call, and the outcome of the call. torch itself works without the name.
 CALL = "LIF(backend='triton')(torch.ones(4, 3))"
 COMPILED = "torch.compile(LIF(backend='hop'), backend='eager')(torch.ones(4, 3))"
 VJP = "flexsn_graph.generate_forward_and_backward_graph(lambda x: x * 2, (torch.ones(3, requires_grad=True),))"
-LACKS = [
+MISSING_NAMES = [
     ("torch.autograd.graph", "_engine_run_backward", "gradients cannot be traced", VJP, "UnsupportedVersionError"),
     ("torch.autograd.forward_ad", "_current_level", "would not see a transform", CALL, "UnsupportedVersionError"),
     ("torch._C", "_current_graph_task_id", "a call from a recomputation", CALL, "UnsupportedVersionError"),
@@ -106,8 +108,12 @@ LACKS = [
 
 
 @pytest.mark.long(all_but=["CompiledKernel"])
-@pytest.mark.parametrize(("module", "name", "consequence", "call", "outcome"), LACKS, ids=[lack[1] for lack in LACKS])
-def test_missing_name_is_reported_and_raised(module: str, name: str, consequence: str, call: str, outcome: str) -> None:
+@pytest.mark.parametrize(
+    ("module", "name", "consequence", "call", "outcome"), MISSING_NAMES, ids=[case[1] for case in MISSING_NAMES]
+)
+def test_missing_names_are_reported_and_raised(
+    module: str, name: str, consequence: str, call: str, outcome: str
+) -> None:
     code = f"""
 import importlib, torch
 delattr(importlib.import_module({module!r}), {name!r})
@@ -120,23 +126,23 @@ try:
 except Exception as error:
     print(type(error).__name__, error)
 """
-    printed, warned = ended(code)
+    output, warnings = run_process(code)
     library = module.partition(".")[0]
     messages = re.findall(
-        rf"UnsupportedVersionWarning: ({library} [\w.+]+ has no {re.escape(module)}\.{name}: .*)", warned
+        rf"UnsupportedVersionWarning: ({library} [\w.+]+ has no {re.escape(module)}\.{name}: .*)", warnings
     )
-    # two modules may need one name, each with its own consequence
+    # several modules may need the same name, and each warns of another consequence
     messages = [line for line in messages if consequence in line]
-    assert len(messages) == 1, warned
+    assert len(messages) == 1, warnings
     assert TESTED[library][-1] in messages[0]
-    assert printed.startswith(outcome), printed
+    assert output.startswith(outcome), output
     if outcome != "ran":
-        assert messages[0] in printed
+        assert messages[0] in output
 
 
 @pytest.mark.long(all_but=["triton"])
 @pytest.mark.parametrize("library", sorted(TESTED))
-def test_newer_version_is_used_with_one_warning(library: str) -> None:
+def test_newer_versions_cause_one_warning(library: str) -> None:
     code = f"""
 import importlib.metadata, torch
 version = importlib.metadata.version
@@ -146,10 +152,10 @@ if {library!r} == "torch":
 from flexsn_nn import LIF
 print(tuple(LIF(backend="triton")(torch.ones(4, 3)).shape))
 """
-    printed, warned = ended(code)
-    assert printed.strip() == "(4, 3)"
+    output, warnings = run_process(code)
+    assert output.strip() == "(4, 3)"
     first, last = TESTED[library][0], TESTED[library][-1]
-    assert warned.count(f"FlexSN was tested with {library} {first} to {last}; this is 99.1.0") == 1, warned
+    assert warnings.count(f"FlexSN was tested with {library} {first} to {last}; this is 99.1.0") == 1, warnings
 
 
 def test_current_version_has_all_names() -> None:
@@ -162,12 +168,12 @@ print(lacking("torch._inductor.lowering", ["fallback_handler.add_to_fallback_set
 print("torch._inductor.lowering" in sys.modules)
 import flexsn_nn
 """
-    printed, warned = ended(code, "-W", "always")
-    assert printed.splitlines() == ["['unwritten_name']", "False"]
-    assert "UnsupportedVersionWarning" not in warned
+    output, warnings = run_process(code, "-W", "always")
+    assert output.splitlines() == ["['unwritten_name']", "False"]
+    assert "UnsupportedVersionWarning" not in warnings
 
 
-def test_probe_for_a_missing_name() -> None:
+def test_probes_report_missing_names() -> None:
     with pytest.warns(UserWarning, match=r"has no torch\.nn\.Foo: nothing works"):
         stand_in = private("torch", "nn.Foo", "nothing works")
     assert not isinstance(3, stand_in)

@@ -1,4 +1,4 @@
-"""`benchmarks/trace_time.py`: the work from a step to its source is proportional to the size of the step."""
+"""`benchmarks/trace_time.py`: the work to trace a step and write its source is proportional to the size of the step."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import trace_time
 
 
-def calls(nodes: int) -> int:
-    """Counts the function calls from the step to its source, in Python and in C."""
+def count_calls(nodes: int) -> int:
+    """Returns the number of function calls, in Python and in C, that trace a step and write its source."""
     count = 0
 
-    def note(frame: FrameType, event: str, argument: object) -> None:
+    def count_call(frame: FrameType, event: str, argument: object) -> None:
         nonlocal count
         count += event in ("call", "c_call")
 
     step = trace_time.chain(nodes)
     before = sys.getprofile()
-    sys.setprofile(note)
+    sys.setprofile(count_call)
     try:
         times = trace_time.source_times(step)
     finally:
@@ -34,20 +34,22 @@ def calls(nodes: int) -> int:
 
 @pytest.mark.long
 def test_work_is_close_to_linear_in_the_number_of_ops() -> None:
-    """Compares the numbers of calls for two steps. One step is four times as large as the other.
+    """Compares the numbers of function calls for two steps, one of which has four times the number of ops.
 
-    If the work were quadratic, it would need 16 times the calls.
+    If the work were quadratic, the larger step would need 16 times the calls.
     """
     trace_time.source_times(trace_time.chain(20))  # fills torch's caches before the count
-    assert calls(200) < 5 * calls(50)
+    assert count_calls(200) < 5 * count_calls(50)
 
 
-def test_exponent() -> None:
+def test_exponent_of_the_times_is_fitted() -> None:
     rows = [trace_time.Times(n, n**1.5, 0.0, n**1.5) for n in (10, 100, 1000)]
     assert trace_time.exponent(rows) == pytest.approx(1.5)
 
 
-def test_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_is_printed_and_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(trace_time, "NODES", (10, 20, 30))
     trace_time.main(tmp_path / "times.md", 1)
     text = (tmp_path / "times.md").read_text()

@@ -1,4 +1,4 @@
-"""Tutorials: they run as scripts, and become pages and notebooks with their output and figures."""
+"""Tutorials. They run as scripts, and are converted to pages and notebooks that contain their output and figures."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ assert a == 1
 """
 
 
-# Each build of the site runs all tutorials.
+# Without `--long`, only one tutorial runs, because each build of the site runs all tutorials.
 @pytest.mark.long(all_but=["own_neuron"])
 @one_thread()
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
@@ -37,7 +37,7 @@ def test_tutorial_runs(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setenv("MPLBACKEND", "Agg")
     monkeypatch.chdir(tmp_path)
     text = path.read_text(encoding="utf-8")
-    assert text.count("\nassert ") >= 2, "what a tutorial claims, it checks"
+    assert text.count("\nassert ") >= 2, "a tutorial has to check its claims by assertions"
     namespace = runpy.run_path(str(path))
     assert namespace["losses"][-1] < 0.5 * namespace["losses"][0]
     namespace["pyplot"].close("all")
@@ -47,16 +47,16 @@ def test_there_are_three_tutorials() -> None:
     assert [path.stem for path in TUTORIALS] == ["own_neuron", "recurrent_audio", "sew_network"]
 
 
-def made(tmp_path: Path, text: str) -> Path:
+def write_tutorial(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "a.py"
     path.write_text(text)
     load("docs/site/tutorials.py").write_tutorials(tmp_path)
     return path
 
 
-def test_script_becomes_page_and_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scripts_become_pages_and_notebooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPLBACKEND", "Agg")
-    path = made(tmp_path, SCRIPT)
+    path = write_tutorial(tmp_path, SCRIPT)
     page = path.with_suffix(".md").read_text()
     assert page.startswith("# A title\n\nA text.\n\n```python\na = 1\nprint")
     assert "a is 1" in page
@@ -71,16 +71,16 @@ def test_script_becomes_page_and_notebook(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_error_names_the_line_of_the_script(tmp_path: Path) -> None:
     with pytest.raises(AssertionError) as caught:
-        made(tmp_path, SCRIPT.replace("a == 1", "a == 2"))
+        write_tutorial(tmp_path, SCRIPT.replace("a == 1", "a == 2"))
     assert (Path(str(caught.traceback[-1].path)).name, caught.traceback[-1].lineno + 1) == ("a.py", 14)
 
 
 def test_code_before_the_cells_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="# %%"):
-        made(tmp_path, "a = 1\n" + SCRIPT)
+        write_tutorial(tmp_path, "a = 1\n" + SCRIPT)
 
 
-def test_site_makes_its_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_site_creates_its_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ensure = load("docs/site/environment.py").ensure
     hatch = tmp_path / "bin" / "hatch"
     hatch.parent.mkdir()

@@ -1,5 +1,5 @@
-"""`benchmarks/ulp_sweep.py`: it covers every rule and finds wrong results, and its stored numbers were measured on a
-GPU.
+"""`benchmarks/ulp_sweep.py`: the sweep covers every rule, counts errors of results, and writes a page of its
+measurements.
 """
 
 from __future__ import annotations
@@ -24,46 +24,46 @@ from flexsn_codegen import pointwise, supported_ops
 Function = Callable[..., Any]
 
 CPU = torch.device("cpu")
-# The rules at import time, before other tests add rules.
+# The rules are listed at import time, before other tests add rules.
 RULES = supported_ops()
 CASES, UNCOVERED = ulp_cases.cases()
 
 
 def test_sweep_covers_every_rule() -> None:
     # test_random_numbers.py compares the bits of random numbers. test_codegen_random.py tests views as another dtype.
-    elsewhere = ("flexsn_graph", "aten.view.dtype")
-    assert all("polynomial" in op or op.startswith(elsewhere) for op in UNCOVERED), UNCOVERED
-    alike: dict[tuple[torch.dtype, int], list[Function]] = {}
+    tested_elsewhere = ("flexsn_graph", "aten.view.dtype")
+    assert all("polynomial" in op or op.startswith(tested_elsewhere) for op in UNCOVERED), UNCOVERED
+    functions_by_signature: dict[tuple[torch.dtype, int], list[Function]] = {}
     for case in CASES:
         dtype = torch.float32 if torch.float32 in case.dtypes else torch.int32
-        alike.setdefault((dtype, case.arity), []).append(case.function)
-    used = set()
-    for (dtype, arity), functions in alike.items():
+        functions_by_signature.setdefault((dtype, case.arity), []).append(case.function)
+    covered = set()
+    for (dtype, arity), functions in functions_by_signature.items():
         arguments = [torch.empty(3, dtype=dtype, device="meta")] * arity
         for begin in range(0, len(functions), 8):  # tracing eight functions at once takes about as long as tracing one
-            step = pointwise(together(functions[begin : begin + 8])).traced(*arguments).step
-            used |= {str(node.target) for node in step.graph.nodes}
-    # The remaining op leaves no trace in a graph of real numbers.
-    assert {str(op) for op in RULES} - used - set(UNCOVERED) == {"prims.conj_physical.default"}
+            step = pointwise(combine(functions[begin : begin + 8])).traced(*arguments).step
+            covered |= {str(node.target) for node in step.graph.nodes}
+    # Graphs of real numbers do not contain this op.
+    assert {str(op) for op in RULES} - covered - set(UNCOVERED) == {"prims.conj_physical.default"}
 
 
-def together(functions: Sequence[Function]) -> Callable[..., tuple[Tensor, ...]]:
-    def all_of_them(*arguments: Tensor) -> tuple[Tensor, ...]:
+def combine(functions: Sequence[Function]) -> Callable[..., tuple[Tensor, ...]]:
+    def call_all(*arguments: Tensor) -> tuple[Tensor, ...]:
         results = [function(*arguments) for function in functions]
         return tuple(t for result in results for t in ((result,) if isinstance(result, Tensor) else result))
 
-    return all_of_them
+    return call_all
 
 
-def test_sweep_covers_half_numbers_and_float32_edges() -> None:
+def test_sweep_covers_all_half_values_and_edges_of_float32() -> None:
     (case,) = (c for c in CASES if c.name == "exp")
 
-    def swept(dtype: torch.dtype) -> Tensor:
+    def sweep_arguments(dtype: torch.dtype) -> Tensor:
         return torch.cat([x for (x,) in ulp_cases.chunks(case, dtype, ulp_cases.QUICK, CPU)])
 
     for dtype in (torch.float16, torch.bfloat16):
-        assert swept(dtype).view(torch.int16).unique().numel() == 2**16
-    x = swept(torch.float32)
+        assert sweep_arguments(dtype).view(torch.int16).unique().numel() == 2**16
+    x = sweep_arguments(torch.float32)
     info = torch.finfo(torch.float32)
     for value in (0.0, 1.0, 88.72284, info.max, info.tiny, 2.0**-149, math.inf):
         assert (x == value).any(), value
@@ -74,13 +74,13 @@ def test_sweep_covers_half_numbers_and_float32_edges() -> None:
 
 
 def test_errors_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(x: Tensor) -> Tensor:
-        """Computes `exp`, but with e^2 off by 3 ulp, NaN instead of infinity, and -0 instead of 0."""
+    def exp_with_errors(x: Tensor) -> Tensor:
+        """Computes `exp` with three errors: e^2 is too large by 3 ulp, infinity is NaN, and 0 is -0."""
         y = torch.exp(x)
         y = torch.where(x == 2, (y.view(torch.int32) + 3).view(torch.float32), y)
         return torch.where(y.isinf(), math.nan, torch.where(y == 0, -0.0, y))
 
-    monkeypatch.setattr(ulp_sweep, "pointwise", lambda function, **_: wrong)
+    monkeypatch.setattr(ulp_sweep, "pointwise", lambda function, **_: exp_with_errors)
     row = ulp_sweep.measure("exp", torch.float32, ulp_cases.QUICK, CPU)
     assert (row.skipped, row.failed) == ("", "")
     assert row.ulp == 3
@@ -118,7 +118,7 @@ def test_page_lists_exceeded_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "**" not in text
 
 
-def test_exception_needs_small_errors_of_kernels() -> None:
+def test_exceptions_need_small_errors_of_kernels() -> None:
     row = ulp_sweep.Row("erfcx", "float32", limit=2, values=10, differ=1, ulp=65, off=(2, 65))
     assert row.over
     assert row.reason == ulp_sweep.EXCEPTIONS["erfcx"]

@@ -1,9 +1,9 @@
-"""Writes the public API of each package to a file, so that each added, removed or changed name is noticed.
+"""Writes the public API of each package to a file. A test then detects each added, removed or changed name.
 
     hatch run python tests/update_api_snapshots.py
 
-The files are `tests/api/<import name>.json`. `tests/test_public_api.py` compares them with the packages. Run the script
-after an intended change of a public name or signature, and read the diff, because users will see this change.
+The files are `tests/api/<import name>.json`. `tests/test_public_api.py` compares these files with the packages. Run
+this script after an intended change of a public name or signature, and read the diff, because the change affects users.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 SNAPSHOTS = ROOT / "tests" / "api"
 PACKAGES = [path.parent.name for path in ROOT.glob("packages/*/pyproject.toml")]
-# Modules of classes that are parts of one public class, each in a separate file.
+# Prefix of the modules whose classes are parts of one public class.
 PARTS = "flexsn_nn.flexsn."
 MODULES = sorted(name.replace("-", "_") for name in PACKAGES)
 
 Description = dict[str, Any]
 
 
-def signature_of(obj: Any) -> str | None:
+def read_signature(obj: Any) -> str | None:
     try:
         text = str(inspect.signature(obj))
     except (TypeError, ValueError):  # a class or builtin without a signature
@@ -37,16 +37,16 @@ def signature_of(obj: Any) -> str | None:
 
 def describe_member(obj: Any) -> Description:
     if isinstance(obj, staticmethod | classmethod):
-        return {"kind": type(obj).__name__, "signature": signature_of(obj.__func__)}
+        return {"kind": type(obj).__name__, "signature": read_signature(obj.__func__)}
     if isinstance(obj, property):
         return {"kind": "property"}
     if inspect.isfunction(obj):
-        return {"kind": "method", "signature": signature_of(obj)}
+        return {"kind": "method", "signature": read_signature(obj)}
     return {"kind": "attribute"}
 
 
 def describe_class(cls: type) -> Description:
-    """Describes a class, or a part of a class, by its bases, its constructor and its own public members."""
+    """Describes a class by its bases, its constructor, and the public members of the class and of its parts."""
     parts = [base for base in cls.__mro__[1:] if base.__module__.startswith(PARTS)] if cls.__bases__ else []
     parts = parts if parts and cls.__bases__[0] is parts[0] else []
     defined = {name: member for base in (*reversed(parts), cls) for name, member in vars(base).items()}
@@ -54,8 +54,8 @@ def describe_class(cls: type) -> Description:
     return {
         "kind": "class",
         "bases": [f"{base.__module__}.{base.__qualname__}" for base in bases],
-        # The constructor of an enumeration belongs to Python, and changes with the version of Python.
-        "signature": None if issubclass(cls, enum.Enum) else signature_of(cls),
+        # Python defines the constructor of enumerations, and it differs between versions of Python.
+        "signature": None if issubclass(cls, enum.Enum) else read_signature(cls),
         "members": {
             name: describe_member(member) for name, member in sorted(defined.items()) if not name.startswith("_")
         },
@@ -63,27 +63,27 @@ def describe_class(cls: type) -> Description:
 
 
 def describe(obj: Any) -> Description:
-    """Describes a public object: its kind, and everything that its callers depend on."""
+    """Describes a public object by its kind and its signature, and a class or a module by its members as well."""
     if inspect.ismodule(obj):
         return {"kind": "module", "names": describe_module(obj)}
     if inspect.isclass(obj):
         return describe_class(obj)
     if inspect.isroutine(obj):
-        return {"kind": "function", "signature": signature_of(obj)}
-    described: Description = {"kind": f"instance of {type(obj).__qualname__}"}
+        return {"kind": "function", "signature": read_signature(obj)}
+    description: Description = {"kind": f"instance of {type(obj).__qualname__}"}
     if callable(obj):
-        described["signature"] = signature_of(obj)
-    return described
+        description["signature"] = read_signature(obj)
+    return description
 
 
 def describe_module(module: ModuleType) -> Description:
     return {name: describe(getattr(module, name)) for name in sorted(module.__all__)}
 
 
-def snapshot(module_name: str) -> str:
+def format_snapshot(module_name: str) -> str:
     """Returns the snapshot of a package as the text of its file."""
-    described = describe_module(importlib.import_module(module_name))
-    return json.dumps(described, indent=2, ensure_ascii=False) + "\n"
+    description = describe_module(importlib.import_module(module_name))
+    return json.dumps(description, indent=2, ensure_ascii=False) + "\n"
 
 
 def main() -> None:
@@ -92,7 +92,7 @@ def main() -> None:
         if stale.stem not in MODULES:
             stale.unlink()
     for name in MODULES:
-        (SNAPSHOTS / f"{name}.json").write_text(snapshot(name), encoding="utf-8")
+        (SNAPSHOTS / f"{name}.json").write_text(format_snapshot(name), encoding="utf-8")
         print(f"wrote tests/api/{name}.json")
 
 

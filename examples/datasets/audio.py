@@ -145,33 +145,33 @@ def main(arguments: list[str]) -> int:
     options.add_argument("--paper", action="store_true", help="use the network of Bittar and Garner")
     options.add_argument("--width", type=positive, default=1024, help="neurons per layer for --paper")
     options.add_argument("--set", choices=["shd", "ssc"], default="shd", help="the data set in DIR")
-    chosen = options.parse_args(arguments)
-    if chosen.data is None and chosen.set == "ssc":
+    settings = options.parse_args(arguments)
+    if settings.data is None and settings.set == "ssc":
         options.error("--set ssc needs --data DIR: synthetic words only exist in the format of the digits")
-    torch.manual_seed(chosen.seed)
+    torch.manual_seed(settings.seed)
     with tempfile.TemporaryDirectory() as folder:
-        if chosen.data is None:
+        if settings.data is None:
             torch.set_num_threads(1)  # the layers are small, so threads would wait for each other
-            write_words(Path(folder), chosen.seed)
+            write_words(Path(folder), settings.seed)
             print("no --data: synthetic words in the format of the Spiking Heidelberg Digits, not speech")
-        root = str(chosen.data or folder)
+        root = str(settings.data or folder)
         # The spikes are read and counted once, and the counts stay in memory.
         training, held_out = (
             MemoryCachedDataset(
                 SHD(root, train=split == "train", transform=frames())
-                if chosen.set == "shd"
+                if settings.set == "shd"
                 else SSC(root, split=split, transform=frames())
             )
             for split in ("train", "test")
         )
         print(f"{len(training)} words to train on, {len(held_out)} held out")
-        network: nn.Module = Network(chosen.backend, chosen.recurrent)
-        if chosen.paper:
-            network = PaperNetwork(chosen.backend, WORDS if chosen.set == "shd" else COMMANDS, chosen.width)
-        network.to(chosen.device)
-        history = fit(network, training, held_out, chosen, pad_sequences)
-        draw(network, history, pad_sequences([held_out[number] for number in range(32)]), chosen)
-    report(history, f"{WINDOW // 1000} ms a step", chosen)
+        network: nn.Module = Network(settings.backend, settings.recurrent)
+        if settings.paper:
+            network = PaperNetwork(settings.backend, WORDS if settings.set == "shd" else COMMANDS, settings.width)
+        network.to(settings.device)
+        history = fit(network, training, held_out, settings, pad_sequences)
+        draw(network, history, pad_sequences([held_out[number] for number in range(32)]), settings)
+    report(history, f"{WINDOW // 1000} ms a step", settings)
     return 0
 
 

@@ -165,27 +165,27 @@ def main(arguments: list[str]) -> int:
     options = parser("events", description, "tonic.datasets.DVSGesture", 20, 16)
     options.add_argument("--paper", action="store_true", help="use the network of Fang et al.")
     options.add_argument("--width", type=positive, default=128, help="channels for --paper")
-    chosen = options.parse_args(arguments)
-    torch.manual_seed(chosen.seed)
+    settings = options.parse_args(arguments)
+    torch.manual_seed(settings.seed)
     with tempfile.TemporaryDirectory() as folder:
-        if chosen.data is None:
+        if settings.data is None:
             torch.set_num_threads(1)  # the frames are small, so threads would wait for each other
-            write_recordings(Path(folder), chosen.seed)
+            write_recordings(Path(folder), settings.seed)
             print("no --data: synthetic recordings in the format of the gesture data set, not gestures")
-        root = str(chosen.data or folder)
+        root = str(settings.data or folder)
         # The events are read and converted to frames once, and the frames stay in memory.
-        made_frames = frames_of_paper() if chosen.paper else frames()
+        made_frames = frames_of_paper() if settings.paper else frames()
         training, held_out = (
             MemoryCachedDataset(DVSGesture(root, train=train, transform=made_frames)) for train in (True, False)
         )
         print(f"{len(training)} recordings to train on, {len(held_out)} held out")
-        network: nn.Module = Network(chosen.backend)
-        if chosen.paper:
-            network = PaperNetwork(chosen.backend, chosen.width)
-        network.to(chosen.device)
-        history = fit(network, training, held_out, chosen, pad_sequences)
-        draw(network, history, pad_sequences([held_out[number] for number in range(32)]), chosen)
-    report(history, "20 frames" if chosen.paper else f"frames of {WINDOW // 1000} ms", chosen)
+        network: nn.Module = Network(settings.backend)
+        if settings.paper:
+            network = PaperNetwork(settings.backend, settings.width)
+        network.to(settings.device)
+        history = fit(network, training, held_out, settings, pad_sequences)
+        draw(network, history, pad_sequences([held_out[number] for number in range(32)]), settings)
+    report(history, "20 frames" if settings.paper else f"frames of {WINDOW // 1000} ms", settings)
     return 0
 
 

@@ -5,7 +5,7 @@
 With `--data DIR`, torchvision reads MNIST from DIR, or downloads it to DIR. Without `--data`, the script uses
 scikit-learn's bundled digits, which are also handwritten. These are 1797 images of 8 x 8 pixels. The script enlarges
 them, writes them to files in the format of MNIST, and reads these files. A fifth of the images is held out. The
-accuracy is then that on these digits, and not that on MNIST.
+accuracy is then measured on these digits, and not on MNIST.
 """
 
 from __future__ import annotations
@@ -72,30 +72,30 @@ def write_digits(folder: Path, seed: int) -> None:
     training, held_out = train_test_split(range(len(labels)), test_size=0.2, random_state=seed, stratify=labels)
     raw = folder / "MNIST" / "raw"
     raw.mkdir(parents=True)
-    for prefix, chosen in (("train", training), ("t10k", held_out)):
-        write_idx(raw / f"{prefix}-images-idx3-ubyte", images[chosen])
-        write_idx(raw / f"{prefix}-labels-idx1-ubyte", torch.tensor(labels[chosen]))
+    for prefix, settings in (("train", training), ("t10k", held_out)):
+        write_idx(raw / f"{prefix}-images-idx3-ubyte", images[settings])
+        write_idx(raw / f"{prefix}-labels-idx1-ubyte", torch.tensor(labels[settings]))
 
 
 def main(arguments: list[str]) -> int:
     description = "Trains a spiking network on images."
-    chosen = parser("images", description, "torchvision.datasets.MNIST", 10, 32).parse_args(arguments)
-    torch.manual_seed(chosen.seed)
+    settings = parser("images", description, "torchvision.datasets.MNIST", 10, 32).parse_args(arguments)
+    torch.manual_seed(settings.seed)
     with tempfile.TemporaryDirectory() as folder:
-        if chosen.data is None:
+        if settings.data is None:
             torch.set_num_threads(1)  # the images are small, so threads would wait for each other
-            write_digits(Path(folder), chosen.seed)
+            write_digits(Path(folder), settings.seed)
             print("no --data: scikit-learn's digits in the format of MNIST, not MNIST")
-        root = chosen.data or Path(folder)
+        root = settings.data or Path(folder)
         training, held_out = (
-            MNIST(root, train=train, download=chosen.data is not None, transform=transforms.ToTensor())
+            MNIST(root, train=train, download=settings.data is not None, transform=transforms.ToTensor())
             for train in (True, False)
         )
         print(f"{len(training)} images to train on, {len(held_out)} held out")
-        network = Network(chosen.backend).to(chosen.device)
-        history = fit(network, training, held_out, chosen)
-        draw(network, history, default_collate([held_out[number] for number in range(32)]), chosen)
-    report(history, f"{STEPS} time steps", chosen)
+        network = Network(settings.backend).to(settings.device)
+        history = fit(network, training, held_out, settings)
+        draw(network, history, default_collate([held_out[number] for number in range(32)]), settings)
+    report(history, f"{STEPS} time steps", settings)
     return 0
 
 

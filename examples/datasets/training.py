@@ -67,54 +67,54 @@ def positive(text: str) -> int:
     return number
 
 
-def fit(network: nn.Module, training: Any, held_out: Any, chosen: argparse.Namespace, collate: Any = None) -> History:
-    """Trains until `chosen.epochs` epochs are complete, including the epochs of a checkpoint.
+def fit(network: nn.Module, training: Any, held_out: Any, settings: argparse.Namespace, collate: Any = None) -> History:
+    """Trains until `settings.epochs` epochs are complete, including the epochs of a checkpoint.
 
     Args:
-        network: network from the inputs of a batch to scores `[B, C]`, on `chosen.device`.
+        network: network from the inputs of a batch to scores `[B, C]`, on `settings.device`.
         training, held_out: data sets of samples for `collate`.
-        chosen: arguments of `parser`.
+        settings: arguments of `parser`.
         collate: function that makes a batch from samples; `None` for PyTorch's default.
     """
-    optimizer = torch.optim.Adam(network.parameters(), lr=chosen.lr)
+    optimizer = torch.optim.Adam(network.parameters(), lr=settings.lr)
     history = History()
-    done = resume(chosen.checkpoint, network, optimizer, history)
-    if done:
-        print(f"resumed after {done} epochs, held-out accuracy {history.accuracies[-1]:.2%}")
-    for epoch in range(done, chosen.epochs):
+    num_epochs_before = resume(settings.checkpoint, network, optimizer, history)
+    if num_epochs_before:
+        print(f"resumed after {num_epochs_before} epochs, held-out accuracy {history.accuracies[-1]:.2%}")
+    for epoch in range(num_epochs_before, settings.epochs):
         # The order of the samples depends only on the seed and the epoch, so a resumed run has the same order.
-        order = torch.Generator().manual_seed(1000 * chosen.seed + epoch)
-        loader = DataLoader(training, chosen.batch, shuffle=True, generator=order, collate_fn=collate)
-        total = torch.zeros((), device=chosen.device)
+        order = torch.Generator().manual_seed(1000 * settings.seed + epoch)
+        loader = DataLoader(training, settings.batch, shuffle=True, generator=order, collate_fn=collate)
+        total = torch.zeros((), device=settings.device)
         network.train()
-        for *inputs, targets in tqdm(loader, desc=f"epoch {epoch + 1}/{chosen.epochs}", leave=False):
+        for *inputs, targets in tqdm(loader, desc=f"epoch {epoch + 1}/{settings.epochs}", leave=False):
             functional.reset_net(network)
-            loss = nn.functional.cross_entropy(network(*to(chosen.device, inputs)), targets.to(chosen.device))
+            loss = nn.functional.cross_entropy(network(*to(settings.device, inputs)), targets.to(settings.device))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             total += loss.detach()
         history.losses.append(total.item() / len(loader))
-        tests = DataLoader(held_out, chosen.batch, collate_fn=collate)
-        history.accuracies.append(accuracy(network, tests, chosen.device))
+        tests = DataLoader(held_out, settings.batch, collate_fn=collate)
+        history.accuracies.append(accuracy(network, tests, settings.device))
         print(
-            f"epoch {epoch + 1}/{chosen.epochs}  loss {history.losses[-1]:.4f}  "
+            f"epoch {epoch + 1}/{settings.epochs}  loss {history.losses[-1]:.4f}  "
             f"held-out accuracy {history.accuracies[-1]:.2%}"
         )
-        keep(chosen.checkpoint, network, optimizer, history)
+        keep(settings.checkpoint, network, optimizer, history)
     return history
 
 
 @torch.no_grad()
 def accuracy(network: nn.Module, loader: DataLoader[Any], device: str) -> float:
     network.eval()
-    right = torch.zeros((), device=device)
+    num_correct = torch.zeros((), device=device)
     count = 0
     for *inputs, targets in loader:
         functional.reset_net(network)
-        right += (network(*to(device, inputs)).argmax(1) == targets.to(device)).sum()
+        num_correct += (network(*to(device, inputs)).argmax(1) == targets.to(device)).sum()
         count += len(targets)
-    return right.item() / count
+    return num_correct.item() / count
 
 
 def to(device: str, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -142,7 +142,7 @@ def resume(folder: Path | None, network: nn.Module, optimizer: torch.optim.Optim
 
 
 @torch.no_grad()
-def draw(network: nn.Module, history: History, batch: Sequence[Tensor], chosen: argparse.Namespace) -> None:
+def draw(network: nn.Module, history: History, batch: Sequence[Tensor], settings: argparse.Namespace) -> None:
     """Draws the accuracy, the spikes of the first spiking layer for one sample, and the firing rates of all layers.
 
     Args:
@@ -152,7 +152,7 @@ def draw(network: nn.Module, history: History, batch: Sequence[Tensor], chosen: 
     functional.reset_net(network)
     network.eval()
     with monitor.SpikeMonitor(network) as spike_monitor:
-        network(*to(chosen.device, inputs))
+        network(*to(settings.device, inputs))
     outputs = {name: spike_monitor.sequence(name).cpu() for name in spike_monitor.layers}
     # A readout returns membrane potentials, which are excluded.
     spikes = {name: s for name, s in outputs.items() if ((s == 0) | (s == 1)).all()}
@@ -169,10 +169,10 @@ def draw(network: nn.Module, history: History, batch: Sequence[Tensor], chosen: 
     # The readout excludes padded steps, which are silent and would lower the rates.
     means = {name: float(data.readout(s, lengths).mean()) for name, s in spikes.items()}
     plot.firing_rates(means, ax=rates).set(title="rates", xlabel="layer")
-    figure.savefig(chosen.out, dpi=110)
+    figure.savefig(settings.out, dpi=110)
     plt.close(figure)
 
 
-def report(history: History, length: str, chosen: argparse.Namespace) -> None:
+def report(history: History, length: str, settings: argparse.Namespace) -> None:
     epochs = len(history.accuracies)
-    print(f"held-out accuracy {history.accuracies[-1]:.2%} after {epochs} epochs of {length}; wrote {chosen.out}")
+    print(f"held-out accuracy {history.accuracies[-1]:.2%} after {epochs} epochs of {length}; wrote {settings.out}")

@@ -1,5 +1,5 @@
-"""Register of acts. An act is something that a user does with a network. Strategies of Hypothesis draw its
-arguments.
+"""Register of acts. An act is something that a user does with a network. Strategies of Hypothesis draw the arguments
+of an act.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ class Act:
     """One action of a user.
 
     Attributes:
-        perform: function that is called as `perform(life, **arguments)`; it acts, and returns all visible results.
+        perform: function that is called as `perform(life, **arguments)`. It returns all visible results of the act.
         arguments: strategies for the arguments, which are plain values.
         weight: frequency relative to other acts.
         when: function that returns True for lives in which the act has an effect.
-        alone: name of an argument that turns a transparent wrapper on; the loop runs without the wrapper.
+        wrapper: name of the argument that chooses a wrapper that changes no results; `None` if there is none. The loop
+            runs without the wrapper.
     """
 
     name: str
     perform: Perform
     arguments: dict[str, st.SearchStrategy[Any]]
     weight: int = 1
-    alone: str | None = None
+    wrapper: str | None = None
     when: Callable[[Life], bool] = lambda life: True
 
 
@@ -40,7 +41,7 @@ ACTS: dict[str, Act] = {}
 
 def act(
     weight: int = 1,
-    alone: str | None = None,
+    wrapper: str | None = None,
     when: Callable[[Life], bool] = lambda life: True,
     **arguments: st.SearchStrategy[Any],
 ) -> Callable[[Perform], Perform]:
@@ -48,21 +49,21 @@ def act(
 
     def register(perform: Perform) -> Perform:
         name = perform.__name__
-        ACTS[name] = Act(name, perform, arguments, weight, alone, when)
+        ACTS[name] = Act(name, perform, arguments, weight, wrapper, when)
         return perform
 
     return register
 
 
-# Arguments that many acts have.
+# Strategies for the arguments that many acts have.
 which = st.integers(0, 7)
 seed = st.integers(0, 5)
 yes_or_no = st.booleans()
 
 
 def perform(name: str, life: Life, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Performs an act of the register. In the loop, the wrapper is left out, because it changes no results."""
+    """Performs an act of the register. The loop runs without the wrapper of the act, which changes no results."""
     entry = ACTS[name]
-    if entry.alone is not None and not life.compiled:
-        arguments = {**arguments, entry.alone: None}
+    if entry.wrapper is not None and not life.compiled:
+        arguments = {**arguments, entry.wrapper: None}
     return entry.perform(life, **arguments)

@@ -34,9 +34,9 @@ def forward_and_backward(life: Life, steps: int, seed: int, layout: str, fresh: 
 
 @act(weight=8, when=lambda life: bool(life.graphs), which=st.integers(-2, -1), some=some, seed=seed, keep=yes_or_no)
 def backward(life: Life, which: int, some: int, seed: int, keep: bool) -> dict[str, Any]:
-    """Runs the backward of a loss over some results of a kept graph. If `keep` is True, the graph can be used again."""
-    graph = _graph(life, which)
-    loss = None if graph is None else _loss(graph, some, seed)
+    """Runs the backward of a loss that uses some results of a kept graph. If `keep` is True, the graph stays usable."""
+    graph = _find_graph(life, which)
+    loss = None if graph is None else _compute_loss(graph, some, seed)
     if graph is None or loss is None:
         return {}
     if not keep:
@@ -44,14 +44,14 @@ def backward(life: Life, which: int, some: int, seed: int, keep: bool) -> dict[s
     for leaf in graph.leaves:
         leaf.grad = None
     loss.backward(retain_graph=keep)
-    return _leaves(graph)
+    return _list_gradients(graph)
 
 
 @act(when=lambda life: bool(life.graphs), which=st.integers(-2, -1), some=some, seed=seed)
 def grad_of_inputs(life: Life, which: int, some: int, seed: int) -> dict[str, Any]:
     """Calls `torch.autograd.grad` for only the inputs, and keeps the graph."""
-    graph = _graph(life, which)
-    loss = None if graph is None else _loss(graph, some, seed)
+    graph = _find_graph(life, which)
+    loss = None if graph is None else _compute_loss(graph, some, seed)
     if graph is None or loss is None or not graph.leaves:
         return {}
     input_gradients = torch.autograd.grad(loss, graph.leaves, retain_graph=True, allow_unused=True)
@@ -61,8 +61,8 @@ def grad_of_inputs(life: Life, which: int, some: int, seed: int) -> dict[str, An
 @act(when=lambda life: bool(life.graphs), which=st.integers(-2, -1), some=some, seed=seed)
 def differentiate_twice(life: Life, which: int, some: int, seed: int) -> dict[str, Any]:
     """Computes the gradient of the square of a gradient."""
-    graph = _graph(life, which)
-    loss = None if graph is None else _loss(graph, some, seed)
+    graph = _find_graph(life, which)
+    loss = None if graph is None else _compute_loss(graph, some, seed)
     if graph is None or loss is None or not graph.leaves:
         return {}
     (first,) = torch.autograd.grad(loss, graph.leaves[:1], create_graph=True, allow_unused=True)
@@ -75,8 +75,8 @@ def differentiate_twice(life: Life, which: int, some: int, seed: int) -> dict[st
 
 @act(when=lambda life: bool(life.graphs), which=st.integers(-2, -1), result=which)
 def hook_a_result(life: Life, which: int, result: int) -> dict[str, Any]:
-    """Adds a hook that negates the gradient of a result. Does nothing if the backward of the graph has already run."""
-    graph = _graph(life, which)
+    """Adds a hook that negates the gradient of a result of a kept graph."""
+    graph = _find_graph(life, which)
     if graph is not None:
         candidates = [value for value in graph.results.values() if value.requires_grad]
         if candidates:
@@ -91,7 +91,7 @@ def keep_gradients_of_results(life: Life, which: int) -> dict[str, Any]:
     In the loop, counts are sums of outputs, so the gradient of the counts also flows through the outputs. Kernels count
     separately.
     """
-    graph = _graph(life, which)
+    graph = _find_graph(life, which)
     if graph is not None:
         counts = any(name.endswith("counts") and value.requires_grad for name, value in graph.results.items())
         for name, value in graph.results.items():
@@ -116,13 +116,15 @@ def zero_grad(life: Life, to_none: bool) -> dict[str, Any]:
 
 @act(kind=st.sampled_from(["sgd", "adam"]), weight=3)
 def train(life: Life, kind: str) -> dict[str, Any]:
-    """Makes one step of an optimizer, which the first call creates. Weights are rounded to their grid afterwards."""
+    """Makes one step of an optimizer, and then rounds the weights to their grid. If there is no optimizer for the
+    current parameters, the optimizer is created first.
+    """
     parameters = list(life.net.parameters())
     if not parameters:
         return {}
     ids = set(map(id, parameters))
-    existing = life.optimizer
-    if existing is None or {id(p) for group in existing.param_groups for p in group["params"]} != ids:
+    optimizer = life.optimizer
+    if optimizer is None or {id(p) for group in optimizer.param_groups for p in group["params"]} != ids:
         life.optimizer = (
             torch.optim.SGD(parameters, lr=0.25, momentum=0.5)
             if kind == "sgd"
@@ -134,27 +136,27 @@ def train(life: Life, kind: str) -> dict[str, Any]:
     return {}
 
 
-def _graph(life: Life, which: int) -> Graph | None:
+def _find_graph(life: Life, which: int) -> Graph | None:
     return life.graphs[which] if len(life.graphs) >= -which else None
 
 
-def _loss(graph: Graph, some: int, seed: int) -> Tensor | None:
-    """Makes a weighted sum of some of the results. If none of these has a gradient, makes a weighted sum of all
-    results.
+def _compute_loss(graph: Graph, some: int, seed: int) -> Tensor | None:
+    """Makes a weighted sum of the results that the bit mask `some` selects, among those that require a gradient. If the
+    mask selects none of them, sums all of them. Returns `None` if no result requires a gradient.
     """
-    able = [value for value in graph.results.values() if value.requires_grad]
-    chosen = [value for i, value in enumerate(able) if some >> (i % 6) & 1] or able
+    candidates = [value for value in graph.results.values() if value.requires_grad]
+    chosen = [value for i, value in enumerate(candidates) if some >> (i % 6) & 1] or candidates
     if not chosen:
         return None
     total = None
     for value in chosen:
         generator = torch.Generator().manual_seed(seed)
         weights = torch.randint(-4, 5, value.shape, generator=generator).to(value.device, torch.float32) / 4
-        part = (value.float() * weights if value.dtype != torch.float64 else value * weights).sum()
-        total = part if total is None else total + part
+        term = (value.float() * weights if value.dtype != torch.float64 else value * weights).sum()
+        total = term if total is None else total + term
     return total
 
 
-def _leaves(graph: Graph) -> dict[str, Any]:
+def _list_gradients(graph: Graph) -> dict[str, Any]:
     retained = {name: value.grad for name, value in graph.results.items() if value.requires_grad and value.retains_grad}
     return {"gradients": [leaf.grad for leaf in graph.leaves], "gradients of results": retained}

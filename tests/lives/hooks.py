@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Recording:
+class LoggingHook:
     """Base of hooks that write to a log.
 
     Attributes:
@@ -19,7 +19,7 @@ class Recording:
         self.log: list[Any] = []
 
 
-class Look(Recording):
+class LogSums(LoggingHook):
     """A forward hook that records the sums of outputs."""
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
@@ -45,7 +45,7 @@ class SetAttribute:
     """A forward pre-hook that sets an attribute, as weight norm does."""
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        module.seen_by_hook = getattr(module, "seen_by_hook", 0) + 1  # type: ignore[assignment]
+        module.hook_calls = getattr(module, "hook_calls", 0) + 1  # type: ignore[assignment]
 
 
 class HalveGradient:
@@ -60,14 +60,14 @@ class Interrupted(Exception):
 
 
 class Interrupt:
-    """A forward pre-hook that raises."""
+    """A forward pre-hook that raises `Interrupted`."""
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         raise Interrupted
 
 
 def negate(gradient: Tensor | None) -> Tensor | None:
-    """Negates a gradient; a tensor hook. For functions with several results, torch passes `None` as the gradient of an
-    unused result.
+    """Negates a gradient, as a hook of a tensor. For functions with several results, torch passes `None` as the
+    gradient of an unused result.
     """
     return None if gradient is None else torch.neg(gradient)

@@ -1,4 +1,4 @@
-"""One life of a network: the network, and everything that its user has kept."""
+"""One life of a network: the network, and the results and objects that its user keeps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Graph:
 
     Attributes:
         results: by name, all results that may enter a loss.
-        leaves: tensors that may get a gradient, without the parameters.
+        leaves: tensors that may get a gradient, except parameters.
     """
 
     results: dict[str, Tensor]
@@ -28,13 +28,13 @@ class Graph:
 
 @dataclass(eq=False)
 class Life:
-    """A network and everything that its user has made with it.
+    """A network, and the results and objects that its user keeps.
 
     Attributes:
         compiled: True for the twin whose neurons run kernels.
         batch: batch size of inputs that fit the states.
         inputs: inputs of the last call, for a repeated call.
-        rounded: True from the first call under autocast on, because graphs of later calls may depend on that call.
+        rounded: True after a call under autocast, because graphs of later calls may depend on that call.
     """
 
     plan: Plan
@@ -62,13 +62,13 @@ class Life:
         return self.plan.backend if self.compiled else "torch"
 
     def set_backends(self, net: nn.Module) -> None:
-        """Sets the backend of all neurons to that of this life. In step mode `"s"`, sets `"auto"`, because neurons
-        refuse `"triton"` there.
+        """Sets the backend of all neurons to the backend of this life. Neurons in step mode `"s"` refuse `"triton"`, so
+        their backend is then set to `"auto"`.
         """
         for module in net.modules():
             if isinstance(module, FlexSN):
-                refused = self.backend == "triton" and module.step_mode == "s"
-                module.backend = "auto" if refused else self.backend
+                is_refused = self.backend == "triton" and module.step_mode == "s"
+                module.backend = "auto" if is_refused else self.backend
 
     @property
     def neurons(self) -> list[FlexSN]:
@@ -83,12 +83,12 @@ class Life:
         return candidates[which % len(candidates)] if candidates else None
 
     def parameter(self, which: int) -> tuple[nn.Module, str, nn.Parameter] | None:
-        """Returns the module, the name and the value of one of the parameters."""
+        """Returns the module, the name and the value of one of the parameters, or `None` if there are no parameters."""
         candidates = [(m, n, p) for m in self.net.modules() for n, p in m._parameters.items() if p is not None]
         return candidates[which % len(candidates)] if candidates else None
 
     def matrix(self, which: int) -> nn.Module | None:
-        """Returns a module with a matrix `weight`, for pruning and parametrisations."""
+        """Returns a linear layer or a convolution, whose `weight` can be pruned or parametrised, or `None`."""
         candidates = [
             m for m in self.net.modules() if isinstance(m, nn.Linear | nn.Conv2d) and isinstance(m.weight, Tensor)
         ]
@@ -100,8 +100,8 @@ class Life:
         generator = torch.Generator().manual_seed(seed)
 
         def values(*shape: int) -> Tensor:
-            numbers = torch.randint(-4, 20, shape, generator=generator)
-            return (numbers / 8).to(self.dtype).to(self.plan.device)
+            integers = torch.randint(-4, 20, shape, generator=generator)
+            return (integers / 8).to(self.dtype).to(self.plan.device)
 
         if layout == "batch first":
             x = values(shape[1], shape[0], *shape[2:]).transpose(0, 1)

@@ -12,13 +12,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from lives.acts import ACTS, Act
 from lives.networks import FAMILIES, LAYERS, WITH_STATE, Plan, layers_for
-from lives.shrinking import shortest
+from lives.shrinking import find_shortest
 from lives.twins import DifferenceError, Twins
 
 Backends = tuple[tuple[str, str], ...]
-# Networks, losses and acts of short lives: each kind of state and of captured tensor, and few enough that the
-# lives share traces and kernels. Each subset of the results in a loss has a backward of its own: these are all results,
-# the first, and all but the first.
+# Networks of short lives. Together, they have each kind of state and of captured tensor. There are only a few networks,
+# so that the lives share traces and kernels.
 FEW_PLANS = (
     ("vector", ("lif learned", "linear", "dropout")),
     ("vector", ("+two outputs", "delays")),
@@ -26,7 +25,10 @@ FEW_PLANS = (
     ("vector", ("linear", "rlif")),
     ("image", ("conv norm", "lif learned")),
 )
+# Bit masks of the results in the losses of short lives: all results, the first, and all except the first. Each subset
+# needs another backward.
 FEW_SUBSETS = {"some": st.sampled_from([63, 1, 62])}
+# Acts that short lives leave out.
 LONG_ACTS = ("dtype", "forward_in_autocast")
 
 
@@ -38,12 +40,12 @@ def plans(draw: st.DrawFn, backends: Backends, device: str, names: Collection[st
         backends: pairs of backend and launcher to choose from.
         names: layers to choose from.
     """
-    able = [family for family in FAMILIES if {*layers_for(family)} & {*names} & {*WITH_STATE}]
-    family = draw(st.sampled_from(able))
+    families = [family for family in FAMILIES if {*layers_for(family)} & {*names} & {*WITH_STATE}]
+    family = draw(st.sampled_from(families))
     supported = [name for name in layers_for(family) if name in names]
-    known_with_state = [name for name in supported if name in WITH_STATE]
+    with_state = [name for name in supported if name in WITH_STATE]
     layers = draw(st.lists(st.sampled_from(supported), min_size=1, max_size=2))
-    layers.insert(draw(st.integers(0, len(layers))), draw(st.sampled_from(known_with_state)))
+    layers.insert(draw(st.integers(0, len(layers))), draw(st.sampled_from(with_state)))
     if draw(st.booleans()):
         i = draw(st.integers(0, len(layers) - 1))
         layers[i] = f"+{layers[i]}"
@@ -71,7 +73,7 @@ def machine(
         backends: backends of the compiled twins, each with a value of `FLEXSN_LAUNCHER`.
         layers: names of the layers that networks are made of.
         without: names of acts that are left out.
-        few: True for networks of `FEW_PLANS`, and losses of `FEW_SUBSETS`; `layers` has no effect.
+        few: True to use only networks of `FEW_PLANS` and losses of `FEW_SUBSETS`. Then `layers` has no effect.
     """
     any_plan = few_plans(backends, device) if few else plans(backends, device, layers)
 
@@ -79,35 +81,35 @@ def machine(
         twins: Twins
 
         @initialize(plan=any_plan)
-        def born(self, plan: Plan) -> None:
+        def start(self, plan: Plan) -> None:
             self.twins = Twins(plan)
 
         def teardown(self) -> None:
             Twins.counts["lives"] += 1
 
-    for found in (found for name, found in ACTS.items() if name not in without):
-        for i in range(found.weight):
-            setattr(RandomLives, f"{found.name}_{i}", _rule(found, i, FEW_SUBSETS if few else {}))
+    for act in (act for name, act in ACTS.items() if name not in without):
+        for i in range(act.weight):
+            setattr(RandomLives, f"{act.name}_{i}", _make_rule(act, i, FEW_SUBSETS if few else {}))
     return RandomLives
 
 
-def _rule(found: Act, number: int, instead: Mapping[str, st.SearchStrategy[Any]]) -> Callable[..., Any]:
-    def method(self: Any, **arguments: Any) -> None:
-        self.twins.act(found.name, **arguments)
+def _make_rule(act: Act, number: int, replacements: Mapping[str, st.SearchStrategy[Any]]) -> Callable[..., Any]:
+    def perform(self: Any, **arguments: Any) -> None:
+        self.twins.act(act.name, **arguments)
 
-    method.__name__ = f"{found.name}_{number}"
-    strategies: dict[str, Any] = {name: instead.get(name, how) for name, how in found.arguments.items()}
+    perform.__name__ = f"{act.name}_{number}"
+    strategies: dict[str, Any] = {name: replacements.get(name, strategy) for name, strategy in act.arguments.items()}
     decorate: Callable[[Any], Any] = rule(**strategies)
-    made = decorate(method)
-    when: Callable[[Any], Callable[..., Any]] = precondition(lambda self: found.when(self.twins.loop))
-    return when(made)
+    rule_method = decorate(perform)
+    add_condition: Callable[[Any], Callable[..., Any]] = precondition(lambda self: act.when(self.twins.loop))
+    return add_condition(rule_method)
 
 
 def run(lives: type[RuleBasedStateMachine], runs: int, rules: int, seed: int | None = None) -> None:
     """Runs random lives of at most `rules` acts each.
 
     Args:
-        seed: seed of the lives; `None` if lives are equal in each run.
+        seed: seed of the lives; `None` to run the same lives each time.
 
     Raises:
         DifferenceError: the error of the shortest program that was found.
@@ -117,7 +119,7 @@ def run(lives: type[RuleBasedStateMachine], runs: int, rules: int, seed: int | N
     try:
         _run(lives, runs, rules, derandomize=seed is None)
     except DifferenceError as error:
-        raise shortest(error) from None
+        raise find_shortest(error) from None
 
 
 def _run(lives: type[RuleBasedStateMachine], runs: int, rules: int, *, derandomize: bool) -> None:
@@ -130,7 +132,7 @@ def _run(lives: type[RuleBasedStateMachine], runs: int, rules: int, *, derandomi
             database=None,
             deadline=None,
             suppress_health_check=list(HealthCheck),
-            phases=[Phase.generate],  # without Phase.shrink, since `shortest` shrinks programs in bounded time
+            phases=[Phase.generate],  # without Phase.shrink, since `find_shortest` shrinks programs in bounded time
             report_multiple_bugs=False,
             print_blob=False,
         ),

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from lives.acts import act, which, yes_or_no
-from lives.hooks import HalveGradient, Look, Scale, ScaleInput, SetAttribute
+from lives.hooks import HalveGradient, LogSums, Scale, ScaleInput, SetAttribute
 from lives.life import Life
 
-_FORWARD: dict[str, type[Any]] = {"look": Look, "scale": Scale}
-_PRE: dict[str, type[Any]] = {"scale input": ScaleInput, "set attribute": SetAttribute}
+_FORWARD_HOOKS: dict[str, type[Any]] = {"look": LogSums, "scale": Scale}
+_FORWARD_PRE_HOOKS: dict[str, type[Any]] = {"scale input": ScaleInput, "set attribute": SetAttribute}
 
 
 @act(
@@ -27,19 +27,19 @@ def hook(life: Life, kind: str, which: int, inside: bool) -> dict[str, Any]:
     """Registers a hook on a layer, or on a module inside a layer."""
     modules = [m for m in life.net.modules() if m is not life.net] if inside else list(life.net.children())
     module = modules[which % len(modules)]
-    if kind not in ("scale", "scale input") and any(module in _inside(neuron) for neuron in life.neurons):
+    if kind not in ("scale", "scale input") and any(module in _list_inner_modules(neuron) for neuron in life.neurons):
         return {}  # a trace calls the hook once, but the loop calls it at each step
-    if kind in _FORWARD:
-        handle = module.register_forward_hook(_FORWARD[kind]())
-    elif kind in _PRE:
-        handle = module.register_forward_pre_hook(_PRE[kind]())
+    if kind in _FORWARD_HOOKS:
+        handle = module.register_forward_hook(_FORWARD_HOOKS[kind]())
+    elif kind in _FORWARD_PRE_HOOKS:
+        handle = module.register_forward_pre_hook(_FORWARD_PRE_HOOKS[kind]())
     else:
         handle = module.register_full_backward_hook(HalveGradient())
     life.handles.append(handle)
     return {}
 
 
-def _inside(neuron: nn.Module) -> set[nn.Module]:
+def _list_inner_modules(neuron: nn.Module) -> set[nn.Module]:
     """Returns the modules inside the step of a neuron."""
     return set(neuron.modules()) - {neuron}
 

@@ -29,7 +29,7 @@ from flexsn_nn.surrogate import ATan, Sigmoid
 CHANNELS = 4
 # Shape of a step without its batch dimension.
 FAMILIES: dict[str, tuple[int, ...]] = {"vector": (CHANNELS,), "image": (CHANNELS, 2, 3)}
-# Weights are multiples of this number. Sums of a few of them are exact in any order and in every dtype used here.
+# Weights are multiples of this number. So sums of a few weights are exact in any order and in every dtype used here.
 GRID = 1 / 8
 
 
@@ -53,13 +53,13 @@ class Plan:
 
 
 class Gained(nn.Module):
-    """A step with a captured parameter for each channel."""
+    """A step with a captured parameter that has one value per channel."""
 
     gain: nn.Parameter
 
     def __init__(self, family: str) -> None:
         super().__init__()
-        shape = _per_channel(family)
+        shape = _channel_shape(family)
         self.gain = nn.Parameter(torch.linspace(0.5, 1.25, CHANNELS).view(shape))
         self.spike = Sigmoid()
 
@@ -84,7 +84,7 @@ class TwoOutputs(nn.Module):
 
 
 class Sum(nn.Module):
-    """The sum of all outputs of a neuron with several outputs."""
+    """The sum of the two outputs of a neuron."""
 
     def __init__(self, neuron: FlexSN) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class Sum(nn.Module):
 
 
 class Residual(nn.Module):
-    """`x + layer(x)`, as in SEW blocks."""
+    """The sum of a layer's input and output, `x + layer(x)`, as in SEW blocks."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -108,15 +108,15 @@ class Residual(nn.Module):
         return total
 
 
-def _per_channel(family: str) -> tuple[int, ...]:
+def _channel_shape(family: str) -> tuple[int, ...]:
     return (CHANNELS, *(1,) * (len(FAMILIES[family]) - 1))
 
 
-def _delays(family: str) -> Tensor:
-    return torch.linspace(0.25, 1.75, CHANNELS).view(_per_channel(family))
+def _make_delays(family: str) -> Tensor:
+    return torch.linspace(0.25, 1.75, CHANNELS).view(_channel_shape(family))
 
 
-def _gated(family: str) -> FlexSN:
+def _make_gated(family: str) -> FlexSN:
     """Makes a neuron whose step is a function with a closure over a parameter and a tensor."""
     decay, bias = nn.Parameter(torch.full((1,), 0.5)), torch.full((1,), 0.125)
     spike = Sigmoid()
@@ -135,12 +135,12 @@ def _gated(family: str) -> FlexSN:
 # of their gradients by thousands.
 EPS = 0.125
 
-# Functions that make a layer for a family, by name. The input and the output are `[T, B, *FAMILIES[family]]`.
+# Functions that make a layer for a family, by name. The inputs and outputs of layers are `[T, B, *FAMILIES[family]]`.
 LAYERS: dict[str, Callable[[str], nn.Module]] = {
     "lif": lambda family: LIF(),
     "lif soft": lambda family: LIF(v_reset=None, detach_reset=True),
     "lif learned": lambda family: LIF(
-        tau=nn.Parameter(torch.full(_per_channel(family), 2.0)), v_threshold=nn.Parameter(torch.tensor([0.75]))
+        tau=nn.Parameter(torch.full(_channel_shape(family), 2.0)), v_threshold=nn.Parameter(torch.tensor([0.75]))
     ),
     "plif": lambda family: PLIF(),
     "li": lambda family: LI(),
@@ -149,11 +149,11 @@ LAYERS: dict[str, Callable[[str], nn.Module]] = {
     "synaptic": lambda family: Synaptic(alpha=0.5, beta=0.75),
     "izhikevich": lambda family: Izhikevich(),
     "gained": lambda family: FlexSN(Gained(family), 1, 1, 1),
-    "closure": _gated,
+    "closure": _make_gated,
     "two outputs": lambda family: Sum(FlexSN(TwoOutputs(), 1, 2, 2)),
     "wide": lambda family: LIF(precision="float32"),
     "delay": lambda family: Delay(1),
-    "delays": lambda family: Delay(nn.Parameter(_delays(family)), max_delay=2),
+    "delays": lambda family: Delay(nn.Parameter(_make_delays(family)), max_delay=2),
     "sliding": lambda family: SlidingPSN(3),
     "dropout": lambda family: SharedDropout(0.5),
     "rlif": lambda family: RLIF(CHANNELS),
@@ -174,21 +174,21 @@ WITH_STATE = tuple(name for name in LAYERS if name not in ("linear", "norm", "co
 
 def layers_for(family: str) -> list[str]:
     """Returns the names of layers that accept the steps of a family."""
-    others = _IMAGES if family == "vector" else _VECTORS
-    return [name for name in LAYERS if name not in others]
+    unsupported = _IMAGES if family == "vector" else _VECTORS
+    return [name for name in LAYERS if name not in unsupported]
 
 
 def build(plan: Plan) -> nn.Sequential:
     """Builds the network of a plan, with weights on a grid."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        layers = [_layer(name, plan.family) for name in plan.layers]
+        layers = [_make_layer(name, plan.family) for name in plan.layers]
     net = nn.Sequential(*layers)
     to_grid(net)
     return net.to(plan.device)
 
 
-def _layer(name: str, family: str) -> nn.Module:
+def _make_layer(name: str, family: str) -> nn.Module:
     layer = LAYERS[name.removeprefix("+")](family)
     return Residual(layer) if name.startswith("+") else layer
 
@@ -203,5 +203,5 @@ def to_grid(net: nn.Module) -> None:
     """
     logits = {id(module.w) for module in net.modules() if isinstance(module, PLIF)}
     for parameter in net.parameters():
-        step, most = (4 * GRID, 3) if id(parameter) in logits else (GRID, 16)
-        parameter.copy_((parameter / step).round().clamp(-most, most) * step)
+        step, largest = (4 * GRID, 3) if id(parameter) in logits else (GRID, 16)
+        parameter.copy_((parameter / step).round().clamp(-largest, largest) * step)

@@ -1,4 +1,4 @@
-"""Acts on parameters: freeze, replace, change in place, load, prune, parametrise."""
+"""Acts that freeze, replace, change in place, save, load, prune, or parametrise parameters."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def change_in_place(life: Life, which: int, factor: float, how: str) -> dict[str
         else:
             parameter.data = parameter.data * factor
     if "data" in how:
-        # Autograd does not see this change. Whether a gradient uses the old or the new value would depend on the values
-        # that a graph saves.
+        # Autograd does not detect this change. Gradients of existing graphs would use the old or the new value,
+        # depending on the tensors that a graph saves.
         life.drop_graphs()
         detach_net(life.net)
     return {}
@@ -98,14 +98,14 @@ def prune_weights(life: Life, which: int, how: str) -> dict[str, Any]:
 
 
 class Doubled(nn.Module):
-    """A parametrisation that works element by element."""
+    """An elementwise parametrisation."""
 
     def forward(self, weight: Tensor) -> Tensor:
         return 2 * weight
 
 
 class Symmetric(nn.Module):
-    """A parametrisation that reads the whole matrix."""
+    """A parametrisation in which each element depends on another element of the matrix."""
 
     def forward(self, weight: Tensor) -> Tensor:
         return (weight + weight.transpose(0, 1)) / 2

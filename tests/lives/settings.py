@@ -76,7 +76,7 @@ def step_mode(life: Life, mode: str, fresh: bool) -> dict[str, Any]:
 
 @act(weight=2, which=which, on=yes_or_no)
 def store_state_seqs(life: Life, which: int, on: bool) -> dict[str, Any]:
-    """Turns the state sequences of a neuron on or off."""
+    """Turns the storage of state sequences on or off, for one neuron."""
     neuron = life.neuron(which)
     if neuron is not None:
         neuron.store_state_seqs = on
@@ -85,7 +85,7 @@ def store_state_seqs(life: Life, which: int, on: bool) -> dict[str, Any]:
 
 @act(weight=2, which=which, on=yes_or_no)
 def count_spikes(life: Life, which: int, on: bool) -> dict[str, Any]:
-    """Turns the spike counts of a neuron on or off."""
+    """Turns the counting of spikes on or off, for one neuron."""
     neuron = life.neuron(which)
     if neuron is not None:
         neuron.count_spikes = on
@@ -94,7 +94,7 @@ def count_spikes(life: Life, which: int, on: bool) -> dict[str, Any]:
 
 @act(state=yes_or_no)
 def monitor(life: Life, state: bool) -> dict[str, Any]:
-    """Starts or stops a recording of spikes or states."""
+    """Adds a monitor of spikes or states, or removes the existing monitor."""
     if life.monitors:
         life.monitors.pop().remove()
     elif life.neurons and not any(neuron.num_outputs > 1 for neuron in life.neurons):
@@ -139,7 +139,7 @@ def dtype(life: Life, dtype: str, fresh: bool) -> dict[str, Any]:
     number=st.sampled_from([2.0, 3.0]),
 )
 def number(life: Life, which: int, number: float) -> dict[str, Any]:
-    """Assigns a new value to a number that is a constant in kernels."""
+    """Assigns a new value to the time constant of a neuron, which is a constant in kernels."""
     candidates = [m for m in life.neurons if isinstance(m, LIF) and isinstance(m.tau, float)]
     if candidates:
         candidates[which % len(candidates)].tau = number

@@ -8,22 +8,22 @@ from dataclasses import replace
 from lives.networks import Plan
 from lives.twins import DifferenceError, Program, live
 
-_MOST_TRIES = 200
+_MAX_ATTEMPTS = 200
 
 
-def shortest(error: DifferenceError) -> DifferenceError:
-    """Leaves out acts and layers, and returns the difference of the shortest program that still has one.
+def find_shortest(error: DifferenceError) -> DifferenceError:
+    """Leaves out acts and layers, and returns the error of the shortest program that still has a difference.
 
-    Any difference of a shorter program counts, because it is a fault as well. The search ends after `_MOST_TRIES`
-    programs.
+    The difference may be another one than in `error`, because any difference is a fault. The search ends after
+    `_MAX_ATTEMPTS` programs.
     """
-    tries = 0
+    attempts = 0
     improved = True
     while improved:
         improved = False
-        for plan, program in _shorter(error.plan, error.program):
-            tries += 1
-            if tries > _MOST_TRIES:
+        for plan, program in _list_shorter(error.plan, error.program):
+            attempts += 1
+            if attempts > _MAX_ATTEMPTS:
                 return error
             try:
                 live(plan, program)
@@ -33,9 +33,9 @@ def shortest(error: DifferenceError) -> DifferenceError:
     return error
 
 
-def _shorter(plan: Plan, program: Program) -> Iterator[tuple[Plan, Program]]:
-    """Yields shorter programs: first programs without some of the acts, beginning with large parts, then programs with
-    fewer or simpler layers.
+def _list_shorter(plan: Plan, program: Program) -> Iterator[tuple[Plan, Program]]:
+    """Yields shorter programs. The first ones lack some of the acts: half of them, then a quarter, and so on. The last
+    ones have fewer or simpler layers.
     """
     size = len(program) // 2
     while size:

@@ -28,16 +28,16 @@ from flexsn_runtime import CapturedTensorError, DoubleBackwardError, TransformEr
 from lives.acts import perform
 from lives.life import Life
 from lives.networks import Plan
-from lives.observations import Seen, difference, observe
+from lives.observations import Observation, difference, observe
 
 Program = list[tuple[str, dict[str, Any]]]
 # Errors of kernels in acts that differentiate. Each error names an operation that only the loop supports.
 REFUSALS = (CapturedTensorError, DoubleBackwardError, TransformError)
-# Part of the error that layers with a state raise under a checkpoint.
-_CHECKPOINT = "activation checkpointing"
-# Parts of autograd's errors about saved tensors. Kernels save all arguments, but the loop saves only what its
-# operations need.
-_OF_AUTOGRAD = (
+# Part of the message of the error that layers with a state raise under a checkpoint.
+_CHECKPOINT_REFUSAL = "activation checkpointing"
+# Parts of the messages of autograd's errors about saved tensors. Kernels save all arguments, but the loop saves only
+# the tensors that its operations need.
+_AUTOGRAD_REFUSALS = (
     "modified by an inplace operation",
     "changed in place since the forward",
     "backward a second time",
@@ -62,7 +62,8 @@ class Twins:
     """A network that runs as a loop, and its compiled twin.
 
     Attributes:
-        counts: numbers of acts that were performed, refused, or raised an error in both twins, over all lives.
+        counts: number of lives, and the numbers of acts that were performed, that were refused, and that raised an
+            error in both twins.
     """
 
     counts: ClassVar[Counter[str]] = Counter()
@@ -71,7 +72,7 @@ class Twins:
         self.plan = plan
         self.program: Program = []
         self.loop, self.compiled = Life(plan, compiled=False), Life(plan, compiled=True)
-        self._compare("at birth", {}, {})
+        self._compare("at the start", {}, {})
 
     def act(self, name: str, **arguments: Any) -> None:
         """Performs an act in both lives.
@@ -82,24 +83,26 @@ class Twins:
         self.program.append((name, arguments))
         with _launcher(self.plan.launcher):
             compiled = self._perform(name, self.compiled, arguments)
-        with _stated_norms():
+        with _documented_norms():
             loop = self._perform(name, self.loop, arguments)
-        failed = isinstance(loop, Exception), isinstance(compiled, Exception)
-        if all(failed):
+        has_failed = isinstance(loop, Exception), isinstance(compiled, Exception)
+        if all(has_failed):
             self.counts[f"{name}: raised"] += 1
             # A backward that stops midway leaves different gradients and graphs in the twins. A call in a reentrant
-            # checkpoint leaves states without a graph, but the loop runs without a checkpoint.
-            in_the_middle = _is_refusal(compiled) or name == "forward_checkpointed"
-            if (in_the_middle or isinstance(loop, ExampleError)) and self._are_apart():
-                self._heal()
+            # checkpoint leaves states without a graph in the compiled twin, and the loop runs without a checkpoint.
+            may_stop_midway = _is_refusal(compiled) or name == "forward_checkpointed"
+            if (may_stop_midway or isinstance(loop, ExampleError)) and self._differ():
+                self._restart()
             loop, compiled = {}, {}
         elif _is_refusal(compiled) or isinstance(loop, ExampleError):
             # The loop cannot compute the result of a sequence without steps.
             self.counts[f"{name}: refused"] += 1
-            self._heal()
+            self._restart()
             loop, compiled = {}, {}
-        elif any(failed):
-            raise self._difference(f"the loop {_said(loop)}, the compiled one {_said(compiled)}", loop, compiled)
+        elif any(has_failed):
+            raise self._difference(
+                f"the loop {_describe_outcome(loop)}, the compiled twin {_describe_outcome(compiled)}", loop, compiled
+            )
         else:
             self.counts[name] += 1
         assert not isinstance(loop, Exception)
@@ -109,7 +112,7 @@ class Twins:
         for graph, other in zip(self.loop.graphs, self.compiled.graphs, strict=True):
             other.results = {name: value for name, value in other.results.items() if graph.results[name].requires_grad}
 
-    def _perform(self, name: str, life: Life, arguments: dict[str, Any]) -> Seen | Exception:
+    def _perform(self, name: str, life: Life, arguments: dict[str, Any]) -> Observation | Exception:
         torch.manual_seed(len(self.program))
         try:
             with warnings.catch_warnings():
@@ -120,18 +123,20 @@ class Twins:
         except Exception as error:
             return error
 
-    def _compare(self, when: str, loop: Seen, compiled: Seen) -> None:
-        text = self._apart(loop, compiled) or self._apart(observe(self.loop), observe(self.compiled))
+    def _compare(self, when: str, loop: Observation, compiled: Observation) -> None:
+        text = self._find_difference(loop, compiled) or self._find_difference(
+            observe(self.loop), observe(self.compiled)
+        )
         if text is not None:
             raise self._difference(f"{when}: {text}")
 
-    def _apart(self, loop: Seen, compiled: Seen) -> str | None:
+    def _find_difference(self, loop: Observation, compiled: Observation) -> str | None:
         return difference(loop, compiled, rounded=self.loop.rounded)
 
-    def _are_apart(self) -> bool:
+    def _differ(self) -> bool:
         if len(self.loop.graphs) != len(self.compiled.graphs):
             return True
-        return self._apart(observe(self.loop), observe(self.compiled)) is not None
+        return self._find_difference(observe(self.loop), observe(self.compiled)) is not None
 
     def _difference(self, text: str, *causes: object) -> DifferenceError:
         error = DifferenceError(text, self.plan, list(self.program))
@@ -142,13 +147,13 @@ class Twins:
 
     @torch.no_grad()
     def _share_gradients(self) -> None:
-        """Copies the gradients of the loop to the compiled twin, because these may differ by the order of sums."""
+        """Copies gradients from the loop to the compiled twin, because gradients may differ by the order of sums."""
         for a, b in zip(self.loop.net.parameters(), self.compiled.net.parameters(), strict=True):
             if a.grad is not None and b.grad is not None and not torch.equal(a.grad, b.grad):
                 b.grad.copy_(a.grad)
 
-    def _heal(self) -> None:
-        """Continues after a refusal: replaces both twins by copies of the loop, without graphs and records.
+    def _restart(self) -> None:
+        """Replaces both twins by copies of the loop without graphs and records, so that they are equal after a refusal.
 
         torch cannot copy some networks: pruned networks after a call, and parametrised networks. Then both twins start
         again from the plan.
@@ -156,17 +161,17 @@ class Twins:
         while self.loop.monitors:
             self.loop.monitors.pop().remove()
         reset_net(self.loop.net)
-        before, twins = self.loop, (Life(self.plan, compiled=False), Life(self.plan, compiled=True))
+        loop, twins = self.loop, (Life(self.plan, compiled=False), Life(self.plan, compiled=True))
         try:
             # Copies of a parametrised module share its class. So the removal of one parametrisation changes the class
             # of all copies.
-            shared = any(map(parametrize.is_parametrized, before.net.modules()))
-            nets = [] if shared else [deepcopy(before.net) for _ in twins]
+            has_shared_classes = any(map(parametrize.is_parametrized, loop.net.modules()))
+            nets = [] if has_shared_classes else [deepcopy(loop.net) for _ in twins]
         except RuntimeError:
             nets = []
         for life, net in zip(twins, nets, strict=False):
-            life.net, life.batch, life.dtype, life.step_mode = net, before.batch, before.dtype, before.step_mode
-            life.saved, life.rounded = before.saved, before.rounded
+            life.net, life.batch, life.dtype, life.step_mode = net, loop.batch, loop.dtype, loop.step_mode
+            life.saved, life.rounded = loop.saved, loop.rounded
             life.set_backends(net)
         self.loop, self.compiled = twins
 
@@ -195,19 +200,19 @@ def program_text(plan: Plan, program: Program) -> str:
 def _is_refusal(error: object) -> bool:
     if not isinstance(error, Exception):
         return False
-    return isinstance(error, REFUSALS) or any(text in str(error) for text in (*_OF_AUTOGRAD, _CHECKPOINT))
+    return isinstance(error, REFUSALS) or any(text in str(error) for text in (*_AUTOGRAD_REFUSALS, _CHECKPOINT_REFUSAL))
 
 
-def _said(outcome: object) -> str:
+def _describe_outcome(outcome: object) -> str:
     if isinstance(outcome, Exception):
         return f"raised {type(outcome).__name__}: {str(outcome)[:500]}"
     return "ran"
 
 
 @contextmanager
-def _stated_norms() -> Iterator[None]:
-    """Computes fused norms as `(x - mean) scale + shift`, as `NormNeuron` documents. PyTorch's norms compute this
-    differently.
+def _documented_norms() -> Iterator[None]:
+    """Computes fused norms as `(x - mean) scale + shift`, as `NormNeuron` documents. PyTorch's norms use another
+    formula, whose results have other rounding errors.
     """
 
     def of(self: Normalisation, x: Tensor) -> Tensor:
@@ -220,12 +225,12 @@ def _stated_norms() -> Iterator[None]:
 
 @contextmanager
 def _launcher(choice: str) -> Iterator[None]:
-    before = os.environ.get("FLEXSN_LAUNCHER")
+    previous = os.environ.get("FLEXSN_LAUNCHER")
     os.environ["FLEXSN_LAUNCHER"] = choice
     try:
         yield
     finally:
-        if before is None:
+        if previous is None:
             del os.environ["FLEXSN_LAUNCHER"]
         else:
-            os.environ["FLEXSN_LAUNCHER"] = before
+            os.environ["FLEXSN_LAUNCHER"] = previous

@@ -52,7 +52,7 @@ CORES: dict[str, tuple[Core, int]] = {"lif": (lif, 1), "adaptive": (adaptive, 2)
 
 
 def core_graph(name: str) -> tuple[StepGraph, int]:
-    """Returns a core's graph, and its number of states."""
+    """Returns the graph of a core, and the count of its states."""
     core, num_states = CORES[name]
     states = ports(Role.STATE, num_states)
     arguments = (*ports(Role.INPUT, 1), *states)

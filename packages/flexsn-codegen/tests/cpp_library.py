@@ -1,4 +1,4 @@
-"""Functions of tensors as C++ loops, compiled together into one library, to test their rules without kernels."""
+"""A library of C++ loops over functions of tensors, with which the rules for ops are tested without kernels."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from flexsn_graph import ArgumentType, trace_pointwise
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 HEADERS = Path(_compiler.__file__).parent
 TORCH_HEADERS = Path(torch.__file__).parent / "include"
-# Flags of kernels, but names are visible, because callers outside of the library call the functions.
+# The flags of kernels, except that functions are visible, because they are called from outside of the library.
 FLAGS = tuple(flag for flag in _compiler.FLAGS if flag != "-fvisibility=hidden")
-# See `tests/sanitize_cpp.py`.
+# `tests/sanitize_cpp.py` sets these flags.
 MORE_FLAGS = tuple(os.environ.get("FLEXSN_TEST_CPP_FLAGS", "").split())
 WARNINGS = ("-Wall", "-Wextra", "-Werror")
 
@@ -32,7 +32,7 @@ Function = Callable[..., Tensor | tuple[Tensor, ...]]
 
 
 class _Loops(Cpp):
-    """A target where the function of one step is the body of a loop."""
+    """A target whose code for the function of one step is the body of a loop."""
 
     reserved = Cpp.reserved | {"n", "i"}
 
@@ -66,22 +66,23 @@ class _Loop:
 
 @dataclass
 class Library:
-    """A collection of functions. After `compile`, they are called by the names under which they were added."""
+    """A collection of functions. After `compile`, each function is called by the name under which it was added."""
 
     _loops: dict[str, _Loop] = field(default_factory=dict)
-    _parts: dict[str, tuple[str, slice]] = field(default_factory=dict)  # the loop and the results of each function
+    # The loop of each function, and the function's slice of the results of the loop.
+    _parts: dict[str, tuple[str, slice]] = field(default_factory=dict)
     _loaded: ctypes.CDLL | None = None
 
     def add(self, name: str, function: Function, *arguments: torch.dtype) -> None:
         """Adds a function of tensors of the given dtypes."""
         types = [ArgumentType(dtype, False, False) for dtype in arguments]
-        traced = trace_pointwise(function, types, 1, torch.device("cpu"), name)
-        core = emit_core(traced.step, name, prune=True, target=_TARGET)
+        trace = trace_pointwise(function, types, 1, torch.device("cpu"), name)
+        core = emit_core(trace.step, name, prune=True, target=_TARGET)
         used = tuple(port.index for port in core.arguments)
-        self._add(name, core.source, [arguments[i] for i in used], traced.dtypes, used)
+        self._add(name, core.source, [arguments[i] for i in used], trace.dtypes, used)
 
     def add_together(self, functions: Mapping[str, Function], *arguments: torch.dtype) -> None:
-        """Adds functions by name, eight per loop. Tracing takes most of the time, in proportion to the loops."""
+        """Adds functions by name, eight per loop, because the number of loops determines the time of tracing."""
         names = list(functions)
         for begin in range(0, len(names), 8):
             self._add_in_one({name: functions[name] for name in names[begin : begin + 8]}, arguments)
@@ -89,16 +90,16 @@ class Library:
     def _add_in_one(self, functions: Mapping[str, Function], arguments: Sequence[torch.dtype]) -> None:
         lengths: dict[str, int] = {}
 
-        def together(*given: Tensor) -> tuple[Tensor, ...]:
+        def compute_all(*tensors: Tensor) -> tuple[Tensor, ...]:
             results: list[Tensor] = []
             for name, function in functions.items():
-                found = function(*given)
-                results += (part := (found,) if isinstance(found, Tensor) else found)
+                output = function(*tensors)
+                results += (part := (output,) if isinstance(output, Tensor) else output)
                 lengths[name] = len(part)
             return tuple(results)
 
         loop = ", ".join(functions)
-        self.add(loop, together, *arguments)
+        self.add(loop, compute_all, *arguments)
         begin = 0
         for name in functions:
             self._parts[name] = loop, slice(begin, begin + lengths[name])
@@ -132,7 +133,7 @@ class Library:
         return f'{more_headers(body)}#include "device.h"\n{_PRELUDE}\n{body}'
 
     def compile(self, folder: Path) -> str:
-        """Returns the output of the compiler."""
+        """Compiles and loads the library in `folder`, and returns the output of the compiler."""
         assert COMPILER is not None
         source, library = folder / "library.cpp", folder / "library.so"
         source.write_text(self.source)

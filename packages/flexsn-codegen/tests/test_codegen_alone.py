@@ -52,7 +52,7 @@ spec = importlib.util.spec_from_file_location("alone", sys.argv[1])
 alone = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(alone)
 """
-# If an autograd thread takes the interpreter's lock while Python 3.12 shuts down, the process aborts.
+# Ends the process without the usual shutdown, in which Python 3.12 aborts if an autograd thread takes the GIL.
 END = """
 sys.stdout.flush()
 os._exit(0)
@@ -68,8 +68,8 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def printed(folder: Path, *arguments: str) -> Path:
-    """Returns a file in Triton. It is made by a process in which Triton's interpreter is off."""
+def write_triton_file(folder: Path, *arguments: str) -> Path:
+    """Returns the path of a file in Triton, which a process without Triton's interpreter prints."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     command = [sys.executable, "-m", "flexsn_codegen", "show", "--standalone", *arguments]
@@ -82,7 +82,7 @@ def printed(folder: Path, *arguments: str) -> Path:
     return file
 
 
-def alone(file: Path, code: str) -> str:
+def run_alone(file: Path, code: str) -> str:
     environment = {k: v for k, v in os.environ.items() if k not in ("TRITON_INTERPRET", "PYTHONPATH")}
     command = [sys.executable, "-W", "ignore", "-c", ALONE + code + END, str(file)]
     done = subprocess.run(command, cwd=file.parent, env=environment, capture_output=True, text=True, check=False)
@@ -91,7 +91,7 @@ def alone(file: Path, code: str) -> str:
 
 
 @pytest.mark.skipif(why_no_compiler() is not None, reason="needs a C++ compiler")
-def test_a_file_in_cpp_has_all_that_it_needs(module: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_file_in_cpp_runs_alone(module: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "--standalone", "codegen_alone:limited", *LIMITED, "--target", "cpp"]) == 0
     text = capsys.readouterr().out
     command = "python -m flexsn_codegen show --standalone codegen_alone:limited --arguments float32:4x24 float32:24 3.0"
@@ -105,7 +105,7 @@ def test_a_file_in_cpp_has_all_that_it_needs(module: Path, capsys: pytest.Captur
     x, gate = torch.randn(1001, 40), torch.randn(40)
     for limit in (0.5, 0.25):
         result = torch.empty_like(x)
-        # Values that the function computes from its number are arguments of the kernel, in the order of their use.
+        # Values that the function computes from its number are arguments of the kernel, in the order of first use.
         signature = text.split('extern "C" void limited(')[1].split(")")[0]
         numbers = [line.split()[-1].rstrip(",") for line in signature.splitlines() if "host_number" in line]
         values = {0: 1.0, 1: 1.0, 2: limit, 3: limit, 4: limit**0.5}
@@ -116,10 +116,10 @@ def test_a_file_in_cpp_has_all_that_it_needs(module: Path, capsys: pytest.Captur
         torch.testing.assert_close(result, (x * torch.sigmoid(gate)).clamp(max=limit) * limit**0.5)
 
 
-def test_a_file_in_triton_imports_nothing_of_ours(module: Path) -> None:
-    file = printed(module, "codegen_alone:limited", *LIMITED)
+def test_file_in_triton_runs_alone(module: Path) -> None:
+    file = write_triton_file(module, "codegen_alone:limited", *LIMITED)
     assert "show --standalone codegen_alone:limited --arguments float32:4x24" in file.read_text()
-    actual = alone(
+    actual = run_alone(
         file,
         """
 print(alone._forward_words(0.25)[0] == alone._forward_words(0.25)[0] != alone._forward_words(0.5)[0])
@@ -143,7 +143,7 @@ def test_modules_and_functions_that_cut_are_shown(module: Path, capsys: pytest.C
         assert "template <int64_t BLOCK" in capsys.readouterr().out
 
 
-def test_a_target_that_does_not_exist_leaves_no_file(module: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_target_writes_no_file(module: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["compile", "codegen_alone:swiglu", "--arguments", "float32:3x16", "--output", "made", "--target"]
     assert main([*command, "cpp", "h100"]) == 2
     assert "there is no target 'h100'. Targets are cpp" in capsys.readouterr().err
@@ -152,8 +152,8 @@ def test_a_target_that_does_not_exist_leaves_no_file(module: Path, capsys: pytes
 
 @pytest.mark.gpu
 def test_files_in_triton_compute_and_differentiate(module: Path) -> None:
-    file = printed(module, "codegen_alone:limited", *LIMITED)
-    actual = alone(
+    file = write_triton_file(module, "codegen_alone:limited", *LIMITED)
+    actual = run_alone(
         file,
         """
 x, gate = torch.randn(301, 40, device="cuda", requires_grad=True), torch.randn(40, device="cuda", requires_grad=True)
@@ -169,8 +169,8 @@ print("done")
 """,
     )
     assert actual.strip() == "done"
-    file = printed(module, "codegen_alone:swiglu", "--arguments", "float32:3x16", "--gradient")
-    actual = alone(
+    file = write_triton_file(module, "codegen_alone:swiglu", "--arguments", "float32:3x16", "--gradient")
+    actual = run_alone(
         file,
         """
 x = torch.randn(1001, 16, device="cuda", requires_grad=True)

@@ -48,14 +48,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def source(name: str = "kernel", number: int = 1) -> str:
+def make_source(name: str = "kernel", number: int = 1) -> str:
     return KERNEL.format(name=name, number=number)
 
 
 def test_folder_and_files_are_private(folder: Path) -> None:
     before = os.umask(0)
     try:
-        compile_triton_code_str(source(), "kernel")
+        compile_triton_code_str(make_source(), "kernel")
     finally:
         os.umask(before)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -64,56 +64,58 @@ def test_folder_and_files_are_private(folder: Path) -> None:
     assert not list(folder.glob("*.tmp"))
 
 
-def test_same_source_same_object_and_another_is_another(folder: Path) -> None:
-    first, again, other = (compile_triton_code_str(source(number=n), "kernel") for n in (1, 1, 2))
+def test_equal_sources_share_a_kernel(folder: Path) -> None:
+    first, again, other = (compile_triton_code_str(make_source(number=n), "kernel") for n in (1, 1, 2))
     assert first is again
     assert first is not other
 
 
-def test_a_limited_number_of_modules_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limited_number_of_modules_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Checks that the most recently requested modules are kept, and that a kernel in use works without its module."""
     monkeypatch.setattr(cache, "_MOST_LOADED", 4)
     monkeypatch.setattr(cache, "_loaded", {})
     before = set(sys.modules)
-    first = compile_triton_code_str(source(number=0), "kernel")
-    made = {n: compile_triton_code_str(source(number=n), "kernel") for n in range(1, 10)}
-    assert compile_triton_code_str(source(number=6), "kernel") is made[6]
-    compile_triton_code_str(source(number=10), "kernel")
-    assert compile_triton_code_str(source(number=6), "kernel") is made[6]
+    first = compile_triton_code_str(make_source(number=0), "kernel")
+    compiled = {n: compile_triton_code_str(make_source(number=n), "kernel") for n in range(1, 10)}
+    assert compile_triton_code_str(make_source(number=6), "kernel") is compiled[6]
+    compile_triton_code_str(make_source(number=10), "kernel")
+    assert compile_triton_code_str(make_source(number=6), "kernel") is compiled[6]
     generated = {name for name in set(sys.modules) - before if name.startswith("flexsn_codegen._generated.")}
     assert len(generated) == len(cache._loaded) == 4
     assert first.fn.__globals__["kernel"] is first
     assert "x + 0" in inspect.getsource(first.fn)
 
 
-def test_verbose_prints_written_and_then_reused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verbose_reports_whether_the_file_was_written_or_reused(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for _ in range(2):
-        compile_triton_code_str(source(number=3), "kernel", verbose=True)
+        compile_triton_code_str(make_source(number=3), "kernel", verbose=True)
     first, second = capsys.readouterr().out.splitlines()
     assert "wrote" in first
     assert "reused" in second
     assert str(folder) in first
 
 
-def test_a_file_that_was_changed_is_written_again(folder: Path) -> None:
-    compile_triton_code_str(source(number=4), "kernel")
+def test_changed_file_is_written_again(folder: Path) -> None:
+    compile_triton_code_str(make_source(number=4), "kernel")
     (path,) = folder.glob("*.py")
     path.write_text("raise RuntimeError('changed')")
     name_space: dict[str, Any] = {}
-    compile_triton_code_str(source(number=4), "kernel", name_space=name_space)
-    assert path.read_text() == source(number=4)
+    compile_triton_code_str(make_source(number=4), "kernel", name_space=name_space)
+    assert path.read_text() == make_source(number=4)
 
 
 @pytest.mark.parametrize("name", ["../../evil", "a/b", "a\x00b", "..", "", "a" * 300, "\n"])
 def test_hostile_kernel_names_stay_in_the_folder(folder: Path, name: str) -> None:
     with pytest.raises(KernelNameError):
-        compile_triton_code_str(source(number=5), name)
+        compile_triton_code_str(make_source(number=5), name)
     assert {p.parent for p in folder.rglob("*.py")} == {folder}
     assert list(folder.parent.iterdir()) == [folder]
 
 
 def test_name_space_is_injected_and_updated(folder: Path) -> None:
-    code = source().replace("+ 1", "+ OFFSET").replace("import triton\n", "import triton\nSEEN = OFFSET\n", 1)
+    code = make_source().replace("+ 1", "+ OFFSET").replace("import triton\n", "import triton\nSEEN = OFFSET\n", 1)
     name_space: dict[str, Any] = {"OFFSET": 7}
     kernel = compile_triton_code_str(code, "kernel", name_space=name_space)
     assert name_space["kernel"] is kernel
@@ -121,25 +123,25 @@ def test_name_space_is_injected_and_updated(folder: Path) -> None:
     assert "__name__" not in name_space
 
 
-def test_a_stale_name_does_not_pass_for_the_kernel(folder: Path) -> None:
+def test_stale_name_is_not_mistaken_for_the_kernel(folder: Path) -> None:
     name_space: dict[str, Any] = {"kernel": object()}
     with pytest.raises(KernelNameError, match=r"defines no 'kernel'; it defines .*'other'") as caught:
-        compile_triton_code_str(source("other"), "kernel", name_space=name_space)
+        compile_triton_code_str(make_source("other"), "kernel", name_space=name_space)
     assert isinstance(caught.value, ValueError)
 
 
-def test_a_stale_kernel_is_replaced(folder: Path) -> None:
+def test_stale_kernel_is_replaced(folder: Path) -> None:
     stale = object()
     name_space: dict[str, Any] = {"kernel": stale}
-    assert compile_triton_code_str(source(), "kernel", name_space=name_space) is not stale
+    assert compile_triton_code_str(make_source(), "kernel", name_space=name_space) is not stale
     assert name_space["kernel"] is not stale
 
 
-def test_names_with_two_underscores_are_kernels_too(folder: Path) -> None:
-    assert compile_triton_code_str(source("__kernel"), "__kernel") is not None
+def test_kernel_name_may_begin_with_two_underscores(folder: Path) -> None:
+    assert compile_triton_code_str(make_source("__kernel"), "__kernel") is not None
 
 
-def test_a_source_that_fails_leaves_no_module(folder: Path) -> None:
+def test_source_that_fails_leaves_no_module(folder: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         compile_triton_code_str("1 / 0\n", "kernel")
     assert not any(name.startswith("flexsn_codegen._generated.kernel_") and "1 / 0" in name for name in sys.modules)
@@ -147,33 +149,33 @@ def test_a_source_that_fails_leaves_no_module(folder: Path) -> None:
         compile_triton_code_str("1 / 0\n", "kernel")
 
 
-def test_a_folder_that_others_can_write_is_refused(folder: Path) -> None:
+def test_folder_that_others_can_write_is_refused(folder: Path) -> None:
     folder.mkdir()
     folder.chmod(0o722)
     with pytest.raises(CacheFolderError, match="chmod 700") as caught:
-        compile_triton_code_str(source(), "kernel")
+        compile_triton_code_str(make_source(), "kernel")
     assert isinstance(caught.value, RuntimeError)
 
 
-def test_a_link_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_link_as_the_folder_is_refused(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "real").mkdir(mode=0o700)
     folder.symlink_to(tmp_path / "real")
     with pytest.raises(CacheFolderError, match="is a link"):
         cache_folder()
 
 
-def test_a_link_in_place_of_a_file_is_replaced_not_followed(folder: Path, tmp_path: Path) -> None:
-    compile_triton_code_str(source(number=6), "kernel")
+def test_link_instead_of_a_file_is_replaced_and_not_followed(folder: Path, tmp_path: Path) -> None:
+    compile_triton_code_str(make_source(number=6), "kernel")
     (path,) = folder.glob("*.py")
     elsewhere = tmp_path / "elsewhere.py"
-    elsewhere.write_text(source(number=6))
+    elsewhere.write_text(make_source(number=6))
     path.unlink()
     path.symlink_to(elsewhere)
-    compile_triton_code_str(source(number=6), "kernel", name_space={})
+    compile_triton_code_str(make_source(number=6), "kernel", name_space={})
     assert not path.is_symlink()
 
 
-def test_read_only_home_falls_back_to_the_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_temporary_folder_replaces_a_read_only_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home, temporary = tmp_path / "home", tmp_path / "temporary"
     home.mkdir()
     temporary.mkdir()
@@ -183,7 +185,7 @@ def test_read_only_home_falls_back_to_the_temporary_folder(tmp_path: Path, monke
     real = Path.mkdir
 
     def mkdir(self: Path, *args: Any, **keywords: Any) -> None:
-        # An administrator can write everywhere, so a read-only mode would not be a valid test.
+        # `mkdir` is replaced, because a read-only mode does not prevent an administrator from writing.
         if home in self.parents:
             raise OSError(30, "Read-only file system")
         real(self, *args, **keywords)
@@ -192,28 +194,28 @@ def test_read_only_home_falls_back_to_the_temporary_folder(tmp_path: Path, monke
     assert cache_folder() == temporary / f"flexsn-{os.getuid()}"
 
 
-def test_threads_racing_get_one_kernel(folder: Path) -> None:
-    actual: list[Any] = []
+def test_racing_threads_share_one_kernel(folder: Path) -> None:
+    kernels: list[Any] = []
     barrier = threading.Barrier(8)
 
     def work() -> None:
         barrier.wait()
-        actual.append(compile_triton_code_str(source(number=8), "kernel"))
+        kernels.append(compile_triton_code_str(make_source(number=8), "kernel"))
 
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(actual) == 8
-    assert len({id(kernel) for kernel in actual}) == 1
+    assert len(kernels) == 8
+    assert len({id(kernel) for kernel in kernels}) == 1
 
 
 FORK = multiprocessing.get_context("fork")
 
 
 def forks(test: Any) -> Any:
-    """Ignores the warnings of Python 3.12 about forks in a process that has threads, such as those of torch."""
+    """Ignores the warnings of Python 3.12 about forks in a process with threads, such as the threads of torch."""
     for warning in (".*use of fork", ".*multi-threaded, use of fork"):
         test = pytest.mark.filterwarnings(f"ignore:{warning}:DeprecationWarning")(test)
     return test
@@ -231,10 +233,10 @@ def race(ready: Any, prunes: bool) -> None:
 
 @forks
 @pytest.mark.parametrize("other", ["writes", "prunes"])
-def test_processes_racing_see_whole_files(folder: Path, other: str) -> None:
-    """Tests two processes that write equal sources at once, and one whose files another process removes."""
+def test_racing_processes_read_complete_files(folder: Path, other: str) -> None:
+    """Tests two processes that write equal sources at once, and a process whose files another process removes."""
     ready = FORK.Barrier(2)
-    children = [FORK.Process(target=race, args=(ready, what == "prunes")) for what in ("writes", other)]
+    children = [FORK.Process(target=race, args=(ready, action == "prunes")) for action in ("writes", other)]
     for child in children:
         child.start()
     for child in children:
@@ -248,14 +250,16 @@ def test_processes_racing_see_whole_files(folder: Path, other: str) -> None:
 def compile_number(number: int) -> None:
     """Runs in a child process: loads a source that the parent has loaded, and another source."""
     name_space: dict[str, Any] = {}
-    assert compile_triton_code_str(source(number=number), "kernel") is not None
-    assert compile_triton_code_str(source(number=number + os.getpid()), "kernel", name_space=name_space) is not None
+    assert compile_triton_code_str(make_source(number=number), "kernel") is not None
+    assert (
+        compile_triton_code_str(make_source(number=number + os.getpid()), "kernel", name_space=name_space) is not None
+    )
     assert inspect.getsource(name_space["kernel"].fn).rstrip().endswith(str(number + os.getpid()))
 
 
 @forks
-def test_forked_processes_go_on(folder: Path) -> None:
-    compile_triton_code_str(source(number=11), "kernel")
+def test_forked_processes_can_load_sources(folder: Path) -> None:
+    compile_triton_code_str(make_source(number=11), "kernel")
     children = [FORK.Process(target=compile_number, args=(11,)) for _ in range(3)]
     for child in children:
         child.start()
@@ -267,8 +271,8 @@ def test_forked_processes_go_on(folder: Path) -> None:
 
 
 @forks
-def test_a_fork_while_another_thread_loads_does_not_hang(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests a child process with one thread. Without a new lock, it would wait forever for a thread of its parent."""
+def test_fork_while_another_thread_loads_does_not_hang(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests a fork while a thread holds a lock. Without a new lock, the child would wait forever for this thread."""
     inside, done = threading.Event(), threading.Event()
 
     def wait() -> None:
@@ -290,36 +294,38 @@ def test_a_fork_while_another_thread_loads_does_not_hang(folder: Path, monkeypat
 # -- a file or a folder that is not in the expected state -----------------------------------------------
 
 
-@pytest.mark.parametrize("found", [b"\xff\xfe\x00not a text", b"", b"x = 1\n\x00"])
-def test_whatever_is_in_the_place_of_a_source_is_replaced(folder: Path, found: bytes) -> None:
-    compile_triton_code_str(source(number=12), "kernel")
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00not a text", b"", b"x = 1\n\x00"])
+def test_wrong_content_of_a_file_is_replaced(folder: Path, content: bytes) -> None:
+    compile_triton_code_str(make_source(number=12), "kernel")
     (path,) = folder.glob("*.py")
-    path.write_bytes(found)
-    compile_triton_code_str(source(number=12), "kernel", name_space={})
-    assert path.read_text() == source(number=12)
+    path.write_bytes(content)
+    compile_triton_code_str(make_source(number=12), "kernel", name_space={})
+    assert path.read_text() == make_source(number=12)
 
 
-def test_an_empty_folder_in_its_place_is_replaced_and_a_full_one_named(folder: Path) -> None:
-    compile_triton_code_str(source(number=13), "kernel")
+def test_empty_folder_instead_of_a_file_is_replaced_and_a_full_folder_is_named(folder: Path) -> None:
+    compile_triton_code_str(make_source(number=13), "kernel")
     (path,) = folder.glob("*.py")
     path.unlink()
     path.mkdir()
-    compile_triton_code_str(source(number=13), "kernel", name_space={})
-    assert path.read_text() == source(number=13)
+    compile_triton_code_str(make_source(number=13), "kernel", name_space={})
+    assert path.read_text() == make_source(number=13)
     path.unlink()
     path.mkdir()
     (path / "somebody's").touch()
     with pytest.raises(CacheFolderError, match=r"cannot be stored in .*kernel.*\.py: .*FLEXSN_CACHE_DIR"):
-        compile_triton_code_str(source(number=13), "kernel", name_space={})
+        compile_triton_code_str(make_source(number=13), "kernel", name_space={})
     assert (path / "somebody's").exists()
 
 
 @pytest.mark.parametrize("below", ["", "deeper/still"])
-def test_a_variable_that_names_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, below: str) -> None:
+def test_cache_variable_that_names_a_file_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, below: str
+) -> None:
     (tmp_path / "file").write_text("mine")
     monkeypatch.setenv("FLEXSN_CACHE_DIR", str(tmp_path / "file" / below))
     with pytest.raises(CacheFolderError, match=r"file.*: (File exists|Not a directory).*FLEXSN_CACHE_DIR"):
-        compile_triton_code_str(source(), "kernel")
+        compile_triton_code_str(make_source(), "kernel")
     assert (tmp_path / "file").read_text() == "mine"
 
 
@@ -327,7 +333,7 @@ def test_a_variable_that_names_a_file(tmp_path: Path, monkeypatch: pytest.Monkey
     ("mode", "refused"), [(0o777, True), (0o707, True), (0o1777, False), (0o755, False), (0o770, True)], ids=oct
 )
 @pytest.mark.parametrize("below", ["cache", "some/way/down"])
-def test_a_private_folder_below_one_that_others_write(
+def test_private_folder_below_a_shared_folder_is_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, refused: bool, below: str
 ) -> None:
     shared = tmp_path / "shared"
@@ -344,7 +350,7 @@ def test_a_private_folder_below_one_that_others_write(
         cache_folder()
 
 
-def test_a_link_on_the_way_is_followed_to_where_it_leads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_link_in_the_path_is_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     (tmp_path / "link").symlink_to(tmp_path / "open")
@@ -364,19 +370,19 @@ def compile_on_a_full_disk() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # files cannot grow further, as on a full disk
     try:
         compile_triton_code_str(code, "kernel")
-        said = "nothing"
+        message = "nothing"
     except CacheFolderError as error:
-        said = str(error)
+        message = str(error)
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert said.startswith("generated kernels cannot be stored in ")
-    assert said.endswith("or set FLEXSN_CACHE_DIR to another folder.")
+    assert message.startswith("generated kernels cannot be stored in ")
+    assert message.endswith("or set FLEXSN_CACHE_DIR to another folder.")
     assert compile_triton_code_str(code, "kernel") == 1
 
 
 @forks
 @pytest.mark.long(all_but=["True"])
 @pytest.mark.parametrize("explicit", [True, False])
-def test_a_full_disk_is_named_and_no_file_remains(
+def test_full_disk_is_named_and_no_file_remains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, explicit: bool
 ) -> None:
     for name, variable in (("home", "HOME"), ("temporary", "TMPDIR")):
@@ -390,11 +396,11 @@ def test_a_full_disk_is_named_and_no_file_remains(
     child.start()
     child.join()
     assert child.exitcode == 0
-    assert len(list(tmp_path.rglob("kernel_*.py"))) == 1  # the file of the second call
+    assert len(list(tmp_path.rglob("kernel_*.py"))) == 1  # the file that the second call wrote
     assert not list(tmp_path.rglob("*.tmp"))
 
 
-def test_a_full_home_leaves_the_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_temporary_folder_replaces_a_full_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home, temporary = tmp_path / "home", tmp_path / "temporary"
     home.mkdir()
     temporary.mkdir()
@@ -410,8 +416,8 @@ def test_a_full_home_leaves_the_temporary_folder(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(os, "replace", replace)
     for _ in range(2):
-        compile_triton_code_str(source(number=14), "kernel", name_space={})
-    assert [path.read_text() for path in temporary.rglob("*.py")] == [source(number=14)]
+        compile_triton_code_str(make_source(number=14), "kernel", name_space={})
+    assert [path.read_text() for path in temporary.rglob("*.py")] == [make_source(number=14)]
     assert not [path for path in home.rglob("*") if path.is_file()]
 
 
@@ -419,7 +425,7 @@ def as_somebody_else(temporary: Path) -> None:
     """Runs in a child process."""
     os.environ.pop("FLEXSN_CACHE_DIR", None)
     os.environ |= {"HOME": "/", "TMPDIR": str(temporary)}
-    tempfile.tempdir = None  # the parent has already looked it up
+    tempfile.tempdir = None  # the parent process has already determined it
     os.setuid(12345)
     kernel = compile_triton_code_str("kernel = 1", "kernel")
     (temporary / "said").write_text(f"{kernel} {cache_folder()}")
@@ -427,8 +433,8 @@ def as_somebody_else(temporary: Path) -> None:
 
 @forks
 @pytest.mark.skipif(os.getuid() != 0, reason="needs an administrator, who can become somebody else")
-def test_a_user_without_a_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests a real read-only home: an administrator's folder, for another user."""
+def test_user_without_a_home_folder_can_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests a read-only home: another user runs with a folder of the administrator as home."""
     temporary = Path(tempfile.mkdtemp(dir="/tmp"))
     try:
         temporary.chmod(0o1777)
@@ -442,18 +448,18 @@ def test_a_user_without_a_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
         shutil.rmtree(temporary)
 
 
-def test_old_files_are_pruned_and_used_ones_kept(folder: Path) -> None:
-    compile_triton_code_str(source(number=9), "kernel")
-    compile_triton_code_str(source(number=10), "kernel")
+def test_old_files_are_pruned_and_used_files_are_kept(folder: Path) -> None:
+    compile_triton_code_str(make_source(number=9), "kernel")
+    compile_triton_code_str(make_source(number=10), "kernel")
     old = time.time() - 100 * 86400
     for path in folder.glob("*.py"):
         os.utime(path, (old, old))
-    compile_triton_code_str(source(number=10), "kernel")
+    compile_triton_code_str(make_source(number=10), "kernel")
     assert prune_cache(30) == 1
-    assert [path.read_text() for path in folder.glob("*.py")] == [source(number=10)]
+    assert [path.read_text() for path in folder.glob("*.py")] == [make_source(number=10)]
 
 
-def test_without_triton_the_package_imports_and_names_the_missing_package() -> None:
+def test_import_works_without_triton_and_its_use_names_the_missing_package() -> None:
     program = """
 import sys
 sys.modules["triton"] = None
@@ -472,7 +478,7 @@ except ImportError as error:
     assert issubclass(TritonMissingError, ImportError)
 
 
-def test_of_its_siblings_the_package_needs_graph_alone_and_no_numpy() -> None:
+def test_package_needs_only_graph_and_no_numpy() -> None:
     root = Path(flexsn_codegen.__file__).parent
     for path in root.rglob("*.py"):
         text = path.read_text()

@@ -1,4 +1,4 @@
-"""The command line shows, compiles and lists kernels. `test_codegen_offline` tests mistakes and `prune`."""
+"""The command line shows, compiles and lists kernels. Mistakes and `prune` are tested in `test_codegen_offline`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "codegen_commanded"
 
 
-def test_the_entry_point_is_the_main_function() -> None:
+def test_entry_point_is_the_main_function() -> None:
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     name, _, attribute = project["scripts"]["flexsn-codegen"].partition(":")
     assert getattr(import_module(name), attribute) is main
@@ -54,7 +54,7 @@ def test_show_of_a_function_that_cuts_takes_shapes(module: str, capsys: pytest.C
     assert (second.count("dev.load("), second.count("dev.store(")) == (3, 2)
 
 
-def test_show_for_the_cpu(module: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_prints_cpp_for_the_cpu(module: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", f"{module}:shifted", "--target", "cpp"]) == 0
     out = capsys.readouterr().out
     assert "template <int64_t BLOCK" in out
@@ -75,7 +75,7 @@ def test_compile_writes_the_files_of_each_target(
     assert all(str(path) in out for path in written.values())
 
 
-def test_compile_needs_a_target(module: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compile_requires_a_target(module: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compile", f"{module}:shifted", "--target"]) == 2
     assert "there is no target: pass --target" in capsys.readouterr().err
 
@@ -90,7 +90,7 @@ def test_ops_lists_every_op_with_its_facts(capsys: pytest.CaptureFixture[str]) -
         assert all(name in lines[str(op)].rsplit("; ", 1)[-1] for op in ops)
 
 
-def test_ops_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ops_can_be_selected_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ops", "gammac"]) == 0
     assert capsys.readouterr().out == "prims.igammac.default: triton, cpp\n"
     assert main(["ops", "nothing of the kind"]) == 2

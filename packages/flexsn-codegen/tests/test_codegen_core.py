@@ -1,4 +1,4 @@
-"""The translation of a graph to the source of one step."""
+"""The translation of a graph into the source of a core."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from flexsn_graph.ir._ops import _FACTS
 _prims = torch.ops.prims
 
 
-def graph_with(*calls: tuple[Any, tuple[Any, ...], torch.dtype], dtype: torch.dtype = torch.float32) -> fx.Graph:
-    """Creates a graph of placeholder `x` and calls. In a call, "x" is the placeholder, and `-i` is an earlier call."""
+def make_graph(*calls: tuple[Any, tuple[Any, ...], torch.dtype], dtype: torch.dtype = torch.float32) -> fx.Graph:
+    """Creates a graph of calls. In their arguments, "x" is the placeholder, and `-i` is the i-th previous call."""
     graph = fx.Graph()
     x = graph.placeholder("x")
     x.meta["val"] = torch.empty(4, dtype=dtype)
@@ -83,7 +83,7 @@ def test_literals_of_halves_are_float32_in_registers() -> None:
     assert literal(0.5, torch.bfloat16) == "tl.full([], 0.5, tl.float32)"
 
 
-def test_name_is_given_name_made_an_identifier_with_a_hash() -> None:
+def test_name_is_an_identifier_with_a_hash() -> None:
     source, name = generate_triton_code_str(graph_of(lif, torch.zeros(4), torch.zeros(4)), "a b/../c;1")
     assert re.fullmatch(r"a_b____c_1_[0-9a-f]{12}", name)
     assert f"def {name}(" in source
@@ -106,14 +106,14 @@ def test_arguments_may_have_the_names_of_the_modules() -> None:
     assert "_tl" in core.source.splitlines()[2]
 
 
-def test_long_names_that_begin_alike_stay_different() -> None:
+def test_long_names_with_equal_beginnings_differ() -> None:
     long = "n" * 200
     graph = graph_of(lambda a, b: a - b, torch.zeros(4), torch.zeros(4), names=(long + "1", long + "2"))
     assert f"({long}1, {long}2):" in emit_core(graph, "core", prune=False).source
 
 
-def test_the_hash_depends_on_the_code_and_not_on_its_file() -> None:
-    first, second, other = (graph_with((_prims.mul.default, ("x", k), torch.float32)) for k in (2.0, 2.0, 3.0))
+def test_hash_depends_on_the_code_and_not_on_its_file() -> None:
+    first, second, other = (make_graph((_prims.mul.default, ("x", k), torch.float32)) for k in (2.0, 2.0, 3.0))
     node = next(n for n in second.nodes if n.op == "call_function")
     node.stack_trace = '  File "/somewhere/model.py", line 12, in step\n    y = x * 2.0  # doubled'
     plain, cited, third = (emit_core(g, "core", prune=True) for g in (first, second, other))
@@ -122,8 +122,8 @@ def test_the_hash_depends_on_the_code_and_not_on_its_file() -> None:
     assert "/somewhere" not in cited.source
 
 
-def test_a_citation_cannot_leave_its_comment() -> None:
-    graph = graph_with((_prims.mul.default, ("x", 2.0), torch.float32))
+def test_citation_cannot_leave_its_comment() -> None:
+    graph = make_graph((_prims.mul.default, ("x", 2.0), torch.float32))
     node = next(n for n in graph.nodes if n.op == "call_function")
     node.stack_trace = '  File "/x/a\rimport os.py", line 1, in f\n    y = x\r    raise SystemExit\x0c'
     source, name = generate_triton_code_str(graph, "core")
@@ -131,7 +131,7 @@ def test_a_citation_cannot_leave_its_comment() -> None:
     compile_triton_code_str(source, name)
 
 
-def test_arguments_that_are_not_used_are_pruned_on_request() -> None:
+def test_unused_arguments_are_pruned_on_request() -> None:
     graph = graph_of(lambda x, y, z: x * z, *torch.zeros(3, 4), names=("a", "b", "c"))
     core = emit_core(graph, "core", prune=True)
     assert core.arguments == (Port(Role.INPUT, 0), Port(Role.INPUT, 2))
@@ -139,7 +139,7 @@ def test_arguments_that_are_not_used_are_pruned_on_request() -> None:
     assert "(a, b, c):" in emit_core(graph, "core", prune=False).source
 
 
-def test_a_result_may_be_a_constant_or_an_argument() -> None:
+def test_result_may_be_a_constant_or_an_argument() -> None:
     def results(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return torch.ones_like(x, dtype=torch.int32), y
 
@@ -148,7 +148,7 @@ def test_a_result_may_be_a_constant_or_an_argument() -> None:
     assert torch.equal(same, torch.arange(3))
 
 
-def test_a_constant_node_is_written_where_it_is_used() -> None:
+def test_constant_node_is_written_at_its_use() -> None:
     graph = fx.Graph()
     x = graph.placeholder("x")
     two = graph.call_function(_prims.scalar_tensor.default, (2.0,), {"dtype": torch.float32})
@@ -161,7 +161,7 @@ def test_a_constant_node_is_written_where_it_is_used() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_a_constant_node_of_a_narrow_dtype_is_rounded_to_it(dtype: torch.dtype) -> None:
+def test_constant_of_a_narrow_dtype_is_rounded(dtype: torch.dtype) -> None:
     graph = fx.Graph()
     x = graph.placeholder("x")
     x.meta["val"] = torch.empty(4, dtype=dtype)
@@ -176,7 +176,7 @@ def test_a_constant_node_of_a_narrow_dtype_is_rounded_to_it(dtype: torch.dtype) 
     assert source.count(f"dev.round_{str(dtype)[6:]}(tl.full([], 0.1, tl.float32))") == 2
 
 
-def test_same_graph_same_source() -> None:
+def test_equal_graphs_have_equal_sources() -> None:
     first, second = (generate_triton_code_str(graph_of(lif, torch.zeros(4), torch.zeros(4)), "core") for _ in range(2))
     assert first == second
 
@@ -193,19 +193,19 @@ def test_unsupported_op_is_named_with_the_users_line() -> None:
     assert isinstance(caught.value, NotImplementedError)
 
 
-def test_a_node_without_dtype_is_refused() -> None:
-    graph = graph_with((_prims.mul.default, ("x", 2.0), torch.float32))
+def test_node_without_dtype_is_refused() -> None:
+    graph = make_graph((_prims.mul.default, ("x", 2.0), torch.float32))
     next(n for n in graph.nodes if n.op == "call_function").meta.clear()
     with pytest.raises(GraphError, match=r"node mul_default .* no fake tensor"):
         emit_core(graph, "core", prune=True)
 
 
-def test_a_complex_result_is_refused() -> None:
+def test_complex_result_is_refused() -> None:
     with pytest.raises(UnsupportedOpError, match="complex64"):
-        emit_core(graph_with((_prims.mul.default, ("x", 2.0), torch.complex64)), "core", prune=True)
+        emit_core(make_graph((_prims.mul.default, ("x", 2.0), torch.complex64)), "core", prune=True)
 
 
-def test_a_graph_that_returns_nothing_or_numbers_is_refused() -> None:
+def test_graph_that_returns_nothing_or_numbers_is_refused() -> None:
     empty, number = fx.Graph(), fx.Graph()
     empty.output(())
     number.output((1.0,))
@@ -215,9 +215,9 @@ def test_a_graph_that_returns_nothing_or_numbers_is_refused() -> None:
         emit_core(number, "core", prune=True)
 
 
-def test_a_python_function_in_the_graph_is_refused() -> None:
+def test_python_function_in_the_graph_is_refused() -> None:
     with pytest.raises(UnsupportedOpError, match="not an ATen or custom op"):
-        emit_core(graph_with((torch.relu, ("x",), torch.float32)), "core", prune=True)
+        emit_core(make_graph((torch.relu, ("x",), torch.float32)), "core", prune=True)
 
 
 def test_register_op_adds_a_rule_and_supported_ops_lists_it() -> None:
@@ -260,7 +260,7 @@ def test_every_op_with_facts_has_a_rule() -> None:
     assert supported_ops() == known_ops()
 
 
-def test_an_op_that_torch_decomposes_is_kept_once_it_has_a_rule() -> None:
+def test_op_that_torch_decomposes_is_kept_if_it_has_a_rule() -> None:
     overload, x = torch.ops.aten.celu.default, torch.linspace(-2, 2, 9)
     try:
 
@@ -288,7 +288,7 @@ def test_verbose_prints_the_source(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.strip() == source.strip()
 
 
-def test_slow_ops_on_captured_tensors_alone_are_a_function_of_their_own() -> None:
+def test_slow_ops_on_captured_tensors_are_a_separate_function() -> None:
     w, scale = torch.tensor([0.25, 0.5]), torch.tensor([2.0, 3.0])
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -304,13 +304,13 @@ def test_slow_ops_on_captured_tensors_alone_are_a_function_of_their_own() -> Non
     assert set(before.arguments) == {Port(Role.LIFTED, 0), Port(Role.LIFTED, 1)}
     earlier, step = (re.sub("//.*", "", text) for text in (before.source, source.source))
     assert earlier.count("dev::exp(") == earlier.count(" / ") == earlier.count("sqrt(") == 1
-    assert step.count("dev::exp(") == 1, "that of the input"
+    assert step.count("dev::exp(") == 1, "only the exponential of the input remains in the step"
     assert "sqrt(" not in step
     assert " / " not in step
-    assert step.count("lifted_0 * lifted_1") == 1, "what is as quick as a load stays in the step"
+    assert step.count("lifted_0 * lifted_1") == 1, "products that are as fast as a load remain in the step"
     assert emit_core(trace.forward, "step", prune=True, target=CPP).once is None
 
 
-def test_nothing_is_computed_once_where_all_depends_on_the_step() -> None:
+def test_no_op_is_hoisted_if_all_depend_on_the_step() -> None:
     trace = trace_step(lambda x, v: (x, torch.exp(v) / 3.0), 1, 1, 1, [torch.zeros(2), torch.zeros(2)])
     assert emit_core(trace.forward, "step", prune=True, once=True, target=CPP).once is None

@@ -1,4 +1,4 @@
-"""Flags in C++ kernels: flags with known values are not conditions in a loop over lanes."""
+"""In C++ kernels, flags with known values are no conditions in the loop over lanes."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ import torch
 from flexsn_codegen.targets.cpp import CPP
 
 
-def written(first: str, then: str) -> str:
+def generate_source(first: str, second: str) -> str:
     """Writes a loop that reads a flag, assigns a value to it, and reads it again."""
     writer = CPP.writer()
-    writer.assign("came", first, flag=True)
+    writer.assign("fired", first, flag=True)
     writer.assign("other", writer.flag(False), flag=True)
     with writer.loop("t", "0", "T"):
-        writer.assign("before", f"came ? float(1) : {writer.zeros(torch.float32)}")
-        writer.assign("came", then, flag=True)
-        writer.assign("after", "came ? float(2) : before")
+        writer.assign("before", f"fired ? float(1) : {writer.zeros(torch.float32)}")
+        writer.assign("fired", second, flag=True)
+        writer.assign("after", "fired ? float(2) : before")
     return writer.finish("kernel", [], "").source
 
 
-def test_a_value_that_is_known_is_no_condition() -> None:
-    for then in ("true", "other | true"):
-        source = written("false", then)
+def test_known_flag_is_no_condition() -> None:
+    for second in ("true", "other | true"):
+        source = generate_source("false", second)
         assert "auto after = true ? float(2)" in source
-        # The loop starts with the value of its previous iteration.
-        assert "auto before = (dev::conditions<condition_t, BLOCK>.all(came)[lane] != 0) ?" in source
-        assert "\n            came = true;" in source
-    assert "auto after = false ? float(2)" in written("true", "false")
+        # At the start of the loop, the flag has its value from the previous iteration, which is not known.
+        assert "auto before = (dev::conditions<condition_t, BLOCK>.all(fired)[lane] != 0) ?" in source
+        assert "\n            fired = true;" in source
+    assert "auto after = false ? float(2)" in generate_source("true", "false")
 
 
-def test_a_value_that_is_not_known_is_a_condition() -> None:
-    source = written("true", "came | other")
-    assert "const bool came_1 = came | other;" in source
-    assert "auto after = (dev::conditions<condition_t, BLOCK>.all(came_1)[lane] != 0) ?" in source
-    assert "\n            came = came_1;" in source
+def test_unknown_flag_is_a_condition() -> None:
+    source = generate_source("true", "fired | other")
+    assert "const bool fired_1 = fired | other;" in source
+    assert "auto after = (dev::conditions<condition_t, BLOCK>.all(fired_1)[lane] != 0) ?" in source
+    assert "\n            fired = fired_1;" in source

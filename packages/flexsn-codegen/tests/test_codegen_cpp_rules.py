@@ -1,4 +1,4 @@
-"""Rules for ops in C++: each rule is compiled and compared with eager mode on the CPU, bit for bit.
+"""Each rule for an op in C++ is compiled, and has the same bits as eager mode on the CPU.
 
 `test_codegen_cpp_functions.py` tests approximations.
 """
@@ -48,11 +48,11 @@ def _with_tensors_without_dimensions(x: Tensor) -> tuple[Tensor, ...]:
     return number * x, x * number, number / x, x / number, number + x, x - number, number - x
 
 
-def _short(dtype: torch.dtype) -> str:
+def _shorten(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-# Maps a name to the function, the number of its arguments, which share one dtype, and the possible dtypes.
+# Maps a name to a function, the count of its arguments, and the possible dtypes, one of which all arguments have.
 CASES: _Cases = {
     **_prims_of("sign", 1, ALL),
     **_prims_of("abs neg ceil floor round trunc isfinite", 1, NUMBERS),
@@ -101,13 +101,13 @@ CASES: _Cases = {
 }
 
 
-def _tuple(value: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _make_tuple(value: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return (value,) if isinstance(value, Tensor) else tuple(value)
 
 
-def _in_vectors(function: Function) -> Function:
-    """Returns the results that eager mode computes in whole vectors. For this purpose, it pads the input."""
-    return lambda x: tuple(t[: x.numel()] for t in _tuple(function(torch.cat([x, x.new_zeros(64)]))))
+def _compute_in_vectors(function: Function) -> Function:
+    """Returns a function that pads its inputs, so that eager mode computes all elements in whole vectors."""
+    return lambda x: tuple(t[: x.numel()] for t in _make_tuple(function(torch.cat([x, x.new_zeros(64)]))))
 
 
 def _exact_sqrt(x: Tensor) -> Tensor:
@@ -116,14 +116,14 @@ def _exact_sqrt(x: Tensor) -> Tensor:
     return root.to(torch.promote_types(x.dtype, torch.float32))
 
 
-# Functions whose bits vary in eager mode on the CPU. Another library's square root is off by 1 ulp for a sixth of the
-# numbers. In half types, `rsqrt` and a sum with a multiple round once in vectors, and twice in the remainder.
+# References for functions whose bits vary in eager mode on the CPU. There, a square root is off by 1 ulp for one sixth
+# of the numbers. In half dtypes, `rsqrt` and a sum with a multiple round once in vectors, and twice in the remainder.
 EXPECTED: dict[str, Function] = {
     "sqrt": lambda x: _exact_sqrt(x).to(x.dtype),
     "pow_0.5": _exact_sqrt,
     "pow_-0.5": lambda x: 1.0 / _exact_sqrt(x),
     "rsqrt": lambda x: (1.0 / _exact_sqrt(x)).to(x.dtype),
-    "plus_multiple": _in_vectors(CASES["plus_multiple"][0]),
+    "plus_multiple": _compute_in_vectors(CASES["plus_multiple"][0]),
 }
 
 
@@ -138,17 +138,17 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     if COMPILER is None:
         pytest.skip("no C++ compiler")
     calls = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
-    asked = {(params.get("name"), params.get("dtype")) for params in calls}
-    found = Library()
+    tested = {(params.get("name"), params.get("dtype")) for params in calls}
+    collection = Library()
     kinds = dict.fromkeys((dtype, arity) for _, arity, dtypes in CASES.values() for dtype in dtypes)
     for dtype, arity in kinds:
         names = [name for name, (_, count, dtypes) in CASES.items() if count == arity and dtype in dtypes]
-        wanted = [name for name in names if name in _TRAPS or (name, dtype) in asked]
-        found.add_together({f"{name} {dtype}": CASES[name][0] for name in wanted}, *[dtype] * arity)
+        selected = [name for name in names if name in _TRAPS or (name, dtype) in tested]
+        collection.add_together({f"{name} {dtype}": CASES[name][0] for name in selected}, *[dtype] * arity)
     for dtype in WIDE_UNSIGNED:
-        found.add(f"unsigned {dtype}", wide_unsigned, dtype, dtype)
-    found.compile(Path(tmp_path_factory.mktemp("rules")))
-    return found
+        collection.add(f"unsigned {dtype}", wide_unsigned, dtype, dtype)
+    collection.compile(Path(tmp_path_factory.mktemp("rules")))
+    return collection
 
 
 def wide_unsigned(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
@@ -166,7 +166,7 @@ SPECIAL = [
 ]
 
 
-def arguments(dtype: torch.dtype, arity: int) -> tuple[Tensor, ...]:
+def list_arguments(dtype: torch.dtype, arity: int) -> tuple[Tensor, ...]:
     """Returns all pairs of special values, and random pairs."""
     if dtype == torch.bool:
         values = torch.tensor([False, True])
@@ -181,12 +181,12 @@ def arguments(dtype: torch.dtype, arity: int) -> tuple[Tensor, ...]:
         numbers += [-1, -2, -7, -64] if bounds.min < 0 else []
         values = torch.tensor(numbers, dtype=dtype)
     if arity == 1:
-        return (torch.cat([values.repeat(9), _random(dtype, 0)]),)
+        return (torch.cat([values.repeat(9), _draw(dtype, 0)]),)
     pairs = torch.cartesian_prod(values, values).unbind(1)
-    return tuple(torch.cat([pair, _random(dtype, seed)]) for seed, pair in enumerate(pairs))
+    return tuple(torch.cat([pair, _draw(dtype, seed)]) for seed, pair in enumerate(pairs))
 
 
-def _random(dtype: torch.dtype, seed: int, count: int = 4099) -> Tensor:
+def _draw(dtype: torch.dtype, seed: int, count: int = 4099) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     if dtype == torch.bool:
         return torch.rand(count, generator=generator) < 0.5
@@ -198,8 +198,8 @@ def _random(dtype: torch.dtype, seed: int, count: int = 4099) -> Tensor:
     return torch.cat([patterns, (torch.randn(count, generator=generator, dtype=torch.float64) * 3).to(dtype)])
 
 
-def traps(name: str, x: Tensor, y: Tensor) -> Tensor:
-    """Returns a mask of the elements at which eager mode raises an error or depends on the processor."""
+def find_traps(name: str, x: Tensor, y: Tensor) -> Tensor:
+    """Returns a mask of the elements for which eager mode traps, or has results that depend on the processor."""
     least = torch.iinfo(x.dtype).min
     edge = (x == least) | (y == least) if name == "gcd" else (x == least) & (y == -1)
     by_zero = torch.zeros_like(edge) if name == "gcd" else y == 0
@@ -295,36 +295,36 @@ _WRONG_IN_EAGER = {"fmod", "remainder"}
         "sqrt-float32",
     ]
 )
-@pytest.mark.parametrize(("name", "dtype"), _PARAMETERS, ids=[f"{n}-{_short(d)}" for n, d in _PARAMETERS])
+@pytest.mark.parametrize(("name", "dtype"), _PARAMETERS, ids=[f"{n}-{_shorten(d)}" for n, d in _PARAMETERS])
 def test_rules_have_the_bits_of_eager_mode(library: Library, name: str, dtype: torch.dtype) -> None:
     function, arity, _ = CASES[name]
-    given = arguments(dtype, arity)
+    inputs = list_arguments(dtype, arity)
     if name in _TRAPS:
-        keep = ~traps(name, *given)
-        given = tuple(t[keep] for t in given)
+        is_safe = ~find_traps(name, *inputs)
+        inputs = tuple(t[is_safe] for t in inputs)
     if name == "to_uint32" and dtype.is_floating_point:
         # For numbers out of range, the result of eager mode depends on the number's position in a vector.
-        (x,) = given
-        given = (x[(x > -(2.0**31)) & (x < 2.0**32)],)
+        (x,) = inputs
+        inputs = (x[(x > -(2.0**31)) & (x < 2.0**32)],)
     function = EXPECTED.get(name, function)
     # For single elements, eager mode calls the C++ library's fmod, which is exact.
-    expected = _one_by_one(function, given) if name in _WRONG_IN_EAGER else function(*given)
-    # Either of 0 and -0 may be the larger one. In eager mode, too, this depends on their positions in a vector.
+    expected = _compute_one_by_one(function, inputs) if name in _WRONG_IN_EAGER else function(*inputs)
+    # The maximum of 0 and -0 may be either. In eager mode, too, the result depends on the position in a vector.
     zeros = name not in {"maximum", "minimum", "fmax", "fmin"}
-    for actual, wanted in zip(library.call(f"{name} {dtype}", *given), _tuple(expected), strict=True):
-        assert_same(actual, wanted, zeros=zeros)
+    for actual, reference in zip(library.call(f"{name} {dtype}", *inputs), _make_tuple(expected), strict=True):
+        assert_same(actual, reference, zeros=zeros)
 
 
-def _one_by_one(function: Any, given: Iterable[Tensor]) -> Tensor:
-    """Computes elements one by one instead of in vectors, by means of a stride."""
-    spread = [torch.stack([t, t], dim=1)[:, 0] for t in given]
+def _compute_one_by_one(function: Any, tensors: Iterable[Tensor]) -> Tensor:
+    """Computes elements one by one and not in vectors, because the inputs are strided."""
+    spread = [torch.stack([t, t], dim=1)[:, 0] for t in tensors]
     result: Tensor = function(*spread)
     return result
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_integer_division_never_traps(library: Library, dtype: torch.dtype) -> None:
-    x = arguments(dtype, 1)[0]
+    x = list_arguments(dtype, 1)[0]
     zero, minus_one = torch.zeros_like(x), torch.full_like(x, -1 if dtype.is_signed else 1)
     for name, by_zero, by_minus_one in (
         ("int_div", x, x * minus_one),
@@ -337,7 +337,7 @@ def test_integer_division_never_traps(library: Library, dtype: torch.dtype) -> N
 
 
 @pytest.mark.parametrize("dtype", WIDE_UNSIGNED)
-def test_wide_unsigned_integers(library: Library, dtype: torch.dtype) -> None:
+def test_wide_unsigned_integers_wrap(library: Library, dtype: torch.dtype) -> None:
     # Eager mode supports few ops on these dtypes.
     top = torch.iinfo(dtype).max
     numbers = [0, 1, 5, top, top - 1, 2**15, top // 2 + 1]
@@ -349,8 +349,8 @@ def test_wide_unsigned_integers(library: Library, dtype: torch.dtype) -> None:
         *([a % b if b else 0 for a, b in pairs], [a for a, _ in pairs], [min(a, 1) for a, _ in pairs]),
         [-a % (top + 1) for a, _ in pairs],
     ]
-    for actual, wanted in zip(library.call(f"unsigned {dtype}", x, y), expected, strict=True):
-        assert actual.tolist() == wanted
+    for actual, reference in zip(library.call(f"unsigned {dtype}", x, y), expected, strict=True):
+        assert actual.tolist() == reference
 
 
 def test_there_is_a_rule_for_each_op_that_triton_has() -> None:

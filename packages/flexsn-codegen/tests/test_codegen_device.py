@@ -1,4 +1,4 @@
-"""The two implementations of the functions in generated sources."""
+"""The two implementations of the functions that generated sources call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FOLDER = Path(device.__file__).parent
 _prims = torch.ops.prims
 
 
-def exported(name: str) -> set[str]:
+def list_exports(name: str) -> set[str]:
     """Returns `__all__` of a module without an import, because only one of the two modules can be imported."""
     tree = ast.parse((FOLDER / f"{name}.py").read_text())
     (value,) = (n.value for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "__all__")
@@ -31,29 +31,31 @@ def exported(name: str) -> set[str]:
     return {str(n) for n in names} | set(_functions.UNARY) if stars == ["UNARY"] else {str(n) for n in names}
 
 
-def defined(name: str) -> set[str]:
+def list_definitions(name: str) -> set[str]:
     return {n.name for n in ast.parse((FOLDER / f"{name}.py").read_text()).body if isinstance(n, ast.FunctionDef)}
 
 
-def test_both_export_the_same_names() -> None:
-    assert exported("_compiled") == exported("_interpreted")
+def test_both_implementations_export_equal_names() -> None:
+    assert list_exports("_compiled") == list_exports("_interpreted")
 
 
-def test_each_compiled_function_is_written_out() -> None:
-    assert exported("_compiled") - defined("_compiled") == set()
-    assert set(_functions.UNARY) <= defined("_compiled")
+def test_each_compiled_function_is_defined_explicitly() -> None:
+    assert list_exports("_compiled") - list_definitions("_compiled") == set()
+    assert set(_functions.UNARY) <= list_definitions("_compiled")
 
 
-def test_each_function_with_an_approximate_twin_has_it() -> None:
-    assert {f"fast_{name}" for name in _functions.FAST} == {n for n in exported("_compiled") if n.startswith("fast_")}
+def test_approximate_twins_exist() -> None:
+    assert {f"fast_{name}" for name in _functions.FAST} == {
+        n for n in list_exports("_compiled") if n.startswith("fast_")
+    }
 
 
-def test_generated_sources_find_all_names() -> None:
-    for name in exported("_compiled") | exported("_composed"):
+def test_all_names_in_generated_sources_exist() -> None:
+    for name in list_exports("_compiled") | list_exports("_composed"):
         assert hasattr(device, name), name
 
 
-def test_each_compiled_function_calls_the_one_it_is_listed_with() -> None:
+def test_compiled_functions_call_their_libdevice_functions() -> None:
     tree = ast.parse((FOLDER / "_compiled.py").read_text())
     bodies = {n.name: ast.unparse(n.body[-1]) for n in tree.body if isinstance(n, ast.FunctionDef)}
     for name, (libdevice_name, _) in _functions.UNARY.items():
@@ -80,7 +82,7 @@ SPECIAL = [
 ]
 
 
-def special(dtype: torch.dtype) -> Tensor:
+def list_special_values(dtype: torch.dtype) -> Tensor:
     info = torch.finfo(dtype)
     edges = [info.max, info.min, info.tiny, info.eps]
     return torch.cat([torch.tensor(SPECIAL, dtype=torch.float64).to(dtype), torch.tensor(edges, dtype=dtype)])
@@ -91,7 +93,7 @@ def assert_same(actual: Tensor, expected: Tensor, ulp: float = 0.0) -> None:
     if not expected.is_floating_point():
         assert torch.equal(actual, expected)
         return
-    # The tolerance is `ulp` units relative to the value. For denormals, it is relative to the smallest normal number.
+    # The tolerance is `ulp` units in the last place of the value, or of the smallest normal number for denormals.
     info = torch.finfo(expected.dtype)
     torch.testing.assert_close(actual, expected, rtol=ulp * info.eps, atol=ulp * info.tiny, equal_nan=True)
     zero = expected == 0
@@ -154,9 +156,9 @@ EXACT_BINARY = [
 )
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", EXACT_UNARY)
-def test_unary_prims_on_special_values(name: str, dtype: torch.dtype) -> None:
+def test_unary_prims_are_exact_on_special_values(name: str, dtype: torch.dtype) -> None:
     op = getattr(_prims, name).default
-    x = special(dtype)
+    x = list_special_values(dtype)
     assert_same(pointwise(op)(x), op(x))
 
 
@@ -180,12 +182,12 @@ def test_unary_prims_on_special_values(name: str, dtype: torch.dtype) -> None:
 )
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", EXACT_BINARY)
-def test_binary_prims_on_all_pairs_of_special_values(name: str, dtype: torch.dtype) -> None:
+def test_binary_prims_are_exact_on_all_pairs_of_special_values(name: str, dtype: torch.dtype) -> None:
     op = getattr(_prims, name).default
-    x, y = torch.cartesian_prod(special(dtype), special(dtype)).unbind(1)
+    x, y = torch.cartesian_prod(list_special_values(dtype), list_special_values(dtype)).unbind(1)
     actual, expected = pointwise(op)(x, y), op(x, y)
     if name in {"maximum", "minimum"}:
-        # The result may be 0 or -0. In eager mode too, this depends on the position in a vector.
+        # The sign of a zero may differ. In eager mode, too, the sign depends on the position in a vector.
         actual, expected = actual + 0.0, expected + 0.0
     assert_same(actual, expected, ulp=1.0 if name == "pow" else 0.0)
 
@@ -193,7 +195,7 @@ def test_binary_prims_on_all_pairs_of_special_values(name: str, dtype: torch.dty
 INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
 
 
-def integer_pairs(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def list_integer_pairs(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     info = torch.iinfo(dtype)
     numbers = [0, 1, 2, 3, 7, 8, 31, 63, 64, 100, info.max, info.min, info.max - 1]
     numbers += [-1, -2, -7, -64] if info.min < 0 else []
@@ -236,17 +238,17 @@ def integer_pairs(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         "pow",
     ],
 )
-def test_integer_prims(name: str, dtype: torch.dtype) -> None:
+def test_integer_prims_equal_eager_mode(name: str, dtype: torch.dtype) -> None:
     op = getattr(_prims, name).default
-    x, y = integer_pairs(dtype)
+    x, y = list_integer_pairs(dtype)
     assert torch.equal(pointwise(op)(x, y), op(x, y))
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)
 @pytest.mark.parametrize("function", [torch.fmod, torch.remainder, torch.gcd, torch.floor_divide])
-def test_integer_division(function: object, dtype: torch.dtype) -> None:
+def test_integer_division_equals_eager_mode(function: object, dtype: torch.dtype) -> None:
     assert callable(function)
-    x, y = integer_pairs(dtype)
+    x, y = list_integer_pairs(dtype)
     # In these cases, eager mode traps.
     defined = (y != 0) & (x != torch.iinfo(dtype).min) & (y != torch.iinfo(dtype).min) | (dtype == torch.uint8) & (
         y != 0
@@ -257,7 +259,7 @@ def test_integer_division(function: object, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_division_by_zero_does_not_trap(dtype: torch.dtype) -> None:
-    x = integer_pairs(dtype)[0]
+    x = list_integer_pairs(dtype)[0]
     zero = torch.zeros_like(x)
     assert torch.equal(pointwise(torch.fmod)(x, zero), zero)
     assert torch.equal(pointwise(torch.remainder)(x, zero), zero)
@@ -265,7 +267,7 @@ def test_division_by_zero_does_not_trap(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
-def test_wide_unsigned_integers(dtype: torch.dtype) -> None:
+def test_wide_unsigned_integers_wrap(dtype: torch.dtype) -> None:
     top = torch.iinfo(dtype).max
     x = torch.tensor([0, 1, 5, top, top - 1], dtype=dtype)
     y = torch.tensor([1, top, 3, 2, top], dtype=dtype)
@@ -282,7 +284,7 @@ def test_wide_unsigned_integers(dtype: torch.dtype) -> None:
     assert results[4] == [top - a for a, _ in pairs]
 
 
-def test_bools() -> None:
+def test_prims_of_bools_equal_eager_mode() -> None:
     x, y = (v.bool() for v in torch.cartesian_prod(torch.arange(2), torch.arange(2)).unbind(1))
     for name in [
         "add",
@@ -329,12 +331,12 @@ def test_conversions_equal_eager(source: torch.dtype) -> None:
     results = pointwise(lambda x: tuple(x.to(d) for d in targets))(x)
     for result, dtype in zip(results, targets, strict=True):
         narrow = not dtype.is_floating_point and dtype != torch.bool and torch.iinfo(dtype).bits == 8
-        # Outside of the range, the result is undefined. This is also the case in eager mode.
+        # Outside of the range, the result is undefined, as in eager mode.
         inside = (x.double().abs() < 100) & (x.double() >= (0 if dtype == torch.uint8 else -100)) | (not narrow)
         assert_same(result[inside], x.to(dtype)[inside])
 
 
-def test_halves_round_where_eager_rounds() -> None:
+def test_halves_are_rounded_as_in_eager_mode() -> None:
     torch.manual_seed(0)
     for dtype in (torch.float16, torch.bfloat16):
         x, y = torch.randn(2, 4096).to(dtype)
@@ -356,28 +358,28 @@ def test_halves_round_where_eager_rounds() -> None:
         lambda x: (x.float() > 0.3, x.float() == 0.3),
     ],
 )
-def test_a_number_is_compared_with_halves_as_a_half(
+def test_number_is_rounded_before_a_comparison_with_halves(
     function: Callable[[Tensor], tuple[Tensor, ...]], dtype: torch.dtype
 ) -> None:
-    # 0.3 is between two half values, and the comparison uses the nearest one.
+    # 0.3 lies between two half values, and the comparison uses the nearer value.
     x = torch.tensor([0.3, -0.3, 0.7, 0.29, 0.31], dtype=dtype)
     for actual, expected in zip(pointwise(function, name="f")(x), function(x), strict=True):
         assert_same(actual, expected)
 
 
-def test_float64_is_rounded_to_halves_by_way_of_float32() -> None:
+def test_float64_is_rounded_to_float32_before_halves() -> None:
     x = torch.tensor([1.0 + 2**-11 + 2**-40, 2049.0 + 2**-30], dtype=torch.float64)
     assert torch.equal(pointwise(lambda x: x.half())(x), x.half())
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
-def test_frexp(dtype: torch.dtype) -> None:
-    x = special(dtype)
+def test_frexp_equals_eager_mode(dtype: torch.dtype) -> None:
+    x = list_special_values(dtype)
     for actual, expected in zip(pointwise(torch.frexp)(x), torch.frexp(x), strict=True):
         assert_same(actual, expected)
 
 
-# Functions of this project, compared with torch in float64. The tolerances are ulp in float64 and in float32.
+# Functions that this project implements, with arguments, and tolerances in ulp for float64 and float32.
 COMPOSED = {
     torch.special.digamma: (torch.linspace(-5.3, 40, 500), 64.0, 64.0),
     torch.special.i0e: (torch.linspace(-200, 200, 801), 8.0, 4.0),
@@ -401,13 +403,13 @@ def test_composed_functions_are_accurate(function: object) -> None:
         x = points.to(dtype)
         expected = function(x.double())
         error = (pointwise(function)(x).double() - expected).abs()
-        # Near a zero of the function, the error is relative to 1 / 4.
+        # Near its zeros, the error of a function is relative to 1 / 4.
         floor = 0.25 if function in _WITH_ZEROS else torch.finfo(dtype).tiny
         unit = torch.finfo(dtype).eps * expected.abs().clamp(min=floor)
         assert (error / unit).max() <= ulp, function
 
 
-def test_incomplete_gamma_functions() -> None:
+def test_incomplete_gamma_functions_equal_eager_mode() -> None:
     edges = [0.0, 1e-10, 0.1, 0.5, 1.0, 3.0, 17.3, 100.0, 1000.0, 9999.0, 10001.0, 1e6, 1e12, math.inf, -1.0, math.nan]
     a = torch.tensor(edges, dtype=torch.float64)
     near = torch.tensor([0.9, 0.99, 0.999, 1.001, 1.01, 1.1], dtype=torch.float64)
@@ -419,14 +421,14 @@ def test_incomplete_gamma_functions() -> None:
         torch.testing.assert_close(actual, expected, rtol=1e-8, atol=1e-9, equal_nan=True)
 
 
-def test_the_gradient_of_an_incomplete_gamma_function() -> None:
+def test_gradient_of_an_incomplete_gamma_function_equals_eager_mode() -> None:
     a, x = torch.linspace(0.2, 5, 30), torch.linspace(0.1, 7, 30).requires_grad_()
     results = (f(a, x) for f in (torch.igammac, pointwise(torch.igammac, autograd=True)))
     expected, actual = (torch.autograd.grad(r.sum(), x)[0] for r in results)
     torch.testing.assert_close(actual, expected)
 
 
-def test_zeta_and_polygamma() -> None:
+def test_zeta_and_polygamma_equal_eager_mode() -> None:
     s, q = torch.cartesian_prod(torch.tensor([1.5, 2.0, 3.0, 7.25]), torch.linspace(0.1, 30, 40)).double().unbind(1)
     torch.testing.assert_close(pointwise(torch.special.zeta)(s, q), torch.special.zeta(s, q), rtol=1e-13, atol=0)
     x = torch.linspace(0.2, 20, 50).double()

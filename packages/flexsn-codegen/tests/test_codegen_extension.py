@@ -1,4 +1,4 @@
-"""C++ modules that are compiled at their first use are stored, replaced and locked."""
+"""C++ modules are compiled at their first use and stored. Incomplete files are replaced."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEXSN_CACHE_DIR", str(tmp_path / "cache"))
 
 
-def test_is_compiled_once_and_loaded() -> None:
+def test_extension_is_compiled_once_and_loaded() -> None:
     assert Extension("tiny", SOURCE).kept() is None
     path = Extension("tiny", SOURCE).build()
     again = Extension("tiny", SOURCE)
@@ -36,11 +36,11 @@ def test_is_compiled_once_and_loaded() -> None:
     assert Extension("tiny", SOURCE + " ").kept() is None
 
 
-@pytest.mark.parametrize("left", [0, 1000, -1])
-def test_a_part_of_a_file_is_replaced(left: int) -> None:
+@pytest.mark.parametrize("length", [0, 1000, -1])
+def test_incomplete_file_is_replaced(length: int) -> None:
     extension = Extension("tiny", SOURCE)
     path = extension.build()
-    path.write_bytes(path.read_bytes()[:left])
+    path.write_bytes(path.read_bytes()[:length])
     assert extension.kept() is None
     extension.load(extension.build())
 
@@ -49,15 +49,15 @@ def test_errors_name_the_failure_of_the_compiler(tmp_path: Path, monkeypatch: py
     with pytest.raises(CompilationError, match="rejects the module tiny"):
         Extension("tiny", "no C++").build()
     script = tmp_path / "compiler"
-    for text, what in {"#!/bin/sh\nexit 0\n": "wrote no file", "#!/nowhere/sh\n": "cannot be run"}.items():
+    for text, message in {"#!/bin/sh\nexit 0\n": "wrote no file", "#!/nowhere/sh\n": "cannot be run"}.items():
         script.write_text(text)
         script.chmod(script.stat().st_mode | stat.S_IXUSR)
         monkeypatch.setenv("CXX", str(script))
-        with pytest.raises(CompilationError, match=what):
+        with pytest.raises(CompilationError, match=message):
             Extension("tiny", SOURCE).build()
 
 
-def test_a_child_of_a_fork_keeps_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forked_child_keeps_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     children = []
     compiled = Extension._compile
 

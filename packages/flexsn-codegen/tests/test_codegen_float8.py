@@ -1,4 +1,4 @@
-"""Float8 in pointwise kernels has the same bits as in eager mode."""
+"""Float8 values in pointwise kernels have the same bits as in eager mode."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ def language(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     return name
 
 
-def numbers(dtype: torch.dtype) -> Tensor:
-    """Returns each number of a dtype, the midpoints of neighbours, and numbers beyond the range."""
-    every = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(dtype).float()
+def list_numbers(dtype: torch.dtype) -> Tensor:
+    """Returns all numbers of a dtype, the midpoints of neighbours, and numbers beyond the range."""
+    finite = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(dtype).float()
     beyond = torch.tensor([463.9, 464.0, 464.1, 480.0, 61439.0, 61440.0, 65536.0, 1e30])
     generator = torch.Generator().manual_seed(0)
     drawn = torch.cat([torch.randn(500, generator=generator) * 10.0**k for k in range(-7, 6)])
-    return torch.cat([every, (every[1:] + every[:-1]) / 2, beyond, -beyond, drawn])
+    return torch.cat([finite, (finite[1:] + finite[:-1]) / 2, beyond, -beyond, drawn])
 
 
 @pytest.mark.parametrize("dtype", FLOAT8)
-def test_each_bit_is_eager_modes(dtype: torch.dtype, language: str) -> None:
-    every = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(dtype).to(DEVICE)
-    one = torch.ones((), device=DEVICE)
-    torch.testing.assert_close(pointwise(scaled)(every, one), every.float(), rtol=0, atol=0, equal_nan=True)
-    x = numbers(dtype).to(DEVICE)
+def test_all_bits_equal_eager_mode(dtype: torch.dtype, language: str) -> None:
+    values = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(dtype).to(DEVICE)
+    unit = torch.ones((), device=DEVICE)
+    torch.testing.assert_close(pointwise(scaled)(values, unit), values.float(), rtol=0, atol=0, equal_nan=True)
+    x = list_numbers(dtype).to(DEVICE)
     actual = pointwise(lambda v: v.to(dtype))(x)
     assert actual.dtype == dtype
     expected = x.to(dtype).float()
@@ -62,8 +62,8 @@ def test_gradients_pass_through_a_round_trip(dtype: torch.dtype) -> None:
     scale = torch.rand(33, 1, generator=generator).to(DEVICE)
     actual, expected = pointwise(round_trip, autograd=True)(x, scale), round_trip(x, scale)
     assert torch.equal(actual, expected)
-    given = torch.rand_like(actual)
-    ours, theirs = (torch.autograd.grad(r, x, given)[0] for r in (actual, expected))
+    cotangent = torch.rand_like(actual)
+    ours, theirs = (torch.autograd.grad(r, x, cotangent)[0] for r in (actual, expected))
     torch.testing.assert_close(ours, theirs)
 
 

@@ -1,4 +1,4 @@
-"""Repeated launches of kernels, on the fastest path."""
+"""Repeated launches of kernels take the fastest path."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Compiled:
         return lambda *arguments, stream: self.launches.append(("with hooks", grid, stream, *arguments))
 
 
-def test_a_launch_goes_to_the_current_stream_of_the_tensors_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launch_uses_the_current_stream_of_the_tensors_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_launcher, "_single_device", lambda: True)
     driver = pytest.importorskip("triton.runtime.driver").driver
     knobs = pytest.importorskip("triton").knobs.runtime
@@ -54,7 +54,7 @@ def test_a_launch_goes_to_the_current_stream_of_the_tensors_device(monkeypatch: 
 
 
 @pytest.mark.parametrize("current", [0, 3])
-def test_a_launch_switches_to_the_tensors_device_where_there_are_several(
+def test_launch_switches_to_the_tensors_device_if_there_are_several(
     current: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = pytest.importorskip("triton.runtime.driver").driver
@@ -77,8 +77,8 @@ def test_a_launch_switches_to_the_tensors_device_where_there_are_several(
 
 
 @pytest.mark.gpu
-def test_a_binary_is_launched_for_its_numbers_and_alignments_alone() -> None:
-    """Triton specializes binaries for numbers that are 1 or multiples of 16, and for pointers to multiples of 16."""
+def test_binary_is_launched_only_for_its_numbers_and_alignments() -> None:
+    """Tests arguments for which Triton has special binaries: 1, multiples of 16, and addresses at multiples of 16."""
     calls = []
 
     @pointwise
@@ -91,29 +91,29 @@ def test_a_binary_is_launched_for_its_numbers_and_alignments_alone() -> None:
             for factor in (1, 16, 7, 2**40):
                 x = memory[begin : begin + 30_001]
                 calls.append((scaled(x, factor), x * factor))
-    for got, wanted in calls:
-        assert torch.equal(got, wanted)
+    for actual, expected in calls:
+        assert torch.equal(actual, expected)
 
 
-def test_threads_that_compile_at_the_same_time_prepare_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checks that a thread begins to compile after the preparation of a process, which one of them does."""
+def test_threads_that_compile_at_once_prepare_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks that one thread prepares the process, and that all threads compile after this preparation."""
     private = pytest.importorskip("flexsn_codegen.targets.triton._triton_private")
-    begun, ended = list[int](), list[int]()
+    starts, ends = list[int](), list[int]()
 
     def prepare() -> None:
-        begun.append(threading.get_ident())
-        time.sleep(0.05)  # the others arrive meanwhile
-        ended.append(threading.get_ident())
+        starts.append(threading.get_ident())
+        time.sleep(0.05)  # the other threads arrive in this time
+        ends.append(threading.get_ident())
 
     def compile_one() -> int:
         prepare_compiler()
-        return len(ended)
+        return len(ends)
 
     monkeypatch.setattr(private, "load_driver", lambda: None)
     monkeypatch.setattr(private, "read_compiler", prepare)
     monkeypatch.setattr(_launcher, "_load_driver", functools.cache(_launcher._load_driver.__wrapped__))
     monkeypatch.setattr(_launcher, "_read_compiler", functools.cache(_launcher._read_compiler.__wrapped__))
     with ThreadPoolExecutor(4) as threads:
-        found = [threads.submit(compile_one) for _ in range(4)]
-    assert [one.result() for one in found] == [1] * 4
-    assert len(begun) == 1
+        futures = [threads.submit(compile_one) for _ in range(4)]
+    assert [future.result() for future in futures] == [1] * 4
+    assert len(starts) == 1

@@ -1,4 +1,4 @@
-"""The effects of `precision` and `fast_math`. Without them, results are unchanged."""
+"""`precision` and `fast_math` change results only if they are set."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def step(x: Tensor, y: Tensor) -> Tensor:
     return (x * y + y) / 3.0 - torch.tanh(x * 0.1)
 
 
-def halves(dtype: torch.dtype) -> list[Tensor]:
+def draw_halves(dtype: torch.dtype) -> list[Tensor]:
     torch.manual_seed(0)
     return list(torch.randn(2, 4096).to(dtype))
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-def test_float32_precision_rounds_once_and_eager_after_each_op(dtype: torch.dtype) -> None:
-    x, y = halves(dtype)
-    once = step(x.float(), y.float()).to(dtype)
-    assert not torch.equal(once, step(x, y))  # otherwise, the comparisons below would show nothing
-    assert torch.equal(pointwise(step, precision="float32")(x, y), once)
+def test_float32_precision_rounds_once_and_eager_precision_after_each_op(dtype: torch.dtype) -> None:
+    x, y = draw_halves(dtype)
+    rounded = step(x.float(), y.float()).to(dtype)
+    assert not torch.equal(rounded, step(x, y))  # otherwise, the comparisons below would be meaningless
+    assert torch.equal(pointwise(step, precision="float32")(x, y), rounded)
     assert torch.equal(pointwise(step)(x, y), step(x, y))
 
 
@@ -46,13 +46,13 @@ def test_gradients_have_the_precision_of_their_kernel(dtype: torch.dtype) -> Non
         leaves = [a.requires_grad_() for a in arguments]
         return list(torch.autograd.grad(function(*leaves), leaves, torch.ones_like(leaves[0])))
 
-    x, y = halves(dtype)
-    got = gradients(pointwise(step, autograd=True, precision="float32"), x.clone(), y.clone())
-    for a, b in zip(got, gradients(step, x.float(), y.float()), strict=True):
+    x, y = draw_halves(dtype)
+    actual = gradients(pointwise(step, autograd=True, precision="float32"), x.clone(), y.clone())
+    for a, b in zip(actual, gradients(step, x.float(), y.float()), strict=True):
         torch.testing.assert_close(a, b.to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-6)
 
 
-def test_float32_precision_goes_through_conversions_between_halves() -> None:
+def test_float32_precision_ignores_conversions_between_halves() -> None:
     x = torch.tensor([1.0 + 2**-20, 70000.0], dtype=torch.float64)
 
     def function(x: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ def test_float32_precision_rounds_results_so_that_a_state_equals_the_stored_valu
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-def test_neighbours_of_values_between_two_halves(dtype: torch.dtype) -> None:
+def test_neighbours_of_rounded_values_are_exact(dtype: torch.dtype) -> None:
     x = torch.tensor([1.0, -2.5, 0.0, 300.0]).to(dtype)
 
     def function(x: Tensor) -> Tensor:
@@ -89,15 +89,17 @@ def test_neighbours_of_values_between_two_halves(dtype: torch.dtype) -> None:
     assert torch.equal(pointwise(function, precision="float32")(x), torch.nextafter(x, x + 1))
 
 
-@pytest.mark.parametrize(("given", "near"), [("floot32", "float32"), ("Eager", "eager"), ("tf32", "float32"), (1, "")])
-def test_an_unknown_precision_is_refused_by_name(given: Any, near: str) -> None:
+@pytest.mark.parametrize(
+    ("precision", "near"), [("floot32", "float32"), ("Eager", "eager"), ("tf32", "float32"), (1, "")]
+)
+def test_unknown_precision_is_named_with_a_suggestion(precision: Any, near: str) -> None:
     graph = graph_of(step, torch.zeros(4), torch.zeros(4))
     for make in (
-        lambda: pointwise(step, precision=given),
-        lambda: emit_core(graph, "core", prune=True, precision=given),
-        lambda: generate_triton_code_str(graph, "core", precision=given),
+        lambda: pointwise(step, precision=precision),
+        lambda: emit_core(graph, "core", prune=True, precision=precision),
+        lambda: generate_triton_code_str(graph, "core", precision=precision),
     ):
-        with pytest.raises(PrecisionError, match=f"{given!r}; did you mean '{near}.*'eager' and 'float32'"):
+        with pytest.raises(PrecisionError, match=f"{precision!r}; did you mean '{near}.*'eager' and 'float32'"):
             make()
     assert issubclass(PrecisionError, ValueError)
 
@@ -109,15 +111,15 @@ def fast(x: Tensor, y: Tensor) -> Tensor:
 FUNCTIONS = ("div", "exp", "exp2", "pow", "sqrt", "tanh")
 
 
-def test_fast_math_calls_other_functions_and_only_then() -> None:
+def test_only_fast_math_calls_fast_functions() -> None:
     graph = graph_of(fast, torch.zeros(4), torch.zeros(4))
-    plain, hasty = (emit_core(graph, "core", prune=True, fast_math=f).source for f in (False, True))
-    assert [f for f in FUNCTIONS if f"dev.{f}(" in plain and f"dev.fast_{f}(" in hasty] == list(FUNCTIONS)
-    assert "dev.fast_" not in plain
-    assert "dev.log(" in hasty  # `log` has no faster form
+    exact, fast_source = (emit_core(graph, "core", prune=True, fast_math=f).source for f in (False, True))
+    assert [f for f in FUNCTIONS if f"dev.{f}(" in exact and f"dev.fast_{f}(" in fast_source] == list(FUNCTIONS)
+    assert "dev.fast_" not in exact
+    assert "dev.log(" in fast_source  # `log` has no faster form
 
 
-def test_fast_math_reaches_functions_that_a_rule_writes_out_and_the_backward() -> None:
+def test_fast_math_applies_to_functions_inside_of_rules_and_to_the_backward() -> None:
     def function(x: Tensor) -> Tensor:
         return torch.tanh(x) + x**-2.0
 
@@ -135,7 +137,7 @@ def test_compile_options_only_contain_options_that_the_backend_has() -> None:
     assert compile_options("hip", fast_math=True) == {"enable_fp_fusion": True}
 
 
-def test_fast_math_is_the_gpus_own_instructions() -> None:
+def test_fast_math_uses_instructions_of_the_gpu() -> None:
     arguments = torch.empty(2, 8, device="meta")
 
     def function(x: Tensor, y: Tensor) -> Tensor:
@@ -163,12 +165,12 @@ def test_fast_division_is_only_used_for_values_that_reach_no_comparison() -> Non
     def gradient(x: Tensor, y: Tensor) -> Tensor:
         return torch.where(x / y > 1, y / x, x)
 
-    def whole(x: Tensor, y: Tensor) -> Tensor:
+    def converted(x: Tensor, y: Tensor) -> Tensor:
         return gradient(x, y).to(torch.int32)  # the conversion has jumps, like a comparison
 
     inputs = torch.ones(2, 4)
     source = emit_core(graph_of(gradient, *inputs), "core", prune=True, fast_division=True).source
     assert "dev.div(x_1, y_1)" in source
     assert "dev.fast_div(y_1, x_1)" in source
-    assert "fast_div" not in emit_core(graph_of(whole, *inputs), "core", prune=True, fast_division=True).source
+    assert "fast_div" not in emit_core(graph_of(converted, *inputs), "core", prune=True, fast_division=True).source
     assert "fast_div" not in emit_core(graph_of(gradient, *inputs), "core", prune=True).source

@@ -1,4 +1,4 @@
-"""Compilation for GPUs that are not present, the command line, and the stored sources."""
+"""Compilation for absent GPUs, commands of the command line, and stored sources."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GOLDEN = Path(__file__).parent / "golden"
 COMMAND = "python packages/flexsn-codegen/tests/test_codegen_offline.py"
 
 
-def scan(name: str, *, fast_math: bool = False) -> KernelSource:
+def generate_scan(name: str, *, fast_math: bool = False) -> KernelSource:
     graph, states = core_graph(name)
     spec = ForwardSpec(
         inputs=(InputLayout(),),
@@ -47,20 +47,22 @@ def scan(name: str, *, fast_math: bool = False) -> KernelSource:
     return forward_source(name, emit_core(graph, name, prune=True, fast_math=fast_math), spec)
 
 
-def golden(name: str) -> str:
+def generate_golden(name: str) -> str:
     return f"# Made by: {COMMAND}\n{generate_triton_code_str(core_graph(name)[0].graph, name)[0]}"
 
 
 @pytest.mark.parametrize("name", CORES)
-def test_sources_are_as_kept(name: str) -> None:
-    kept = (GOLDEN / f"{name}.py").read_text(encoding="utf-8")
-    assert golden(name) == kept, f"if you mean it, run `{COMMAND}`"
+def test_sources_equal_the_stored_sources(name: str) -> None:
+    stored = (GOLDEN / f"{name}.py").read_text(encoding="utf-8")
+    assert generate_golden(name) == stored, f"if the change is intended, run `{COMMAND}`"
 
 
-def test_cores_compile_for_gpus_that_are_not_there() -> None:
+def test_cores_compile_for_absent_gpus() -> None:
     gate = pointwise(lambda x, g: x * torch.nn.functional.gelu(g)).source(*torch.empty(2, 8, device="meta"))
     jobs = [
-        OfflineJob(kernel, target) for kernel in (*map(scan, CORES), gate) for target in ("sm_80", "sm_90", "gfx942")
+        OfflineJob(kernel, target)
+        for kernel in (*map(generate_scan, CORES), gate)
+        for target in ("sm_80", "sm_90", "gfx942")
     ]
     for job, use in zip(jobs, compile_offline(jobs), strict=True):
         assert use.target == job.target
@@ -71,12 +73,12 @@ def test_cores_compile_for_gpus_that_are_not_there() -> None:
 
 
 @pytest.mark.long
-def test_a_scan_fuses_multiply_and_add_with_fast_math_alone() -> None:
-    jobs = [OfflineJob(scan("adaptive", fast_math=f), "sm_90", fast_math=f) for f in (False, True)]
-    strict, hasty = (use.assembly for use in compile_offline(jobs))
-    assert "fma.rn.f32" not in strict
-    assert "mul.rn.f32" in strict
-    assert "fma.rn" in hasty
+def test_scan_fuses_products_and_sums_only_with_fast_math() -> None:
+    jobs = [OfflineJob(generate_scan("adaptive", fast_math=f), "sm_90", fast_math=f) for f in (False, True)]
+    exact, fast = (use.assembly for use in compile_offline(jobs))
+    assert "fma.rn.f32" not in exact
+    assert "mul.rn.f32" in exact
+    assert "fma.rn" in fast
 
 
 @pytest.mark.long
@@ -102,16 +104,16 @@ BROKEN = KernelSource("kernel", "import triton\n@triton.jit\ndef kernel(BLOCK):\
 
 def test_wrong_jobs_are_refused() -> None:
     with pytest.raises(OfflineCompileError, match="'h100' is not a target; sm_80"):
-        compile_offline([OfflineJob(scan("lif"), "h100")])
+        compile_offline([OfflineJob(generate_scan("lif"), "h100")])
     with pytest.raises(OfflineCompileError, match="2 dtypes were given"):
-        compile_offline([OfflineJob(scan("lif"), "sm_90", [torch.float32] * 2)])
+        compile_offline([OfflineJob(generate_scan("lif"), "sm_90", [torch.float32] * 2)])
     with pytest.raises(OfflineCompileError, match="nothing"):
         compile_offline([OfflineJob(BROKEN, "sm_90", ())])
 
 
 def compile_lif() -> int:
     """Compiles a kernel in the separate process, and returns the identifier of the process."""
-    (use,) = _compiler_process.compile([_describe_task(OfflineJob(scan("lif"), "sm_90"))])
+    (use,) = _compiler_process.compile([_describe_task(OfflineJob(generate_scan("lif"), "sm_90"))])
     assert use["registers"] > 0
     assert _compiler_process._process is not None
     return _compiler_process._process.pid
@@ -233,7 +235,7 @@ def test_prune_reports_the_files_that_it_deleted(
         (["show", "codegen_shown:gated", "--target", "h100"], 2, "there is no target 'h100'. Targets are cpp"),
     ],
 )
-def test_mistakes_get_one_readable_line(
+def test_mistakes_are_reported_in_one_line(
     module: str, capsys: pytest.CaptureFixture[str], arguments: list[str], status: int, message: str
 ) -> None:
     assert main(arguments) == status
@@ -246,4 +248,4 @@ def test_mistakes_get_one_readable_line(
 if __name__ == "__main__":
     GOLDEN.mkdir(exist_ok=True)
     for core in CORES:
-        (GOLDEN / f"{core}.py").write_text(golden(core), encoding="utf-8")
+        (GOLDEN / f"{core}.py").write_text(generate_golden(core), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Any elementwise function as one kernel, compared with eager mode."""
+"""An elementwise function is one kernel, whose results and gradients equal those of eager mode."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def gated(x: Tensor, gate: Tensor, scale: Tensor) -> Tensor:
     return x * functional.silu(gate) * scale
 
 
-def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def draw(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     count = max(1, torch.Size(shape).numel())
     values = torch.linspace(-3, 3, count) if shape else torch.tensor([1.25])
     return values.reshape(shape).to(dtype).to(DEVICE)
@@ -45,7 +45,7 @@ def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 def test_broadcasting_equals_eager(
     dtype: torch.dtype, first: tuple[int, ...], second: tuple[int, ...], third: tuple[int, ...]
 ) -> None:
-    arguments = [tensor(*shape, dtype=dtype) for shape in (first, second, third)]
+    arguments = [draw(*shape, dtype=dtype) for shape in (first, second, third)]
     result = pointwise(gated)(*arguments)
     expected = gated(*arguments)
     assert result.dtype == dtype
@@ -71,7 +71,7 @@ def test_strided_arguments_equal_eager(view: Callable[[Tensor], Tensor]) -> None
     assert torch.equal(pointwise(torch.sub)(y, x), y - x)
 
 
-def test_layout_follows_the_first_argument_and_costs_no_copy() -> None:
+def test_layout_equals_that_of_the_first_argument_without_a_copy() -> None:
     x = torch.randn(2, 3, 4, 5, device=DEVICE).to(memory_format=torch.channels_last)
     bias = torch.randn(3, 1, 1, device=DEVICE)
     result = pointwise(torch.add)(x, bias)
@@ -87,7 +87,7 @@ def test_layout_follows_the_first_argument_and_costs_no_copy() -> None:
     assert numbers[:3] == [1, 3, 1]
 
 
-def test_more_elements_than_one_program_takes() -> None:
+def test_several_programs_process_many_elements() -> None:
     x = torch.randn(200_003, device=DEVICE)
     assert torch.equal(pointwise(torch.neg)(x), -x)
 
@@ -95,18 +95,18 @@ def test_more_elements_than_one_program_takes() -> None:
 def test_one_trace_serves_every_size() -> None:
     calls = 0
 
-    def counted(x: Tensor) -> Tensor:
+    def double_and_count(x: Tensor) -> Tensor:
         nonlocal calls
         calls += 1
         return x * 2
 
-    kernel = pointwise(counted)
-    of_first = None
+    kernel = pointwise(double_and_count)
+    first_count = None
     for size in (1, 5, 64, 1000):
         x = torch.randn(size, device=DEVICE)
         assert torch.equal(kernel(x), x * 2)
-        of_first = of_first or calls
-    assert calls == of_first
+        first_count = first_count or calls
+    assert calls == first_count
 
 
 def test_empty_tensors_need_no_kernel() -> None:
@@ -114,8 +114,8 @@ def test_empty_tensors_need_no_kernel() -> None:
     assert result.shape == (0, 3)
 
 
-def test_several_results_of_several_dtypes() -> None:
-    x = tensor(9)
+def test_results_may_have_different_dtypes() -> None:
+    x = draw(9)
     spike, index, value = pointwise(lambda x: (x > 0, x.to(torch.int16), x.double()))(x)
     assert torch.equal(spike, x > 0)
     assert torch.equal(index, x.to(torch.int16))
@@ -123,25 +123,25 @@ def test_several_results_of_several_dtypes() -> None:
 
 
 def test_tensors_without_dimensions_promote_as_in_eager_mode() -> None:
-    x, scale = tensor(5, dtype=torch.bfloat16), torch.tensor(0.3, device=DEVICE)
+    x, scale = draw(5, dtype=torch.bfloat16), torch.tensor(0.3, device=DEVICE)
     result = pointwise(torch.mul)(x, scale)
     assert result.dtype == torch.bfloat16
     assert torch.equal(result, x * scale)
 
 
-def test_local_mutation_is_fine() -> None:
+def test_local_mutation_is_allowed() -> None:
     def function(x: Tensor) -> Tensor:
         y = x * 2
         return y.clamp_(-1, 1).masked_fill_(y == 1, 7)
 
-    x = tensor(9)
+    x = draw(9)
     expected = torch.where(x >= 0.5, 7.0, (x * 2).clamp(min=-1))
     assert torch.equal(pointwise(function)(x), expected)
 
 
-def test_a_graph_is_a_function() -> None:
+def test_graph_can_be_a_function() -> None:
     module = fx.symbolic_trace(lambda x, y: torch.relu(x) + y)
-    x, y = tensor(5), tensor(5)
+    x, y = draw(5), draw(5)
     result = pointwise(module.graph)(x, y)
     assert isinstance(result, Tensor)
     assert torch.equal(result, torch.relu(x) + y)
@@ -151,7 +151,7 @@ def test_a_graph_is_a_function() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_gradients_equal_eager(dtype: torch.dtype) -> None:
     def gradients(function: Callable[..., Tensor]) -> list[Tensor]:
-        leaves = [tensor(4, 6, dtype=dtype), tensor(6, dtype=dtype), tensor(dtype=dtype)]
+        leaves = [draw(4, 6, dtype=dtype), draw(6, dtype=dtype), draw(dtype=dtype)]
         for leaf in leaves:
             leaf.requires_grad_()
         result = function(*leaves)
@@ -166,17 +166,17 @@ def test_gradients_equal_eager(dtype: torch.dtype) -> None:
         torch.testing.assert_close(a, e, rtol=tolerance, atol=tolerance)
 
 
-def test_gradcheck() -> None:
-    x, w, s = (tensor(*shape, dtype=torch.float64).requires_grad_() for shape in ((3, 2), (2,), ()))
+def test_gradients_pass_gradcheck() -> None:
+    x, w, s = (draw(*shape, dtype=torch.float64).requires_grad_() for shape in ((3, 2), (2,), ()))
     kernel = pointwise(lambda x, w, s: (torch.tanh(x * w) * s.exp(), x > w), autograd=True)
     assert torch.autograd.gradcheck(lambda *a: kernel(*a)[0], (x, w, s), fast_mode=False)
 
 
-def test_gradients_of_gradients() -> None:
+def test_gradients_pass_gradgradcheck() -> None:
     def function(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         return torch.tanh(x * w) / (1 + x * x), (x > w).to(x)
 
-    x, w = (tensor(*shape, dtype=torch.float64).requires_grad_() for shape in ((3, 2), (2,)))
+    x, w = (draw(*shape, dtype=torch.float64).requires_grad_() for shape in ((3, 2), (2,)))
     kernel = pointwise(function, autograd=True)
     assert torch.autograd.gradgradcheck(lambda *a: kernel(*a)[0], (x, w))
     third = []
@@ -188,8 +188,8 @@ def test_gradients_of_gradients() -> None:
     torch.testing.assert_close(*third)
 
 
-def test_gradients_of_gradients_by_one_argument_alone() -> None:
-    x, y = tensor(6, dtype=torch.float64).requires_grad_(), tensor(6, dtype=torch.float64)
+def test_second_derivatives_by_one_argument_equal_eager_mode() -> None:
+    x, y = draw(6, dtype=torch.float64).requires_grad_(), draw(6, dtype=torch.float64)
 
     def twice(function: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         (first,) = torch.autograd.grad(function(x, y), x, torch.ones_like(x), create_graph=True)
@@ -211,10 +211,10 @@ def test_gradients_of_gradients_by_one_argument_alone() -> None:
         lambda x, s: functional.softplus(x * s.tanh()) / (s * s + x * x),
     ],
 )
-def test_gradients_of_gradients_by_an_argument_without_dimensions(
+def test_second_derivatives_by_an_argument_without_dimensions_equal_eager_mode(
     function: Callable[[Tensor, Tensor], Tensor],
 ) -> None:
-    x = tensor(5, dtype=torch.float64).requires_grad_()
+    x = draw(5, dtype=torch.float64).requires_grad_()
     s = torch.tensor(0.7, dtype=torch.float64, device=DEVICE, requires_grad=True)
     kernel = pointwise(function, autograd=True)
     weights = torch.linspace(-1, 2, 5, dtype=torch.float64, device=DEVICE).requires_grad_()
@@ -228,8 +228,8 @@ def test_gradients_of_gradients_by_an_argument_without_dimensions(
     assert torch.autograd.gradgradcheck(kernel, (x, s))
 
 
-def test_gradient_of_a_scalar_in_mixed_precision() -> None:
-    x = tensor(64, dtype=torch.bfloat16)
+def test_gradient_of_a_scalar_keeps_its_dtype_in_mixed_precision() -> None:
+    x = draw(64, dtype=torch.bfloat16)
     actual, expected = (torch.tensor(0.5, device=DEVICE, requires_grad=True) for _ in range(2))
     pointwise(lambda x, s: torch.sigmoid(x * (s * 2)), autograd=True)(x, actual).sum().backward()
     torch.sigmoid(x * (expected * 2)).sum().backward()
@@ -238,7 +238,7 @@ def test_gradient_of_a_scalar_in_mixed_precision() -> None:
     torch.testing.assert_close(actual.grad, expected.grad, rtol=0.02, atol=0.02)
 
 
-def test_terms_of_a_half_scalars_gradient_may_overflow_as_long_as_their_sum_does_not() -> None:
+def test_only_the_sum_of_a_half_scalars_gradient_must_not_overflow() -> None:
     x = torch.tensor([1e6, -1e6, 3.0], device=DEVICE)
     s = torch.tensor(0.5, dtype=torch.float16, device=DEVICE, requires_grad=True)
     pointwise(torch.mul, autograd=True)(x, s).sum().backward()
@@ -248,19 +248,19 @@ def test_terms_of_a_half_scalars_gradient_may_overflow_as_long_as_their_sum_does
 
 
 @pytest.mark.parametrize("function", [torch.logit, lambda x: torch.xlogy(x, 0.3), torch.tanh])
-def test_tensors_without_dimensions_alone_have_gradients(function: Callable[[Tensor], Tensor]) -> None:
+def test_functions_of_only_tensors_without_dimensions_have_gradients(function: Callable[[Tensor], Tensor]) -> None:
     x = torch.tensor(0.3, dtype=torch.float64, device=DEVICE, requires_grad=True)
     assert torch.autograd.gradcheck(pointwise(function, autograd=True), (x,))
 
 
 def test_only_required_gradients_are_computed() -> None:
-    x, y = tensor(5).requires_grad_(), tensor(5)
+    x, y = draw(5).requires_grad_(), draw(5)
     pointwise(torch.mul, autograd=True)(x, y).sum().backward()
     assert torch.equal(torch.as_tensor(x.grad), y)
     assert y.grad is None
 
 
-def test_surrogate_gradients() -> None:
+def test_surrogate_gradients_equal_eager_mode() -> None:
     class Spike(torch.autograd.Function):
         @staticmethod
         def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor) -> Tensor:
@@ -272,7 +272,7 @@ def test_surrogate_gradients() -> None:
             (x,) = ctx.saved_tensors  # type: ignore[attr-defined]
             return grad * torch.exp(-x.abs())
 
-    x = tensor(9).requires_grad_()
+    x = draw(9).requires_grad_()
     result = pointwise(lambda x: Spike.apply(x), autograd=True, name="spike")(x)
     assert torch.equal(result, (x >= 0).to(x))
     result.sum().backward()
@@ -295,11 +295,11 @@ def test_gradient_of_a_sum_must_be_linear(backward: Callable[[Tensor], Tensor]) 
 
     kernel = pointwise(lambda x, s: x * Odd.apply(s), autograd=True)
     with pytest.raises(UnsupportedOpError, match="without dimensions"):
-        kernel(tensor(5), torch.tensor(1.0, device=DEVICE, requires_grad=True)).sum().backward()
+        kernel(draw(5), torch.tensor(1.0, device=DEVICE, requires_grad=True)).sum().backward()
 
 
-def test_a_gradient_of_a_kernel_without_gradients_is_an_error() -> None:
-    x = tensor(3).requires_grad_()
+def test_gradient_of_a_kernel_without_autograd_is_refused() -> None:
+    x = draw(3).requires_grad_()
     kernel = pointwise(torch.exp, autograd=False)
     with pytest.raises(AutogradError, match="autograd=False"):
         kernel(x)
@@ -328,26 +328,26 @@ def test_functions_that_are_not_pointwise_are_refused(
     function: Callable[[Tensor], Tensor], error: type[Exception], match: str
 ) -> None:
     with pytest.raises(error, match=match):
-        pointwise(function)(tensor(3, 3))
+        pointwise(function)(draw(3, 3))
 
 
-def test_wrong_arguments() -> None:
+def test_wrong_arguments_are_refused() -> None:
     kernel: Any = pointwise(torch.add)
     with pytest.raises(ArgumentError, match="argument 1 of add is a complex"):
-        kernel(tensor(3), 2j)
+        kernel(draw(3), 2j)
     with pytest.raises(ArgumentError, match="without tensors"):
         pointwise(lambda: torch.ones(3))()
     with pytest.raises(ArgumentError, match=r"\[3\], \[4\] do not broadcast"):
-        kernel(tensor(3), tensor(4))
+        kernel(draw(3), draw(4))
     with pytest.raises(ArgumentError, match="complex64"):
         kernel(torch.zeros(3, dtype=torch.complex64))
     with pytest.raises(DeviceError, match="on"):
-        kernel(tensor(3), torch.empty(3, device="meta"))
+        kernel(draw(3), torch.empty(3, device="meta"))
     assert issubclass(ArgumentError, TypeError)
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="the memory is a file with holes")
-def test_offsets_beyond_two_to_the_31(tmp_path: Path) -> None:
+def test_offsets_may_exceed_two_to_the_31(tmp_path: Path) -> None:
     file = tmp_path / "holes"
     memory = torch.from_file(str(file), shared=True, size=3 * 2**30 + 1, dtype=torch.uint8)
     x = memory[:: 2**30]

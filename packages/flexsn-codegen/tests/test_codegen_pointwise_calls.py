@@ -1,4 +1,4 @@
-"""Arguments that a kernel accepts (numbers, keywords, lists, None, captured tensors), and the results of kernels."""
+"""Kernels accept numbers, keywords, lists, None and captured tensors, and return lists and dicts."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def in_cpp(monkeypatch: pytest.MonkeyPatch, compiler: None) -> None:
     monkeypatch.setattr(device, "INTERPRETED", False)
 
 
-def variants(kernel: Any) -> int:
+def count_traces(kernel: Any) -> int:
     """Returns the number of traces of a kernel."""
-    return sum(len(traces) for made in kernel._kernels.all() for traces in made._variants.values())
+    return sum(len(traces) for entry in kernel._kernels.all() for traces in entry._variants.values())
 
 
 @pytest.mark.long(all_but=["*calls1", "*calls2", "*calls5"])
-# Python computes the values that each function derives from its numbers in float64, as the function itself would.
+# Python computes in float64 the values that each function derives from its numbers.
 @pytest.mark.parametrize(
     ("function", "calls"),
     [
@@ -50,7 +50,7 @@ def test_numbers_are_arguments(function: Any, calls: list[tuple[Any, ...]]) -> N
         actual, expected = kernel(X, *numbers), function(X, *numbers)
         assert actual.dtype == expected.dtype
         torch.testing.assert_close(actual, expected, rtol=2e-7, atol=0, equal_nan=True)
-    assert variants(kernel) <= 2
+    assert count_traces(kernel) <= 2
 
 
 def test_numbers_are_exact_in_float64() -> None:
@@ -59,7 +59,7 @@ def test_numbers_are_exact_in_float64() -> None:
     for a in (0.1, 1 / 3, 5e-324, -0.0, 1e308):
         assert torch.equal(kernel(x, a), x * a)
         assert torch.equal(kernel(x, a).signbit(), (x * a).signbit())
-    assert variants(kernel) == 1
+    assert count_traces(kernel) == 1
 
 
 @pytest.mark.long(all_but=["<lambda>0", "<lambda>3"])
@@ -75,11 +75,11 @@ def test_numbers_are_exact_in_float64() -> None:
         lambda x, n: x.sigmoid() if math.isnan(n) else x * int(n / 2),
     ],
 )
-def test_numbers_that_decide_compile_again(function: Any) -> None:
+def test_numbers_that_decide_branches_are_compiled_again(function: Any) -> None:
     kernel = pointwise(function)
     for n in (1, 2, 5, 7, 2, 0, 5):
         torch.testing.assert_close(kernel(X, n), function(X, n), rtol=5e-7, atol=1e-7)
-    assert variants(kernel) <= 6
+    assert count_traces(kernel) <= 6
 
 
 def test_kernels_per_value_are_bounded_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,11 +91,11 @@ def test_kernels_per_value_are_bounded_and_reported(monkeypatch: pytest.MonkeyPa
         warnings.simplefilter("always")
         for n in (1, 2, 3):
             assert torch.equal(kernel(X, n), X * n)
-    assert variants(kernel) == 1
+    assert count_traces(kernel) == 1
     assert any("for other numbers" in str(warning.message) for warning in caught)
 
 
-def test_gradients_take_the_numbers_too() -> None:
+def test_gradients_depend_on_the_current_numbers() -> None:
     kernel = pointwise(lambda x, a: torch.tanh(x * a), autograd=True)
     for a in (0.5, 2.0):
         actual, expected = (X.clone().double().requires_grad_() for _ in range(2))
@@ -104,7 +104,7 @@ def test_gradients_take_the_numbers_too() -> None:
         torch.testing.assert_close(actual.grad, expected.grad)
 
 
-def test_arguments_as_in_the_functions_signature() -> None:
+def test_arguments_are_bound_by_the_functions_signature() -> None:
     def function(x: Tensor, /, scale: float = 2.0, *, bias: Tensor | None = None, mode: str = "add") -> Tensor:
         y = x * scale
         if bias is None:
@@ -121,7 +121,7 @@ def test_arguments_as_in_the_functions_signature() -> None:
         kernel(X, object())
 
 
-def test_lists_and_dicts_of_arguments_and_results() -> None:
+def test_arguments_and_results_may_be_lists_and_dicts() -> None:
     def function(xs: list[Tensor], betas: tuple[float, float], more: dict[str, Tensor]) -> dict[str, Any]:
         return {"sum": xs[0] * betas[0] + xs[1] * betas[1], "rest": [more["z"].exp(), (xs[0] > 0, None)]}
 
@@ -145,7 +145,7 @@ class Affine(nn.Module):
         return torch.tanh(x * self.weight + self.bias) * self.power + self.shift
 
 
-def test_modules_have_gradients_and_are_read_as_they_are_now() -> None:
+def test_modules_have_gradients_and_are_read_at_each_call() -> None:
     module = Affine()
     kernel = pointwise(module, autograd=True)
 

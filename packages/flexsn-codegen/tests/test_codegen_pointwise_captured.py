@@ -1,4 +1,4 @@
-"""Captured tensors along a dimension in the middle, and values that a function reads at each call."""
+"""Captured tensors may broadcast along any dimension, and values that a function reads are read at each call."""
 
 from __future__ import annotations
 
@@ -18,50 +18,54 @@ W = nn.Parameter(torch.rand(6, device=DEVICE))
 X = torch.randn(2, 6, 3, 5, device=DEVICE, requires_grad=True)
 
 
-def norm() -> nn.Module:
-    made = nn.BatchNorm2d(6, device=DEVICE).eval()
-    for tensor in (made.running_mean, made.running_var, made.weight, made.bias):
+def make_norm() -> nn.Module:
+    module = nn.BatchNorm2d(6, device=DEVICE).eval()
+    for tensor in (module.running_mean, module.running_var, module.weight, module.bias):
         assert tensor is not None
         nn.init.uniform_(tensor, 0.5, 2.0)
-    return made
+    return module
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "prelu": nn.PReLU(6, device=DEVICE),
     "prelu_of_one": nn.PReLU(device=DEVICE),
-    "norm": norm(),
+    "norm": make_norm(),
     "index": lambda x: x * W[:, None, None],
     "view": lambda x: (x * W.view(1, -1, 1, 1).exp() + 1).sin(),
     "halves": lambda x: x.chunk(2, 1)[0] * W[:3, None, None],
 }
 
 
-def gradients(function: Callable[..., Any], *parameters: Tensor) -> list[Tensor]:
+def differentiate(function: Callable[..., Any], *parameters: Tensor) -> list[Tensor]:
     y = function(X)
     return [y, *torch.autograd.grad((y * torch.linspace(-1, 2, y.numel()).to(y).view_as(y)).sum(), (X, *parameters))]
 
 
-def parameters_of(function: Callable[..., Any]) -> list[Tensor]:
+def list_parameters(function: Callable[..., Any]) -> list[Tensor]:
     return list(function.parameters()) if isinstance(function, nn.Module) else [W]
 
 
 @pytest.mark.long(all_but=["prelu", "index", "halves"])
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_along_any_dimension(name: str) -> None:
+def test_captured_tensors_may_broadcast_along_any_dimension(name: str) -> None:
     function = FUNCTIONS[name]
-    own = parameters_of(function)
-    for a, e in zip(gradients(pointwise(function, autograd=True), *own), gradients(function, *own), strict=True):
+    parameters = list_parameters(function)
+    for a, e in zip(
+        differentiate(pointwise(function, autograd=True), *parameters),
+        differentiate(function, *parameters),
+        strict=True,
+    ):
         torch.testing.assert_close(a, e)
 
 
 @pytest.mark.long(all_but=["prelu"])
 @pytest.mark.parametrize("name", ["prelu", "view", "halves"])
-def test_along_any_dimension_in_one_graph(name: str) -> None:
+def test_captured_tensors_may_broadcast_along_any_dimension_in_one_graph(name: str) -> None:
     function = FUNCTIONS[name]
-    own, kernel = parameters_of(function), pointwise(function, autograd=True)
+    parameters, kernel = list_parameters(function), pointwise(function, autograd=True)
     torch.compiler.reset()
     compiled = torch.compile(lambda x: kernel(x) * 1, backend="aot_eager", fullgraph=True, dynamic=True)
-    for a, e in zip(gradients(compiled, *own), gradients(function, *own), strict=True):
+    for a, e in zip(differentiate(compiled, *parameters), differentiate(function, *parameters), strict=True):
         torch.testing.assert_close(a, e)
 
 
@@ -81,16 +85,16 @@ def test_values_that_a_cutting_function_reads_are_read_at_each_call() -> None:
             torch.testing.assert_close(kernel(x), module(x))
 
 
-def test_a_call_like_an_earlier_one_reads_all_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_call_reads_all_values_again(monkeypatch: pytest.MonkeyPatch) -> None:
     prepared: list[bool] = []
     call = PreparedCalls.call
 
-    def counted(calls: PreparedCalls, *given: Any) -> Any:
-        result = call(calls, *given)
+    def record_call(calls: PreparedCalls, *arguments: Any) -> Any:
+        result = call(calls, *arguments)
         prepared.append(isinstance(result, Tensor))
         return result
 
-    monkeypatch.setattr(PreparedCalls, "call", counted)
+    monkeypatch.setattr(PreparedCalls, "call", record_call)
     weight, offset = torch.rand(5, device=DEVICE), 1.0
 
     def function(x: Tensor, scale: float, *, up: bool = False) -> Tensor:
@@ -110,9 +114,9 @@ def test_a_call_like_an_earlier_one_reads_all_again(monkeypatch: pytest.MonkeyPa
         (X, 0.5, False, False),  # a gradient is required
         (x, 0.5, False, True),
     ]
-    for tensor, scale, up, known in cases:
+    for tensor, scale, up, is_repeated in cases:
         torch.testing.assert_close(kernel(tensor, scale, up=up), function(tensor, scale, up=up))
-        assert prepared.pop() is known, (scale, up)
+        assert prepared.pop() is is_repeated, (scale, up)
     for change in ("offset", "weight", "shape", "gradient"):
         if change == "offset":
             offset = 2.0

@@ -1,5 +1,5 @@
-"""Values that a pointwise function reads in addition to its arguments, and that change between calls. Compiled code
-gives the results of eager mode."""
+"""Values that a pointwise function reads, apart from its arguments, may change between calls. The results of compiled
+code then equal those of eager mode."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Gain(nn.Module):
 
 
 class Widened(torch.autograd.Function):
-    """A function that reads a number in its backward only."""
+    """A function that reads a number only in its backward."""
 
     width = 2.0
 
@@ -151,7 +151,7 @@ def _branches() -> tuple[Any, Changes]:
 FAMILY = {f.__name__.strip("_"): f for f in (_closure, _globals, _objects, _module, _pieces, _backward, _branches)}
 
 
-def results(function: Callable[..., Tensor], x: Tensor) -> list[Tensor]:
+def compute_results(function: Callable[..., Tensor], x: Tensor) -> list[Tensor]:
     x = x.clone().requires_grad_()
     y = function(x) + 1
     return [y.detach(), *torch.autograd.grad(y.square().sum(), [x])]
@@ -184,11 +184,11 @@ def test_changes_of_values_that_are_read_are_noticed(name: str, mode: str, backe
     x = torch.linspace(-1.0, 2.0, 15).reshape(5, 3)
     for change in (lambda: None, *changes):
         change()
-        for a, e in zip(results(compiled, x), results(function, x), strict=True):
+        for a, e in zip(compute_results(compiled, x), compute_results(function, x), strict=True):
             torch.testing.assert_close(a, e)
 
 
-def test_a_graph_of_an_earlier_value_serves_again() -> None:
+def test_graph_of_an_earlier_value_is_used_again() -> None:
     owner = SimpleNamespace(value=2.0)
     fused = pointwise(lambda x: x * owner.value)
     counter = CompileCounterWithBackend("aot_eager")
@@ -201,7 +201,7 @@ def test_a_graph_of_an_earlier_value_serves_again() -> None:
     assert counter.frame_count == 2
 
 
-def test_another_tensor_needs_no_other_graph() -> None:
+def test_replaced_tensor_needs_no_other_graph() -> None:
     module = Gain()
     fused = pointwise(module, autograd=True)
     counter = CompileCounterWithBackend("aot_eager")
@@ -219,7 +219,7 @@ def test_another_tensor_needs_no_other_graph() -> None:
 
 
 class Updates:
-    """An optimizer in kernels. Its steps change its own numbers before and after the kernel reads them."""
+    """An optimizer whose steps change its numbers before or after the kernel reads them."""
 
     def __init__(self) -> None:
         self.rate, self.steps = 0.5, 0
@@ -255,7 +255,7 @@ class Updates:
 METHODS = ["after", "before", "before_in_a_list", "before_in_a_dict", "before_in_a_global"]
 
 
-def steps(method: str, compiled: Callable[[Any], Any]) -> Tensor:
+def run_steps(method: str, compiled: Callable[[Any], Any]) -> Tensor:
     set_global(2.0)
     p, gradient = torch.ones(3, 5), torch.linspace(0.0, 1.0, 15).reshape(3, 5)
     step = compiled(getattr(Updates(), method))
@@ -266,21 +266,21 @@ def steps(method: str, compiled: Callable[[Any], Any]) -> Tensor:
 
 @pytest.mark.long(all_but=["after"])
 @pytest.mark.parametrize("method", METHODS)
-def test_values_that_compiled_code_changes_itself(method: str) -> None:
+def test_values_that_compiled_code_changes_are_followed_or_refused(method: str) -> None:
     torch.compiler.reset()
-    expected = steps(method, lambda step: step)
-    torch.testing.assert_close(steps(method, torch.compile(backend="aot_eager")), expected)
+    expected = run_steps(method, lambda step: step)
+    torch.testing.assert_close(run_steps(method, torch.compile(backend="aot_eager")), expected)
     torch.compiler.reset()
-    whole = torch.compile(backend="aot_eager", fullgraph=True)
+    compile_in_one_graph = torch.compile(backend="aot_eager", fullgraph=True)
     if method == "after":
-        torch.testing.assert_close(steps(method, whole), expected)
+        torch.testing.assert_close(run_steps(method, compile_in_one_graph), expected)
     else:
         with pytest.raises(Exception, match="changed before it calls update") as caught:
-            steps(method, whole)
+            run_steps(method, compile_in_one_graph)
         assert __file__ in str(caught.value)
 
 
-def test_changes_between_a_forward_and_its_backward() -> None:
+def test_change_between_a_forward_and_its_backward_is_refused() -> None:
     owner = SimpleNamespace(value=2.0)
     fused = pointwise(lambda x: x.square() * owner.value, autograd=True)
     x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
@@ -292,5 +292,5 @@ def test_changes_between_a_forward_and_its_backward() -> None:
     assert x.grad is not None
     torch.testing.assert_close(x.grad, 6 * x.detach())
     y = fused(x)
-    owner.value = 4.0  # this is too late for the gradient, which uses the kernel of the forward
+    owner.value = 4.0  # has no effect on the gradient, which uses the kernel of the forward
     torch.testing.assert_close(torch.autograd.grad(y.sum(), [x])[0], 6 * x.detach())

@@ -1,4 +1,4 @@
-"""Elementwise functions on CPU tensors as C++ kernels, compared with eager mode."""
+"""C++ kernels of elementwise functions on CPU tensors equal eager mode."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def gated(x: Tensor, gate: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
 def test_results_and_gradients_equal_eager(dtype: torch.dtype) -> None:
     def run(function: object) -> list[Tensor]:
         torch.manual_seed(0)
-        # Several blocks and a partial one. One argument is strided, one broadcasts, and one has no dimensions.
+        # The tensors have several blocks and a partial block. One is strided, one broadcasts, one has no dimensions.
         x = torch.randn(301, 37, dtype=dtype).t().requires_grad_()
         gate, scale = torch.randn(301, dtype=dtype).requires_grad_(), torch.tensor(0.7, dtype=dtype).requires_grad_()
         result, mask = function(x, gate, scale)  # type: ignore[operator]
@@ -42,19 +42,19 @@ def test_results_and_gradients_equal_eager(dtype: torch.dtype) -> None:
     assert torch.equal(actual[1], expected[1])
 
 
-def test_the_source_exists_for_both_targets() -> None:
+def test_source_exists_for_both_targets() -> None:
     x = torch.zeros(3)
     assert "@triton.jit" in pointwise(torch.neg).source(x).source
     assert "template <int64_t BLOCK" in pointwise(torch.neg).source(x, target=CPP).source
 
 
-def test_without_a_compiler_the_error_names_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_compiler, "_compiler", lambda: None)
+def test_error_without_a_compiler_names_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_compiler, "_find_compiler", lambda: None)
     with pytest.raises(DeviceError, match=r"there is no C\+\+ compiler (.|\n)*TRITON_INTERPRET=1"):
         pointwise(torch.neg)(torch.zeros(3))
 
 
-def test_a_device_without_a_target_is_refused_by_name() -> None:
+def test_device_without_a_target_is_named() -> None:
     with pytest.raises(DeviceError, match="arguments of neg are on meta"):
         pointwise(torch.neg)(torch.zeros(3, device="meta"))
 
@@ -67,24 +67,25 @@ def rounded_often(x: Tensor, y: Tensor, scale: float) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("other", [torch.float16, torch.float32])
 def test_chains_of_float16_have_the_bits_of_eager_mode(other: torch.dtype) -> None:
     bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
-    every = bits.view(torch.float16)  # all float16 numbers, including NaN
-    shuffled = every[torch.randperm(len(every), generator=torch.Generator().manual_seed(0))].to(other)
+    numbers = bits.view(torch.float16)  # all float16 numbers, including NaN
+    shuffled = numbers[torch.randperm(len(numbers), generator=torch.Generator().manual_seed(0))].to(other)
     kernel = pointwise(rounded_often)
-    arguments = [(every, shuffled), (every[5:], shuffled[:-5])]
-    # The row length is not a multiple of a vector. One operand has one value per row, another one row for all rows.
-    rows = every[: 1927 * 34].view(34, 1927)
+    arguments = [(numbers, shuffled), (numbers[5:], shuffled[:-5])]
+    # The row length is not a multiple of a vector. Operands have one value per row, one row for all
+    # rows, or a transposed layout.
+    rows = numbers[: 1927 * 34].view(34, 1927)
     arguments += [
         (rows, shuffled[:34, None]),
         (rows, shuffled[:1927]),
         (rows, shuffled[: 1927 * 34].view(1927, 34).t()),
     ]
     for x, y in arguments:
-        for found, expected in zip(kernel(x, y, 0.3), rounded_often(x, y, 0.3), strict=True):
-            torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
-    assert "dev::load_floats(" in kernel.source(every, shuffled, 0.3, target=CPP).source
+        for actual, expected in zip(kernel(x, y, 0.3), rounded_often(x, y, 0.3), strict=True):
+            torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
+    assert "dev::load_floats(" in kernel.source(numbers, shuffled, 0.3, target=CPP).source
 
 
 def test_values_of_a_half_dtype_are_rounded_once() -> None:
-    # Rounded are `mul` by an operation and the sum by its store; `relu` returns its operand's values or 0.
+    # The source rounds the product explicitly, and the store rounds the sum. The result of `relu` needs no rounding.
     source = pointwise(lambda x: torch.relu(x * 3) + 1).source(torch.ones(5, dtype=torch.float16), target=CPP).source
     assert source.count("dev::round_float16(") == 1

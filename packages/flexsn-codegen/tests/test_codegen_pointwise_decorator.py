@@ -1,4 +1,4 @@
-"""`pointwise` as a decorator of functions and methods: names, copies, gradients, and its own error messages."""
+"""`pointwise` can decorate functions and methods, which keep their names, copies and gradients."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Gate(nn.Module):
         return self.gate(x)
 
 
-def test_it_looks_like_its_function() -> None:
+def test_decorated_function_looks_like_its_function() -> None:
     assert torch.equal(doubled(X), X * 2)
     assert torch.equal(doubled(X, factor=3.0), X * 3)
     assert (doubled.__name__, doubled.__doc__, doubled.__module__) == ("doubled", "Twice as much.", __name__)
@@ -58,7 +58,7 @@ def test_it_looks_like_its_function() -> None:
     assert doubled.source(X).name.startswith("doubled_kernel_")
 
 
-def test_it_pickles_by_name() -> None:
+def test_decorated_function_is_pickled_by_name() -> None:
     assert pickle.loads(pickle.dumps(doubled)) is doubled
     assert copy.deepcopy(doubled) is doubled
     other: Any = pointwise(doubled.__wrapped__)
@@ -86,16 +86,16 @@ def test_methods_read_their_own_instance() -> None:
         torch.testing.assert_close(a(X), torch.sigmoid(X) * 2)
 
 
-def test_methods_leave_with_their_instance() -> None:
+def test_methods_do_not_keep_their_instance_alive() -> None:
     module = Gate(2.0)
     module(X)
-    gone = weakref.ref(module)
+    reference = weakref.ref(module)
     del module
     gc.collect()
-    assert gone() is None
+    assert reference() is None
 
 
-def test_gradients_flow_unless_they_are_refused() -> None:
+def test_gradients_exist_unless_autograd_is_false() -> None:
     x = X.clone().requires_grad_()
     (actual,) = torch.autograd.grad(doubled(x).sum(), x)
     assert torch.equal(actual, torch.full_like(X, 2.0))
@@ -106,12 +106,12 @@ def test_gradients_flow_unless_they_are_refused() -> None:
         assert torch.equal(refusing(x), X * 2)
 
 
-kept: list[Tensor] = []
+stored: list[Tensor] = []
 
 
 def keeps(x: Tensor) -> Tensor:
-    kept.append(x * 2)
-    return x + kept[0]
+    stored.append(x * 2)
+    return x + stored[0]
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def keeps(x: Tensor) -> Tensor:
         keeps,
     ],
 )
-def test_errors_speak_of_functions(function: Callable[[Tensor], Tensor]) -> None:
+def test_errors_do_not_mention_steps(function: Callable[[Tensor], Tensor]) -> None:
     with pytest.raises((TraceError, UnsupportedOpError)) as raised:
         pointwise(function)(X)
     message = str(raised.value).partition("\n")[0]

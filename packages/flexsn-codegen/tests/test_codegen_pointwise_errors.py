@@ -19,13 +19,13 @@ double = pointwise(lambda x: x * 2)
 written = pointwise(lambda p, q: p.add_(q))
 
 
-def data() -> Tensor:
+def make_data() -> Tensor:
     return torch.linspace(0.5, 2.0, 4)
 
 
 def forward_in_place() -> Any:
     with forward_ad.dual_level():
-        return written(forward_ad.make_dual(data(), data()), data())
+        return written(forward_ad.make_dual(make_data(), make_data()), make_data())
 
 
 def overlapping() -> Any:
@@ -44,24 +44,27 @@ INSIDE: dict[str, tuple[Callable[..., Any], str]] = {
     "complex": (lambda x: (x * 1j).real, "complex numbers are not supported"),
 }
 CALLS: dict[str, tuple[Callable[[], Any], str]] = {
-    "fp8": (lambda: double(data().to(torch.float8_e4m3fnuz)), "float8_e4m3fnuz.*Convert it"),
-    "complex": (lambda: double(data() * 1j), "complex64.*real and its imaginary part"),
-    "a complex number": (lambda: pointwise(lambda x, c: x * c)(data(), 2j), "argument 1 of <lambda> is a complex"),
+    "fp8": (lambda: double(make_data().to(torch.float8_e4m3fnuz)), "float8_e4m3fnuz.*Convert it"),
+    "complex": (lambda: double(make_data() * 1j), "complex64.*real and its imaginary part"),
+    "a complex number": (lambda: pointwise(lambda x, c: x * c)(make_data(), 2j), "argument 1 of <lambda> is a complex"),
     "nested": (
         lambda: double(torch.nested.nested_tensor([torch.rand(2), torch.rand(3)], layout=torch.jagged)),
         "nested tensor.*Pass its parts",
     ),
-    "sparse": (lambda: double(data().to_sparse()), "sparse_coo.*to_dense"),
+    "sparse": (lambda: double(make_data().to_sparse()), "sparse_coo.*to_dense"),
     "captured and sparse": (
-        lambda: pointwise(lambda x: x * SPARSE)(data()),
+        lambda: pointwise(lambda x: x * SPARSE)(make_data()),
         "sparse_coo.*to_dense",
     ),
-    "meta": (lambda: double(data().to("meta")), "are on meta.*Move them"),
-    "into None": (lambda: double.into([None], data()), "into is a NoneType: pass a tensor"),  # type: ignore[list-item]
-    "into a number": (lambda: double.into([1.0], data()), "into is a float: pass a tensor"),  # type: ignore[list-item]
-    "into of what writes": (lambda: written.into(data(), data(), data()), "call it without `into`"),
+    "meta": (lambda: double(make_data().to("meta")), "are on meta.*Move them"),
+    "into None": (lambda: double.into([None], make_data()), "into is a NoneType: pass a tensor"),  # type: ignore[list-item]
+    "into a number": (lambda: double.into([1.0], make_data()), "into is a float: pass a tensor"),  # type: ignore[list-item]
+    "into of a function that writes": (
+        lambda: written.into(make_data(), make_data(), make_data()),
+        "call it without `into`",
+    ),
     "a list of numbers": (
-        lambda: pointwise(lambda x, n: x * n).foreach([data(), data()], [1.0, 2.0]),
+        lambda: pointwise(lambda x, n: x * n).foreach([make_data(), make_data()], [1.0, 2.0]),
         "argument 1 of <lambda>.foreach is a list.*torch.tensor",
     ),
     "forward mode in place": (forward_in_place, "no forward-mode derivative"),
@@ -70,15 +73,15 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", INSIDE)
-def test_inside_of_a_function(name: str) -> None:
+def test_errors_inside_of_a_function_name_its_line(name: str) -> None:
     function, message = INSIDE[name]
     with pytest.raises((NotImplementedError, TypeError, ValueError), match=f"(?s){message}.*{HERE}"):
-        pointwise(function)(data())
+        pointwise(function)(make_data())
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script`")  # torch's forward mode issues this warning
 @pytest.mark.parametrize("name", CALLS)
-def test_of_a_call(name: str) -> None:
+def test_errors_of_a_call_name_a_remedy(name: str) -> None:
     call, message = CALLS[name]
     with pytest.raises((ArgumentError, TransformError, RuntimeError), match=f"(?s){message}"):
         call()
@@ -86,13 +89,13 @@ def test_of_a_call(name: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*quantiz:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.*quantiz:UserWarning")
-def test_quantized() -> None:
-    x = torch.quantize_per_tensor(data(), 0.1, 0, torch.quint8)
+def test_quantized_tensors_are_refused() -> None:
+    x = torch.quantize_per_tensor(make_data(), 0.1, 0, torch.quint8)
     with pytest.raises(ArgumentError, match=r"quint8.*dequantize"):
         double(x)
 
 
-def test_integers_in_place() -> None:
+def test_integers_in_place_follow_the_rules_of_promotion() -> None:
     x, y = torch.arange(5), torch.arange(5) * 3
     pointwise(lambda p, q: p.sub_(q))(x, y)
     assert x.tolist() == [0, -2, -4, -6, -8]
@@ -100,19 +103,19 @@ def test_integers_in_place() -> None:
         pointwise(lambda p, q: p.sub_(q * 0.5))(x, y)
 
 
-def test_transforms_inside_of_a_function() -> None:
-    x = data()
+def test_transforms_inside_of_a_function_are_allowed() -> None:
+    x = make_data()
     assert torch.equal(pointwise(lambda x: torch.vmap(lambda y: y * y)(x))(x), x * x)
 
 
-def test_into_compiled() -> None:
+def test_into_works_in_compiled_code() -> None:
     def step(x: Tensor, out: Tensor) -> Tensor:
         double.into(out, x)
         return out + 1
 
     torch.compiler.reset()
     compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
-    x, out = data(), torch.empty(4)
+    x, out = make_data(), torch.empty(4)
     assert torch.equal(compiled(x, out), x * 2 + 1)
     assert torch.equal(out, x * 2)
     with pytest.raises(Exception, match="tensor 0 of out= is"):
@@ -120,19 +123,19 @@ def test_into_compiled() -> None:
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_lists_that_share_memory(backend: str) -> None:
-    """Checks that places are called one after the other, as in eager mode."""
+def test_lists_that_share_memory_equal_eager_mode(backend: str) -> None:
+    """Checks that the entries of the lists are computed one after the other, as in eager mode."""
 
     def step(x: Tensor, y: Tensor) -> Tensor:
         written.foreach([x[:3], x[3:], x[:3]], [x[3:], x[:3], y])
         return x * 1
 
     torch.compiler.reset()
-    actual = []
+    tensors = []
     for run in (torch.compile(step, backend=backend, fullgraph=True), step):
         x = torch.arange(6.0)
         y = run(x, torch.ones(3))
-        actual += [x, y]
+        tensors += [x, y]
     expected = torch.tensor([4.0, 6.0, 8.0, 6.0, 9.0, 12.0])
-    for one in actual:
-        torch.testing.assert_close(one, expected)
+    for tensor in tensors:
+        torch.testing.assert_close(tensor, expected)

@@ -1,4 +1,4 @@
-"""A kernel over lists of tensors: one launch in Triton, here in its interpreter, and several launches in C++."""
+"""`foreach` computes lists of tensors with one launch in Triton, and with several launches in C++."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def lion(p: Tensor, g: Tensor, m: Tensor, lr: float, betas: tuple[float, float])
     m.mul_(betas[1]).add_(g, alpha=1 - betas[1])
 
 
-def tensors(sizes: Sequence[tuple[int, ...]], dtype: torch.dtype, seed: int) -> list[Tensor]:
+def draw_tensors(sizes: Sequence[tuple[int, ...]], dtype: torch.dtype, seed: int) -> list[Tensor]:
     torch.manual_seed(seed)
     return [torch.randn(size, device=DEVICE).to(dtype) for size in sizes]
 
@@ -37,25 +37,25 @@ def language(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     return str(request.param)
 
 
-def test_a_step_over_all_parameters(language: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_launch_updates_all_parameters(language: str, monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[int] = []
-    once = _together.Group.launch
+    launch = _together.Group.launch
 
-    def counted(group: _together.Group, words: Any) -> None:
+    def count_launch(group: _together.Group, words: Any) -> None:
         launched.append(group.table.shape[0])
-        once(group, words)
+        launch(group, words)
 
-    monkeypatch.setattr(_together.Group, "launch", counted)
-    # Some sizes lead to several programs and a partial one. Others are empty or have no dimensions.
+    monkeypatch.setattr(_together.Group, "launch", count_launch)
+    # Some tensors need several programs, and a partial program. Others are empty or have no dimensions.
     sizes = [(3, 1001), (7,), (), (0, 4), (2, 3, 5), (64, 20)]
     step = pointwise(lion)
-    again = tensors(sizes, torch.float32, 7) + tensors([(9, 5)], torch.bfloat16, 7)
+    new_gradients = draw_tensors(sizes, torch.float32, 7) + draw_tensors([(9, 5)], torch.bfloat16, 7)
     runs: list[list[Tensor]] = []
     for together in (True, False):
-        p = tensors(sizes, torch.float32, 0) + tensors([(9, 5)], torch.bfloat16, 1)
-        m = [torch.zeros_like(one) for one in p]
+        p = draw_tensors(sizes, torch.float32, 0) + draw_tensors([(9, 5)], torch.bfloat16, 1)
+        m = [torch.zeros_like(tensor) for tensor in p]
         for i in range(2):
-            g = tensors(sizes, torch.float32, 2 + i) + tensors([(9, 5)], torch.bfloat16, 5)
+            g = draw_tensors(sizes, torch.float32, 2 + i) + draw_tensors([(9, 5)], torch.bfloat16, 5)
             if together:
                 assert step.foreach(p, g, m, 0.1 * (i + 1), (0.9, 0.99)) == [None] * 7
             else:
@@ -63,12 +63,12 @@ def test_a_step_over_all_parameters(language: str, monkeypatch: pytest.MonkeyPat
                     lion(*arguments, 0.1 * (i + 1), (0.9, 0.99))
         for i in range(2):  # the tensors have the same addresses each time, like parameters
             lr = 0.01 * (i + 1)
-            versions = [one._version for one in p]
+            versions = [tensor._version for tensor in p]
             if together:
-                step.foreach(p, again, m, lr, (0.9, 0.99))
-                assert all(one._version > before for one, before in zip(p, versions, strict=True))
+                step.foreach(p, new_gradients, m, lr, (0.9, 0.99))
+                assert all(tensor._version > before for tensor, before in zip(p, versions, strict=True))
             else:
-                for arguments in zip(p, again, m, strict=True):
+                for arguments in zip(p, new_gradients, m, strict=True):
                     lion(*arguments, lr, (0.9, 0.99))
         runs.append(p + m)
     for a, e in zip(*runs, strict=True):
@@ -79,18 +79,18 @@ def test_a_step_over_all_parameters(language: str, monkeypatch: pytest.MonkeyPat
         assert launched == [3 + 1 + 1 + 1, 2, 1] * 4
 
 
-def test_results_one_tensor_for_all_and_strided_ones(language: str) -> None:
+def test_results_equal_eager_mode_for_shared_and_strided_tensors(language: str) -> None:
     function: Any = pointwise(lambda x, scale, flag: (x * scale, x > scale if flag else x))
-    xs = [*tensors([(5, 6), (1030,)], torch.float32, 0), torch.randn(4, 7, device=DEVICE).t()]
+    xs = [*draw_tensors([(5, 6), (1030,)], torch.float32, 0), torch.randn(4, 7, device=DEVICE).t()]
     scale = torch.tensor(0.5, device=DEVICE)
     for (product, mask), x in zip(function.foreach(xs, scale, True), xs, strict=True):
         assert torch.equal(product, x * scale)
         assert torch.equal(mask, x > scale)
 
 
-def test_errors() -> None:
+def test_wrong_lists_are_refused() -> None:
     step = pointwise(lion)
-    p = tensors([(3,), (4,)], torch.float32, 0)
+    p = draw_tensors([(3,), (4,)], torch.float32, 0)
     with pytest.raises(ArgumentError, match=r"of equal length, but the lengths of the lists are \[1, 2\]"):
         step.foreach(p, p[:1], p, 0.1, (0.9, 0.99))
     with pytest.raises(ArgumentError, match="no argument is such a list"):
@@ -103,29 +103,29 @@ def halved(p: Tensor, g: Tensor, rate: float) -> None:
     p.mul_(0.5).sub_(g, alpha=rate)
 
 
-def test_a_step_that_is_prepared_again_uses_the_changed_values() -> None:
+def test_step_that_is_prepared_again_uses_the_changed_values() -> None:
     step = pointwise(halved)
     sizes = [(40, 13), (16,), (32, 2)]
 
     def check(p: list[Tensor], g: list[Tensor], rate: float) -> None:
-        expected = [one * 0.5 - other * rate for one, other in zip(p, g, strict=True)]
+        expected = [parameter * 0.5 - gradient * rate for parameter, gradient in zip(p, g, strict=True)]
         step.foreach(p, g, rate)
         for a, e in zip(p, expected, strict=True):
             torch.testing.assert_close(a, e)
 
-    p, g = tensors(sizes, torch.float32, 0), tensors(sizes, torch.float32, 1)
+    p, g = draw_tensors(sizes, torch.float32, 0), draw_tensors(sizes, torch.float32, 1)
     check(p, g, 0.1)
     check(p, g, 0.2)
-    kept = g
-    g = tensors(sizes, torch.float32, 2)  # these are in other memory, because the old gradients still exist
+    old_gradients = g
+    g = draw_tensors(sizes, torch.float32, 2)  # their memory differs from that of the old gradients, which still exist
     check(p, g, 0.2)
-    check(p, kept, 0.3)
-    # Its address no longer allows vector loads.
+    check(p, old_gradients, 0.3)
+    # The address of this gradient allows no vector loads.
     shifted = torch.randn(33, device=DEVICE)[1:17]
     check(p, [g[0], shifted, g[2]], 0.3)
     p[2].data = torch.randn(32, 2, device=DEVICE)
     check(p, g, 0.3)
-    p[0].t_(), g[0].t_()  # their memory is unchanged
+    p[0].t_(), g[0].t_()  # the addresses are unchanged, but the strides differ
     check(p, g, 0.3)
     p[0] = p[0].double()
     g[0] = g[0].double()
@@ -137,7 +137,7 @@ def test_a_step_that_is_prepared_again_uses_the_changed_values() -> None:
         check(p, g, 0.3)
 
 
-def test_captured_tensors_results_and_arguments_again(language: str) -> None:
+def test_repeated_calls_use_current_captured_tensors(language: str) -> None:
     class Scaled(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -148,34 +148,35 @@ def test_captured_tensors_results_and_arguments_again(language: str) -> None:
 
     module = Scaled()
     function: Any = pointwise(module)
-    x, y = tensors([(5, 6), (1030,)], torch.float32, 0), tensors([(5, 6), (1030,)], torch.float32, 1)
+    x, y = draw_tensors([(5, 6), (1030,)], torch.float32, 0), draw_tensors([(5, 6), (1030,)], torch.float32, 1)
     for scale in (2.0, 3.0, 4.0):
         module.scale.data = torch.tensor(scale, device=DEVICE)
-        expected = [one + other for one, other in zip(x, y, strict=True)]
+        expected = [a + b for a, b in zip(x, y, strict=True)]
         for i, (same, product) in enumerate(function.foreach(x, y)):
             assert same is x[i]
             torch.testing.assert_close(x[i], expected[i])
             torch.testing.assert_close(product, expected[i] * scale)
 
 
-def test_places_that_share_memory_run_one_after_the_other(language: str) -> None:
+def test_entries_that_share_memory_run_one_after_the_other(language: str) -> None:
     step = pointwise(halved)
-    shared, other = tensors([(50,), (50,)], torch.float32, 0)
+    shared, other = draw_tensors([(50,), (50,)], torch.float32, 0)
     expected, gradient = shared * 0.25 - 0.75 * other, other.clone()
     for _ in range(2):  # the parameter is in the list twice
         p = shared.clone()
         step.foreach([p, p], [gradient, gradient], 0.5)
         torch.testing.assert_close(p, expected)
-    # Two halves of one memory may run together. A gradient that another place writes may not.
-    whole = torch.ones(64, device=DEVICE)
-    step.foreach([whole[:32], whole[32:]], [whole.new_ones(32), whole.new_zeros(32)], 0.5)
-    assert whole.unique().tolist() == [0.0, 0.5]
+    # Two halves of one memory may be computed together. A gradient that another entry writes must be read before or
+    # after the write, in the order of the entries.
+    memory = torch.ones(64, device=DEVICE)
+    step.foreach([memory[:32], memory[32:]], [memory.new_ones(32), memory.new_zeros(32)], 0.5)
+    assert memory.unique().tolist() == [0.0, 0.5]
     a, b = torch.ones(20, device=DEVICE), torch.ones(20, device=DEVICE)
     step.foreach([a, b], [b, a], 0.5)
-    assert [one.unique().tolist() for one in (a, b)] == [[0.0], [0.5]]
+    assert [tensor.unique().tolist() for tensor in (a, b)] == [[0.0], [0.5]]
 
 
-def test_numbers_that_depend_on_dimensions_stay_apart() -> None:
+def test_numbers_that_depend_on_dimensions_are_separate() -> None:
     def scaled(x: Tensor, a: float, b: float) -> None:
         x.mul_(a if x.dim() == 1 else b)
 
@@ -184,7 +185,7 @@ def test_numbers_that_depend_on_dimensions_stay_apart() -> None:
     assert [x.unique().tolist() for x in xs] == [[3.0], [5.0]]
 
 
-def test_lazily_negated_tensors() -> None:
+def test_lazily_negated_tensors_are_negated() -> None:
     x = torch.complex(torch.ones(8), torch.ones(8)).conj().imag.to(DEVICE)
     doubled: Any = pointwise(lambda x: x * 2)
     for result in (*doubled.foreach([x, torch.ones(8, device=DEVICE)]), *doubled.foreach([x, x])):
@@ -208,7 +209,7 @@ def descent(p: Tensor, g: Tensor, m: Tensor, lr: float) -> None:
 
 @pytest.mark.long(all_but=["descent"])
 @pytest.mark.parametrize("function", [descent, moved, positive], ids=lambda function: function.__name__)
-def test_one_operator_in_compiled_code(function: Any) -> None:
+def test_compiled_code_contains_one_operator(function: Any) -> None:
     graphs: list[list[str]] = []
 
     def backend(module: torch.fx.GraphModule, inputs: Any) -> Any:
@@ -227,11 +228,11 @@ def test_one_operator_in_compiled_code(function: Any) -> None:
     for lr in (0.1, 0.2, 0.3):
         runs = []
         for call in (compiled, lambda *lists: [function(*each, lists[-1]) for each in zip(*lists[:3], strict=True)]):
-            lists = [tensors(sizes, torch.float32, seed) for seed in range(3)]
+            lists = [draw_tensors(sizes, torch.float32, seed) for seed in range(3)]
             with torch.no_grad():
                 returned = call(*lists, lr)
             runs.append([t for t in torch.utils._pytree.tree_leaves((lists, returned)) if t is not None])
         for a, e in zip(*runs, strict=True):
             torch.testing.assert_close(a, e)
-    assert len(graphs) <= 2  # from its second value on, the number is a symbol
+    assert len(graphs) <= 2  # the second graph treats the number as a symbol
     assert all(sum("pointwise" in node for node in graph) == 1 for graph in graphs)

@@ -1,4 +1,4 @@
-"""Derivatives of pointwise kernels in forward mode, and derivatives of derivatives, compared with eager mode."""
+"""Derivatives of pointwise kernels in forward mode, and higher derivatives, equal those of eager mode."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class Gain(torch.nn.Module):
         return (x * self.gain).tanh()
 
 
-def arguments() -> tuple[Tensor, Tensor, Tensor]:
+def draw_arguments() -> tuple[Tensor, Tensor, Tensor]:
     torch.manual_seed(0)
     shapes: tuple[tuple[int, ...], ...] = ((4, 3), (3,), ())
     x, w, s = (torch.randn(shape, dtype=torch.float64, device=DEVICE) for shape in shapes)
     return x, w, s
 
 
-def agree(make: Callable[[Any], Any], kernel: Any, function: Any) -> None:
+def assert_agree(make: Callable[[Any], Any], kernel: Any, function: Any) -> None:
     actual, expected = (pytree.tree_leaves(make(f)) for f in (kernel, function))
     assert len(actual) == len(expected) > 0
     for a, e in zip(actual, expected, strict=True):
@@ -79,7 +79,7 @@ def total(function: Any) -> Any:
     return lambda *tensors: sum(r.sin().sum() for r in pytree.tree_leaves(function(*tensors)) if r.is_floating_point())
 
 
-x, w, s = arguments()
+x, w, s = draw_arguments()
 TRANSFORMS: dict[str, Callable[[Any], Any]] = {
     "jvp": lambda f: jvp(f, (x, w, s), (x + 1, w - 1, s * 2)),
     "of_one_argument": lambda f: jvp(partial(f, x, w), (s,), (s * 2,)),
@@ -95,56 +95,56 @@ TRANSFORMS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.long(all_but=["jvp", "vmap_of_jvp", "dual_tensors"])
 @pytest.mark.parametrize("name", TRANSFORMS)
-def test_forward_derivatives_are_those_of_eager_mode(name: str) -> None:
-    agree(TRANSFORMS[name], pointwise(scaled, autograd=name == "hessian"), scaled)
+def test_forward_derivatives_equal_eager_mode(name: str) -> None:
+    assert_agree(TRANSFORMS[name], pointwise(scaled, autograd=name == "hessian"), scaled)
 
 
-def test_of_functions_that_cut_and_of_modules() -> None:
+def test_forward_derivatives_of_cutting_functions_and_modules_equal_eager_mode() -> None:
     wide = torch.cat([x, x + 1], 1)
-    agree(lambda f: jvp(f, (wide, w), (wide + 1, w - 1)), pointwise(halves), halves)
-    agree(lambda f: tangents(f, wide, w), pointwise(halves), halves)
+    assert_agree(lambda f: jvp(f, (wide, w), (wide + 1, w - 1)), pointwise(halves), halves)
+    assert_agree(lambda f: tangents(f, wide, w), pointwise(halves), halves)
     module = Gain()
-    agree(lambda f: tangents(f, x), pointwise(module, autograd=True), module)
+    assert_agree(lambda f: tangents(f, x), pointwise(module, autograd=True), module)
 
 
 @pytest.mark.long
-def test_second_derivatives_in_every_order() -> None:
+def test_second_derivatives_in_all_orders_pass_gradgradcheck() -> None:
     kernel = pointwise(scaled, autograd=True)
     shapes: tuple[tuple[int, ...], ...] = ((2, 1), (2,), ())
-    given = [torch.rand(shape, dtype=torch.float64, device=DEVICE, requires_grad=True) for shape in shapes]
-    assert torch.autograd.gradcheck(lambda *a: kernel(*a)[0], given, check_forward_ad=True)
-    assert torch.autograd.gradgradcheck(lambda *a: kernel(*a)[0], given, check_fwd_over_rev=True)
+    tensors = [torch.rand(shape, dtype=torch.float64, device=DEVICE, requires_grad=True) for shape in shapes]
+    assert torch.autograd.gradcheck(lambda *a: kernel(*a)[0], tensors, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(lambda *a: kernel(*a)[0], tensors, check_fwd_over_rev=True)
 
 
 @pytest.mark.parametrize("tracing", ["real", pytest.param("symbolic", marks=pytest.mark.long)])
-def test_second_derivatives_in_graphs(tracing: Literal["real", "symbolic"]) -> None:
+def test_second_derivatives_in_graphs_equal_eager_mode(tracing: Literal["real", "symbolic"]) -> None:
     def second(function: Any) -> Any:
-        def of(*tensors: Tensor) -> Any:
+        def differentiate(*tensors: Tensor) -> Any:
             (first,) = torch.autograd.grad(total(function)(*tensors), tensors[1], create_graph=True)
             return torch.autograd.grad(first.square().sum(), tensors)
 
-        return of
+        return differentiate
 
-    given = [t.clone().requires_grad_() for t in arguments()]
+    leaves = [t.clone().requires_grad_() for t in draw_arguments()]
     kernel = pointwise(scaled, autograd=True)
-    graph = make_fx(second(kernel), tracing_mode=tracing)(*given)
+    graph = make_fx(second(kernel), tracing_mode=tracing)(*leaves)
     assert sum("flexsn_codegen" in str(node.target) for node in graph.graph.nodes) >= 3
-    agree(lambda f: f(*given), graph, second(scaled))
+    assert_agree(lambda f: f(*leaves), graph, second(scaled))
 
 
 @pytest.mark.parametrize(
     "name", ["jvp", pytest.param("jacfwd", marks=pytest.mark.long), pytest.param("second", marks=pytest.mark.long)]
 )
-def test_derivatives_in_compiled_code(name: str) -> None:
-    made: dict[str, Callable[[Any], Any]] = {
+def test_derivatives_in_compiled_code_equal_eager_mode(name: str) -> None:
+    transforms: dict[str, Callable[[Any], Any]] = {
         "jvp": lambda f: lambda x, w: jvp(lambda x: f(x, w, s)[0], (x,), (x + 1,)),
         "jacfwd": lambda f: lambda x, w: jacfwd(lambda w: f(x, w, s)[0])(w),
         "second": lambda f: lambda x, w: grad(lambda w: grad(lambda w: f(x, w, s)[0].sum())(w).square().sum())(w),
     }
     torch.compiler.reset()
     kernel = pointwise(scaled, autograd=True)
-    compiled = torch.compile(made[name](kernel), backend="aot_eager", fullgraph=True)
-    agree(lambda f: f(x, w), compiled, made[name](scaled))
+    compiled = torch.compile(transforms[name](kernel), backend="aot_eager", fullgraph=True)
+    assert_agree(lambda f: f(x, w), compiled, transforms[name](scaled))
 
 
 def test_writes_are_refused_in_forward_mode() -> None:

@@ -14,7 +14,7 @@ from flexsn_codegen import pointwise
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning"),  # torch 2.11 issues it
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning"),  # a warning of torch 2.11
 ]
 
 
@@ -31,7 +31,7 @@ def adamw(
     p.addcdiv_(m, (v.sqrt() / math.sqrt(1 - betas[1] ** step)).add_(eps), value=-lr / (1 - betas[0] ** step))
 
 
-def test_inductor_launches_the_kernel_itself() -> None:
+def test_inductor_launches_the_kernel_directly() -> None:
     from torch._inductor.utils import run_and_get_code
 
     fused: Any = pointwise(gated, autograd=True)
@@ -47,14 +47,14 @@ def test_inductor_launches_the_kernel_itself() -> None:
         torch.testing.assert_close(a, e, rtol=1e-4, atol=1e-4)
 
 
-def test_a_transposed_operand_in_compiled_code() -> None:
+def test_compiled_code_accepts_a_transposed_operand() -> None:
     fused: Any = pointwise(lambda x, y: (x + y) * 0.5)
     compiled = torch.compile(lambda x, y: fused(x, y.t()) * 2, fullgraph=True)
     x, y = torch.randn(1000, 70, device="cuda"), torch.randn(70, 1000, device="cuda")
     torch.testing.assert_close(compiled(x, y), x + y.t())
 
 
-def test_writes_in_compiled_code() -> None:
+def test_writes_in_compiled_code_equal_eager_mode() -> None:
     step = pointwise(lambda p, g: p.sub_(g, alpha=0.1))
     compiled = torch.compile(lambda p, g: step(p, g) * 2, fullgraph=True)
     p, g = torch.randn(1000, device="cuda"), torch.randn(1000, device="cuda")
@@ -65,12 +65,12 @@ def test_writes_in_compiled_code() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_adamw_over_a_model_is_that_of_torch(dtype: torch.dtype) -> None:
+def test_adamw_over_a_model_equals_torchs(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     sizes = [(513, 257), (4096,), (64, 3, 3, 3), (7,), ()]
     start = [torch.randn(size, device="cuda").to(dtype) for size in sizes]
-    # This also runs torch's optimizer in float64. A bfloat16 step rounds a dozen times. Torch's step uses a `lerp` and
-    # rounds at other points. Therefore, both steps are compared with the float64 step.
+    # A bfloat16 step rounds a dozen times, and torch's step rounds at other points. So both steps are compared with the
+    # step of torch in float64.
     theirs = {kind: [t.clone().to(kind).requires_grad_() for t in start] for kind in (dtype, torch.float64)}
     optimizers = [torch.optim.AdamW(t, lr=1e-3, weight_decay=0.1, foreach=False, fused=False) for t in theirs.values()]
     m, v = [torch.zeros_like(t) for t in start], [torch.zeros_like(t) for t in start]

@@ -28,7 +28,9 @@ def gated(x: Tensor, y: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("lose", [freed, zeros])
 @pytest.mark.parametrize("calls_before", [0, 2])
-def test_arguments(lose: Callable[[Tensor], Tensor], calls_before: int, compiler: None) -> None:
+def test_arguments_without_memory_are_refused(
+    lose: Callable[[Tensor], Tensor], calls_before: int, compiler: None
+) -> None:
     kernel, x, y = pointwise(gated), torch.rand(50, 37), torch.rand(37)
     for _ in range(calls_before):
         kernel(x, y)
@@ -40,7 +42,7 @@ def test_arguments(lose: Callable[[Tensor], Tensor], calls_before: int, compiler
 
 
 @pytest.mark.parametrize("calls_before", [0, 2])
-def test_results(calls_before: int, compiler: None) -> None:
+def test_results_without_memory_are_refused(calls_before: int, compiler: None) -> None:
     kernel, x, y, out = pointwise(gated), torch.rand(50, 37), torch.rand(37), torch.empty(50, 37)
     for _ in range(calls_before):
         kernel.into(out, x, y)
@@ -50,7 +52,9 @@ def test_results(calls_before: int, compiler: None) -> None:
 
 @pytest.mark.parametrize("lose", [freed, zeros])
 @pytest.mark.parametrize("calls_before", [0, 2])
-def test_lists(lose: Callable[[Tensor], Tensor], calls_before: int, compiler: None) -> None:
+def test_lists_with_tensors_without_memory_are_refused(
+    lose: Callable[[Tensor], Tensor], calls_before: int, compiler: None
+) -> None:
     kernel, y = pointwise(gated), torch.rand(37)
     xs = [torch.rand(50, 37), torch.rand(0, 37), torch.rand(3, 37)]
     for _ in range(calls_before):
@@ -59,7 +63,7 @@ def test_lists(lose: Callable[[Tensor], Tensor], calls_before: int, compiler: No
         kernel.foreach([*xs[:2], lose(xs[2].clone())], y)
 
 
-def test_gradients(compiler: None) -> None:
+def test_gradients_without_memory_are_refused(compiler: None) -> None:
     kernel, x = pointwise(gated, autograd=True), torch.rand(50, 37, requires_grad=True)
     y = torch.rand(37, requires_grad=True)
     result = kernel(x, y)

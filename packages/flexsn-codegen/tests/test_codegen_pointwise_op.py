@@ -36,12 +36,12 @@ def gated(x: Tensor, gate: Tensor, scale: float) -> tuple[Tensor, Tensor]:
 fused: Any = pointwise(gated, autograd=True)
 
 
-def arguments(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+def draw_arguments(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     torch.manual_seed(0)
     return torch.randn(shape, dtype=dtype, requires_grad=True), torch.randn(shape[-1], dtype=dtype, requires_grad=True)
 
 
-def gradients(function: Any, *tensors: Tensor) -> list[Tensor]:
+def differentiate(function: Any, *tensors: Tensor) -> list[Tensor]:
     for tensor in tensors:
         tensor.grad = None
     result = function(*tensors)
@@ -51,7 +51,7 @@ def gradients(function: Any, *tensors: Tensor) -> list[Tensor]:
 
 @pytest.mark.long(all_but=["inductor"])
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_training_in_one_graph_with_dynamic_shapes(backend: str) -> None:
+def test_training_is_one_graph_with_dynamic_shapes(backend: str) -> None:
     counter = CompileCounterWithBackend(backend)
 
     def layer(x: Tensor, gate: Tensor, kernel: Any) -> Tensor:
@@ -60,15 +60,15 @@ def test_training_in_one_graph_with_dynamic_shapes(backend: str) -> None:
 
     compiled = torch.compile(lambda x, g: layer(x, g, fused), backend=counter, fullgraph=True, dynamic=True)
     for shape in ((5, 7), (64, 33), (300, 40)):
-        tensors = arguments(*shape)
+        tensors = draw_arguments(*shape)
         for a, e in zip(
-            gradients(compiled, *tensors), gradients(lambda x, g: layer(x, g, gated), *tensors), strict=True
+            differentiate(compiled, *tensors), differentiate(lambda x, g: layer(x, g, gated), *tensors), strict=True
         ):
             torch.testing.assert_close(a, e, rtol=1e-5, atol=1e-5)
     assert counter.frame_count == 1
 
 
-def test_compiled_graphs_launch_directly() -> None:
+def test_compiled_graphs_contain_launches_of_the_kernels() -> None:
     launched: list[str] = []
 
     def backend(module: torch.fx.GraphModule, inputs: Any) -> Any:
@@ -80,7 +80,7 @@ def test_compiled_graphs_launch_directly() -> None:
 
         return aot_autograd(fw_compiler=look)(module, inputs)
 
-    torch.compile(lambda *a: fused(*a, 0.5)[0], backend=backend, fullgraph=True)(*arguments(4, 3))
+    torch.compile(lambda *a: fused(*a, 0.5)[0], backend=backend, fullgraph=True)(*draw_arguments(4, 3))
     assert any("launch_cpp" in name for name in launched)
     assert not any("flexsn_codegen.pointwise" in name for name in launched)
 
@@ -107,7 +107,7 @@ def test_modules_are_trained_in_compiled_code() -> None:
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_writes_in_compiled_code(backend: str) -> None:
+def test_writes_in_compiled_code_equal_eager_mode(backend: str) -> None:
     def step(p: Tensor, g: Tensor, m: Tensor, lr: float) -> Tensor:
         m.mul_(0.9).add_(g, alpha=0.1)
         return p.sub_(m, alpha=lr)
@@ -118,44 +118,44 @@ def test_writes_in_compiled_code(backend: str) -> None:
     for function in (compiled, lambda *a: step(*a) * 2):
         torch.manual_seed(0)
         p, m = torch.randn(70), torch.randn(70)
-        seen = [function(p, torch.randn(70), m, 0.1).clone() for _ in range(2)]
-        runs.append([p, m, *seen])
+        results = [function(p, torch.randn(70), m, 0.1).clone() for _ in range(2)]
+        runs.append([p, m, *results])
     for a, e in zip(*runs, strict=True):
         torch.testing.assert_close(a, e, rtol=1e-6, atol=1e-6)
 
 
-def test_an_error_in_compiled_code_is_the_same() -> None:
+def test_errors_in_compiled_code_equal_those_of_eager_mode() -> None:
     plain: Any = pointwise(gated, autograd=False)
     compiled = torch.compile(lambda *a: plain(*a, 1.0), backend="eager", fullgraph=True)
     with pytest.raises(Exception, match="autograd=False"):
-        compiled(*arguments(3, 4))
+        compiled(*draw_arguments(3, 4))
     with pytest.raises(AutogradError, match="autograd=False"):
-        plain(*arguments(3, 4), 1.0)
+        plain(*draw_arguments(3, 4), 1.0)
 
 
-def key_of(kernel: Any) -> str:
-    made, *_ = kernel._kernels.all()
-    return str(made.key)
+def find_key(kernel: Any) -> str:
+    entry, *_ = kernel._kernels.all()
+    return str(entry.key)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # opcheck copies tensors
-def test_opcheck() -> None:
-    x, gate = arguments(5, 3)
+def test_operator_passes_opcheck() -> None:
+    x, gate = draw_arguments(5, 3)
     kernel = pointwise(gated, autograd=True)
     kernel(x, gate, 0.5)
-    torch.library.opcheck(pointwise_op, ([x, gate], [0.5], [False, False], key_of(kernel)))
+    torch.library.opcheck(pointwise_op, ([x, gate], [0.5], [False, False], find_key(kernel)))
     scale = pointwise(lambda x, s: x * s, autograd=True)
     s = torch.tensor(2.0, requires_grad=True)
     scale(x, s)
-    torch.library.opcheck(pointwise_op, ([x, s], [], [False, True], key_of(scale)))
+    torch.library.opcheck(pointwise_op, ([x, s], [], [False, True], find_key(scale)))
     add = pointwise(lambda x, y, a: (x.add_(y, alpha=a), x * 2)[1])
     p, q = torch.rand(5, 3), torch.rand(3)
     add(p, q, 0.5)
-    torch.library.opcheck(pointwise_in_place_op, ([q], [p], [0.5], key_of(add)))
+    torch.library.opcheck(pointwise_in_place_op, ([q], [p], [0.5], find_key(add)))
 
 
-def test_fake_tensors_and_make_fx() -> None:
-    x, gate = (t.detach() for t in arguments(5, 3))
+def test_kernels_accept_fake_tensors_and_make_fx() -> None:
+    x, gate = (t.detach() for t in draw_arguments(5, 3))
     with FakeTensorMode() as mode:
         y, mask = fused(mode.from_tensor(x), mode.from_tensor(gate), 0.5)
     assert (y.shape, y.dtype, mask.dtype) == ((5, 3), torch.float32, torch.bool)
@@ -166,8 +166,8 @@ def test_fake_tensors_and_make_fx() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:FutureWarning")  # torch's vmap of silu issues this warning
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # the same warning in torch 2.11
-def test_transforms_of_torch_func() -> None:
-    x, gate = (t.detach() for t in arguments(5, 3, dtype=torch.float64))
+def test_transforms_of_torch_func_equal_eager_mode() -> None:
+    x, gate = (t.detach() for t in draw_arguments(5, 3, dtype=torch.float64))
 
     def total(f: Any) -> Any:
         return lambda x, g: f(x, g, 0.5)[0].sum()
@@ -185,12 +185,12 @@ def test_transforms_of_torch_func() -> None:
         lambda f: torch.func.jvp(lambda x: f(x, gate, 0.5)[0], (x,), (x + 1,)),
     )
     for make in cases:
-        for a, e in zip(*(leaves(make(f)) for f in (fused, gated)), strict=True):
+        for a, e in zip(*(list_leaves(make(f)) for f in (fused, gated)), strict=True):
             torch.testing.assert_close(a, e)
 
 
-def leaves(found: Any) -> list[Tensor]:
-    return [found] if isinstance(found, Tensor) else list(found)
+def list_leaves(value: Any) -> list[Tensor]:
+    return [value] if isinstance(value, Tensor) else list(value)
 
 
 def test_vmap_keeps_the_promotion_of_tensors_without_dimensions() -> None:
@@ -198,10 +198,10 @@ def test_vmap_keeps_the_promotion_of_tensors_without_dimensions() -> None:
     x, s = torch.rand(5, dtype=torch.bfloat16), torch.rand(3)
     result = torch.func.vmap(scale, in_dims=(None, 0))(x, s)
     assert result.dtype == torch.bfloat16
-    torch.testing.assert_close(result, torch.stack([x * one for one in s]))
+    torch.testing.assert_close(result, torch.stack([x * factor for factor in s]))
 
 
-def test_vmap_of_writes() -> None:
+def test_vmap_of_writes_equals_eager_mode() -> None:
     add = pointwise(lambda x, y: x.add_(y))
     x, y = torch.rand(4, 3), torch.rand(4)
     expected = x + y[:, None]
@@ -218,7 +218,7 @@ class Gated(nn.Module):
 # Torch 2.11 issues a warning about its own export.
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated")
 def test_exported_programs_run_in_other_processes(tmp_path: Path) -> None:
-    x, gate = (t.detach() for t in arguments(5, 3))
+    x, gate = (t.detach() for t in draw_arguments(5, 3))
     batch = torch.export.Dim("batch", min=2, max=100)
     program = torch.export.export(Gated(), (x, gate), dynamic_shapes=({0: batch}, None))
     torch.testing.assert_close(program.module()(x, gate), gated(x, gate, 0.5)[0])
@@ -234,8 +234,8 @@ torch.testing.assert_close(program.module()(x, gate), expected)
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_a_kernel_that_is_gone_is_named() -> None:
-    x, gate = (t.detach() for t in arguments(5, 3))
+def test_error_names_the_deleted_kernel() -> None:
+    x, gate = (t.detach() for t in draw_arguments(5, 3))
     kernels = [pointwise(gated)]
     graph = make_fx(lambda x, g: kernels[0](x, g, 0.5)[0])(x, gate)
     graph(x, gate)
@@ -247,7 +247,7 @@ def test_a_kernel_that_is_gone_is_named() -> None:
 
 def test_saved_tensors_follow_the_rules_of_autograd() -> None:
     """Checks that a checkpointed region recomputes its values, and that a later change of a tensor is detected."""
-    x, gate = arguments(5, 3)
+    x, gate = draw_arguments(5, 3)
     y = torch.utils.checkpoint.checkpoint(lambda x, g: fused(x, g, 0.5)[0], x, gate, use_reentrant=False)
     y.sum().backward()
     z = fused(x * 1, gate, 0.5)[0]

@@ -1,4 +1,4 @@
-"""C++ loops of pointwise kernels over operands and results that broadcast, are strided, transposed or short."""
+"""C++ kernels of pointwise functions are exact for operands and results of all layouts."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ def function(x: Tensor, y: Tensor) -> Tensor:
     return torch.where(y > 0, x * y, x) + y
 
 
-def tensor(*shape: int) -> Tensor:
+def draw(*shape: int) -> Tensor:
     generator = torch.Generator().manual_seed(sum(shape))
     return torch.randn(shape, generator=generator)
 
 
 CASES = {
-    "bias": (tensor(129, 70), tensor(70)),
-    "per row": (tensor(129, 70), tensor(129, 1)),
-    "channel": (tensor(3, 5, 17, 19), tensor(5, 1, 1)),
-    "channels last": (tensor(3, 5, 17, 19).to(memory_format=torch.channels_last), tensor(5, 1, 1)),
-    "three colours": (tensor(2003, 3), tensor(3)),
-    "one of three": (tensor(2003, 3), tensor(2003, 1)),
-    "short, thrice": (tensor(301, 7, 5), tensor(7, 1)),
-    "transposed": (tensor(65, 90), tensor(90, 65).t()),
-    "pages, transposed": (tensor(3, 33, 90), tensor(3, 90, 33).transpose(1, 2)),
-    "four, channels last": (tensor(2, 67, 3, 70), tensor(2, 3, 70, 67).permute(0, 3, 1, 2)),
-    "every other": (tensor(65, 180)[:, ::2], tensor(130, 90)[::2]),
-    "outer": (tensor(70, 1), tensor(1, 90)),
-    "four, all apart": (tensor(3, 20, 5, 33), tensor(33, 5, 20, 3).permute(3, 2, 1, 0)),
-    "one element": (tensor(1, 1), tensor(1)),
-    "empty": (tensor(0, 5), tensor(5)),
+    "bias": (draw(129, 70), draw(70)),
+    "per row": (draw(129, 70), draw(129, 1)),
+    "channel": (draw(3, 5, 17, 19), draw(5, 1, 1)),
+    "channels last": (draw(3, 5, 17, 19).to(memory_format=torch.channels_last), draw(5, 1, 1)),
+    "three colours": (draw(2003, 3), draw(3)),
+    "one value for three columns": (draw(2003, 3), draw(2003, 1)),
+    "short rows": (draw(301, 7, 5), draw(7, 1)),
+    "transposed": (draw(65, 90), draw(90, 65).t()),
+    "pages, transposed": (draw(3, 33, 90), draw(3, 90, 33).transpose(1, 2)),
+    "four dimensions, channels last": (draw(2, 67, 3, 70), draw(2, 3, 70, 67).permute(0, 3, 1, 2)),
+    "every second element": (draw(65, 180)[:, ::2], draw(130, 90)[::2]),
+    "outer": (draw(70, 1), draw(1, 90)),
+    "four dimensions in another order": (draw(3, 20, 5, 33), draw(33, 5, 20, 3).permute(3, 2, 1, 0)),
+    "one element": (draw(1, 1), draw(1)),
+    "empty": (draw(0, 5), draw(5)),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_strides_change_nothing(name: str) -> None:
+def test_results_do_not_depend_on_strides(name: str) -> None:
     x, y = CASES[name]
     expected = function(x, y)
     kernel = pointwise(function)
@@ -75,8 +75,8 @@ def test_tiles_of_operands_and_results_are_transposed(dtype: torch.dtype) -> Non
     assert torch.equal(kernel.into(out.t(), x, y), x - y)
 
 
-def test_the_innermost_loop_is_over_elements_that_follow_each_other() -> None:
-    source = pointwise(function).source(tensor(129, 70), tensor(129, 1), target=CPP).source
+def test_innermost_loop_is_over_consecutive_elements() -> None:
+    source = pointwise(function).source(draw(129, 70), draw(129, 1), target=CPP).source
     assert "dev::load(input_0_at[lane])" in source
     assert "const auto input_1 = dev::load(input_1_at[0]);" in source
     assert "offset_of" not in source
@@ -92,11 +92,11 @@ def test_remainders_are_exact_for_all_floats() -> None:
     random = bits.to(torch.int32).view(torch.float32)
     pairs = torch.cartesian_prod(FLOATS, FLOATS)
     x, y = torch.cat([random[0], pairs[:, 0]]), torch.cat([random[1], pairs[:, 1]])
-    found = pointwise(torch.fmod)(x, y)
+    actual = pointwise(torch.fmod)(x, y)
     # Python's fmod is exact in float64. For float32 numbers, its result is a float32 number.
     expected = torch.tensor([_fmod(a, b) for a, b in zip(x.tolist(), y.tolist(), strict=True)])
-    assert torch.equal(found.nan_to_num(5.5), expected.nan_to_num(5.5))
-    assert torch.equal(found.signbit()[~found.isnan()], expected.signbit()[~found.isnan()])
+    assert torch.equal(actual.nan_to_num(5.5), expected.nan_to_num(5.5))
+    assert torch.equal(actual.signbit()[~actual.isnan()], expected.signbit()[~actual.isnan()])
 
 
 def _fmod(x: float, y: float) -> float:
@@ -108,23 +108,23 @@ def _fmod(x: float, y: float) -> float:
 
 def test_angles_are_within_one_ulp() -> None:
     pairs = torch.cartesian_prod(FLOATS, FLOATS)
-    y, x = torch.cat([tensor(2, 50_000), pairs.t()], 1)
-    found = pointwise(torch.atan2)(y, x)
+    y, x = torch.cat([draw(2, 50_000), pairs.t()], 1)
+    actual = pointwise(torch.atan2)(y, x)
     expected = torch.atan2(y.double(), x.double()).float()
-    assert torch.equal(found.isnan(), expected.isnan())
-    distance = (found.view(torch.int32).long() - expected.view(torch.int32).long()).abs()
+    assert torch.equal(actual.isnan(), expected.isnan())
+    distance = (actual.view(torch.int32).long() - expected.view(torch.int32).long()).abs()
     assert distance[~expected.isnan()].max() <= 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_values_are_rounded_as_in_eager_mode(dtype: torch.dtype) -> None:
-    every = torch.arange(-32768, 32768, dtype=torch.int32).to(torch.int16).view(dtype)
-    near = torch.cat([every.float() * (1 + k * 2**-12) for k in range(9)] + [FLOATS])
-    for found, expected in (
+    values = torch.arange(-32768, 32768, dtype=torch.int32).to(torch.int16).view(dtype)
+    near = torch.cat([values.float() * (1 + k * 2**-12) for k in range(9)] + [FLOATS])
+    for actual, expected in (
         (pointwise(lambda x: x.to(dtype))(near), near.to(dtype)),
-        (pointwise(lambda x: torch.relu(x * 1.37 + 0.1) * 0.9)(every), torch.relu(every * 1.37 + 0.1) * 0.9),
+        (pointwise(lambda x: torch.relu(x * 1.37 + 0.1) * 0.9)(values), torch.relu(values * 1.37 + 0.1) * 0.9),
     ):
-        a, b = found.float(), expected.float()
+        a, b = actual.float(), expected.float()
         assert torch.equal(a.nan_to_num(5.5, 1e6, -1e6), b.nan_to_num(5.5, 1e6, -1e6))
         assert torch.equal(a.signbit()[~b.isnan()], b.signbit()[~b.isnan()])
         assert torch.equal(a.isnan(), b.isnan())

@@ -1,4 +1,4 @@
-"""Simultaneous first calls of one pointwise function from several threads."""
+"""Several threads may call one pointwise function for the first time at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 @pytest.fixture(params=["triton", "cpp"])
 def target(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sets up each language of kernels for CPU tensors, one after the other."""
+    """Sets up kernels for CPU tensors, in each language in turn."""
     if request.param == "cpp":
         from flexsn_codegen.targets.triton import device
 
@@ -27,7 +27,7 @@ def target(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         request.getfixturevalue("interpreted")
 
 
-def in_threads(call: Callable[[int], None]) -> None:
+def run_in_threads(call: Callable[[int], None]) -> None:
     """Calls `call(number of the thread)` in all threads at once, and raises the first error."""
     barrier, errors = threading.Barrier(NUM_THREADS), []
 
@@ -47,19 +47,19 @@ def in_threads(call: Callable[[int], None]) -> None:
         raise error
 
 
-def test_first_calls(target: None) -> None:
+def test_first_calls_in_several_threads_share_a_trace(target: None) -> None:
     fused = pointwise(lambda x: x * 2 + 1)
     x = torch.arange(5.0)
-    actual: list[Tensor] = []
-    in_threads(lambda _: actual.append(fused(x)))
-    assert len(actual) == NUM_THREADS
-    for y in actual:
+    results: list[Tensor] = []
+    run_in_threads(lambda _: results.append(fused(x)))
+    assert len(results) == NUM_THREADS
+    for y in results:
         assert torch.equal(y, x * 2 + 1)
     assert len(fused._kernels.all()) == 1  # the threads share one trace
 
 
 @pytest.mark.long(all_but=["cpp"])
-def test_other_dtypes_and_backwards(target: None) -> None:
+def test_calls_with_several_dtypes_and_backwards_are_right(target: None) -> None:
     weight = nn.Parameter(torch.full((5,), 3.0))
     fused = pointwise(lambda x, number: x * x * weight.to(x.dtype) + number, autograd=True)
 
@@ -70,10 +70,10 @@ def test_other_dtypes_and_backwards(target: None) -> None:
         (gradient,) = torch.autograd.grad(y.sum(), [x])
         assert torch.equal(gradient, 6 * x.detach())
 
-    in_threads(call)
+    run_in_threads(call)
 
 
-def test_pieces(target: None) -> None:
+def test_calls_of_cutting_functions_are_right(target: None) -> None:
     def halves(x: Tensor) -> Tensor:
         gate, value = x.chunk(2, -1)
         return gate.sigmoid() * value
@@ -84,10 +84,10 @@ def test_pieces(target: None) -> None:
         x = torch.linspace(-1.0, 1.0, 3 * 2 * (number + 1)).reshape(3, -1)
         torch.testing.assert_close(fused(x), halves(x))
 
-    in_threads(call)
+    run_in_threads(call)
 
 
-def test_lists(target: None) -> None:
+def test_calls_of_foreach_are_right(target: None) -> None:
     fused = pointwise(lambda x: x.mul_(2))
 
     def call(number: int) -> None:
@@ -97,10 +97,10 @@ def test_lists(target: None) -> None:
             for tensor in tensors:
                 assert torch.equal(tensor, torch.full_like(tensor, 2.0 * number))
 
-    in_threads(call)
+    run_in_threads(call)
 
 
-def test_beside_a_compilation(target: None) -> None:
+def test_calls_during_a_compilation_are_right(target: None) -> None:
     weight = nn.Parameter(torch.full((5,), 3.0))
     fused = pointwise(lambda x: x.sin() * weight, autograd=True)
     torch.compiler.reset()
@@ -111,11 +111,11 @@ def test_beside_a_compilation(target: None) -> None:
         y = torch.compile(lambda x: fused(x) + number, backend="aot_eager")(x) if number % 2 else fused(x) + number
         torch.testing.assert_close(y, x.sin() * weight + number)
 
-    in_threads(call)
+    run_in_threads(call)
 
 
 @pytest.mark.gpu
-def test_lists_on_a_gpu() -> None:
+def test_calls_of_foreach_on_a_gpu_are_right() -> None:
     fused = pointwise(lambda x: x.mul_(2))
 
     def call(number: int) -> None:
@@ -125,4 +125,4 @@ def test_lists_on_a_gpu() -> None:
             for tensor in tensors:
                 assert torch.equal(tensor, torch.full_like(tensor, 2.0 * number))
 
-    in_threads(call)
+    run_in_threads(call)

@@ -23,7 +23,7 @@ def doubled(x: Tensor) -> Tensor:
     return x * 2
 
 
-def test_arguments_and_results_are_the_functions() -> None:
+def test_types_of_arguments_and_results_equal_the_functions() -> None:
     x = torch.ones(3, device=DEVICE)
     fused = pointwise(scaled, autograd=True)
     assert_type(fused(x, 2.0, shift=3), tuple[Tensor, Tensor])

@@ -1,4 +1,4 @@
-"""Python numbers in compiled code: one graph serves all floats and all ints, instead of one graph per number."""
+"""In compiled code, one graph serves all values of a Python number, instead of one graph per value."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def gated(x: Tensor, gate: Tensor, scale: float) -> Tensor:
 
 @pytest.mark.long(all_but=["aot_eager"])
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_five_learning_rates_are_two_graphs_and_one_kernel(backend: str) -> None:
+def test_five_learning_rates_need_two_graphs_and_one_kernel(backend: str) -> None:
     fused = pointwise(step)
     counter = CompileCounterWithBackend(backend)
     compiled = torch.compile(lambda *a: fused(*a) * 2, backend=counter, fullgraph=True)
@@ -39,8 +39,8 @@ def test_five_learning_rates_are_two_graphs_and_one_kernel(backend: str) -> None
     for function in (compiled, lambda *a: step(*a) * 2):
         torch.manual_seed(0)
         p, m = torch.randn(70), torch.randn(70)
-        seen = [function(p, torch.randn(70), m, 0.1 / (1 + t), t + 1).clone() for t in range(5)]
-        runs.append([p, m, *seen])
+        results = [function(p, torch.randn(70), m, 0.1 / (1 + t), t + 1).clone() for t in range(5)]
+        runs.append([p, m, *results])
     for a, e in zip(*runs, strict=True):
         torch.testing.assert_close(a, e, rtol=1e-6, atol=1e-6)
     assert counter.frame_count == 2
@@ -49,7 +49,7 @@ def test_five_learning_rates_are_two_graphs_and_one_kernel(backend: str) -> None
 
 @pytest.mark.long(all_but=["aot_eager"])
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_gradients_of_five_scales_are_two_graphs(backend: str) -> None:
+def test_gradients_of_five_scales_need_two_graphs(backend: str) -> None:
     fused = pointwise(gated, autograd=True)
     counter = CompileCounterWithBackend(backend)
     compiled = torch.compile(lambda x, g, s: fused(x * 2, g, s).relu(), backend=counter, fullgraph=True)
@@ -64,7 +64,7 @@ def test_gradients_of_five_scales_are_two_graphs(backend: str) -> None:
     assert counter.frame_count == 2
 
 
-def test_a_number_that_decides_the_dtype_is_refused_when_it_runs() -> None:
+def test_number_that_decides_the_dtype_is_refused_at_run_time() -> None:
     fused: Any = pointwise(lambda x, s: x.double() * s if s > 1.0 else x * s)
     compiled = torch.compile(lambda x, s: fused(x, s), backend="aot_eager", fullgraph=True)
     x = torch.randn(5)

@@ -1,4 +1,4 @@
-"""Kernels that write to their arguments, and to existing tensors."""
+"""Kernels can write to their arguments, and to existing tensors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def lion(p: Tensor, g: Tensor, m: Tensor, lr: float, beta1: float, beta2: float,
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_adamw_is_that_of_torch(dtype: torch.dtype) -> None:
+def test_adamw_equals_torchs(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     start, gradients = torch.randn(9001, dtype=dtype), torch.randn(6, 9001, dtype=dtype)
     parameter = start.clone().requires_grad_()
@@ -72,7 +72,7 @@ def test_lion_equals_eager_mode() -> None:
         torch.testing.assert_close(a, e, rtol=0, atol=5e-7)
 
 
-def test_the_callers_tensor_is_returned() -> None:
+def test_callers_tensor_is_returned() -> None:
     def function(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return x.add_(y), x * 2
 
@@ -89,7 +89,7 @@ def test_the_callers_tensor_is_returned() -> None:
 @pytest.mark.parametrize(
     "view", [lambda t: t, lambda t: t.t(), lambda t: t[::2, 1:], lambda t: t[:, :1], lambda t: t.flip(0)[:0]]
 )
-def test_strided_tensors_are_written_where_they_are(view: Any) -> None:
+def test_strided_tensors_are_written_in_place(view: Any) -> None:
     memory = torch.rand(6, 6)
     before, x = memory.clone(), view(memory)
     y = torch.rand(x.shape[1])
@@ -98,7 +98,7 @@ def test_strided_tensors_are_written_where_they_are(view: Any) -> None:
     assert torch.equal(memory, before)
 
 
-def test_into_tensors_that_are_there() -> None:
+def test_into_writes_to_existing_tensors() -> None:
     x, out, mask = torch.rand(3, 4), torch.zeros(4, 3).t(), torch.zeros(3, 4, dtype=torch.bool)
     kernel = pointwise(lambda x, a: (x * a, x > a))
     first, second = kernel.into([out, mask], x, 0.5)
@@ -117,7 +117,7 @@ def test_into_tensors_that_are_there() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_repeated_calls_of_into_check_nothing(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_calls_of_into_are_not_checked(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = pointwise(lambda x, y: (x * y, x > y))
 
     def tensors(seed: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -128,7 +128,7 @@ def test_repeated_calls_of_into_check_nothing(device: str, monkeypatch: pytest.M
     out, (x, y) = tensors(0)
     again = kernel.repeated_into(out, x, y)
     assert torch.equal(out[0], x * y)
-    monkeypatch.setattr(PreparedCalls, "call", None)  # repeated calls must not use it
+    monkeypatch.setattr(PreparedCalls, "call", None)  # repeated calls must not use this method
     for seed in range(1, 4):
         out, (x, y) = tensors(seed)
         version = out[0]._version
@@ -152,21 +152,21 @@ def test_repeated_calls_of_into_use_current_values() -> None:
         kernel.repeated_into([torch.zeros(3)], x)
 
 
-def test_into_again_compares_tensors_that_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_into_compares_tensors_that_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     prepared: list[bool] = []
     call = PreparedCalls.call
 
-    def counted(calls: PreparedCalls, *given: Any) -> Any:
-        result = call(calls, *given)
+    def record_call(calls: PreparedCalls, *arguments: Any) -> Any:
+        result = call(calls, *arguments)
         prepared.append(result is not NOT_PREPARED)
         return result
 
-    monkeypatch.setattr(PreparedCalls, "call", counted)
+    monkeypatch.setattr(PreparedCalls, "call", record_call)
     offset = torch.rand(8, 3)
     kernel = pointwise(lambda x, a: x * a + offset)
     memory = torch.rand(16, 6)
     x, other, above, below = memory[:8, ::2], torch.rand(8, 3), memory[:8, 1::2], memory[8:, ::2]
-    for out, a, again in (
+    for out, a, is_repeated in (
         (above, 0.5, False),
         (above, 2.0, True),
         (below, 0.5, False),  # a tensor with an equal layout, elsewhere in the input's memory
@@ -182,7 +182,7 @@ def test_into_again_compares_tensors_that_share_memory(monkeypatch: pytest.Monke
         assert torch.equal(out, expected)
         assert result is out
         assert out._version > version
-        assert prepared.pop() is again
+        assert prepared.pop() is is_repeated
     with pytest.raises(WriteError, match="tensor 0 of out="):
         kernel.into(memory[1:9, ::2], x, 0.5)
     with pytest.raises(WriteError, match="tensor 0 of out="):
@@ -190,7 +190,7 @@ def test_into_again_compares_tensors_that_share_memory(monkeypatch: pytest.Monke
     assert not any(prepared)
 
 
-def test_into_stand_ins_is_refused() -> None:
+def test_into_is_refused_while_a_graph_is_recorded() -> None:
     kernel, x = pointwise(torch.neg), torch.rand(3)
     kernel.into(torch.empty(3), x)
     with FakeTensorMode() as mode:
@@ -199,7 +199,7 @@ def test_into_stand_ins_is_refused() -> None:
         kernel.into(fake, x)
 
 
-def test_writes_under_inference_mode_and_by_a_copy() -> None:
+def test_writes_are_allowed_under_inference_mode_and_by_a_copy() -> None:
     kernel = copy.deepcopy(pointwise(torch.neg))
     with torch.inference_mode():
         x = torch.rand(5)
@@ -210,7 +210,7 @@ def test_writes_under_inference_mode_and_by_a_copy() -> None:
         assert torch.equal(out, -x / 2)
 
 
-def test_tensors_that_cannot_be_written() -> None:
+def test_tensors_that_cannot_be_written_are_refused() -> None:
     add = pointwise(lambda x, y: x.add_(y))
     x = torch.rand(6)
     for bad in (torch.rand(1).expand(6), torch.rand(8).unfold(0, 3, 1), torch.rand(6, 2).as_strided((3, 4), (1, 2))):

@@ -1,4 +1,4 @@
-"""Random numbers and bits in kernels."""
+"""Kernels draw the same random numbers and bits as eager mode."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def test_kernels_draw_the_numbers_of_eager_mode() -> None:
     assert torch.equal(compiled(x), results[0])
     # The backward draws the same numbers as the forward.
     (gradient,) = torch.autograd.grad(results[1].sum(), x)
-    kept = random.uniform(numbers.at(1)) >= 0.3
-    torch.testing.assert_close(gradient, kept / 0.7)
-    assert 0.65 < kept.float().mean() < 0.75
+    mask = random.uniform(numbers.at(1)) >= 0.3
+    torch.testing.assert_close(gradient, mask / 0.7)
+    assert 0.65 < mask.float().mean() < 0.75
 
 
-def test_another_seed_has_other_numbers() -> None:
+def test_other_seeds_have_other_numbers() -> None:
     first, second = (random.uniform(random.numbers((40,), seed=seed)) for seed in (1, 1 << 33))
     assert not torch.equal(first, second)
 
@@ -53,13 +53,13 @@ def halves(x: Tensor) -> tuple[Tensor, Tensor]:
     return x.view(torch.int16) & 0xFF, (x.view(torch.int16) ^ 1).view(x.dtype)
 
 
-def test_views_as_another_dtype_of_the_same_width() -> None:
+def test_views_as_another_dtype_of_equal_width_equal_eager_mode() -> None:
     x = torch.randn(5, 70, device=DEVICE)
     bits = torch.randint(1 << 30, (5, 70), dtype=torch.int32, device=DEVICE)
     assert torch.equal(pointwise(truncated)(x, bits), truncated(x, bits))
     for dtype in (torch.float16, torch.bfloat16):
         actual, expected = pointwise(halves)(x.to(dtype)), halves(x.to(dtype))
-        assert all(torch.equal(one, other) for one, other in zip(actual, expected, strict=True))
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(actual, expected, strict=True))
 
 
 def test_views_of_another_width_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""The README runs in an environment with only this layer and its requirements."""
+"""The README of codegen runs in an environment with only codegen and its requirements."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 README = Path(__file__).parents[1] / "README.md"
-# An environment without the other layers, and without the variable that the tests set.
+# Runs the blocks without the other packages of this project, and without the variable that the tests set.
 SCRIPT = r"""
 import re, sys
 for other in ("flexsn_runtime", "flexsn_hop", "flexsn_nn"):
@@ -27,7 +27,7 @@ print(len(blocks), "blocks")
 
 
 @pytest.mark.usefixtures("compiler")
-def test_the_readme_runs_with_this_layer_alone(tmp_path: Path) -> None:
+def test_readme_runs_with_this_layer_alone(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-c", SCRIPT, str(README)]
     ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)

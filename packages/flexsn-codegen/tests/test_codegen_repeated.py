@@ -1,4 +1,4 @@
-"""Repeated calls under autograd are analysed once, and each difference between calls is detected."""
+"""Under autograd, equal calls are analysed once, and each difference between calls is detected."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark: list[pytest.MarkDecorator] = [] if DEVICE == "cpu" else [pytest.mark
 scale = 2.0
 
 
-def tensor(*shape: int, requires_grad: bool = True) -> Tensor:
+def draw(*shape: int, requires_grad: bool = True) -> Tensor:
     generator = torch.Generator().manual_seed(sum(shape) + len(shape))
     return torch.randn(shape, generator=generator, dtype=torch.float64).to(DEVICE).requires_grad_(requires_grad)
 
@@ -38,7 +38,7 @@ def halves(x: Tensor, weight: Tensor, factor: float = 1.0) -> Tensor:
     return torch.cat([a * weight, b * b * factor], -1)
 
 
-def gradients(function: Callable[..., Any], x: Tensor, weight: Tensor, factor: float, used: int = 3) -> list[Any]:
+def differentiate(function: Callable[..., Any], x: Tensor, weight: Tensor, factor: float, used: int = 3) -> list[Any]:
     """Returns the gradients of a sum over the first `used` floating-point results."""
     results = function(x, weight, factor)
     followed = [r for r in (results if isinstance(results, tuple) else (results,)) if r.requires_grad][:used]
@@ -48,8 +48,12 @@ def gradients(function: Callable[..., Any], x: Tensor, weight: Tensor, factor: f
     return [*followed, *torch.autograd.grad(total, differentiated, allow_unused=True)]
 
 
-def alike(function: Callable[..., Any], fused: Any, x: Tensor, weight: Tensor, factor: float, used: int = 3) -> None:
-    pairs = zip(gradients(fused, x, weight, factor, used), gradients(function, x, weight, factor, used), strict=True)
+def assert_alike(
+    function: Callable[..., Any], fused: Any, x: Tensor, weight: Tensor, factor: float, used: int = 3
+) -> None:
+    pairs = zip(
+        differentiate(fused, x, weight, factor, used), differentiate(function, x, weight, factor, used), strict=True
+    )
     for actual, expected in pairs:
         if actual is None or expected is None:
             # If the kernel returns zeros, eager mode may return no gradient.
@@ -60,38 +64,38 @@ def alike(function: Callable[..., Any], fused: Any, x: Tensor, weight: Tensor, f
 
 @pytest.mark.long(all_but=["halves"])
 @pytest.mark.parametrize("function", [scaled, two, halves])
-def test_differences_from_the_earlier_call_count(function: Callable[..., Any]) -> None:
+def test_differences_from_the_earlier_call_are_detected(function: Callable[..., Any]) -> None:
     fused = pointwise(function)
-    x, weight = tensor(6, 8), tensor(4) if function is halves else tensor(8)
+    x, weight = draw(6, 8), draw(4) if function is halves else draw(8)
     for _ in range(3):
-        alike(function, fused, x, weight, 1.0)
-    alike(function, fused, x, weight, 3.0)
-    alike(function, fused, x, weight.detach(), 3.0)
-    alike(function, fused, x.detach(), weight, 3.0)
-    alike(function, fused, tensor(5, 8), weight, 3.0)
-    alike(function, fused, tensor(8, 6).t() if function is not halves else tensor(6, 8), weight, 3.0)
-    alike(function, fused, x, weight, 3.0, used=1)
+        assert_alike(function, fused, x, weight, 1.0)
+    assert_alike(function, fused, x, weight, 3.0)
+    assert_alike(function, fused, x, weight.detach(), 3.0)
+    assert_alike(function, fused, x.detach(), weight, 3.0)
+    assert_alike(function, fused, draw(5, 8), weight, 3.0)
+    assert_alike(function, fused, draw(8, 6).t() if function is not halves else draw(6, 8), weight, 3.0)
+    assert_alike(function, fused, x, weight, 3.0, used=1)
     with torch.no_grad():
         assert not any(r.requires_grad for r in torch.utils._pytree.tree_leaves(fused(x, weight, 1.0)))
-    alike(function, fused, x, weight, 1.0)
+    assert_alike(function, fused, x, weight, 1.0)
 
 
-def test_numbers_that_are_read_and_written_over() -> None:
+def test_numbers_that_a_function_reads_may_be_overwritten() -> None:
     global scale
     fused = pointwise(scaled)
-    x, weight = tensor(6, 8), tensor(8)
+    x, weight = draw(6, 8), draw(8)
     try:
         for number in (2.0, 2.0, 5.0, 5.0):
             scale = number
-            alike(scaled, fused, x, weight, 1.0)
+            assert_alike(scaled, fused, x, weight, 1.0)
     finally:
         scale = 2.0
 
 
-def test_captured_parameters_that_are_frozen_between() -> None:
+def test_captured_parameters_may_be_frozen_between_calls() -> None:
     module = nn.PReLU(8, dtype=torch.float64, device=DEVICE)
     fused = pointwise(module)
-    x = tensor(6, 8)
+    x = draw(6, 8)
     for requires_grad in (True, True, False, False, True):
         module.weight.requires_grad_(requires_grad)
         actual = torch.autograd.grad(fused(x).sum(), [x, *([module.weight] if requires_grad else [])])
@@ -99,33 +103,33 @@ def test_captured_parameters_that_are_frozen_between() -> None:
         torch.testing.assert_close(actual, expected)
 
 
-def test_the_second_gradient_of_a_repeated_call() -> None:
+def test_repeated_call_passes_gradgradcheck() -> None:
     fused: Any = pointwise(scaled)
-    x, weight = tensor(3, 4), tensor(4)
+    x, weight = draw(3, 4), draw(4)
     for _ in range(3):
-        alike(scaled, fused, x, weight, 1.0)
+        assert_alike(scaled, fused, x, weight, 1.0)
     assert torch.autograd.gradgradcheck(lambda a, b: fused(a, b, 1.0), (x, weight))
 
 
-def test_cotangents_of_other_layouts_and_none() -> None:
+def test_cotangents_may_have_any_layout() -> None:
     fused = pointwise(scaled)
-    x, weight = tensor(6, 8), tensor(8)
-    for given in (
-        tensor(6, 8),
-        tensor(6, 8),
-        tensor(8, 6).t(),
-        tensor(1, 1).expand(6, 8),
+    x, weight = draw(6, 8), draw(8)
+    for gradient in (
+        draw(6, 8),
+        draw(6, 8),
+        draw(8, 6).t(),
+        draw(1, 1).expand(6, 8),
         torch._efficientzerotensor(6, 8),
     ):
-        cotangent = given.detach().to(DEVICE, torch.float64)
+        cotangent = gradient.detach().to(DEVICE, torch.float64)
         actual = torch.autograd.grad(fused(x, weight), (x, weight), cotangent)
         expected = torch.autograd.grad(scaled(x, weight), (x, weight), cotangent)
         torch.testing.assert_close(actual, expected)
 
 
-def test_a_tensor_that_was_changed_since_is_refused() -> None:
+def test_tensor_that_changed_since_the_forward_is_refused() -> None:
     fused = pointwise(scaled)
-    x, weight = tensor(6, 8), tensor(8)
+    x, weight = draw(6, 8), draw(8)
     for _ in range(2):
         fused(x, weight).sum().backward()
     result = fused(x, weight)
@@ -135,14 +139,14 @@ def test_a_tensor_that_was_changed_since_is_refused() -> None:
         result.sum().backward()
 
 
-def test_repeated_calls_are_not_analyzed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_calls_are_not_analysed(monkeypatch: pytest.MonkeyPatch) -> None:
     fused = pointwise(scaled)
-    x, weight = tensor(6, 8), tensor(8)
+    x, weight = draw(6, 8), draw(8)
     for _ in range(2):
         fused(x, weight).sum().backward()
 
     def refused(*_: Any, **__: Any) -> None:
-        raise AssertionError("the call is analyzed again")
+        raise AssertionError("the call is analysed again")
 
     monkeypatch.setattr(Kernel, "variant", refused)
     monkeypatch.setattr(_autograd, "gradients", refused)
@@ -153,9 +157,9 @@ def test_repeated_calls_are_not_analyzed(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
-def test_checkpoints(use_reentrant: bool) -> None:
+def test_checkpointed_calls_have_the_gradients_of_eager_mode(use_reentrant: bool) -> None:
     fused: Any = pointwise(scaled)
-    x, weight = tensor(6, 8), tensor(8)
+    x, weight = draw(6, 8), draw(8)
     (expected,) = torch.autograd.grad(scaled(x, weight).sum(), x)
     for _ in range(3):
         x.grad = None
@@ -165,7 +169,7 @@ def test_checkpoints(use_reentrant: bool) -> None:
 
 def test_gradients_that_autograd_batches_are_refused() -> None:
     fused = pointwise(scaled)
-    x, weight = tensor(6, 8), tensor(8)
+    x, weight = draw(6, 8), draw(8)
     for _ in range(2):
         result = fused(x, weight)
         with pytest.raises(TransformError, match=r"torch\.func\.jacrev"):

@@ -23,7 +23,7 @@ pytestmark: list[pytest.MarkDecorator] = [] if DEVICE == "cpu" else [pytest.mark
 Function = Callable[..., Any]
 
 
-def tensor(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
+def draw(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed + len(shape) + sum(shape))
     return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).to(DEVICE)
 
@@ -81,55 +81,57 @@ CASES: dict[str, tuple[Function, tuple[Any, ...]]] = {
 }
 
 
-def arguments(case: tuple[Any, ...], dtype: torch.dtype = torch.float64) -> list[Any]:
-    made = [tensor(*given, dtype=dtype, seed=i) if isinstance(given, tuple) else given for i, given in enumerate(case)]
-    return [value.abs() + 0.5 if isinstance(value, Tensor) and i else value for i, value in enumerate(made)]
+def make_arguments(case: tuple[Any, ...], dtype: torch.dtype = torch.float64) -> list[Any]:
+    values = [draw(*entry, dtype=dtype, seed=i) if isinstance(entry, tuple) else entry for i, entry in enumerate(case)]
+    return [value.abs() + 0.5 if isinstance(value, Tensor) and i else value for i, value in enumerate(values)]
 
 
-def results_of(value: Any) -> list[Tensor]:
+def list_results(value: Any) -> list[Tensor]:
     return list(value) if isinstance(value, tuple) else [value]
 
 
 @pytest.mark.long(all_but=["RMSNorm", "Adam-mini", "three colours"])
 @pytest.mark.parametrize("name", CASES)
-def test_results_are_those_of_eager_mode(name: str) -> None:
+def test_results_and_gradients_equal_eager_mode(name: str) -> None:
     function, case = CASES[name]
-    ours = [a.requires_grad_() if isinstance(a, Tensor) else a for a in arguments(case)]
-    theirs = [a.requires_grad_() if isinstance(a, Tensor) else a for a in arguments(case)]
-    actual, expected = results_of(pointwise(function)(*ours)), results_of(function(*theirs))
-    for one, other in zip(actual, expected, strict=True):
-        torch.testing.assert_close(one, other)
-    given = [torch.randn_like(e) for e in expected]
+    ours = [a.requires_grad_() if isinstance(a, Tensor) else a for a in make_arguments(case)]
+    theirs = [a.requires_grad_() if isinstance(a, Tensor) else a for a in make_arguments(case)]
+    actual, expected = list_results(pointwise(function)(*ours)), list_results(function(*theirs))
+    for result, reference in zip(actual, expected, strict=True):
+        torch.testing.assert_close(result, reference)
+    weights = [torch.randn_like(e) for e in expected]
     leaves = [[a for a in side if isinstance(a, Tensor)] for side in (ours, theirs)]
-    gradients = [torch.autograd.grad(r, side, given) for r, side in zip((actual, expected), leaves, strict=True)]
-    for one, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(one, other)
+    gradients = [torch.autograd.grad(r, side, weights) for r, side in zip((actual, expected), leaves, strict=True)]
+    for result, reference in zip(*gradients, strict=True):
+        torch.testing.assert_close(result, reference)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_narrow_dtypes(dtype: torch.dtype) -> None:
+def test_narrow_dtypes_equal_eager_mode(dtype: torch.dtype) -> None:
     for function, case in (CASES["RMSNorm"], CASES["an amax and a scale"]):
-        given = arguments(case, dtype)
-        for one, other in zip(results_of(pointwise(function)(*given)), results_of(function(*given)), strict=True):
-            assert one.dtype == other.dtype
-            torch.testing.assert_close(one, other)
+        tensors = make_arguments(case, dtype)
+        for ours, theirs in zip(
+            list_results(pointwise(function)(*tensors)), list_results(function(*tensors)), strict=True
+        ):
+            assert ours.dtype == theirs.dtype
+            torch.testing.assert_close(ours, theirs)
 
 
-def test_gradients_of_gradients() -> None:
-    x, weight = tensor(2, 10).requires_grad_(), tensor(10).requires_grad_()
+def test_gradients_pass_gradgradcheck() -> None:
+    x, weight = draw(2, 10).requires_grad_(), draw(10).requires_grad_()
     kernel = pointwise(rms_norm)
     assert torch.autograd.gradcheck(kernel, (x, weight))
     assert torch.autograd.gradgradcheck(kernel, (x, weight))
 
 
-def test_a_maximum_propagates_nan() -> None:
-    x = tensor(3, 30, dtype=torch.float32)
+def test_maximum_propagates_nan() -> None:
+    x = draw(3, 30, dtype=torch.float32)
     x[1, 7] = math.nan
     torch.testing.assert_close(pointwise(scaled)(x)[1], scaled(x)[1], equal_nan=True)
 
 
-def test_one_step_forward_and_one_backward() -> None:
-    x, weight = tensor(6, 40), tensor(40)
+def test_forward_and_backward_have_one_step_each() -> None:
+    x, weight = draw(6, 40), draw(40)
     forward = trace_cells(rms_norm, (x, weight), (True, True), "rms_norm")
     gradient = cells_gradient_of(rms_norm, 2, (True,), (True, True))
     backward = trace_cells(gradient, (x, weight, x), (False,) * 3, "gradient", gradient=True)
@@ -138,15 +140,15 @@ def test_one_step_forward_and_one_backward() -> None:
     assert forward.free == ((0, None), (None,))
 
 
-def test_other_numbers_of_rows_and_other_temperatures() -> None:
+def test_other_numbers_of_rows_and_temperatures_equal_eager_mode() -> None:
     kernel = pointwise(softmax)
     for rows, temperature in ((3, 0.5), (8, 0.5), (3, 2.0)):
-        x = tensor(rows, 20)
+        x = draw(rows, 20)
         torch.testing.assert_close(kernel(x, temperature), softmax(x, temperature))
 
 
-def test_in_compiled_code_and_under_vmap() -> None:
-    kernel, x, weight = pointwise(rms_norm), tensor(6, 40), tensor(40)
+def test_compiled_code_and_vmap_equal_eager_mode() -> None:
+    kernel, x, weight = pointwise(rms_norm), draw(6, 40), draw(40)
     expected = rms_norm(x * 2, weight)
     compiled = torch.compile(lambda x, w: kernel(x * 2, w), fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x, weight), expected)
@@ -166,17 +168,17 @@ def test_in_compiled_code_and_under_vmap() -> None:
         (lambda x: x / x.prod(-1, keepdim=True), r"aten\.prod\.dim_int"),
     ],
 )
-def test_refused_functions(function: Function, match: str) -> None:
+def test_other_reductions_are_refused(function: Function, match: str) -> None:
     with pytest.raises(UnsupportedOpError, match=match):
-        pointwise(function)(tensor(9, 20))
+        pointwise(function)(draw(9, 20))
 
 
 def test_rows_without_elements_are_refused() -> None:
     with pytest.raises(UnsupportedOpError, match="reduces rows without elements"):
-        pointwise(lambda x: x - x.mean(-1, keepdim=True))(tensor(3, 0))
+        pointwise(lambda x: x - x.mean(-1, keepdim=True))(draw(3, 0))
 
 
-def test_sources() -> None:
+def test_sources_contain_few_sums_and_no_spills() -> None:
     x, weight = torch.empty(64, 300, device="meta"), torch.empty(300, device="meta")
     kernel = pointwise(rms_norm)
     assert "dev::row_sum" in kernel.source(x, weight, target=CPP).source
@@ -187,12 +189,12 @@ def test_sources() -> None:
     assert use.spilled_bytes == 0
 
 
-def test_a_row_that_no_program_has_room_for() -> None:
-    with pytest.raises(UnsupportedOpError, match="at most 65536 elements, but these have 70000"):
+def test_too_large_rows_are_refused() -> None:
+    with pytest.raises(UnsupportedOpError, match="at most 65536 elements, but these rows have 70000"):
         pointwise(standardised).source(torch.empty(2, 70_000, device="meta"), target=TRITON)
 
 
-def test_files_that_stand_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_only_files_in_cpp_can_stand_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     (tmp_path / "rows_alone.py").write_text("def doubled(x):\n    return x * x.mean(-1, keepdim=True)\n")
     monkeypatch.chdir(tmp_path)
     show = ["show", "rows_alone:doubled", "--arguments", "float32:5x40", "--standalone"]

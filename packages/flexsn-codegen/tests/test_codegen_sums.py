@@ -1,4 +1,4 @@
-"""Gradients that the kernel sums, for arguments that broadcast. Operands and results have various memory orders."""
+"""Kernels sum gradients of arguments that broadcast, for operands and results in any memory order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark: list[pytest.MarkDecorator] = [] if DEVICE == "cpu" else [pytest.mark.gpu]
 
 
-def tensor(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+def draw(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
     generator = torch.Generator().manual_seed(sum(shape) + len(shape))
     return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).to(DEVICE)
 
@@ -62,63 +62,63 @@ def four(x: Tensor, y: Tensor) -> Tensor:
 
 Case = tuple[Callable[..., Tensor], list[Tensor]]
 CASES: dict[str, Callable[[], Case]] = {
-    "a bias of columns": lambda: (scaled, [tensor(70, 40), tensor(40)]),
-    "a scale of rows": lambda: (scaled, [tensor(70, 40), tensor(70, 1)]),
-    "channels first": lambda: (affine, [tensor(3, 5, 6, 7), tensor(5, 1, 1), tensor(5, 1, 1)]),
-    "channels last": lambda: (affine, [tensor(3, 5, 6, 20), tensor(20), tensor(20)]),
+    "a bias of columns": lambda: (scaled, [draw(70, 40), draw(40)]),
+    "a scale of rows": lambda: (scaled, [draw(70, 40), draw(70, 1)]),
+    "channels first": lambda: (affine, [draw(3, 5, 6, 7), draw(5, 1, 1), draw(5, 1, 1)]),
+    "channels last": lambda: (affine, [draw(3, 5, 6, 20), draw(20), draw(20)]),
     "channels last in memory": lambda: (
         affine,
-        [tensor(3, 20, 6, 7).contiguous(memory_format=torch.channels_last), tensor(20, 1, 1), tensor(20, 1, 1)],
+        [draw(3, 20, 6, 7).contiguous(memory_format=torch.channels_last), draw(20, 1, 1), draw(20, 1, 1)],
     ),
-    "rows and columns": lambda: (distance, [tensor(70, 1), tensor(1, 90)]),
+    "rows and columns": lambda: (distance, [draw(70, 1), draw(1, 90)]),
     "several": lambda: (
         lambda x, a, b, c: x * a * b + c,
-        [tensor(9, 20, 30), tensor(9, 1, 1), tensor(20, 30), tensor(20, 1)],
+        [draw(9, 20, 30), draw(9, 1, 1), draw(20, 30), draw(20, 1)],
     ),
-    "columns in another order": lambda: (scaled, [tensor(4, 20, 30).permute(2, 0, 1), tensor(4, 20)]),
-    "more columns than a program has": lambda: (scaled, [tensor(5, 3000), tensor(3000)]),
-    "columns too few": lambda: (scaled, [tensor(50, 3), tensor(3)]),
-    "one number": lambda: (scaled, [tensor(50, 30), tensor()]),
-    "no rows": lambda: (scaled, [tensor(0, 30), tensor(30)]),
-    "no columns": lambda: (scaled, [tensor(30, 0), tensor(30, 1)]),
-    "sizes of one": lambda: (scaled, [tensor(1, 30, 1), tensor(30, 1)]),
-    "transposed": lambda: (lambda x, y: x * y, [tensor(70, 45), tensor(45, 70).t()]),
-    "transposed, and a bias": lambda: (lambda x, y, b: x * y * b, [tensor(33, 45), tensor(45, 33).t(), tensor(33, 1)]),
-    "transposed pages": lambda: (lambda x, y: x * y, [tensor(3, 33, 45), tensor(3, 45, 33).transpose(1, 2)]),
-    "given as they are": lambda: (lambda x, y: x % y + x - x, [tensor(50, 30), tensor(50, 30)]),
-    "given, and summed": lambda: (lambda x, y: x + y, [tensor(50, 30), tensor(30)]),
-    "alike": lambda: (lambda x, y: (x + y) * 2, [tensor(50, 30), tensor(50, 30)]),
-    "alike, and summed": lambda: (lambda x, y: (x + y) * 2, [tensor(50, 30), tensor(30)]),
-    "a norm": lambda: (layer_norm, [tensor(150, 70), tensor(70), tensor(70)]),
-    "a softmax": lambda: (lambda x, y: torch.softmax(x / y, -1) * y.exp(), [tensor(150, 70), tensor(70)]),
-    "pieces": lambda: (rotary, [tensor(3, 2, 20, 64), tensor(20, 32), tensor(20, 32)]),
-    "interleaved pairs": lambda: (rotary_pairs, [tensor(3, 2, 20, 64), tensor(20, 32), tensor(20, 32)]),
-    "interleaved colours": lambda: (colours, [tensor(5, 20, 30, 3)]),
-    "interleaved, four": lambda: (four, [tensor(500, 4), tensor(500)]),
-    "colours to gray": lambda: (lambda x: 0.3 * x[..., 0] + 0.6 * x[..., 1] * x[..., 2], [tensor(5, 20, 30, 3)]),
+    "columns in another order": lambda: (scaled, [draw(4, 20, 30).permute(2, 0, 1), draw(4, 20)]),
+    "more columns than a program processes": lambda: (scaled, [draw(5, 3000), draw(3000)]),
+    "few columns": lambda: (scaled, [draw(50, 3), draw(3)]),
+    "one number": lambda: (scaled, [draw(50, 30), draw()]),
+    "no rows": lambda: (scaled, [draw(0, 30), draw(30)]),
+    "no columns": lambda: (scaled, [draw(30, 0), draw(30, 1)]),
+    "sizes of one": lambda: (scaled, [draw(1, 30, 1), draw(30, 1)]),
+    "transposed": lambda: (lambda x, y: x * y, [draw(70, 45), draw(45, 70).t()]),
+    "transposed, and a bias": lambda: (lambda x, y, b: x * y * b, [draw(33, 45), draw(45, 33).t(), draw(33, 1)]),
+    "transposed pages": lambda: (lambda x, y: x * y, [draw(3, 33, 45), draw(3, 45, 33).transpose(1, 2)]),
+    "unchanged gradients": lambda: (lambda x, y: x % y + x - x, [draw(50, 30), draw(50, 30)]),
+    "an unchanged and a summed gradient": lambda: (lambda x, y: x + y, [draw(50, 30), draw(30)]),
+    "alike": lambda: (lambda x, y: (x + y) * 2, [draw(50, 30), draw(50, 30)]),
+    "equal gradients, one of them summed": lambda: (lambda x, y: (x + y) * 2, [draw(50, 30), draw(30)]),
+    "a norm": lambda: (layer_norm, [draw(150, 70), draw(70), draw(70)]),
+    "a softmax": lambda: (lambda x, y: torch.softmax(x / y, -1) * y.exp(), [draw(150, 70), draw(70)]),
+    "pieces": lambda: (rotary, [draw(3, 2, 20, 64), draw(20, 32), draw(20, 32)]),
+    "interleaved pairs": lambda: (rotary_pairs, [draw(3, 2, 20, 64), draw(20, 32), draw(20, 32)]),
+    "interleaved colours": lambda: (colours, [draw(5, 20, 30, 3)]),
+    "four interleaved columns": lambda: (four, [draw(500, 4), draw(500)]),
+    "colours to gray": lambda: (lambda x: 0.3 * x[..., 0] + 0.6 * x[..., 1] * x[..., 2], [draw(5, 20, 30, 3)]),
 }
 
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Records the number of elements of each launch."""
-    actual: list[int] = []
+    sizes: list[int] = []
     run = PlannedLaunch.run
 
-    def counted(launch: PlannedLaunch, *arguments: Any) -> None:
-        actual.append(launch.numel)
+    def record_size(launch: PlannedLaunch, *arguments: Any) -> None:
+        sizes.append(launch.numel)
         run(launch, *arguments)
 
-    monkeypatch.setattr(PlannedLaunch, "run", counted)
-    return actual
+    monkeypatch.setattr(PlannedLaunch, "run", record_size)
+    return sizes
 
 
 def compare(function: Callable[..., Tensor], arguments: list[Tensor], rtol: float = 1e-7, atol: float = 1e-7) -> None:
     ours, theirs = ([a.detach().requires_grad_() for a in arguments] for _ in range(2))
     actual, expected = pointwise(function, autograd=True)(*ours), function(*theirs)
     torch.testing.assert_close(actual, expected)
-    given = torch.linspace(-1, 1, expected.numel(), dtype=expected.dtype, device=DEVICE).reshape(expected.shape)
-    gradients = [torch.autograd.grad(r, side, given) for r, side in ((actual, ours), (expected, theirs))]
+    cotangent = torch.linspace(-1, 1, expected.numel(), dtype=expected.dtype, device=DEVICE).reshape(expected.shape)
+    gradients = [torch.autograd.grad(r, side, cotangent) for r, side in ((actual, ours), (expected, theirs))]
     for a, e in zip(*gradients, strict=True):
         assert (a.shape, a.dtype) == (e.shape, e.dtype)
         torch.testing.assert_close(a, e, rtol=rtol, atol=atol)
@@ -132,13 +132,13 @@ def test_results_and_gradients_equal_eager(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_values_are_summed_in_float32(dtype: torch.dtype) -> None:
-    x, weight = tensor(2000, 64, dtype=dtype), tensor(64, dtype=dtype).requires_grad_()
+    x, weight = draw(2000, 64, dtype=dtype), draw(64, dtype=dtype).requires_grad_()
     (actual,) = torch.autograd.grad(pointwise(scaled)(x, weight).sum(), weight)
     torch.testing.assert_close(actual, x.double().sum(0).to(dtype), rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize("name", ["rows and columns", "channels first", "a norm", "a softmax"])
-def test_in_cpp(name: str, monkeypatch: pytest.MonkeyPatch, compiler: None) -> None:
+def test_kernels_in_cpp_equal_eager_mode(name: str, monkeypatch: pytest.MonkeyPatch, compiler: None) -> None:
     if DEVICE == "cuda":
         pytest.skip("compares kernels on the CPU")
     from flexsn_codegen.targets.triton import device
@@ -148,87 +148,87 @@ def test_in_cpp(name: str, monkeypatch: pytest.MonkeyPatch, compiler: None) -> N
 
 
 @pytest.mark.parametrize("function", [scaled, lambda x, weight: torch.tanh(x + weight)], ids=["apart", "alike"])
-def test_no_terms_of_the_whole_size(
+def test_gradients_need_no_memory_for_all_terms(
     function: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch, launches: list[int]
 ) -> None:
-    made: list[tuple[int, ...]] = []
-    on = NewMemory.on
+    shapes: list[tuple[int, ...]] = []
+    allocate = NewMemory.on
 
-    def recorded(memory: NewMemory, like: Tensor) -> Tensor:
-        made.append(memory.shape)
-        return on(memory, like)
+    def record_shape(memory: NewMemory, like: Tensor) -> Tensor:
+        shapes.append(memory.shape)
+        return allocate(memory, like)
 
-    monkeypatch.setattr(NewMemory, "on", recorded)
-    x, weight = tensor(6000, 40).requires_grad_(), tensor(40).requires_grad_()
+    monkeypatch.setattr(NewMemory, "on", record_shape)
+    x, weight = draw(6000, 40).requires_grad_(), draw(40).requires_grad_()
     result = pointwise(function)(x, weight)
-    made.clear()
+    shapes.clear()
     launches.clear()
     actual = torch.autograd.grad(result.sum(), (x, weight))
     torch.testing.assert_close(actual, torch.autograd.grad(function(x, weight).sum(), (x, weight)))
     assert len(launches) == 1
-    assert sorted(map(math.prod, made))[:-1] < [6000 * 40 // 20]
-    assert len(made) == 2
+    assert sorted(map(math.prod, shapes))[:-1] < [6000 * 40 // 20]
+    assert len(shapes) == 2
 
 
-def test_an_incoming_gradient_is_returned_and_not_shared() -> None:
+def test_incoming_gradient_is_returned_and_not_shared() -> None:
     kernel = pointwise(lambda x, y: x + y, autograd=True)
-    x, y, given = tensor(20, 30).requires_grad_(), tensor(20, 30).requires_grad_(), tensor(20, 30)
-    actual = torch.autograd.grad(kernel(x, y), (x, y), given)
-    assert all(gradient.data_ptr() == given.data_ptr() for gradient in actual)
+    x, y, cotangent = draw(20, 30).requires_grad_(), draw(20, 30).requires_grad_(), draw(20, 30)
+    actual = torch.autograd.grad(kernel(x, y), (x, y), cotangent)
+    assert all(gradient.data_ptr() == cotangent.data_ptr() for gradient in actual)
     for _ in range(2):
         # Autograd adds to a gradient in place if it holds the only reference.
-        (kernel(x, y) * 1.0).backward(given)
-    assert torch.equal(torch.as_tensor(x.grad), 2 * given)
-    assert torch.equal(torch.as_tensor(y.grad), 2 * given)
+        (kernel(x, y) * 1.0).backward(cotangent)
+    assert torch.equal(torch.as_tensor(x.grad), 2 * cotangent)
+    assert torch.equal(torch.as_tensor(y.grad), 2 * cotangent)
     assert torch.as_tensor(x.grad).data_ptr() != torch.as_tensor(y.grad).data_ptr()
 
 
-def test_gradients_of_gradients_and_of_a_batch() -> None:
-    x, weight = tensor(2, 16).requires_grad_(), tensor(16).requires_grad_()
+def test_second_and_batched_gradients_are_right() -> None:
+    x, weight = draw(2, 16).requires_grad_(), draw(16).requires_grad_()
     kernel: Any = pointwise(lambda x, w: torch.sin(x) * w * w, autograd=True)
     assert torch.autograd.gradgradcheck(kernel, (x, weight))
-    given = tensor(3, 2, 16)
-    batched = torch.vmap(lambda g: torch.autograd.grad(kernel(x, weight), (x, weight), g))(given)
+    cotangents = draw(3, 2, 16)
+    batched = torch.vmap(lambda g: torch.autograd.grad(kernel(x, weight), (x, weight), g))(cotangents)
     for i in range(3):
-        expected = torch.autograd.grad(kernel(x, weight), (x, weight), given[i])
+        expected = torch.autograd.grad(kernel(x, weight), (x, weight), cotangents[i])
         for a, e in zip(batched, expected, strict=True):
             torch.testing.assert_close(a[i], e)
 
 
-def kernel_of_gradient(function: Callable[..., Tensor], *shapes: tuple[int, ...]) -> KernelSource:
+def generate_gradient_kernel(function: Callable[..., Tensor], *shapes: tuple[int, ...]) -> KernelSource:
     """Returns the kernel of the gradient in float32, in Triton."""
-    actual: list[KernelSource] = []
+    kernels: list[KernelSource] = []
     run = Plan.run
 
-    def recorded(plan: Plan, *arguments: Any) -> list[Tensor]:
-        actual.extend(launch.built.source for launch in plan.launches)
+    def record_kernels(plan: Plan, *arguments: Any) -> list[Tensor]:
+        kernels.extend(launch.built.source for launch in plan.launches)
         return run(plan, *arguments)
 
-    arguments = [tensor(*shape, dtype=torch.float32).requires_grad_() for shape in shapes]
+    arguments = [draw(*shape, dtype=torch.float32).requires_grad_() for shape in shapes]
     result = pointwise(function)(*arguments)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Plan, "run", recorded)
+        patch.setattr(Plan, "run", record_kernels)
         torch.autograd.grad(result, arguments, torch.ones_like(result))
-    (kernel,) = actual
+    (kernel,) = kernels
     return kernel
 
 
 def test_pairs_are_read_and_written_together() -> None:
-    kernel = kernel_of_gradient(rotary_pairs, (3, 2, 20, 64), (20, 32), (20, 32))
+    kernel = generate_gradient_kernel(rotary_pairs, (3, 2, 20, 64), (20, 32), (20, 32))
     assert kernel.source.count("dev.load_pair(") == 2
     assert kernel.source.count("dev.store_pair(") == 1
 
 
-def test_operands_that_lie_alike_share_their_offsets() -> None:
+def test_operands_with_equal_layouts_share_their_offsets() -> None:
     kernel = pointwise(affine).source(
         torch.empty(8, 20, 20, 3, device="meta"), *(torch.empty(3, device="meta") for _ in range(2)), target=TRITON
     )
     assert len([size for size in kernel.sizes if size.startswith("input_")]) == 3
-    rotated = kernel_of_gradient(rotary, (3, 2, 20, 64), (20, 32), (20, 32))
+    rotated = generate_gradient_kernel(rotary, (3, 2, 20, 64), (20, 32), (20, 32))
     assert len([size for size in rotated.sizes if "_column_size" in size]) == 2
 
 
-def test_sources_that_read_and_write_in_the_order_of_memory() -> None:
+def test_sources_read_and_write_in_the_order_of_memory() -> None:
     woven = pointwise(colours).source(torch.empty(50, 40, 3, device="meta"), target=TRITON)
     assert "tl.where(cell == 0" in woven.source
     x, y = torch.empty(4096, 1024, device="meta"), torch.empty(1024, 4096, device="meta").t()
@@ -239,9 +239,9 @@ def test_sources_that_read_and_write_in_the_order_of_memory() -> None:
 
 
 @pytest.mark.parametrize("exponent", [4, 5.0, 12, -3, -6])
-def test_whole_powers_are_nearest(exponent: float) -> None:
+def test_integer_powers_are_rounded_correctly(exponent: float) -> None:
     x = torch.cat(
-        [tensor(400, dtype=torch.float32).cpu() * 3, torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 1e30])]
+        [draw(400, dtype=torch.float32).cpu() * 3, torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 1e30])]
     )
     expected = (x.double() ** exponent).to(torch.float32)
     torch.testing.assert_close(

@@ -36,7 +36,7 @@ def ulp_distance(actual: Tensor, expected: Tensor) -> Tensor:
         return (actual.to(torch.int64) - expected.to(torch.int64)).abs()
     x, y = _places_from_zero(actual), _places_from_zero(expected)
     same_side = torch.signbit(actual) == torch.signbit(expected)
-    # Both are at most 0x7ff0...0 in float64, so their sum may exceed 2**63.
+    # In float64, both distances from zero are at most 0x7ff0...0, so their sum may exceed 2**63.
     half = 2**62 - 1
     distance = torch.where(same_side, (x - y).abs(), x.clamp(max=half) + y.clamp(max=half))
     nan, other_nan = actual.isnan(), expected.isnan()
@@ -52,6 +52,6 @@ def zero_signs_differ(actual: Tensor, expected: Tensor) -> Tensor:
 
 
 def _places_from_zero(x: Tensor) -> Tensor:
-    """Returns the bits without the sign. They count the numbers between zero and `x`."""
+    """Returns the bits without the sign, which equal the number of steps from zero to `x`."""
     bits = x.view(_BITS[x.dtype]).to(torch.int64)
     return bits & torch.iinfo(_BITS[x.dtype]).max

@@ -82,7 +82,7 @@ def lif_core(*, hard: bool = True, detach: bool = False, surrogate: Spike = spik
 
 
 class PLIF(nn.Module):
-    """LIF with a learnable time constant. The step reads it through `read`."""
+    """LIF with a learnable time constant, which the step reads through `read`."""
 
     def __init__(self, w: Tensor, read: Callable[[Tensor], Tensor] = lambda w: w) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ def two_by_two_core(x: Tensor, gate: Tensor, i: Tensor, v: Tensor) -> tuple[Tens
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A core and its counts."""
+    """A core with the counts of its inputs, states and outputs."""
 
     name: str
     core: Core

@@ -1,4 +1,4 @@
-"""Evaluates normalised graphs on real tensors as a kernel does: every value has the shape of the step."""
+"""Evaluates normalised graphs on real tensors. As in a kernel, every value has the shape of the step."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from flexsn_graph import LiftedLayout, StepTrace
 def read_lifted(tensor: Tensor, layout: LiftedLayout | None, step_shape: Sequence[int]) -> Tensor:
     """Returns the value of a lifted tensor that each element of the step reads."""
     if layout is None:
-        return torch.full(tuple(step_shape), 0, dtype=tensor.dtype)  # the graph never reads it
+        return torch.full(tuple(step_shape), 0, dtype=tensor.dtype)  # the graph does not read this tensor
     flat = tensor.detach().clone(memory_format=torch.contiguous_format).flatten()
     return flat.as_strided(tuple(step_shape), layout.strides, layout.offset)
 
 
 def sum_lifted(gradient: Tensor, tensor: Tensor, layout: LiftedLayout) -> Tensor:
-    """Returns the gradient of a lifted tensor from the gradients of the elements of the step."""
+    """Sums the gradients of the step's elements to the gradient of a lifted tensor."""
     positions = torch.arange(tensor.numel()).as_strided(gradient.shape, layout.strides, layout.offset)
     summed = torch.zeros(tensor.numel(), dtype=gradient.dtype)
     summed.index_add_(0, positions.flatten(), gradient.flatten())
@@ -29,14 +29,14 @@ def sum_lifted(gradient: Tensor, tensor: Tensor, layout: LiftedLayout) -> Tensor
 
 
 def evaluate(graph: fx.Graph, arguments: Sequence[Tensor], step_shape: Sequence[int]) -> list[Any]:
-    """Runs `graph`. `arguments` broadcast to the step. Entries of the result may be `None`."""
+    """Runs `graph` on `arguments`, which broadcast to the step. Entries of the result may be `None`."""
     shape = tuple(step_shape)
     values: dict[fx.Node, Any] = {}
-    given = iter(arguments)
+    inputs = iter(arguments)
     results: list[Any] = []
     for node in graph.nodes:
         if node.op == "placeholder":
-            value = next(given)
+            value = next(inputs)
             assert value.dtype == node.meta["val"].dtype
             values[node] = value.detach().expand(shape)
         elif node.op == "call_function":
@@ -44,7 +44,7 @@ def evaluate(graph: fx.Graph, arguments: Sequence[Tensor], step_shape: Sequence[
         else:
             assert node.op == "output"
             results = [None if entry is None else values[entry] for entry in node.args[0]]
-    assert next(given, None) is None
+    assert next(inputs, None) is None
     return results
 
 
@@ -69,7 +69,7 @@ def _call(node: fx.Node, values: Mapping[fx.Node, Any], shape: tuple[int, ...]) 
 
     result = target(*map(argument, node.args), **node.kwargs)
     if target is torch.ops.prims.signbit.default:
-        result = result.to(expected.dtype)  # the result is bool, although its fake has the argument's dtype
+        result = result.to(expected.dtype)  # torch returns bool, but its fake result has the argument's dtype
     if isinstance(result, Tensor):
         assert result.dtype == expected.dtype, node.format_node()
         assert result.shape == shape, node.format_node()
@@ -86,14 +86,14 @@ def run_vjp(
     trace: StepTrace,
     arguments: Sequence[Tensor],
     cotangents: Sequence[Tensor | None],
-    wanted: Sequence[bool] | None = None,
+    required: Sequence[bool] | None = None,
 ) -> list[Tensor | None]:
     """Returns the gradients of `[*inputs, *states, *captured]`, summed to their shapes."""
     lifted = trace.lift(trace.captured)
-    wanted = [True] * (len(arguments) + len(lifted)) if wanted is None else wanted
-    vjp = trace.vjp([c is not None for c in cotangents], wanted)
-    given = [*arguments, *_read_all(trace, vjp.layouts), *(c for c in cotangents if c is not None)]
-    actual = evaluate(vjp.graph, given, trace.step_shape)
+    required = [True] * (len(arguments) + len(lifted)) if required is None else required
+    vjp = trace.vjp([c is not None for c in cotangents], required)
+    vjp_arguments = [*arguments, *_read_all(trace, vjp.layouts), *(c for c in cotangents if c is not None)]
+    actual = evaluate(vjp.graph, vjp_arguments, trace.step_shape)
     gradients: list[Tensor | None] = []
     for i, (primal, position) in enumerate(zip([*arguments, *lifted], vjp.gradients, strict=True)):
         if position is None:
@@ -110,13 +110,13 @@ def run_vjp(
 def _through_prologue(
     captured: Sequence[Tensor], lifted: Sequence[Tensor], gradients: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
-    """Computes the gradients of captured tensors from those of the lifted tensors that are computed from them."""
+    """Computes the gradients of captured tensors from the gradients of the lifted tensors that depend on them."""
     pairs = [(t, g) for t, g in zip(lifted, gradients, strict=True) if g is not None]
     differentiated = [t for t in captured if t.requires_grad]
     if not pairs or not differentiated:
         return [None] * len(captured)
-    given = [g.to(t.dtype) for t, g in pairs]
-    actual = iter(torch.autograd.grad([t for t, _ in pairs], differentiated, given, allow_unused=True))
+    cotangents = [g.to(t.dtype) for t, g in pairs]
+    actual = iter(torch.autograd.grad([t for t, _ in pairs], differentiated, cotangents, allow_unused=True))
     return [next(actual) if t.requires_grad else None for t in captured]
 
 
@@ -131,7 +131,7 @@ def eager_vjp(
     captured: Sequence[Tensor],
     cotangents: Sequence[Tensor | None],
 ) -> list[Tensor | None]:
-    """Returns the reference: the gradients from `torch.autograd`."""
+    """Returns the gradients of `torch.autograd` as the reference."""
     leaves = [a.detach().clone() for a in arguments]
     leaves = [a.requires_grad_(a.is_floating_point()) for a in leaves]
     results = core(*leaves)
@@ -145,11 +145,11 @@ def eager_vjp(
     return [next(actual) if p.requires_grad else None for p in primals]
 
 
-def assert_same(one: Tensor, other: Tensor, rtol: float = 0.0) -> None:
-    """Compares to the last bit (or up to `rtol`), including the sign of 0. Any NaN equals any other NaN."""
-    torch.testing.assert_close(one, other, rtol=rtol, atol=0, equal_nan=True)
-    numbers = ~one.isnan()
-    assert torch.equal(one[numbers].signbit(), other[numbers].signbit()), "the sign of a zero differs"
+def assert_same(actual: Tensor, expected: Tensor, rtol: float = 0.0) -> None:
+    """Compares tensors bitwise, or up to `rtol`, including the signs of zeros. All NaNs are equal."""
+    torch.testing.assert_close(actual, expected, rtol=rtol, atol=0, equal_nan=True)
+    numbers = ~actual.isnan()
+    assert torch.equal(actual[numbers].signbit(), expected[numbers].signbit()), "the sign of a zero differs"
 
 
 def assert_forward_equal(
@@ -160,8 +160,8 @@ def assert_forward_equal(
         expected = core(*[a.clone() for a in arguments])
     expected = expected if isinstance(expected, tuple | list) else (expected,)
     actual = run_forward(trace, arguments)
-    for one, other in zip(actual, expected, strict=True):
-        assert_same(one, other.detach(), rtol)
+    for ours, theirs in zip(actual, expected, strict=True):
+        assert_same(ours, theirs.detach(), rtol)
 
 
 def assert_vjp_equal(
@@ -174,12 +174,12 @@ def assert_vjp_equal(
 ) -> None:
     """Checks that the VJP graph's gradients equal autograd's, where an absent gradient equals zeros."""
     reference = eager_vjp(core, arguments, trace.captured, cotangents)
-    for one, other in zip(run_vjp(trace, arguments, cotangents), reference, strict=True):
-        if one is None:
-            assert other is None or not other.any(), "a gradient is missing"
+    for ours, theirs in zip(run_vjp(trace, arguments, cotangents), reference, strict=True):
+        if ours is None:
+            assert theirs is None or not theirs.any(), "a gradient is missing"
         else:
-            assert other is not None, "a gradient that autograd does not have"
-            torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+            assert theirs is not None, "a gradient that autograd does not have"
+            torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
 def check_step(

@@ -1,4 +1,4 @@
-"""Numbers on the CPU with tensors on another device, as eager mode accepts. Meta tensors represent the other device."""
+"""Numbers and 0-d tensors on the CPU can be combined with tensors on another device, which are meta tensors here."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BEFORE = {
 
 @pytest.fixture
 def another_device(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Returns the meta device. Here, traces accept it instead of creating its stand-ins on the CPU."""
+    """Returns the meta device. With this fixture, traces accept it, and do not create stand-ins on the CPU."""
 
     def fake_like(mode: Any, tensor: Tensor) -> Tensor:
         mode.allow_meta = True
@@ -53,7 +53,7 @@ CASES = [
     (lines, number)
     for lines in (*IN_STEP.values(), *BEFORE.values())
     for number in ("torch.tensor(0.25)", "k")
-    if (lines, number) != (IN_STEP["assigned"], "k")  # every device rejects this
+    if (lines, number) != (IN_STEP["assigned"], "k")  # torch rejects this on every device
 ]
 
 
@@ -68,7 +68,7 @@ CASES = [
     ]
 )
 @pytest.mark.parametrize(("lines", "number"), CASES)
-def test_a_number_is_as_on_the_cpu(lines: str, number: str, another_device: str) -> None:
+def test_number_on_the_cpu_works_with_tensors_on_another_device(lines: str, number: str, another_device: str) -> None:
     graphs = []
     for device in ("cpu", another_device):
         namespace: dict[str, Any] = {

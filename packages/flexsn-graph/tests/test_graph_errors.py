@@ -1,4 +1,4 @@
-"""Mistakes in the arguments and results of a core result in clear messages."""
+"""Mistakes in the arguments and results of a core lead to clear messages."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ CASES: dict[str, tuple[type[Exception], str, Callable[..., Any]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_core(name: str) -> None:
+def test_wrong_core_is_refused_with_its_cause(name: str) -> None:
     error, message, core = CASES[name]
     with pytest.raises(error, match=message) as caught:
         trace_step(core, 1, 1, 1, (X, X))
@@ -63,18 +63,18 @@ def test_core(name: str) -> None:
 
 
 @pytest.mark.parametrize("counts", [(1, 1, 1), (3, 0, 1)])
-def test_number_of_examples(counts: tuple[int, int, int]) -> None:
+def test_wrong_number_of_examples_is_refused(counts: tuple[int, int, int]) -> None:
     with pytest.raises(CoreArityError, match=f"{4 - counts[0]} example tensors for {counts[0]} inputs"):
         trace_step(lambda *a: a[0], *counts, (X,) * (4 - counts[0]))
 
 
 @pytest.mark.parametrize("counts", [(-1, 2, 1), (2, -1, 1), (1, 0, 0), (1, 1, -1)])
-def test_counts(counts: tuple[int, int, int]) -> None:
+def test_wrong_counts_are_refused(counts: tuple[int, int, int]) -> None:
     with pytest.raises(CoreArityError, match="at least one output or state"):
         trace_step(lif_core(), *counts, (X,))
 
 
-def test_examples() -> None:
+def test_wrong_examples_are_refused() -> None:
     with pytest.raises(ExampleError, match="example 1 is a float: pass a tensor") as caught:
         trace_step(lif_core(), 1, 1, 1, (X, 1.0))  # type: ignore[arg-type]
     assert isinstance(caught.value, TypeError)
@@ -83,7 +83,7 @@ def test_examples() -> None:
 
 
 @pytest.mark.parametrize("requires_grad", [(True,), (True, False, True)])
-def test_length_of_requires_grad(requires_grad: tuple[bool, ...]) -> None:
+def test_wrong_length_of_requires_grad_is_refused(requires_grad: tuple[bool, ...]) -> None:
     with pytest.raises(RequiresGradError, match=f"{len(requires_grad)} entries for 2 example inputs"):
         generate_forward_and_backward_graph(lif_core(), (X, X), requires_grad)
 
@@ -96,7 +96,7 @@ def test_generators_refuse_functions_that_return_no_tensors() -> None:
             generate_forward_and_backward_graph(function, (X,))
 
 
-def test_nothing_is_differentiable() -> None:
+def test_function_without_differentiable_results_is_refused() -> None:
     for function, examples in (
         (lambda x: x > 0, (X,)),
         (lambda n: n + 1, (torch.arange(3),)),
@@ -108,7 +108,7 @@ def test_nothing_is_differentiable() -> None:
         generate_forward_and_backward_graph(lif_core(), (X, X), (False, False))
 
 
-def test_results_that_do_not_broadcast() -> None:
+def test_results_that_do_not_broadcast_are_refused() -> None:
     with pytest.raises(CoreReturnError, match=r"shapes \[3, 3\], \[4\], which do not broadcast"):
         generate_inference_graph(lambda x, y: (x + 1, y + 1), (X, torch.zeros(4)))
 

@@ -1,4 +1,4 @@
-"""The normalised forward graph: equal to the core, to the last bit."""
+"""The normalised forward graph has the same bits as the core."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_cores_are_exact(case: Case, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (1, 3), (2, 1, 3), (2, 3, 1), (0, 3)])
-def test_any_step_shape(shape: tuple[int, ...]) -> None:
+def test_forward_is_exact_for_any_step_shape(shape: tuple[int, ...]) -> None:
     case = CASES[1]
     arguments = case.arguments(shape)
     trace = trace_step(case.core, *case.counts, arguments)
@@ -52,8 +52,8 @@ def test_special_values_are_exact() -> None:
         assert_forward_equal(trace, case.core, (x, v))
 
 
-def test_integer_and_bool_states() -> None:
-    """Uses a refractory counter and a flag as states with their own dtypes."""
+def test_integer_and_bool_states_keep_their_dtypes() -> None:
+    """Tests a core whose states are a refractory counter and a flag."""
 
     def core(x: Tensor, wait: Tensor, fired: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         s = (x > 0.5) & (wait == 0) & ~fired
@@ -96,7 +96,7 @@ def test_constants_keep_their_dtype() -> None:
     assert torch.ops.prims.div.default not in targets, "1/3 was not folded"
 
 
-def test_constants_that_their_dtype_does_not_hold() -> None:
+def test_constants_outside_of_their_dtype_wrap_or_become_infinite() -> None:
     """Checks that integers wrap as in eager mode, and that numbers too large for a float are infinite."""
     x8 = torch.tensor([1, -5, 100], dtype=torch.int8)
     u8 = torch.tensor([1, 5, 200], dtype=torch.uint8)
@@ -115,8 +115,8 @@ def test_constants_that_their_dtype_does_not_hold() -> None:
         assert_forward_equal(trace_step(function, 1, 0, 1, (x,)), function, (x,))
 
 
-def test_sum_over_sizes_of_one() -> None:
-    """Checks sums that move no elements, but promote dtypes as sums do."""
+def test_sums_over_dimensions_of_size_one_are_exact() -> None:
+    """Checks sums of one element each. They move no elements, but promote dtypes like other sums."""
     functions: list[Callable[[Tensor], Tensor]] = [
         lambda x: x.sum(0),
         lambda x: x.sum(0, keepdim=True) + x,
@@ -158,7 +158,7 @@ FUNCTIONS: list[Callable[[Tensor], Tensor]] = [
 
 
 @pytest.mark.parametrize("number", range(len(FUNCTIONS)))
-def test_elementwise_functions(number: int) -> None:
+def test_composite_functions_equal_eager_mode(number: int) -> None:
     """Tests composite functions, whose decompositions contain constants, copies and conversions.
 
     The tolerance is a few units in the last place, because torch's vectorised softplus differs from its definition.

@@ -1,4 +1,4 @@
-"""Graphs of any pointwise function: inference, and forward with backward."""
+"""Graphs of pointwise functions, for inference, and for a forward with its backward."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from flexsn_graph import (
 )
 
 
-def placeholders(graph: fx.Graph) -> list[fx.Node]:
+def list_placeholders(graph: fx.Graph) -> list[fx.Node]:
     return [n for n in graph.nodes if n.op == "placeholder"]
 
 
-def captured_nodes(graph: fx.Graph) -> list[fx.Node]:
-    return [n for n in placeholders(graph) if "captured" in n.meta]
+def list_captured_nodes(graph: fx.Graph) -> list[fx.Node]:
+    return [n for n in list_placeholders(graph) if "captured" in n.meta]
 
 
 def run(graph: fx.Graph, examples: Sequence[Tensor], shape: Sequence[int]) -> list[Any]:
-    lifted = [read_lifted(n.meta["captured"], n.meta["layout"], shape) for n in captured_nodes(graph)]
+    lifted = [read_lifted(n.meta["captured"], n.meta["layout"], shape) for n in list_captured_nodes(graph)]
     return evaluate(graph, [*examples, *lifted], shape)
 
 
@@ -42,49 +42,49 @@ def check_pair(
     expected = expected if isinstance(expected, tuple | list) else (expected,)
     actual = run(forward, examples, shape)
     results, saved = actual[: len(expected)], actual[len(expected) :]
-    for one, other in zip(results, expected, strict=True):
-        assert_same(one, other.detach().expand(tuple(shape)), rtol)
+    for ours, theirs in zip(results, expected, strict=True):
+        assert_same(ours, theirs.detach().expand(tuple(shape)), rtol)
     torch.manual_seed(1)
-    differentiable = [f"grad_result_{i}" in map(str, placeholders(backward)) for i in range(len(expected))]
+    differentiable = [f"grad_result_{i}" in map(str, list_placeholders(backward)) for i in range(len(expected))]
     weights = [
         torch.randn(r.shape, dtype=r.dtype) if is_present else None
         for r, is_present in zip(expected, differentiable, strict=True)
     ]
-    captured = [n.meta["captured"] for n in captured_nodes(forward)]
-    layouts = [n.meta["layout"] for n in captured_nodes(forward)]
+    captured = [n.meta["captured"] for n in list_captured_nodes(forward)]
+    layouts = [n.meta["layout"] for n in list_captured_nodes(forward)]
     reference = eager_vjp(function, examples, captured, weights)
     gradients = evaluate(backward, [*saved, *(w for w in weights if w is not None)], shape)
     assert len(gradients) == len(reference)
-    for i, (one, other) in enumerate(zip(gradients, reference, strict=True)):
-        assert (one is None) == (other is None)
-        if one is not None and other is not None:
+    for i, (ours, theirs) in enumerate(zip(gradients, reference, strict=True)):
+        assert (ours is None) == (theirs is None)
+        if ours is not None and theirs is not None:
             if i < len(examples):
-                summed = one.sum_to_size(examples[i].shape)
+                summed = ours.sum_to_size(examples[i].shape)
             else:
-                summed = sum_lifted(one, captured[i - len(examples)], layouts[i - len(examples)])
-            torch.testing.assert_close(summed, other, rtol=1e-12, atol=1e-12)
+                summed = sum_lifted(ours, captured[i - len(examples)], layouts[i - len(examples)])
+            torch.testing.assert_close(summed, theirs, rtol=1e-12, atol=1e-12)
     return forward, backward
 
 
 @pytest.mark.long(all_but=["izhikevich", "lif_hard_detached"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_forward_and_backward_of_cores(case: Case) -> None:
+def test_forward_and_backward_equal_autograd(case: Case) -> None:
     forward, _ = check_pair(case.core, case.arguments(), (3, 5))
     info = extract_info(forward, case.num_inputs, case.num_states, case.num_outputs)
     assert info.num_fwd_kernel_returns <= len(info.fwd_core_returns)
 
 
-def test_forward_and_backward_with_captured_tensors() -> None:
+def test_captured_tensors_have_autograds_gradients() -> None:
     torch.manual_seed(0)
     core = PLIF(torch.randn(3, dtype=torch.float64), lambda w: w[:, None])
     x, v = torch.randn(2, 2, 3, 4, dtype=torch.float64)
     forward, _ = check_pair(core, (x, v), (2, 3, 4), rtol=1e-15)
-    (node,) = captured_nodes(forward)
+    (node,) = list_captured_nodes(forward)
     assert node.meta["captured"] is core.w
     assert node.meta["layout"] == LiftedLayout((0, 1, 0), 0)
 
 
-def test_broadcasting_inputs() -> None:
+def test_inputs_broadcast() -> None:
     """Tests a gated activation with a bias per channel, which is a pointwise kernel without a scan."""
 
     def function(x: Tensor, gate: Tensor, bias: Tensor) -> Tensor:
@@ -98,15 +98,15 @@ def test_broadcasting_inputs() -> None:
     check_pair(function, (x, gate, bias), (6, 4), rtol=1e-15)
 
 
-def test_results_of_several_shapes() -> None:
+def test_results_may_have_different_shapes() -> None:
     x, b = torch.randn(3, 4), torch.randn(4)
     graph = generate_inference_graph(lambda x, b: (x * b, b * 2.0), (x, b))
-    for one, other in zip(run(graph, (x, b), (3, 4)), (x * b, (b * 2.0).expand(3, 4)), strict=True):
-        assert_same(one, other)
+    for ours, theirs in zip(run(graph, (x, b), (3, 4)), (x * b, (b * 2.0).expand(3, 4)), strict=True):
+        assert_same(ours, theirs)
 
 
-def test_a_gradient_that_would_be_counted_several_times_is_refused() -> None:
-    """Checks that small results have their gradient once, not once for each element that shares it."""
+def test_gradient_that_would_be_counted_several_times_is_refused() -> None:
+    """Checks that the gradient of a small result is not added once for each element that reads the result."""
     x, b, c = torch.zeros(3, 4), torch.zeros(4), torch.zeros(4)
     with pytest.raises(NonPointwiseError, match="reduces a gradient"):
         generate_forward_and_backward_graph(lambda x, b: (x * b, b * 2.0), (x, b))
@@ -117,10 +117,10 @@ def test_a_gradient_that_would_be_counted_several_times_is_refused() -> None:
 def test_results_that_are_not_differentiable_have_no_gradient_argument() -> None:
     x = torch.randn(5, dtype=torch.float64)
     _, backward = check_pair(lambda x: (x > 0, x * x, x.floor().int()), (x,), (5,))
-    assert [n.name for n in placeholders(backward)] == ["saved_0", "grad_result_1"]
+    assert [n.name for n in list_placeholders(backward)] == ["saved_0", "grad_result_1"]
 
 
-def test_requires_grad_chooses_the_gradients() -> None:
+def test_requires_grad_selects_the_gradients() -> None:
     x, v = torch.zeros(2, 3, dtype=torch.float64)
     for mask in ((True, False), (False, True), (True, True)):
         _, backward = generate_forward_and_backward_graph(lif_core(), (x, v), mask)
@@ -131,7 +131,7 @@ def test_requires_grad_chooses_the_gradients() -> None:
     assert [entry is not None for entry in output.args[0]] == [True, False]
 
 
-def test_the_cut_saves_little() -> None:
+def test_minimum_cut_saves_few_values() -> None:
     """Checks that LIF saves at most its two arguments and the spike, but no membrane or surrogate values."""
     x, v = torch.zeros(2, 100)
     forward, _ = generate_forward_and_backward_graph(lif_core(), (x, v))
@@ -141,6 +141,6 @@ def test_the_cut_saves_little() -> None:
 
 def test_inference_has_only_the_forward() -> None:
     graph = generate_inference_graph(lif_core(), (torch.zeros(3), torch.zeros(3)))
-    assert [n.name for n in placeholders(graph)] == ["input_0", "input_1"]
+    assert [n.name for n in list_placeholders(graph)] == ["input_0", "input_1"]
     results = run(graph, (torch.ones(3) * 4, torch.zeros(3)), (3,))
     assert_same(results[0], torch.ones(3))

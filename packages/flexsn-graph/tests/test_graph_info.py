@@ -1,4 +1,4 @@
-"""`extract_info`: the value in each return of a kernel."""
+"""`extract_info` names the value in each result of a kernel."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flexsn_graph import (
 X = torch.zeros(3)
 
 
-def test_fields_are_in_the_order_that_others_rely_on() -> None:
+def test_fields_have_a_fixed_order() -> None:
     assert FlexSNInfo._fields == (
         "num_inputs",
         "num_outputs",
@@ -32,7 +32,7 @@ def test_fields_are_in_the_order_that_others_rely_on() -> None:
     )
 
 
-def test_inference_graph() -> None:
+def test_inference_graph_has_its_names_in_order() -> None:
     graph = generate_inference_graph(lambda x, v: (x + v, v * 0.5), (X, X))
     info = extract_info(graph, num_inputs=1, num_states=1, num_outputs=1)
     assert info == FlexSNInfo(
@@ -48,7 +48,7 @@ def test_inference_graph() -> None:
     )
 
 
-def test_a_result_that_is_returned_twice_is_stored_once() -> None:
+def test_result_that_is_returned_twice_is_stored_once() -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         h = x + v
         return h, h, v
@@ -60,7 +60,7 @@ def test_a_result_that_is_returned_twice_is_stored_once() -> None:
     assert info.num_fwd_kernel_returns == 2
 
 
-def test_intermediates_that_are_results_or_repeated() -> None:
+def test_repeated_intermediates_and_results_are_stored_once() -> None:
     graph = fx.Graph()
     x, v = graph.placeholder("x"), graph.placeholder("v")
     h = graph.call_function(torch.ops.prims.add.default, (x, v), name="h")
@@ -82,7 +82,7 @@ def test_training_graph_is_consistent() -> None:
     assert [r for r in info.fwd_core_recipients if r != "_"] == list(info.fwd_kernel_returns)
 
 
-def test_one_result_without_a_tuple() -> None:
+def test_single_result_needs_no_tuple() -> None:
     graph = fx.Graph()
     x = graph.placeholder("x")
     graph.output(x)
@@ -96,14 +96,14 @@ def test_one_result_without_a_tuple() -> None:
         ((1, 1, 2), r"returns 2 values; num_outputs \+ num_states is 2 \+ 1 = 3"),
     ],
 )
-def test_arity_that_disagrees(counts: tuple[int, int, int], message: str) -> None:
+def test_wrong_counts_are_refused(counts: tuple[int, int, int], message: str) -> None:
     graph = generate_inference_graph(lif_core(), (X, X))
     with pytest.raises(GraphArityError, match=message) as caught:
         extract_info(graph, *counts)
     assert isinstance(caught.value, ValueError)
 
 
-def test_a_return_that_is_no_node() -> None:
+def test_constant_result_is_refused() -> None:
     graph = fx.Graph()
     graph.placeholder("x")
     graph.output((1.0,))

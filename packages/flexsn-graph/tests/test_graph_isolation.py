@@ -18,20 +18,20 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from flexsn_graph import StepTrace, _torch_private, generate_forward_and_backward_graph, trace_step
 
 
-def zeros() -> tuple[Tensor, Tensor]:
+def make_zeros() -> tuple[Tensor, Tensor]:
     return torch.zeros(2, 3), torch.zeros(2, 3)
 
 
-def printed(trace: StepTrace) -> str:
+def format_trace(trace: StepTrace) -> str:
     count = len(trace.inputs) + len(trace.states) + len(trace.lifted)
     vjp = trace.vjp([True] * len(trace.differentiable), [True] * count)
     return f"{trace.forward.graph}\n{trace.forward.layouts}\n{vjp.graph}\n{vjp.layouts}\n{vjp.gradients}"
 
 
-def printed_everything() -> str:
+def format_graphs() -> str:
     """Returns the graphs of one core of each kind, as text."""
-    graphs = [printed(trace_step(case.core, *case.counts, case.arguments())) for case in CASES[::3]]
-    pair = generate_forward_and_backward_graph(PLIF(torch.zeros(3)), zeros())
+    graphs = [format_trace(trace_step(case.core, *case.counts, case.arguments())) for case in CASES[::3]]
+    pair = generate_forward_and_backward_graph(PLIF(torch.zeros(3)), make_zeros())
     return "\n".join([*graphs, *map(str, pair)])
 
 
@@ -40,13 +40,13 @@ PLAIN = lif_core()
 
 @pytest.mark.long(all_but=["lif_custom_op", "alif", "if"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_the_same_core_gives_the_same_graph(case: Case) -> None:
-    one, other = (printed(trace_step(case.core, *case.counts, case.arguments())) for _ in range(2))
-    assert one == other
+def test_traces_of_one_core_have_equal_graphs(case: Case) -> None:
+    first, second = (format_trace(trace_step(case.core, *case.counts, case.arguments())) for _ in range(2))
+    assert first == second
 
 
-def test_the_same_core_gives_the_same_graph_in_every_process() -> None:
-    code = "from test_graph_isolation import printed_everything; print(printed_everything())"
+def test_graphs_are_equal_in_every_process() -> None:
+    code = "from test_graph_isolation import format_graphs; print(format_graphs())"
     source = Path(sys.modules["flexsn_graph"].__file__ or "").parents[1]
     other = subprocess.run(
         [sys.executable, "-c", code],
@@ -55,21 +55,21 @@ def test_the_same_core_gives_the_same_graph_in_every_process() -> None:
         text=True,
         check=True,
     ).stdout
-    assert other.strip() == printed_everything().strip()
+    assert other.strip() == format_graphs().strip()
     assert "grad_output_0" in other
 
 
 @pytest.mark.long(all_but=["alif", "lif_hard"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_trace_inside_of_a_backward_cites_the_same_lines(case: Case) -> None:
+def test_trace_inside_of_a_backward_cites_the_same_lines(case: Case) -> None:
     """Traces in the same way as a runtime that compiles the backward at its first use."""
-    actual: list[list[str | None]] = []
+    stack_traces: list[list[str | None]] = []
 
     def note() -> None:
         trace = trace_step(case.core, *case.counts, case.arguments())
         count = len(trace.inputs) + len(trace.states) + len(trace.lifted_values)
         vjp = trace.vjp([True] * len(trace.differentiable), [True] * count)
-        actual.append([node.stack_trace for graph in (trace.forward.graph, vjp.graph) for node in graph.nodes])
+        stack_traces.append([node.stack_trace for graph in (trace.forward.graph, vjp.graph) for node in graph.nodes])
 
     class Inside(torch.autograd.Function):
         @staticmethod
@@ -82,14 +82,14 @@ def test_a_trace_inside_of_a_backward_cites_the_same_lines(case: Case) -> None:
             return grad
 
     note()
-    for _ in range(2):  # autograd's counter advances in between
+    for _ in range(2):  # autograd's counter of nodes is different in the second iteration
         x = torch.zeros(3, requires_grad=True)
         thread = threading.Thread(target=Inside.apply(x * 2.0).sum().backward)
         thread.start()
         thread.join()
-    assert len(actual) == 3
-    assert actual[1] == actual[2] == actual[0]
-    assert any("line" in (trace or "") for trace in actual[0])
+    assert len(stack_traces) == 3
+    assert stack_traces[1] == stack_traces[2] == stack_traces[0]
+    assert any("line" in (trace or "") for trace in stack_traces[0])
 
 
 def test_examples_are_neither_changed_nor_kept() -> None:
@@ -111,57 +111,59 @@ def test_examples_are_neither_changed_nor_kept() -> None:
 def test_captured_parameters_are_not_touched() -> None:
     core = PLIF(torch.randn(3))
     before, version = core.w.detach().clone(), core.w._version
-    trace_step(core, 1, 1, 1, zeros()).vjp([True, True], [True] * 3)
+    trace_step(core, 1, 1, 1, make_zeros()).vjp([True, True], [True] * 3)
     assert torch.equal(core.w, before)
     assert core.w._version == version
     assert core.w.grad is None
     assert type(core.w) is torch.nn.Parameter
 
 
-def test_examples_without_data() -> None:
+def test_examples_need_no_data() -> None:
     core = PLIF(torch.zeros(3))
-    expected = printed(trace_step(core, 1, 1, 1, zeros()))
+    expected = format_trace(trace_step(core, 1, 1, 1, make_zeros()))
     meta = torch.empty(2, 3, device="meta")
-    assert printed(trace_step(core, 1, 1, 1, (meta, meta))) == expected
+    assert format_trace(trace_step(core, 1, 1, 1, (meta, meta))) == expected
     with FakeTensorMode():
         fake, gpu = torch.empty(2, 3), torch.empty(2, 3, device="cuda")
-        assert printed(trace_step(core, 1, 1, 1, (fake, fake))) == expected
-    assert printed(trace_step(core, 1, 1, 1, (fake, fake))) == expected
-    # The GPU must not be present. (If it were, a parameter on the CPU would rightly be rejected.)
-    assert printed(trace_step(PLAIN, 1, 1, 1, (gpu, gpu))) == printed(trace_step(PLAIN, 1, 1, 1, zeros()))
+        assert format_trace(trace_step(core, 1, 1, 1, (fake, fake))) == expected
+    assert format_trace(trace_step(core, 1, 1, 1, (fake, fake))) == expected
+    # The machine needs no GPU. PLAIN has no parameter, because a parameter on the CPU would rightly be refused here.
+    assert format_trace(trace_step(PLAIN, 1, 1, 1, (gpu, gpu))) == format_trace(
+        trace_step(PLAIN, 1, 1, 1, make_zeros())
+    )
 
 
-def test_huge_examples_cost_nothing() -> None:
+def test_huge_examples_need_no_memory() -> None:
     huge = torch.empty(2**20, 2**20, device="meta")
     assert trace_step(PLAIN, 1, 1, 1, (huge, huge)).step_shape == (2**20, 2**20)
 
 
-def test_strided_examples_give_the_same_graph() -> None:
+def test_strided_examples_have_an_equal_graph() -> None:
     x = torch.zeros(3, 2).t()
-    expected = printed(trace_step(PLAIN, 1, 1, 1, zeros()))
-    assert printed(trace_step(PLAIN, 1, 1, 1, (x, torch.zeros(1, 1).expand(2, 3)))) == expected
+    expected = format_trace(trace_step(PLAIN, 1, 1, 1, make_zeros()))
+    assert format_trace(trace_step(PLAIN, 1, 1, 1, (x, torch.zeros(1, 1).expand(2, 3)))) == expected
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
-def test_modes_around_the_trace_do_not_matter() -> None:
+def test_modes_around_the_trace_have_no_effect() -> None:
     core = PLIF(torch.zeros(3))
-    expected = printed(trace_step(core, 1, 1, 1, zeros()))
-    examples = zeros()
+    expected = format_trace(trace_step(core, 1, 1, 1, make_zeros()))
+    examples = make_zeros()
     with torch.no_grad():
-        assert printed(trace_step(core, 1, 1, 1, examples)) == expected
+        assert format_trace(trace_step(core, 1, 1, 1, examples)) == expected
         assert not torch.is_grad_enabled()
     with torch.inference_mode():
-        assert printed(trace_step(core, 1, 1, 1, examples)) == expected
+        assert format_trace(trace_step(core, 1, 1, 1, examples)) == expected
         assert torch.is_inference_mode_enabled()
     with torch.autograd.set_detect_anomaly(True):
-        assert printed(trace_step(core, 1, 1, 1, examples)) == expected
+        assert format_trace(trace_step(core, 1, 1, 1, examples)) == expected
         assert torch.is_anomaly_enabled()
     with torch.device("meta"):
-        assert printed(trace_step(core, 1, 1, 1, examples)) == expected
+        assert format_trace(trace_step(core, 1, 1, 1, examples)) == expected
     assert torch.is_grad_enabled()
 
 
-def test_autocast_around_the_trace_does_not_apply_and_inside_the_core_does() -> None:
+def test_only_autocast_inside_the_core_applies() -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         # Autocast runs this function in float32.
         return torch.nn.functional.huber_loss(x, v, reduction="none"), v
@@ -178,37 +180,37 @@ def test_autocast_around_the_trace_does_not_apply_and_inside_the_core_does() -> 
     assert trace_step(inside, 1, 1, 1, (x, v)).outputs[0].dtype == torch.float32
 
 
-def test_the_environment_is_restored_after_an_error() -> None:
+def test_environment_is_restored_after_an_error() -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         raise RuntimeError("mine")
 
     with torch.no_grad(), pytest.raises(RuntimeError, match="mine"):
-        trace_step(core, 1, 1, 1, zeros())
+        trace_step(core, 1, 1, 1, make_zeros())
     assert torch.is_grad_enabled()
     assert torch.zeros(3).sum().item() == 0.0, "a mode is still active"
 
 
-def test_tracing_inside_another_trace() -> None:
+def test_core_is_traced_while_torch_traces_an_op() -> None:
     """Traces a core in the fake implementation of a custom op, while torch traces the op."""
-    expected = printed(trace_step(PLAIN, 1, 1, 1, zeros()))
-    seen: list[str] = []
+    expected = format_trace(trace_step(PLAIN, 1, 1, 1, make_zeros()))
+    inner_graphs: list[str] = []
 
     def outer(x: Tensor) -> Tensor:
-        seen.append(printed(trace_step(PLAIN, 1, 1, 1, (x, x))))
+        inner_graphs.append(format_trace(trace_step(PLAIN, 1, 1, 1, (x, x))))
         return x + 1.0
 
     graph = torch.fx.experimental.proxy_tensor.make_fx(outer, tracing_mode="fake")(torch.zeros(2, 3)).graph
-    assert seen == [expected]
+    assert inner_graphs == [expected]
     assert len([n for n in graph.nodes if n.op == "call_function"]) == 1
 
 
-def test_threads_trace_at_the_same_time() -> None:
-    expected = printed(trace_step(PLAIN, 1, 1, 1, zeros()))
+def test_several_threads_can_trace_at_once() -> None:
+    expected = format_trace(trace_step(PLAIN, 1, 1, 1, make_zeros()))
     results: list[str] = []
 
     def work() -> None:
         for _ in range(3):
-            results.append(printed(trace_step(PLAIN, 1, 1, 1, zeros())))
+            results.append(format_trace(trace_step(PLAIN, 1, 1, 1, make_zeros())))
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
@@ -218,19 +220,19 @@ def test_threads_trace_at_the_same_time() -> None:
     assert results == [expected] * 12
 
 
-def test_a_trace_can_be_used_after_its_core_is_gone_from_the_caller() -> None:
-    trace = trace_step(lif_core(), 1, 1, 1, zeros())
+def test_trace_outlives_the_callers_core() -> None:
+    trace = trace_step(lif_core(), 1, 1, 1, make_zeros())
     gc.collect()
     assert trace.vjp([True, True], [True, True]).gradients == (0, 1)
 
 
 def test_both_generators_are_deterministic() -> None:
     core = PLIF(torch.zeros(3))
-    one, other = (generate_forward_and_backward_graph(core, zeros()) for _ in range(2))
-    assert [str(g) for g in one] == [str(g) for g in other]
+    first, second = (generate_forward_and_backward_graph(core, make_zeros()) for _ in range(2))
+    assert [str(g) for g in first] == [str(g) for g in second]
 
 
-def test_the_memory_that_torch_uses_for_each_number_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_torch_for_constants_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_torch_private, "_MOST_FAKE_RESULTS", len(_torch_private._fake_results) + 8)
     most = 0
     for number in range(12):

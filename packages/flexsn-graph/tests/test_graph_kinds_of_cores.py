@@ -15,22 +15,22 @@ from torch import Tensor, nn
 from flexsn_graph import StatefulCoreError, UnsupportedCoreError, trace_step
 
 
-def arguments() -> tuple[Tensor, Tensor]:
+def draw_arguments() -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     x, v = torch.randn(2, 3, 4, dtype=torch.float64, generator=generator)
     return x, v
 
 
-def parameter() -> nn.Parameter:
+def make_parameter() -> nn.Parameter:
     return nn.Parameter(torch.linspace(-1, 1, 4, dtype=torch.float64))
 
 
 class Neuron(nn.Module):
-    """A neuron with a parameter, a buffer, a submodule with a parameter, and a length of 0, which makes it falsy."""
+    """A neuron with a parameter, a buffer, and a submodule with a parameter. Its length is 0, so it is falsy."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.w = parameter()
+        self.w = make_parameter()
         self.register_buffer("b", torch.ones(4, dtype=torch.float64))
         self.activation = nn.PReLU(dtype=torch.float64)
 
@@ -47,7 +47,7 @@ class Neuron(nn.Module):
 
 class Callable2:
     def __init__(self) -> None:
-        self.w = parameter()
+        self.w = make_parameter()
 
     def __call__(self, x: Tensor, v: Tensor) -> list[Tensor]:
         return [x * self.w, v]
@@ -56,7 +56,7 @@ class Callable2:
 class ScriptedNeuron(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.w = parameter()
+        self.w = make_parameter()
 
     def forward(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return torch.sigmoid(x * self.w), v + x
@@ -77,32 +77,32 @@ def hooked() -> nn.Module:
     return module
 
 
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    made: Callable[..., Any] = torch.compile(function, backend="eager")
-    return made
+def compile_core(function: Callable[..., Any]) -> Callable[..., Any]:
+    compiled_function: Callable[..., Any] = torch.compile(function, backend="eager")
+    return compiled_function
 
 
 CORES: dict[str, tuple[Callable[[], Callable[..., Any]], int]] = {
     "lambda": (lambda: lambda x, v: (x * 2.0, v), 0),
-    "closure": (lambda: (lambda w: lambda x, v: (x * w, v))(parameter()), 1),
-    "partial": (lambda: functools.partial(with_weight, parameter()), 1),
-    "partial_keyword": (lambda: functools.partial(lambda x, v, w: (x * w, v), w=parameter()), 1),
+    "closure": (lambda: (lambda w: lambda x, v: (x * w, v))(make_parameter()), 1),
+    "partial": (lambda: functools.partial(with_weight, make_parameter()), 1),
+    "partial_keyword": (lambda: functools.partial(lambda x, v, w: (x * w, v), w=make_parameter()), 1),
     "bound_method": (lambda: Neuron().step, 3),
     "callable_object": (lambda: Callable2(), 1),
     "module": (lambda: Neuron(), 3),
     "module_forward": (lambda: Neuron().forward, 3),
     "module_with_a_hook": (lambda: hooked(), 3),
-    "compiled_function": (lambda: compiled(lif_core()), 0),
-    "compiled_module": (lambda: compiled(Neuron()), 3),
-    "calls_a_compiled_function": (lambda: (lambda f: lambda x, v: f(x, v))(compiled(lif_core())), 0),
-    "partial_of_a_compiled_function": (lambda: functools.partial(compiled(with_weight), parameter()), 1),
+    "compiled_function": (lambda: compile_core(lif_core()), 0),
+    "compiled_module": (lambda: compile_core(Neuron()), 3),
+    "calls_a_compiled_function": (lambda: (lambda f: lambda x, v: f(x, v))(compile_core(lif_core())), 0),
+    "partial_of_a_compiled_function": (lambda: functools.partial(compile_core(with_weight), make_parameter()), 1),
 }
 
 
 @pytest.mark.parametrize("name", CORES)
-def test_kind(name: str) -> None:
+def test_each_callable_is_traced(name: str) -> None:
     make, captured = CORES[name]
-    trace = check_step(make(), arguments(), (1, 1, 1))
+    trace = check_step(make(), draw_arguments(), (1, 1, 1))
     assert len(trace.lifted) == captured
 
 
@@ -111,40 +111,40 @@ def test_compiled_functions_are_not_compiled_while_tracing() -> None:
         raise AssertionError("compiled")
 
     core = torch.compile(lif_core(), backend=backend)
-    assert len(trace_step(lambda x, v: core(x, v), 1, 1, 1, arguments()).forward.graph.nodes) > 5
+    assert len(trace_step(lambda x, v: core(x, v), 1, 1, 1, draw_arguments()).forward.graph.nodes) > 5
 
 
 # The warning's category depends on torch's version, and its text on Python's version.
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
-def test_scripted_and_traced() -> None:
+def test_scripted_and_jit_traced_cores_are_traced() -> None:
     cores: list[Any] = [
         torch.jit.script(scripted),
         torch.jit.script(ScriptedNeuron()),
-        torch.jit.trace(ScriptedNeuron(), arguments()),
+        torch.jit.trace(ScriptedNeuron(), draw_arguments()),
     ]
     for core in cores:
-        check_step(core, arguments(), (1, 1, 1))
-        check_step(lambda x, v, core=core: core(x, v), arguments(), (1, 1, 1))
+        check_step(core, draw_arguments(), (1, 1, 1))
+        check_step(lambda x, v, core=core: core(x, v), draw_arguments(), (1, 1, 1))
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
-def test_a_refusal_inside_scripted_code_keeps_its_class() -> None:
+def test_refusal_inside_scripted_code_keeps_its_class() -> None:
     def flipped(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return torch.rand_like(x), v
 
     with pytest.raises(UnsupportedCoreError, match=r"aten.rand_like"):
-        trace_step(torch.jit.script(flipped), 1, 1, 1, arguments())
+        trace_step(torch.jit.script(flipped), 1, 1, 1, draw_arguments())
 
 
 @pytest.mark.parametrize("surrogate", [spike, op_spike, detach_spike])
-def test_surrogates(surrogate: Callable[[Tensor], Tensor]) -> None:
+def test_surrogates_become_prims(surrogate: Callable[[Tensor], Tensor]) -> None:
     """Checks that the op of a `torch.library.custom_op` is replaced by the operations of its function."""
-    trace = check_step(lif_core(surrogate=surrogate), arguments(), (1, 1, 1))
+    trace = check_step(lif_core(surrogate=surrogate), draw_arguments(), (1, 1, 1))
     namespaces = {n.target.namespace for n in trace.forward.graph.nodes if n.op == "call_function"}
     assert namespaces == {"prims"}
 
 
-def test_a_surrogate_with_a_captured_parameter_through_apply() -> None:
+def test_surrogate_that_receives_a_captured_parameter_has_its_gradient() -> None:
     class Surrogate(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Tensor, alpha: Tensor) -> Tensor:
@@ -158,19 +158,19 @@ def test_a_surrogate_with_a_captured_parameter_through_apply() -> None:
             shared = grads[0] * soft * (1.0 - soft)
             return shared * alpha, (shared * x).sum_to_size(alpha.shape)
 
-    for alpha in (nn.Parameter(torch.tensor(2.0, dtype=torch.float64)), parameter()):
+    for alpha in (nn.Parameter(torch.tensor(2.0, dtype=torch.float64)), make_parameter()):
 
         def core(x: Tensor, v: Tensor, alpha: Tensor = alpha) -> tuple[Tensor, Tensor]:
             h = v + x
             s = Surrogate.apply(h - 1.0, alpha)
             return s, h * (1.0 - s)
 
-        trace = check_step(core, arguments(), (1, 1, 1))
+        trace = check_step(core, draw_arguments(), (1, 1, 1))
         assert trace.lifted == (alpha,)
 
 
 @pytest.mark.filterwarnings("ignore:flexsn_graph_tests_opaque..twice. an autograd kernel was not registered")
-def test_an_op_of_another_library_stays_as_it_is() -> None:
+def test_op_of_another_library_is_unchanged() -> None:
     """Checks an op without a Python body, for which a kernel rule may exist."""
     library: Any = torch.library.Library("flexsn_graph_tests_opaque", "DEF")
     library.define("twice(Tensor x) -> Tensor")
@@ -181,7 +181,7 @@ def test_an_op_of_another_library_stays_as_it_is() -> None:
     assert op.default in [n.target for n in trace.forward.graph.nodes]
 
 
-def test_in_place_ops_on_local_values() -> None:
+def test_in_place_ops_on_local_values_are_allowed() -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         h = v.clone()
         h += x
@@ -195,7 +195,7 @@ def test_in_place_ops_on_local_values() -> None:
         out -= torch.zeros_like(out).fill_(0.5)
         return out, h
 
-    check_step(core, arguments(), (1, 1, 1))
+    check_step(core, draw_arguments(), (1, 1, 1))
 
 
 def test_grad_mode_inside_the_core_is_honoured() -> None:
@@ -205,11 +205,11 @@ def test_grad_mode_inside_the_core_is_honoured() -> None:
         return s, v * (1.0 - s) + x
 
     # Torch's sigmoid and its decomposition into prims differ in the last bit for one number in forty.
-    check_step(core, arguments(), (1, 1, 1), rtol=1e-15)
+    check_step(core, draw_arguments(), (1, 1, 1), rtol=1e-15)
 
 
-def test_elements_that_are_moved_and_moved_back() -> None:
-    w = parameter()
+def test_elements_that_are_moved_and_moved_back_are_accepted() -> None:
+    w = make_parameter()
     x, v = torch.randn(2, 2, 4, 3, 5, dtype=torch.float64)
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -222,7 +222,7 @@ def test_elements_that_are_moved_and_moved_back() -> None:
 class Counter:
     def __init__(self) -> None:
         self.calls = 0
-        self.kept: Tensor | None = None
+        self.stored: Tensor | None = None
         self.tensors = (torch.ones(4), torch.zeros(4))
 
     def counts(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -238,21 +238,21 @@ class Counter:
         return x * self.tensors[self.calls % 2], v
 
     def keeps(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        kept, self.kept = self.kept, x
-        return (x if kept is None else kept + x), v
+        previous, self.stored = self.stored, x
+        return (x if previous is None else previous + x), v
 
     def keeps_quietly(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        kept, self.kept = self.kept, x + 0.0
-        return x + (v if kept is None else kept), v
+        previous, self.stored = self.stored, x + 0.0
+        return x + (v if previous is None else previous), v
 
 
 @pytest.mark.parametrize("method", ["counts", "counts_in_a_tensor", "alternates", "keeps", "keeps_quietly"])
-def test_cores_with_a_memory_of_their_own_are_refused(method: str) -> None:
+def test_cores_with_state_between_calls_are_refused(method: str) -> None:
     with pytest.raises(StatefulCoreError, match=r"differently in each call|keeps a tensor|from an earlier call"):
-        trace_step(getattr(Counter(), method), 1, 1, 1, arguments())
+        trace_step(getattr(Counter(), method), 1, 1, 1, draw_arguments())
 
 
-def test_module_parameters_in_two_submodules() -> None:
+def test_parameters_of_two_submodules_are_captured() -> None:
     first, second = PLIF(torch.zeros(4, dtype=torch.float64)), PLIF(torch.ones(4, dtype=torch.float64))
 
     def core(x: Tensor, v: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -260,6 +260,6 @@ def test_module_parameters_in_two_submodules() -> None:
         s, u = second(s, u)
         return s, v, u
 
-    x, v = arguments()
+    x, v = draw_arguments()
     trace = check_step(core, (x, v, v), (1, 2, 1), rtol=1e-15)
     assert trace.lifted == (first.w, second.w)

@@ -1,4 +1,4 @@
-"""A trace leaves every object that a core can write to unchanged. Errors name the objects that store tensors."""
+"""After a trace, all objects to which the core wrote are unchanged. Errors name the objects that store tensors."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ class Buffered(nn.Module):
 
 
 def attribute() -> tuple[Any, Step, str]:
-    kept = SimpleNamespace(trace=torch.zeros(4))
+    memory = SimpleNamespace(trace=torch.zeros(4))
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        kept.trace = 0.5 * kept.trace + x
-        return kept.trace, v
+        memory.trace = 0.5 * memory.trace + x
+        return memory.trace, v
 
-    return kept.__dict__, core, "closure variable kept.trace"
+    return memory.__dict__, core, "closure variable memory.trace"
 
 
 def buffer() -> tuple[Any, Step, str]:
@@ -70,43 +70,43 @@ def buffer() -> tuple[Any, Step, str]:
 
 
 def in_a_list() -> tuple[Any, Step, str]:
-    kept: list[Tensor] = []
+    memory: list[Tensor] = []
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        kept.append(x + 1.0)
+        memory.append(x + 1.0)
         return x, v
 
-    return kept, core, "closure variable kept"
+    return memory, core, "closure variable memory"
 
 
 def in_a_deque() -> tuple[Any, Step, str]:
-    kept: deque[Tensor] = deque([torch.zeros(4)], maxlen=2)
+    memory: deque[Tensor] = deque([torch.zeros(4)], maxlen=2)
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        kept.append(kept[-1] + x)
-        return kept[-1], v
+        memory.append(memory[-1] + x)
+        return memory[-1], v
 
-    return kept, core, "closure variable kept"
+    return memory, core, "closure variable memory"
 
 
 def in_a_dictionary() -> tuple[Any, Step, str]:
-    kept: OrderedDict[str, Any] = OrderedDict(a=1, trace=torch.zeros(4), b=2)
+    memory: OrderedDict[str, Any] = OrderedDict(a=1, trace=torch.zeros(4), b=2)
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        kept["trace"] = kept.pop("trace") * 0.5 + x
-        return kept["trace"], v
+        memory["trace"] = memory.pop("trace") * 0.5 + x
+        return memory["trace"], v
 
-    return kept, core, r"closure variable kept\['trace'\]"
+    return memory, core, r"closure variable memory\['trace'\]"
 
 
 def nested() -> tuple[Any, Step, str]:
-    kept: dict[str, list[Any]] = {"all": [(torch.zeros(4), 1)]}
+    memory: dict[str, list[Any]] = {"all": [(torch.zeros(4), 1)]}
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        kept["all"][0] = (kept["all"][0][0] + x, 2)
+        memory["all"][0] = (memory["all"][0][0] + x, 2)
         return x, v
 
-    return kept["all"], core, r"closure variable kept\['all'\]"
+    return memory["all"], core, r"closure variable memory\['all'\]"
 
 
 def closure() -> tuple[Any, Step, str]:
@@ -138,13 +138,13 @@ def function_attribute() -> tuple[Any, Step, str]:
 
 
 def default() -> tuple[Any, Step, str]:
-    kept: list[Tensor] = [torch.zeros(4)]
+    memory: list[Tensor] = [torch.zeros(4)]
 
-    def core(x: Tensor, v: Tensor, kept: list[Tensor] = kept) -> tuple[Tensor, Tensor]:
-        kept[0] = kept[0] + x
-        return kept[0], v
+    def core(x: Tensor, v: Tensor, memory: list[Tensor] = memory) -> tuple[Tensor, Tensor]:
+        memory[0] = memory[0] + x
+        return memory[0], v
 
-    return kept, core, "a default of core"
+    return memory, core, "a default of core"
 
 
 def class_attribute() -> tuple[Any, Step, str]:
@@ -156,53 +156,53 @@ def class_attribute() -> tuple[Any, Step, str]:
 
 
 def slots() -> tuple[Any, Step, str]:
-    kept = Slotted()
+    memory = Slotted()
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        kept.trace = 0.5 * kept.trace + x
-        return kept.trace, v
+        memory.trace = 0.5 * memory.trace + x
+        return memory.trace, v
 
-    return kept, core, "closure variable kept.trace"
+    return memory, core, "closure variable memory.trace"
 
 
 def dataclass_field() -> tuple[Any, Step, str]:
-    kept = Record(torch.zeros(4))
+    memory = Record(torch.zeros(4))
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        kept.trace = 0.5 * kept.trace + x
-        return kept.trace, v
+        memory.trace = 0.5 * memory.trace + x
+        return memory.trace, v
 
-    return kept.__dict__, core, "closure variable kept.trace"
+    return memory.__dict__, core, "closure variable memory.trace"
 
 
 def frozen_field() -> tuple[Any, Step, str]:
-    kept = Frozen(torch.zeros(4))
+    memory = Frozen(torch.zeros(4))
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        object.__setattr__(kept, "trace", 0.5 * kept.trace + x)
-        return kept.trace, v
+        object.__setattr__(memory, "trace", 0.5 * memory.trace + x)
+        return memory.trace, v
 
-    return kept.__dict__, core, "closure variable kept.trace"
+    return memory.__dict__, core, "closure variable memory.trace"
 
 
 def on_a_parameter() -> tuple[Any, Step, str]:
     w = nn.Parameter(torch.ones(4))
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        w.kept = x * 2.0  # type: ignore[attr-defined]
+        w.memory = x * 2.0  # type: ignore[attr-defined]
         return x * w, v
 
-    return w.__dict__, core, "closure variable w.kept"
+    return w.__dict__, core, "closure variable w.memory"
 
 
 def of_captured_tensors_alone() -> tuple[Any, Step, str]:
-    kept = SimpleNamespace(w=torch.ones(4))
+    memory = SimpleNamespace(w=torch.ones(4))
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        kept.w = kept.w * 0.9
-        return x * kept.w, v
+        memory.w = memory.w * 0.9
+        return x * memory.w, v
 
-    return kept.__dict__, core, "closure variable kept.w"
+    return memory.__dict__, core, "closure variable memory.w"
 
 
 class Memo:
@@ -228,22 +228,22 @@ KINDS = [
 ]
 
 
-def content(where: Any) -> list[Any]:
-    """Returns all values in a place, in their order."""
-    if isinstance(where, Slotted):
-        return [where.trace]
-    if isinstance(where, type):
-        return [value for key, value in sorted(vars(where).items()) if key[:2] != "__"]
-    if isinstance(where, tuple):
-        return [cell.cell_contents for cell in where]
-    return [*where.keys(), *where.values()] if isinstance(where, dict) else list(where)
+def list_values(storage: Any) -> list[Any]:
+    """Returns the values in `storage`, in their order."""
+    if isinstance(storage, Slotted):
+        return [storage.trace]
+    if isinstance(storage, type):
+        return [value for key, value in sorted(vars(storage).items()) if key[:2] != "__"]
+    if isinstance(storage, tuple):
+        return [cell.cell_contents for cell in storage]
+    return [*storage.keys(), *storage.values()] if isinstance(storage, dict) else list(storage)
 
 
 @pytest.mark.long(all_but=["attribute", "buffer", "in_a_list", "closure", "memo", "class_attribute", "slots"])
 @pytest.mark.parametrize("make", KINDS)
-def test_an_object_that_stores_a_tensor_is_named_and_restored(make: Callable[[], tuple[Any, Step, str]]) -> None:
-    where, core, name = make()
-    before = content(where)
+def test_object_that_stores_a_tensor_is_named_and_restored(make: Callable[[], tuple[Any, Step, str]]) -> None:
+    storage, core, name = make()
+    old_values = list_values(storage)
     for _ in range(2):
         with pytest.raises(StatefulCoreError, match=rf"keeps a tensor in {name},") as raised:
             trace_step(core, 1, 1, 1, (torch.zeros(4), torch.zeros(4)))
@@ -251,16 +251,16 @@ def test_an_object_that_stores_a_tensor_is_named_and_restored(make: Callable[[],
         assert location is not None
         assert location.file == __file__
         assert location.code
-        assert [id(value) for value in content(where)] == [id(value) for value in before]
+        assert [id(value) for value in list_values(storage)] == [id(value) for value in old_values]
     core(torch.ones(4), torch.zeros(4))  # the core still runs as a plain function
 
 
-def test_the_line_is_the_one_that_writes() -> None:
+def test_error_cites_the_line_that_writes() -> None:
     _, core, _ = attribute()
     with pytest.raises(StatefulCoreError) as raised:
         trace_step(core, 1, 1, 1, (torch.zeros(4), torch.zeros(4)))
     assert raised.value.location is not None
-    assert raised.value.location.code == "kept.trace = 0.5 * kept.trace + x"
+    assert raised.value.location.code == "memory.trace = 0.5 * memory.trace + x"
 
 
 class Counts(nn.Module):
@@ -290,20 +290,20 @@ def test_other_values_that_a_core_writes_are_restored() -> None:
     assert not core._non_persistent_buffers_set
 
 
-def test_a_core_that_fails_leaves_nothing() -> None:
-    kept = SimpleNamespace(trace=None, count=0)
+def test_core_that_fails_leaves_no_changes() -> None:
+    memory = SimpleNamespace(trace=None, count=0)
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        kept.trace, kept.count = x * 2.0, kept.count + 1
+        memory.trace, memory.count = x * 2.0, memory.count + 1
         raise KeyError("of the user's")
 
     with pytest.raises(KeyError, match="of the user's"):
         trace_step(core, 1, 1, 1, (torch.zeros(4), torch.zeros(4)))
-    assert vars(kept) == {"trace": None, "count": 0}
+    assert vars(memory) == {"trace": None, "count": 0}
 
 
 class Backward(torch.autograd.Function):
-    kept: ClassVar[list[Tensor]] = []
+    memory: ClassVar[list[Tensor]] = []
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -311,19 +311,19 @@ class Backward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        Backward.kept.append(grads[0] * 2.0)
+        Backward.memory.append(grads[0] * 2.0)
         return grads[0] * 2.0
 
 
-def test_a_backward_formula_that_keeps_a_tensor() -> None:
+def test_backward_formula_that_stores_a_tensor_is_refused() -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         out: Tensor = Backward.apply(x)
         return out, v
 
     trace = trace_step(core, 1, 1, 1, (torch.zeros(4), torch.zeros(4)))
-    with pytest.raises(StatefulCoreError, match=r"keeps a tensor in Backward\.kept"):
+    with pytest.raises(StatefulCoreError, match=r"keeps a tensor in Backward\.memory"):
         trace.vjp((True, True), (True, True))
-    assert Backward.kept == []
+    assert Backward.memory == []
 
 
 def pruned(linear: nn.Linear) -> None:
@@ -342,7 +342,7 @@ def squashed(linear: nn.Linear) -> None:
 
 
 @pytest.mark.parametrize("hook", [pruned, normed, squashed])
-def test_forward_pre_hooks_that_set_attributes(hook: Callable[[nn.Linear], None]) -> None:
+def test_attributes_set_by_forward_pre_hooks_are_restored(hook: Callable[[nn.Linear], None]) -> None:
     linear = nn.Linear(4, 4, bias=False)
     hook(linear)
 
@@ -361,7 +361,7 @@ def test_forward_pre_hooks_that_set_attributes(hook: Callable[[nn.Linear], None]
 
 
 @pytest.mark.parametrize("size", [None, 128])
-def test_a_function_that_caches_results_of_tensors(size: int | None) -> None:
+def test_function_that_caches_results_of_tensors_is_refused(size: int | None) -> None:
     w = nn.Parameter(torch.ones(4))
 
     @lru_cache(size)
@@ -373,7 +373,7 @@ def test_a_function_that_caches_results_of_tensors(size: int | None) -> None:
     assert power.cache_info().currsize == 0
 
 
-def test_a_function_that_caches_numbers() -> None:
+def test_function_that_caches_numbers_is_accepted() -> None:
     half = lru_cache(lambda n: n / 2)
     trace = trace_step(lambda x, v: (x * half(3), v), 1, 1, 1, (torch.zeros(4), torch.zeros(4)))
     assert trace.reads.fetch() is not None

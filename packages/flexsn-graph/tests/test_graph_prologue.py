@@ -1,4 +1,4 @@
-"""Values that a core computes from captured tensors alone. If no step can compute them, they precede the loop."""
+"""Values that a core computes only from captured tensors. Operations that a step cannot perform run before the loop."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ from flexsn_graph import (
 )
 
 
-def parameter(*shape: int) -> nn.Parameter:
+def draw_parameter(*shape: int) -> nn.Parameter:
     generator = torch.Generator().manual_seed(0)
     return nn.Parameter(torch.randn(shape, dtype=torch.float64, generator=generator))
 
 
-W, U, SQUARE = parameter(2, 4), parameter(4), parameter(4, 4)
+W, U, SQUARE = draw_parameter(2, 4), draw_parameter(4), draw_parameter(4, 4)
 INDEX = torch.tensor([2])
 TABLE = torch.randn(3, 4, dtype=torch.float64)
 
 
-def arguments() -> tuple[Tensor, Tensor]:
+def draw_arguments() -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
     x, v = torch.randn(2, 4, 4, dtype=torch.float64, generator=generator)
     return x, v
 
 
-def traced(core: Callable[[Tensor, Tensor], Any]) -> StepTrace:
-    return trace_step(core, 1, 1, 1, arguments())
+def make_trace(core: Callable[[Tensor, Tensor], Any]) -> StepTrace:
+    return trace_step(core, 1, 1, 1, draw_arguments())
 
 
 Core = Callable[[Tensor, Tensor], Any]
-# Maps a name to (core, numbers of captured and of lifted tensors).
+# Maps a name to a core, the count of its captured tensors, and the count of its lifted tensors.
 RIGHT: dict[str, tuple[Core, int, int]] = {
     "row": (lambda x, v: (x * W[0], v), 1, 1),
     "two_rows": (lambda x, v: (x * W[0], v * W[1]), 1, 2),
@@ -101,33 +101,33 @@ RIGHT: dict[str, tuple[Core, int, int]] = {
     ]
 )
 @pytest.mark.parametrize("name", RIGHT)
-def test_equals_eager_and_has_its_gradients(name: str) -> None:
+def test_values_and_gradients_equal_eager_mode(name: str) -> None:
     core, captured, lifted = RIGHT[name]
-    trace = check_step(core, arguments(), (1, 1, 1), rtol=1e-15)
+    trace = check_step(core, draw_arguments(), (1, 1, 1), rtol=1e-15)
     assert len(trace.captured) == captured
     assert len(trace.lifted_values) == lifted
     values = trace.lift(trace.captured)
     assert [(tuple(t.shape), t.dtype) for t in values] == [(v.shape, v.dtype) for v in trace.lifted_values]
 
 
-def test_computations_that_a_step_can_do_stay_in_the_step() -> None:
-    """Checks simple operations. They cost nothing in the step, but a kernel launch outside of it."""
+def test_elementwise_operations_remain_in_the_step() -> None:
+    """Checks simple operations, which cost nothing in the step, but would need a kernel launch outside of the step."""
     core: Core = lambda x, v: (x * U.sigmoid() + U.view(4, 1).clamp(0, 1).expand(4, 4).t(), v)  # noqa: E731
-    trace = traced(core)
+    trace = make_trace(core)
     assert trace.captured == (U,)
     assert trace.lifted == (U,)
-    other = parameter(4)
+    other = draw_parameter(4)
     assert trace.lift((other,))[0] is other
 
 
 def test_lift_follows_the_captured_tensors() -> None:
-    w = parameter(2, 4)
+    w = draw_parameter(2, 4)
     core: Core = lambda x, v: (x * w.softmax(0)[1], v)  # noqa: E731
-    trace = traced(core)
+    trace = make_trace(core)
     with torch.no_grad():
         w.mul_(3.0)
-    assert_forward_equal(trace, core, arguments(), rtol=1e-15)
-    other = parameter(2, 4) * 2.0
+    assert_forward_equal(trace, core, draw_arguments(), rtol=1e-15)
+    other = draw_parameter(2, 4) * 2.0
     assert torch.equal(trace.lift([other])[0], other.softmax(0)[1])
 
 
@@ -138,7 +138,7 @@ def test_lift_uses_the_autocast_settings_of_the_trace() -> None:
 
 
 @pytest.mark.parametrize("around", [False, True])
-def test_the_prologue_runs_under_the_autocast_of_the_core(around: bool) -> None:
+def test_prologue_runs_under_the_autocast_of_the_core(around: bool) -> None:
     table = SQUARE.detach().float().requires_grad_()
 
     def core(x: Tensor, v: Tensor) -> Any:
@@ -149,7 +149,7 @@ def test_the_prologue_runs_under_the_autocast_of_the_core(around: bool) -> None:
     x = torch.ones(4, 4)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=around):
         trace = trace_step(core, 1, 1, 1, (x, x))
-        product = table @ table  # autocast may cache the converted parameter, but not that of the trace
+        product = table @ table  # autocast may not use a conversion that it cached during the trace
         assert product.dtype == (torch.bfloat16 if around else torch.float32)
         wide, narrow = sorted(trace.lift(trace.captured), key=lambda t: -t.element_size())
     assert (wide.dtype, narrow.dtype) == (torch.float32, torch.bfloat16)
@@ -163,10 +163,10 @@ def test_only_needed_values_are_computed() -> None:
     calls: list[str] = []
 
     def core(x: Tensor, v: Tensor) -> Any:
-        U.flip(0)  # unused
+        U.flip(0)  # the result is not used
         return x * U.sum(), v
 
-    trace = traced(core)
+    trace = make_trace(core)
 
     class Record(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -179,13 +179,13 @@ def test_only_needed_values_are_computed() -> None:
     assert "aten.flip.default" not in calls
 
 
-def test_where_no_gradient_flows_it_has_none() -> None:
+def test_detached_values_have_no_gradient() -> None:
     def core(x: Tensor, v: Tensor) -> Any:
         with torch.no_grad():
-            fixed = U.sum()
-        return x * fixed + v * W.data.sum(0), v * W.sum(0)
+            detached_sum = U.sum()
+        return x * detached_sum + v * W.data.sum(0), v * W.sum(0)
 
-    trace = check_step(core, arguments(), (1, 1, 1), rtol=1e-15)
+    trace = check_step(core, draw_arguments(), (1, 1, 1), rtol=1e-15)
     assert trace.vjp([True, True], [True] * (2 + len(trace.lifted_values))).gradients.count(None) >= 1
 
 
@@ -203,35 +203,35 @@ class Surrogate(torch.autograd.Function):
         return grads[0] * w.mean(), (grads[0] * x).sum(0)
 
 
-def test_inside_an_autograd_function() -> None:
-    trace = check_step(lambda x, v: (Surrogate.apply(x, U), v), arguments(), (1, 1, 1))
+def test_values_inside_an_autograd_function_are_hoisted() -> None:
+    trace = check_step(lambda x, v: (Surrogate.apply(x, U), v), draw_arguments(), (1, 1, 1))
     assert trace.captured == (U,)
 
 
-def test_a_trace_is_only_valid_for_equal_requires_grad() -> None:
-    w = parameter(2, 4)
+def test_trace_is_only_valid_for_equal_requires_grad() -> None:
+    w = draw_parameter(2, 4)
     core: Core = lambda x, v: (x * w[0], v)  # noqa: E731
-    trace = traced(core)
+    trace = make_trace(core)
     w.requires_grad_(False)
     assert trace.vjp([True, True], [True] * 3).gradients == (0, 1, 2)
     assert trace.vjp([True, True], [True, True, False]).gradients == (0, 1, None)
     assert not w.requires_grad
     w.requires_grad_(True)
-    x, v = arguments()
+    x, v = draw_arguments()
     assert_vjp_equal(trace, core, (x, v), (x, v))
 
 
-def test_a_captured_tensor_that_changed_is_reported() -> None:
-    holder = {"w": parameter(2, 4)}
-    trace = traced(lambda x, v: (x * holder["w"][0], v))
-    holder["w"] = parameter(2, 4)
+def test_changed_captured_tensor_is_reported() -> None:
+    holder = {"w": draw_parameter(2, 4)}
+    trace = make_trace(lambda x, v: (x * holder["w"][0], v))
+    holder["w"] = draw_parameter(2, 4)
     with pytest.raises(CaptureError, match="did not use when it was traced before"):
         trace.vjp([True, True], [True] * 3)
 
 
-def test_a_caller_that_does_not_lift_gets_an_error() -> None:
+def test_caller_without_a_prologue_receives_an_error() -> None:
     with pytest.raises(CaptureError, match=r"(?s)calls sum on captured tensors alone.*test_graph_prologue"):
-        _ = traced(lambda x, v: (x * U.sum(), v)).lifted
+        _ = make_trace(lambda x, v: (x * U.sum(), v)).lifted
 
 
 REFUSED: dict[str, tuple[type[Exception], str, Core]] = {
@@ -248,15 +248,15 @@ REFUSED: dict[str, tuple[type[Exception], str, Core]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused(name: str) -> None:
+def test_operations_that_cannot_be_hoisted_are_refused(name: str) -> None:
     error, op, function = REFUSED[name]
     before = [t.detach().clone() for t in (U, W)]
     with pytest.raises(error, match=op) as caught:
-        traced(lambda x, v: (function(x, v), v))
+        make_trace(lambda x, v: (function(x, v), v))
     assert "test_graph_prologue.py" in str(caught.value)
     assert all(torch.equal(t, old) for t, old in zip((U, W), before, strict=True))
 
 
-def test_a_plain_graph_has_no_prologue() -> None:
+def test_elementwise_graph_has_no_prologue() -> None:
     with pytest.raises(NonPointwiseError, match=r"aten.sum"):
         generate_inference_graph(lambda x: x * U.sum(), (torch.zeros(4),))

@@ -1,4 +1,4 @@
-"""Values that a core reads in Python are recorded by name, left unchanged and compared, or the core is rejected."""
+"""The values that a core reads in Python are recorded by name, restored, and compared later, or the core is refused."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Neuron(nn.Module):
 COLLECTED = 1.5
 
 
-def test_a_collection_of_garbage_is_no_part_of_the_core() -> None:
+def test_reads_during_garbage_collection_are_not_recorded() -> None:
     def collected(phase: str, info: dict[str, int]) -> None:
         assert COLLECTED > 1.0
 
@@ -103,7 +103,7 @@ def test_values_that_the_core_changes_are_named_and_not_compared() -> None:
     assert [place.name for place in reads.changed()] == ["self.tau"]
 
 
-def test_an_equal_object_is_no_change() -> None:
+def test_equal_object_is_no_change() -> None:
     neuron = Neuron()
     reads = trace(neuron).reads
     neuron.tau = float("2.0")
@@ -120,7 +120,7 @@ ALIKE = [(0.0, -0.0), (1, True), (1.0, 1), (float("nan"), 0.0), ("a", b"a"), (1j
 
 
 @pytest.mark.parametrize(("first", "second"), ALIKE)
-def test_values_that_python_takes_for_equal(first: Any, second: Any) -> None:
+def test_values_that_python_considers_equal_are_distinguished(first: Any, second: Any) -> None:
     value = first
 
     def core(x: Tensor, v: Tensor) -> Any:
@@ -141,7 +141,7 @@ def test_values_that_are_never_read_are_not_compared() -> None:
     assert reads.fetch() is not None
 
 
-def test_everything_is_restored() -> None:
+def test_all_writes_are_restored() -> None:
     class Slow(logging.Logger):
         pass
 
@@ -165,7 +165,7 @@ def test_everything_is_restored() -> None:
     assert sys.getprofile() is profile
 
 
-def test_other_threads_read_on() -> None:
+def test_other_threads_can_read_during_a_trace() -> None:
     neuron, errors, stop = Neuron(), [], threading.Event()
 
     def read() -> None:
@@ -191,7 +191,7 @@ TARGET = Neuron()
 
 
 @pytest.mark.parametrize(
-    ("value", "what"),
+    ("value", "description"),
     [
         (random.Random(0), "a random generator"),
         (numpy.random.default_rng(0), "a random generator"),
@@ -205,26 +205,26 @@ TARGET = Neuron()
         (multiprocessing.Value("d", 2.0).get_obj(), "memory of ctypes"),
     ],
 )
-def test_objects_with_hidden_content_are_refused(value: Any, what: str) -> None:
+def test_objects_with_hidden_content_are_refused(value: Any, description: str) -> None:
     holder = Neuron()
     holder.source = value
 
     def core(x: Tensor, v: Tensor) -> Any:
         return holder.source and x, v
 
-    with pytest.raises(CaptureError, match=rf"reads closure variable holder\.source, {what} \("):
+    with pytest.raises(CaptureError, match=rf"reads closure variable holder\.source, {description} \("):
         trace(core)
 
 
 @pytest.mark.parametrize("value", [[0.5] * 20_000, numpy.zeros(100_000), dict.fromkeys(range(20_000))], ids=type)
-def test_values_that_are_too_large_are_refused(value: Any) -> None:
+def test_too_large_values_are_refused(value: Any) -> None:
     holder = Neuron()
     holder.table = value
-    with pytest.raises(CaptureError, match=r"holder\.table has \d+ (elements|bytes).*Make it a tensor"):
+    with pytest.raises(CaptureError, match=r"holder\.table has \d+ (elements|bytes).*make it a tensor"):
         trace(lambda x, v: (x * len(holder.table), v))  # type: ignore[arg-type]
 
 
-def test_default_dtype() -> None:
+def test_changed_default_dtype_is_detected() -> None:
     reads = trace(lambda x, v: (x * 2.0, v)).reads
     torch.set_default_dtype(torch.float64)
     try:
@@ -234,7 +234,7 @@ def test_default_dtype() -> None:
     assert reads.fetch() is not None
 
 
-def test_a_tensor_under_two_names() -> None:
+def test_tensor_with_two_names_is_fetched_by_both() -> None:
     shared = torch.ones(3)
 
     class Tied(nn.Module):
@@ -258,7 +258,7 @@ def test_a_tensor_under_two_names() -> None:
     assert fetched[1] is core.u
 
 
-def test_a_tensor_of_which_only_the_shape_is_read() -> None:
+def test_tensor_whose_shape_alone_is_read_is_not_captured() -> None:
     w = torch.ones(3)
     reads = trace(lambda x, v: (x * w.shape[0], v)).reads
     assert reads.fetch() == ()
@@ -321,11 +321,11 @@ def _attribute_of_a_number() -> Changed:
 
 
 def _state_of_a_partial() -> Changed:
-    def given(value: float) -> float:
+    def identity(value: float) -> float:
         return value
 
-    part: Any = functools.partial(given, 2.0)
-    return part, lambda: part.__setstate__((given, (3.0,), {}, {}))
+    part: Any = functools.partial(identity, 2.0)
+    return part, lambda: part.__setstate__((identity, (3.0,), {}, {}))
 
 
 def _cell() -> Changed:
@@ -375,7 +375,7 @@ FOLLOWED: dict[str, Callable[[], Changed]] = {
 
 
 @pytest.mark.parametrize("name", FOLLOWED)
-def test_where_a_value_can_change_unseen_by_its_function(name: str) -> None:
+def test_changes_outside_of_the_function_are_detected(name: str) -> None:
     read, change = FOLLOWED[name]()
     reads = trace(lambda x, v: (x * read(), v)).reads  # type: ignore[operator]
     assert reads.fetch() is not None
@@ -384,7 +384,7 @@ def test_where_a_value_can_change_unseen_by_its_function(name: str) -> None:
 
 
 class Setting:
-    """A setting of a library. A core reads it, and a test changes it."""
+    """A setting of a library, which a core reads and a test changes."""
 
     def __init__(self, ask: Callable[[], object], values: tuple[Any, Any], put: Callable[[Any], object]) -> None:
         self.ask, self.values, self.put = ask, values, put
@@ -400,7 +400,7 @@ SETTINGS = {
     "os.getenv": Setting(lambda: os.getenv("FLEXSN_TEST_TAU"), ("2.0", "3.0"), _put_environment),
     "math.pi": Setting(lambda: math.pi, (math.pi, 3.0), lambda pi: setattr(math, "pi", pi)),
     "sys.argv": Setting(lambda: "tau" in sys.argv, (sys.argv, ["tau"]), lambda argv: setattr(sys, "argv", argv)),
-    # This does not set the attribute, because torch's own tests forbid this in a process that imports them.
+    # The setter is private, because torch's test utilities forbid assignments to the attribute once they are imported.
     "cudnn": Setting(lambda: torch.backends.cudnn.benchmark, (False, True), torch._C._set_cudnn_benchmark),
     "deterministic": Setting(
         lambda: torch.are_deterministic_algorithms_enabled(), (False, True), torch.use_deterministic_algorithms
@@ -413,7 +413,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_setting_of_a_library_is_followed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_setting_of_a_library_is_followed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     setting = SETTINGS[name]
     monkeypatch.setenv("FLEXSN_TEST_TAU", "2.0")
     threads = torch.get_num_threads()
@@ -454,7 +454,7 @@ ONCE: dict[str, Callable[[Tensor], object]] = {
 
 
 @pytest.mark.parametrize("name", ONCE)
-def test_values_that_are_read_once_are_named_with_their_line(name: str) -> None:
+def test_values_that_can_only_be_read_once_are_named_with_their_line(name: str) -> None:
     ask = ONCE[name]
     once = trace(lambda x, v: (x * (2.0 if ask(x) is None else 3.0), v)).reads.once()
     assert list(once) == [name]
@@ -464,7 +464,7 @@ def test_values_that_are_read_once_are_named_with_their_line(name: str) -> None:
     assert location.line == ask.__code__.co_firstlineno
 
 
-def test_values_that_a_library_reads_for_itself_are_not_named() -> None:
+def test_reads_inside_of_a_library_are_not_named() -> None:
     reads = trace(lambda x, v: (nn.functional.silu(x) * math.exp(len([W])) + x.clone().mul_(W), v)).reads
     assert not reads.once()
     assert "closure variable with_results" not in reads.constants()
@@ -479,7 +479,7 @@ def started() -> bool:
     return True
 
 
-def test_a_generator_that_the_core_makes_of_a_seed_draws_alike_at_each_call() -> None:
+def test_generator_with_a_seed_inside_the_core_is_accepted() -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         draw = random.Random(3)
         return x * draw.choice([draw.random(), draw.uniform(1.0, 2.0)]), v

@@ -101,12 +101,12 @@ CASES: dict[str, tuple[type[UnsupportedCoreError], str, Function]] = {
     "complex_number": (ComplexDtypeError, "aten.mul", lambda x, v: (x * 1j).imag),
     "cond": (UnsupportedCoreError, "cond", lambda x, v: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))),
 }
-# The message names the ops of which these consist, which are one or two lines earlier.
+# These functions consist of other ops, whose names the message contains.
 OTHER_OP = {"expand_transposed": "aten.diagonal", "cat": "aten.(slice|cat)"}
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_refused_by_name_and_line(name: str) -> None:
+def test_refusal_names_the_op_and_the_line(name: str) -> None:
     error, op, function = CASES[name]
     before = (W.detach().clone(), NORM.running_mean, NORM.num_batches_tracked)
     x, v = torch.ones(3, 3), torch.zeros(3, 3)
@@ -128,7 +128,7 @@ def test_refused_by_name_and_line(name: str) -> None:
     assert torch.equal(NORM.running_mean, torch.zeros(3))  # type: ignore[arg-type]
 
 
-def test_location_has_the_line_itself() -> None:
+def test_location_contains_the_text_of_the_line() -> None:
     with pytest.raises(NonPointwiseError) as caught:
         generate_inference_graph(set_mask, (torch.ones(3, 3), torch.zeros(3, 3)))
     assert caught.value.location is not None
@@ -136,7 +136,7 @@ def test_location_has_the_line_itself() -> None:
     assert caught.value.location.code == "h[h > 0] = v[h > 0]  # refused here"
 
 
-def test_channel_shuffle_keeps_the_shape_and_is_refused() -> None:
+def test_channel_shuffle_is_refused() -> None:
     x = torch.zeros(1, 4, 2, 2)
     for function in (
         lambda x: nn.functional.channel_shuffle(x, 2),
@@ -146,7 +146,7 @@ def test_channel_shuffle_keeps_the_shape_and_is_refused() -> None:
             trace_step(function, 1, 0, 1, (x,))
 
 
-def test_complex_arguments_and_captured_tensors() -> None:
+def test_complex_arguments_and_captured_tensors_are_refused() -> None:
     z = torch.zeros(3, dtype=torch.complex64)
     with pytest.raises(ComplexDtypeError, match=r"example 1 is torch.complex64"):
         trace_step(lambda x, z: (x, z), 1, 1, 1, (torch.zeros(3), z))
@@ -154,8 +154,8 @@ def test_complex_arguments_and_captured_tensors() -> None:
         trace_step(lambda x: x * z.abs(), 1, 0, 1, (torch.zeros(3),))
 
 
-def test_an_input_that_moves_its_positions() -> None:
-    """Tests an input `[3]` of a step `[3, 3]`. It lies along the last axis, so a read along the first axis moves it."""
+def test_input_whose_elements_are_moved_is_refused() -> None:
+    """Tests an input `[3]` of a step `[3, 3]`. A read of the input along the first axis moves it."""
     b, x = torch.zeros(3), torch.zeros(3, 3)
     with pytest.raises(NonPointwiseError, match=r"aten.unsqueeze.default moves elements"):
         trace_step(lambda b, x: x * b[:, None], 2, 0, 1, (b, x))
@@ -165,7 +165,7 @@ def test_an_input_that_moves_its_positions() -> None:
         trace_step(lambda b, x: b.expand(3, 3).t() + 0.0, 2, 0, 1, (b, x))
 
 
-def test_an_input_that_does_not_broadcast_to_the_step() -> None:
+def test_input_that_does_not_broadcast_to_the_step_is_refused() -> None:
     long, x = torch.zeros(6), torch.zeros(2, 3)
     with pytest.raises(NonPointwiseError, match=r"aten.view.default uses .* of shape \[6\]") as caught:
         trace_step(lambda y, x: x + y.view(2, 3), 2, 0, 1, (long, x))

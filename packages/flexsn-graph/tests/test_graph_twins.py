@@ -1,4 +1,4 @@
-"""Traces that cores with equal code share: the conditions for a twin, and the differences that exclude one."""
+"""Cores with equal code (twins) share a trace, unless they differ in a way that affects the trace."""
 
 from __future__ import annotations
 
@@ -145,13 +145,13 @@ TWINS: dict[str, Callable[..., Core]] = {
 }
 
 
-def traced(core: Core) -> StepTrace | RecurrentTrace:
+def make_trace(core: Core) -> StepTrace | RecurrentTrace:
     trace = trace_core(core, 1, 1, 1, (torch.zeros(5, 7), torch.zeros(5, 7)))
     assert isinstance(trace, StepTrace | RecurrentTrace)
     return trace
 
 
-def described(trace: StepTrace | RecurrentTrace) -> str:
+def describe(trace: StepTrace | RecurrentTrace) -> str:
     if isinstance(trace, StepTrace):
         return str(trace.forward.graph)
     return "\n".join(str(stage.graph.graph) for stage in trace.forward.stages)
@@ -160,23 +160,23 @@ def described(trace: StepTrace | RecurrentTrace) -> str:
 @pytest.mark.parametrize("name", TWINS)
 def test_another_instance_shares_the_trace(name: str) -> None:
     first, second = TWINS[name](), TWINS[name]()
-    trace = traced(first)
+    trace = make_trace(first)
     twin = trace.of_twin(second)
     assert twin is not None
-    assert described(twin) == described(traced(second))
+    assert describe(twin) == describe(make_trace(second))
     assert twin.forward is trace.forward
-    expected = traced(second).captured
+    expected = make_trace(second).captured
     assert len(twin.captured) == len(expected) == len(trace.captured)
-    for mine, one, others in zip(twin.captured, expected, trace.captured, strict=True):
-        assert mine is one
-        assert mine is not others
+    for tensor, own_tensor, first_tensor in zip(twin.captured, expected, trace.captured, strict=True):
+        assert tensor is own_tensor
+        assert tensor is not first_tensor
     assert twin.reads.fetch() is not None
 
 
 @pytest.mark.parametrize("name", [name for name in TWINS if name not in ("recurrent", "default")])
 def test_values_that_a_twin_reads_are_followed(name: str) -> None:
     first, second = TWINS[name](), TWINS[name]()
-    twin = traced(first).of_twin(second)
+    twin = make_trace(first).of_twin(second)
     assert twin is not None
     change(first)
     assert twin.reads.fetch() is not None, "the twin depends on a number of the first instance"
@@ -201,27 +201,27 @@ def change(core: Any) -> None:
 
 @pytest.mark.long(all_but=["recurrent", "closure"])
 @pytest.mark.parametrize("name", ["module", "closure", "recurrent"])
-def test_vjps_of_a_twin_are_its_own(name: str) -> None:
+def test_twin_has_its_own_vjps(name: str) -> None:
     first, second = TWINS[name](), TWINS[name]()
-    trace = traced(first)
+    trace = make_trace(first)
     twin = trace.of_twin(second)
     assert twin is not None
     change(first) if name != "recurrent" else setattr(first, "scale", 3.0)
     required = [True] * (2 + len(twin.lifted_values))
-    own = traced(second)
-    actual, expected = twin.vjp((True, True), required), own.vjp((True, True), required)
+    retraced = make_trace(second)
+    actual, expected = twin.vjp((True, True), required), retraced.vjp((True, True), required)
     assert [str(p) for p in actual.arguments] == [str(p) for p in expected.arguments]
     assert str(getattr(actual, "graph", actual)) == str(getattr(expected, "graph", expected)) or name == "recurrent"
 
 
-def test_a_twin_holds_nothing_of_the_first_instance() -> None:
+def test_twin_does_not_keep_the_first_instance_alive() -> None:
     first, second = Neuron(), Neuron()
-    twin = traced(first).of_twin(second)
+    twin = make_trace(first).of_twin(second)
     assert twin is not None
-    gone = weakref.ref(first)
+    reference = weakref.ref(first)
     del first
     gc.collect()
-    assert gone() is None
+    assert reference() is None
 
 
 def altered(change: Callable[[Neuron], object]) -> Core:
@@ -239,8 +239,8 @@ def two_places() -> tuple[Core, Core]:
     def make(a: Tensor, b: Tensor) -> Core:
         return lambda x, v: (x * a, v * b + x)
 
-    one = torch.ones(7)
-    return make(torch.ones(7), torch.ones(7)), make(one, one)
+    shared = torch.ones(7)
+    return make(torch.ones(7), torch.ones(7)), make(shared, shared)
 
 
 def among_all() -> tuple[Core, Core]:
@@ -260,28 +260,28 @@ def among_all() -> tuple[Core, Core]:
 OTHERS: dict[str, Callable[[], tuple[Core, Core]]] = {
     "a number": lambda: (Neuron(0.5), Neuron(0.25)),
     "a flag": lambda: (Neuron(hard=True), Neuron(hard=False)),
-    "a number of the backward alone": lambda: (Neuron(alpha=2.0), Neuron(alpha=3.0)),
+    "a number that only the backward reads": lambda: (Neuron(alpha=2.0), Neuron(alpha=3.0)),
     "an element": lambda: (Neuron(), altered(lambda n: n.options.update(levels=[1.0, 3.0]))),
     "a length": lambda: (Neuron(), altered(lambda n: n.options["levels"].append(1.0))),
-    "a sign of zero": lambda: (closure(0.0), closure(-0.0)),
-    "a type of number": lambda: (closure(1.0), closure(1)),
+    "the sign of zero": lambda: (closure(0.0), closure(-0.0)),
+    "the type of a number": lambda: (closure(1.0), closure(1)),
     "a shape": lambda: (Neuron(), altered(lambda n: setattr(n, "bias", torch.ones(1)))),
     "a dtype": lambda: (Neuron(), altered(lambda n: n.double())),
-    "what requires a gradient": lambda: (Neuron(), altered(lambda n: n.decay.weight.requires_grad_(False))),
+    "a frozen parameter": lambda: (Neuron(), altered(lambda n: n.decay.weight.requires_grad_(False))),
     "strides": lambda: (closure(), closure(weight=torch.ones(14)[::2])),
     "a hook": lambda: (Neuron(), altered(lambda n: n.decay.register_forward_hook(lambda *_: None))),
-    "a method of its own": lambda: (Neuron(), altered(lambda n: setattr(n.decay, "forward", lambda v: v))),
+    "an assigned method": lambda: (Neuron(), altered(lambda n: setattr(n.decay, "forward", lambda v: v))),
     "another class": lambda: (Neuron(), altered(lambda n: setattr(n, "decay", Half()))),
     "a default": lambda: (with_default(0.5), with_default(0.25)),
     "one tensor in two places": two_places,
-    "itself among all": among_all,
+    "an instance in a list": among_all,
 }
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_another_core_is_no_twin(name: str) -> None:
+def test_different_core_is_no_twin(name: str) -> None:
     first, second = OTHERS[name]()
-    assert traced(first).of_twin(second) is None
+    assert make_trace(first).of_twin(second) is None
 
 
 def by_identity() -> tuple[Core, Core]:
@@ -338,9 +338,9 @@ def by_cache() -> tuple[Core, Core]:
 
 
 @pytest.mark.parametrize("make", [by_identity, by_hash, by_key, by_clock, by_cache])
-def test_a_core_that_distinguishes_objects_has_no_twin(make: Callable[[], tuple[Core, Core]]) -> None:
+def test_core_that_distinguishes_objects_has_no_twin(make: Callable[[], tuple[Core, Core]]) -> None:
     first, second = make()
-    assert traced(first).of_twin(second) is None
+    assert make_trace(first).of_twin(second) is None
 
 
 class BySize(torch.autograd.Function):
@@ -364,7 +364,7 @@ OF_ONE_SIZE: dict[str, Callable[[], Core]] = {
     "numel()": lambda: lambda x, v: (x, v + x / x.numel()),
     "torch.numel": lambda: lambda x, v: (x, v + x / torch.numel(x)),
     "stride": lambda: lambda x, v: (x, v + x * x.stride(0)),
-    "the shape of what is computed": lambda: lambda x, v: (x, v + x * (x + v).shape[0]),
+    "the shape of a computed value": lambda: lambda x, v: (x, v + x * (x + v).shape[0]),
     "a view of this size": lambda: lambda x, v: (x, v + x.view(5, 7)),
     "a constant of this size": lambda: lambda x, v: (x, v + x * torch.ones(5, 1)),
     "a constant of each size": lambda: lambda x, v: (x, v + x * x.new_ones(x.size(0), 1)),
@@ -383,40 +383,42 @@ OF_ANY_SIZE: dict[str, Callable[[], Core]] = {
 }
 
 
-def of_batch(trace: StepTrace | RecurrentTrace, batch: int) -> StepTrace | RecurrentTrace | None:
+def resize_batch(trace: StepTrace | RecurrentTrace, batch: int) -> StepTrace | RecurrentTrace | None:
     value = StepValue((batch, 7), torch.float32)
     return trace.of_batch([value], [value])
 
 
-def wanted(trace: StepTrace | RecurrentTrace) -> list[bool]:
+def require_all(trace: StepTrace | RecurrentTrace) -> list[bool]:
     return [True] * (2 + len(trace.lifted_values))
 
 
 @pytest.mark.long(all_but=["recurrent", "module", "closure", "like", "a captured row"])
 @pytest.mark.parametrize("name", OF_ANY_SIZE)
-def test_a_trace_serves_other_batch_sizes(name: str) -> None:
+def test_trace_serves_other_batch_sizes(name: str) -> None:
     core = OF_ANY_SIZE[name]()
-    trace = traced(core)
-    larger = of_batch(trace, 6)
+    trace = make_trace(core)
+    larger = resize_batch(trace, 6)
     assert larger is not None
-    own = trace_core(core, 1, 1, 1, (torch.zeros(6, 7), torch.zeros(6, 7)))
+    retraced = trace_core(core, 1, 1, 1, (torch.zeros(6, 7), torch.zeros(6, 7)))
     assert (larger.step_shape, larger.inputs, larger.states, larger.outputs) == (
-        *(own.step_shape, own.inputs, own.states, own.outputs),
+        *(retraced.step_shape, retraced.inputs, retraced.states, retraced.outputs),
     )
-    assert isinstance(own, StepTrace | RecurrentTrace)
-    assert described(larger) == described(own)
+    assert isinstance(retraced, StepTrace | RecurrentTrace)
+    assert describe(larger) == describe(retraced)
     if isinstance(larger, RecurrentTrace):
-        assert isinstance(own, RecurrentTrace)
+        assert isinstance(retraced, RecurrentTrace)
         assert isinstance(trace, RecurrentTrace)
-        assert parts(larger.forward) == parts(own.forward)
-        vjp = trace.vjp((True, True), wanted(trace))
+        assert list_sizes(larger.forward) == list_sizes(retraced.forward)
+        vjp = trace.vjp((True, True), require_all(trace))
         assert is_of_any_batch(vjp, trace.step_shape, [v.shape for v in trace.lifted_values])
-        assert parts(resized(vjp, 5, 6)) == parts(own.vjp((True, True), wanted(own)))
-        assert parts(larger.vjp((True, True), wanted(larger))) == parts(own.vjp((True, True), wanted(own)))
+        assert list_sizes(resized(vjp, 5, 6)) == list_sizes(retraced.vjp((True, True), require_all(retraced)))
+        assert list_sizes(larger.vjp((True, True), require_all(larger))) == list_sizes(
+            retraced.vjp((True, True), require_all(retraced))
+        )
 
 
-def parts(staged: StagedStep) -> list[object]:
-    """Returns sizes and shapes in a staged step."""
+def list_sizes(staged: StagedStep) -> list[object]:
+    """Returns the sizes and shapes of a staged step."""
     actual: list[object] = [dict(staged.values), staged.terms]
     for part in staged.parts:
         writes = part.writes if isinstance(part, Stage) else (part.result, part.factor_shapes)
@@ -425,19 +427,19 @@ def parts(staged: StagedStep) -> list[object]:
 
 
 @pytest.mark.parametrize("name", OF_ONE_SIZE)
-def test_a_core_that_depends_on_sizes_is_traced_for_each(name: str) -> None:
-    trace = traced(OF_ONE_SIZE[name]())
+def test_core_that_depends_on_sizes_is_traced_for_each_size(name: str) -> None:
+    trace = make_trace(OF_ONE_SIZE[name]())
     assert isinstance(trace, StepTrace)
-    trace.vjp((True, True), wanted(trace))
-    assert of_batch(trace, 6) is None
+    trace.vjp((True, True), require_all(trace))
+    assert resize_batch(trace, 6) is None
 
 
 @pytest.mark.parametrize("batch", [0, 1])
-def test_sizes_that_broadcast_are_other_traces(batch: int) -> None:
-    assert of_batch(traced(Neuron()), batch) is None
+def test_sizes_that_broadcast_have_separate_traces(batch: int) -> None:
+    assert resize_batch(make_trace(Neuron()), batch) is None
 
 
-def test_an_input_that_broadcasts_stays_as_it_is() -> None:
+def test_broadcast_input_keeps_its_size() -> None:
     trace = trace_core(Neuron(), 1, 1, 1, (torch.zeros(7), torch.zeros(5, 7)))
     row, value = StepValue((7,), torch.float32), StepValue((6, 7), torch.float32)
     larger = trace.of_batch([row], [value])
@@ -448,10 +450,10 @@ def test_an_input_that_broadcasts_stays_as_it_is() -> None:
     assert trace.of_batch([row], [StepValue((6, 7), torch.float64)]) is None
 
 
-def test_a_trace_of_a_frozen_tensor_is_not_one_of_a_trained_one() -> None:
+def test_trace_of_a_frozen_tensor_does_not_serve_a_trained_tensor() -> None:
     core = Neuron()
     core.decay.weight.requires_grad_(False)
-    trace = traced(core)
+    trace = make_trace(core)
     core.decay.weight.requires_grad_()
     assert trace.of_twin(core) is None
     core.decay.weight.requires_grad_(False)

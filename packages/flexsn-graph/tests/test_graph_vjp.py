@@ -39,7 +39,7 @@ READS: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = {
 
 @pytest.mark.long(all_but=["one", "view", "none_index", "expand", "transposed", "flat", "after_a_function"])
 @pytest.mark.parametrize("read", READS)
-def test_captured_parameter(read: str) -> None:
+def test_captured_parameter_has_autograds_gradient(read: str) -> None:
     shape, function = READS[read]
     torch.manual_seed(0)
     core = PLIF(torch.randn(shape, dtype=torch.float64), function)
@@ -49,7 +49,7 @@ def test_captured_parameter(read: str) -> None:
     assert trace.lifted[0] is core.w
 
 
-def test_captured_parameter_that_is_not_contiguous() -> None:
+def test_parameter_that_is_not_contiguous_has_autograds_gradient() -> None:
     torch.manual_seed(0)
     core = PLIF(torch.randn(4, 2, 3, dtype=torch.float64).permute(2, 0, 1)[:, :, 1], lambda w: w[:, :, None])
     assert not core.w.is_contiguous()
@@ -59,7 +59,7 @@ def test_captured_parameter_that_is_not_contiguous() -> None:
 
 @pytest.mark.long(all_but=["shape0", "shape3", "shape5"])
 @pytest.mark.parametrize("shape", [(), (1,), (4,), (3, 1), (1, 4), (1, 1, 3, 4)])
-def test_input_smaller_than_the_step(shape: tuple[int, ...]) -> None:
+def test_gradient_of_a_broadcast_input_has_the_steps_shape(shape: tuple[int, ...]) -> None:
     """Checks that the gradient has the step's shape, from which the sum to the input's shape is computed."""
     torch.manual_seed(0)
     small = torch.randn(shape, dtype=torch.float64)
@@ -73,32 +73,34 @@ def test_input_smaller_than_the_step(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (2, 1), (1, 3), (1,), ()])
-def test_step_with_sizes_of_one(shape: tuple[int, ...]) -> None:
+def test_steps_with_sizes_of_one_have_autograds_gradients(shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     core = PLIF(torch.randn(shape, dtype=torch.float64), lambda w: w * 1.5)
     x, v = torch.randn(2, *shape, dtype=torch.float64)
     check_step(core, (x, v), (1, 1, 1), rtol=1e-14)
 
 
-@pytest.mark.long(all_but=["wanted7-cotangents0", "wanted3-cotangents2", "wanted5-cotangents1", "wanted0-cotangents3"])
+@pytest.mark.long(
+    all_but=["required7-cotangents0", "required3-cotangents2", "required5-cotangents1", "required0-cotangents3"]
+)
 @pytest.mark.parametrize("cotangents", list(itertools.product([True, False], repeat=2)))
-@pytest.mark.parametrize("wanted", list(itertools.product([True, False], repeat=3)))
-def test_masks(cotangents: tuple[bool, ...], wanted: tuple[bool, ...]) -> None:
+@pytest.mark.parametrize("required", list(itertools.product([True, False], repeat=3)))
+def test_gradients_exist_exactly_as_required(cotangents: tuple[bool, ...], required: tuple[bool, ...]) -> None:
     torch.manual_seed(0)
     core = PLIF(torch.randn(3, dtype=torch.float64))
     x, v, *grads = torch.randn(4, 2, 3, dtype=torch.float64)
     trace = trace_step(core, 1, 1, 1, (x, v))
-    given = [g if is_present else None for g, is_present in zip(grads, cotangents, strict=True)]
-    reference = eager_vjp(core, (x, v), trace.lifted, given)
-    actual = run_vjp(trace, (x, v), given, wanted)
-    for want, one, other in zip(wanted, actual, reference, strict=True):
-        assert (one is None) == (not want or not any(cotangents))
-        if one is not None and other is not None:
-            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    weights = [g if is_present else None for g, is_present in zip(grads, cotangents, strict=True)]
+    reference = eager_vjp(core, (x, v), trace.lifted, weights)
+    actual = run_vjp(trace, (x, v), weights, required)
+    for is_required, ours, theirs in zip(required, actual, reference, strict=True):
+        assert (ours is None) == (not is_required or not any(cotangents))
+        if ours is not None and theirs is not None:
+            torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
-def test_all_eight_cotangent_masks_of_two_outputs_and_a_state() -> None:
-    """Also tests the last mask, with which no gradient is present and nothing is computed."""
+def test_all_masks_of_cotangents_have_autograds_gradients() -> None:
+    """Also tests the mask without any cotangent, with which nothing is computed."""
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         s, v = lif_core()(x, v)
@@ -107,8 +109,8 @@ def test_all_eight_cotangent_masks_of_two_outputs_and_a_state() -> None:
     x, v, *grads = torch.randn(5, 4, dtype=torch.float64)
     trace = trace_step(core, 1, 1, 2, (x, v))
     for mask in itertools.product([True, False], repeat=3):
-        given = [g if is_present else None for g, is_present in zip(grads, mask, strict=True)]
-        assert_vjp_equal(trace, core, (x, v), given)
+        cotangents = [g if is_present else None for g, is_present in zip(grads, mask, strict=True)]
+        assert_vjp_equal(trace, core, (x, v), cotangents)
         placeholders = [n.name for n in trace.vjp(mask, [True, True]).graph.nodes if n.op == "placeholder"]
         names = ["grad_output_0", "grad_output_1", "grad_state_0"]
         assert placeholders[2:] == [name for name, is_present in zip(names, mask, strict=True) if is_present]
@@ -117,12 +119,12 @@ def test_all_eight_cotangent_masks_of_two_outputs_and_a_state() -> None:
 
 def test_gradients_that_are_not_required_are_not_computed() -> None:
     trace = trace_step(PLIF(torch.zeros(3)), 1, 1, 1, (torch.zeros(2, 3), torch.zeros(2, 3)))
-    whole = len(trace.vjp([True, True], [True, True, True]).graph.nodes)
+    complete = len(trace.vjp([True, True], [True, True, True]).graph.nodes)
     without_parameter = len(trace.vjp([True, True], [True, True, False]).graph.nodes)
     without_output = len(trace.vjp([False, True], [True, True, True]).graph.nodes)
     nothing = [n for n in trace.vjp([True, True], [False] * 3).graph.nodes if n.op == "call_function"]
-    assert without_parameter < whole
-    assert without_output < whole
+    assert without_parameter < complete
+    assert without_output < complete
     assert nothing == []
 
 
@@ -140,7 +142,7 @@ def test_gradients_that_are_always_zero_are_absent() -> None:
     assert_vjp_equal(trace, core, (x, y, z, n, v), (g, h))
 
 
-def test_results_that_no_gradient_can_flow_through() -> None:
+def test_results_without_a_gradient_are_not_differentiable() -> None:
     trace = trace_step(lambda x, v: (x > v, v * x), 1, 1, 1, (torch.zeros(3), torch.zeros(3)))
     assert trace.differentiable == (False, True)
     frozen = torch.zeros(3)
@@ -150,7 +152,7 @@ def test_results_that_no_gradient_can_flow_through() -> None:
     assert trace.vjp([True, True], [True] * 3).gradients == (None, 0, None)
 
 
-def test_results_that_alias() -> None:
+def test_aliased_results_have_autograds_gradients() -> None:
     w = torch.nn.Parameter(torch.randn(4, dtype=torch.float64))
     cores: list[Callable[..., tuple[Tensor, ...]]] = [
         lambda x, v: (x + v,) * 2,
@@ -173,13 +175,13 @@ def test_half_precision_gradients_round_as_autograd_does() -> None:
         assert_vjp_equal(trace, lif_core(), (x, v), (g, h), tolerance=0.0)
 
 
-def test_masks_of_the_wrong_length() -> None:
+def test_masks_of_wrong_lengths_are_refused() -> None:
     trace = trace_step(lif_core(), 1, 1, 1, (torch.zeros(3), torch.zeros(3)))
     with pytest.raises(RequiresGradError, match=r"masks for 1 results and 3 arguments.*2 results and 2 arg"):
         trace.vjp([True], [True] * 3)
 
 
-def test_a_core_without_a_derivative_still_serves_inference() -> None:
+def test_core_without_a_derivative_serves_inference() -> None:
     def core(x: Tensor) -> Tensor:
         return torch.heaviside(x, torch.tensor(1.0))
 
@@ -208,7 +210,7 @@ LOGITS: dict[str, Callable[..., Tensor]] = {
 )
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", LOGITS)
-def test_logit_and_cross_entropy_at_special_values(name: str, dtype: torch.dtype) -> None:
+def test_logit_and_cross_entropy_equal_eager_mode_at_special_values(name: str, dtype: torch.dtype) -> None:
     """Tests infinity. Torch's decomposition of the cross entropy returns NaN there, and eager mode returns infinity."""
     special = [0.0, 1.0, 0.5, 0.25, 2.0, -1.0, 100.0, -100.0, float("inf"), float("-inf")]
     if name != "logit_eps":  # in eager mode, NaN depends on the element's position in memory
@@ -220,7 +222,7 @@ def test_logit_and_cross_entropy_at_special_values(name: str, dtype: torch.dtype
     tolerance = {torch.float64: 1e-14, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
     actual, expected = run_forward(trace, (x, t))[0], core(x, t)
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
-    for one, other in zip(run_vjp(trace, (x, t), [ones]), eager_vjp(core, (x, t), (), [ones]), strict=True):
-        if other is not None:
-            assert one is not None
-            torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance, equal_nan=True)
+    for ours, theirs in zip(run_vjp(trace, (x, t), [ones]), eager_vjp(core, (x, t), (), [ones]), strict=True):
+        if theirs is not None:
+            assert ours is not None
+            torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance, equal_nan=True)

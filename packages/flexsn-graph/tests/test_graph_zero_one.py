@@ -18,37 +18,37 @@ def above(x: Tensor) -> Tensor:
 YES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "a comparison": lambda x, v: above(x),
     "a flag": lambda x, v: x > v,
-    "one of flags": lambda x, v: ((x > v) | ~(v < 0)).float(),
+    "a combination of flags": lambda x, v: ((x > v) | ~(v < 0)).float(),
     "a product": lambda x, v: above(x) * above(v),
-    "what is left": lambda x, v: 1 - above(x),
+    "a complement": lambda x, v: 1 - above(x),
     "a selection": lambda x, v: torch.where(x * v > 0.3, above(x), 1.0 - above(v)),
-    "of numbers": lambda x, v: torch.where(x > v, 1.0, 0.0),
-    "the larger": lambda x, v: torch.maximum(above(x), torch.minimum(above(v), above(x - v))),
+    "a selection of 1 and 0": lambda x, v: torch.where(x > v, 1.0, 0.0),
+    "a maximum": lambda x, v: torch.maximum(above(x), torch.minimum(above(v), above(x - v))),
     "another dtype": lambda x, v: above(x).double(),
-    "nothing": lambda x, v: torch.zeros_like(x),
+    "zeros": lambda x, v: torch.zeros_like(x),
 }
 NO: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "an argument": lambda x, v: v,
     "a sum": lambda x, v: above(x) + above(v),
-    "scaled": lambda x, v: 2 * above(x),
-    "what is left of 2": lambda x, v: 2 - above(x),
+    "a multiple": lambda x, v: 2 * above(x),
+    "a difference from 2": lambda x, v: 2 - above(x),
     "a sign": lambda x, v: torch.sign(x),
     "a selection": lambda x, v: torch.where(x > v, above(x), v),
-    "of other numbers": lambda x, v: torch.where(x > v, 1.0, 0.5),
-    "the larger": lambda x, v: torch.maximum(above(x), x),
+    "a selection of 1 and 0.5": lambda x, v: torch.where(x > v, 1.0, 0.5),
+    "a maximum": lambda x, v: torch.maximum(above(x), x),
 }
 
 
-def made_of(function: Callable[[Tensor, Tensor], Tensor]) -> object:
+def find_reason(function: Callable[[Tensor, Tensor], Tensor]) -> object:
     examples = torch.empty(3, 4), torch.empty(3, 4)
     return not_zero_one(trace_step(lambda x, v: (x, function(x, v), v), 1, 1, 2, examples).forward, 1)
 
 
-@pytest.mark.parametrize("what", YES)
-def test_zeros_and_ones(what: str) -> None:
-    assert made_of(YES[what]) is None
+@pytest.mark.parametrize("name", YES)
+def test_results_of_zeros_and_ones_are_recognized(name: str) -> None:
+    assert find_reason(YES[name]) is None
 
 
-@pytest.mark.parametrize("what", NO)
-def test_others(what: str) -> None:
-    assert made_of(NO[what]) is not None
+@pytest.mark.parametrize("name", NO)
+def test_other_results_are_not_recognized(name: str) -> None:
+    assert find_reason(NO[name]) is not None

@@ -1,4 +1,4 @@
-"""Fixtures for tests of this package alone, independent of the other imports of the process."""
+"""A fixture for tests of this package alone, whatever other packages the process has imported."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Removes all registered lowerings, except for those of the test itself."""
+    """Removes the lowerings that were registered before the test."""
     monkeypatch.setattr("flexsn_hop.lowering._lowering._registered", [])

@@ -110,7 +110,7 @@ def two_by_two_core(spike: Spike) -> Core:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A core and its counts. ``lifted`` contains the shapes of its lifted tensors."""
+    """A core, the counts of its inputs, states and outputs, and the shapes of its lifted tensors (``lifted``)."""
 
     name: str
     make: Callable[[Spike], Core]
@@ -165,7 +165,7 @@ CASES = [
 def value_and_gradients(
     run: Callable[..., Sequence[torch.Tensor]], arguments: Sequence[torch.Tensor], seed: int = 1
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Returns results of ``run(*arguments)``, and the gradients of a random weighting of all of them."""
+    """Returns the results of ``run(*arguments)``, and the gradients of a sum of all results with random weights."""
     leaves = [argument.detach().clone().requires_grad_(argument.requires_grad) for argument in arguments]
     results = list(run(*leaves))
     generator = torch.Generator().manual_seed(seed)

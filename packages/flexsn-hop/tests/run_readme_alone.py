@@ -1,9 +1,9 @@
-"""Runs the python blocks of a README. Imports are possible only from the named folders.
+"""Runs the Python blocks of a README, which can only import from the given folders.
 
     python -I -S run_readme_alone.py README FOLDER...
 
 `-I` hides PYTHONPATH and the current folder. `-S` hides site-packages and its `.pth` files, and thus the packages that
-are installed from their folders. The script prints the number of blocks, and the siblings of the package that it found.
+are installed from their folders. The script prints the number of blocks and the imported siblings.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ SIBLINGS = ("flexsn_graph", "flexsn_codegen", "flexsn_runtime", "flexsn_nn")
 def main() -> None:
     readme, *folders = sys.argv[1:]
     sys.path += folders
-    # Packages that are installed as wheels are in site-packages itself, so siblings must be hidden there, too.
+    # Siblings that are installed as wheels are in the folder site-packages, so their import must be blocked.
     for name in SIBLINGS:
         sys.modules[name] = None  # type: ignore[assignment]
-    actual = []
+    imported = []
     for name in SIBLINGS:
         try:
             importlib.import_module(name)
-            actual.append(name)
+            imported.append(name)
         except ImportError:
             pass
     module = ModuleType("readme")
@@ -35,7 +35,7 @@ def main() -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", Path(readme).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     for block in blocks:
         exec(compile(block, readme, "exec", dont_inherit=True), module.__dict__)
-    print(len(blocks), actual)
+    print(len(blocks), imported)
 
 
 if __name__ == "__main__":

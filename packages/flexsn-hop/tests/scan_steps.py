@@ -1,4 +1,4 @@
-"""Recurrences for the tests of `scan`, and the loop with which they are compared."""
+"""Recurrences for the tests of `scan`, and a loop as the reference."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def moving_average(mean: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class MinimalGRU(torch.nn.Module):
-    """A cell with one gate and matrices. It returns the state, and a summary of the state in another shape."""
+    """A cell with one gate and matrices, which returns the state, and a summary of the state with another shape."""
 
     def __init__(self, inputs: int = 3, hidden: int = 4) -> None:
         super().__init__()

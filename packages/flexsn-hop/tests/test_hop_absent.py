@@ -1,4 +1,4 @@
-"""Absent gradients are also absent in a compiled scan's backward, so that no zero meets an infinite derivative."""
+"""A compiled scan's backward omits absent gradients, so that no zero is multiplied by an infinite derivative."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ CORES: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("in_loss", [(True, False, False), (False, True, False), (True, False, True)])
 @pytest.mark.parametrize("steps", [1, 2, 5])
 @pytest.mark.parametrize("name", CORES)
-def test_equals_the_loop(name: str, steps: int, in_loss: tuple[bool, ...]) -> None:
+def test_absent_gradients_equal_those_of_the_loop(name: str, steps: int, in_loss: tuple[bool, ...]) -> None:
     assert_equals_the_loop(name, steps, in_loss, "aot_eager")
 
 
 @pytest.mark.long(all_but=["joined"])
 @pytest.mark.parametrize("name", ["passed on", "joined"])
-def test_equals_the_loop_in_compiled_code(name: str) -> None:
+def test_absent_gradients_equal_those_of_the_loop_in_compiled_code(name: str) -> None:
     assert_equals_the_loop(name, 3, (True, False, False), "inductor")
 
 

@@ -1,7 +1,7 @@
-"""Claims of `docs/why-not-torch-scan.md`, which compares PyTorch's own scan of a recurrence with `scan`.
+"""Claims of `docs/why-not-torch-scan.md`, which compares PyTorch's scan with `scan`.
 
-On every version of torch, `scan` is compared with the loop. On the version that the page covers, torch's scan is
-compared with the page's claims.
+With every version of torch, `scan` is compared with the loop. With the version that the page covers, PyTorch's scan is
+compared with the claims of the page.
 """
 
 from __future__ import annotations
@@ -39,43 +39,43 @@ def curved(carry: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     return (carry * x).sin() + x, carry * 2
 
 
-def last(how: Scan, x: Tensor) -> Tensor:
-    carry: Tensor = how(curved, V, x)[0]
+def last(run_scan: Scan, x: Tensor) -> Tensor:
+    carry: Tensor = run_scan(curved, V, x)[0]
     return carry
 
 
-def keys_in_another_order(how: Scan) -> Any:
-    carry, _ = how(lambda c, x: ({"b": c["b"] * 2, "a": c["a"] + x}, None), {"a": V, "b": V + 1}, X)
+def keys_in_another_order(run_scan: Scan) -> Any:
+    carry, _ = run_scan(lambda c, x: ({"b": c["b"] * 2, "a": c["a"] + x}, None), {"a": V, "b": V + 1}, X)
     return carry["a"], carry["b"]
 
 
-def second_derivative(how: Scan) -> Any:
+def second_derivative(run_scan: Scan) -> Any:
     x = X.clone().requires_grad_()
-    (first,) = torch.autograd.grad(last(how, x).sum(), x, create_graph=True)
+    (first,) = torch.autograd.grad(last(run_scan, x).sum(), x, create_graph=True)
     return torch.autograd.grad(first.square().sum(), x)
 
 
-def two_lengths_of_y(how: Scan) -> Any:
-    return how(lambda c, x: (c + x, (c * 2, c.sum())), V, X.t(), dim=1)
+def two_lengths_of_y(run_scan: Scan) -> Any:
+    return run_scan(lambda c, x: (c + x, (c * 2, c.sum())), V, X.t(), dim=1)
 
 
-def no_length(how: Scan) -> Any:
-    return how(lambda c, _: (c * 2, c.clone()), V, None)
+def no_length(run_scan: Scan) -> Any:
+    return run_scan(lambda c, _: (c * 2, c.clone()), V, None)
 
 
-def counter(how: Scan) -> Any:
+def counter(run_scan: Scan) -> Any:
     x = X.clone().requires_grad_()
     init = (V, torch.tensor(0))
-    (_, count), ys = how(lambda c, x: ((c[0] * 0.5 + x, c[1] + 1), (c[0] + x) / (c[1] + 1)), init, x)
+    (_, count), ys = run_scan(lambda c, x: ((c[0] * 0.5 + x, c[1] + 1), (c[0] + x) / (c[1] + 1)), init, x)
     return count, torch.autograd.grad(ys.sum(), x)
 
 
-def dual(how: Scan) -> Any:
+def dual(run_scan: Scan) -> Any:
     with forward_mode.dual_level():
-        return forward_mode.unpack_dual(last(how, forward_mode.make_dual(X, X.clone()))).tangent
+        return forward_mode.unpack_dual(last(run_scan, forward_mode.make_dual(X, X.clone()))).tangent
 
 
-def trained_by_inductor(how: Scan) -> Any:
+def trained_by_inductor(run_scan: Scan) -> Any:
     weight = torch.eye(3).requires_grad_()
 
     def step(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,20 +83,20 @@ def trained_by_inductor(how: Scan) -> Any:
         return h, h.clone()
 
     def loss(x: Tensor) -> Tensor:
-        total: Tensor = how(step, x.new_zeros(1, 3), x[:, None])[1].sum()
+        total: Tensor = run_scan(step, x.new_zeros(1, 3), x[:, None])[1].sum()
         return total
 
-    run = loss if how is looped else torch.compile(loss, fullgraph=True)
+    run = loss if run_scan is looped else torch.compile(loss, fullgraph=True)
     return torch.autograd.grad(run(X), weight)
 
 
-def branch(how: Scan) -> Any:
-    return how(lambda c, x: (c + x if x.sum() > 1 else c * 2, None), V, X)
+def branch(run_scan: Scan) -> Any:
+    return run_scan(lambda c, x: (c + x if x.sum() > 1 else c * 2, None), V, X)
 
 
 @dataclass(frozen=True)
 class Point:
-    """One row of the page: a program, and its outcome with torch's scan: an error's name, "wrong" or "silent"."""
+    """A program of the page. `torchs` is its outcome with PyTorch's scan: an error's name, "wrong" or "silent"."""
 
     run: Callable[[Scan], Any]
     torchs: str
@@ -108,18 +108,22 @@ POINTS = {
     "second derivative": Point(second_derivative, "wrong"),
     "y without the dimension": Point(two_lengths_of_y, "silent"),
     "no length": Point(no_length, "silent"),
-    "y is the carry": Point(lambda how: how(twice_the_same, V, X), CAPTURE),
-    "carry passed on": Point(lambda how: how(lambda c, x: (c, x * 2), V, X), CAPTURE),
-    "x passed on": Point(lambda how: how(lambda c, x: (c + x, x), V, X), CAPTURE),
-    "no carry": Point(lambda how: how(lambda c, x: ((), x.exp()), (), X), "RuntimeError"),
-    "None in the carry": Point(lambda how: how(lambda c, x: ((c[0] + x, None), x), (V, None), X), "RuntimeError"),
-    "None in xs": Point(lambda how: how(lambda c, x: (c + x[0], c * 2), V, (X, None)), "RuntimeError"),
-    "expanded init": Point(lambda how: how(lambda c, x: (c + x, c * 2), torch.zeros(1).expand(3), X), CAPTURE),
+    "y is the carry": Point(lambda run_scan: run_scan(twice_the_same, V, X), CAPTURE),
+    "carry passed on": Point(lambda run_scan: run_scan(lambda c, x: (c, x * 2), V, X), CAPTURE),
+    "x passed on": Point(lambda run_scan: run_scan(lambda c, x: (c + x, x), V, X), CAPTURE),
+    "no carry": Point(lambda run_scan: run_scan(lambda c, x: ((), x.exp()), (), X), "RuntimeError"),
+    "None in the carry": Point(
+        lambda run_scan: run_scan(lambda c, x: ((c[0] + x, None), x), (V, None), X), "RuntimeError"
+    ),
+    "None in xs": Point(lambda run_scan: run_scan(lambda c, x: (c + x[0], c * 2), V, (X, None)), "RuntimeError"),
+    "expanded init": Point(
+        lambda run_scan: run_scan(lambda c, x: (c + x, c * 2), torch.zeros(1).expand(3), X), CAPTURE
+    ),
     "counter in training": Point(counter, "TorchRuntimeError"),
     "forward mode": Point(dual, CAPTURE),
-    "jvp": Point(lambda how: jvp(lambda x: last(how, x), (X,), (X,)), CAPTURE),
-    "grad": Point(lambda how: grad(lambda x: last(how, x).sum())(X), "AssertionError"),
-    "vmap": Point(lambda how: vmap(lambda x: last(how, x))(torch.stack([X, X])), "RuntimeError"),
+    "jvp": Point(lambda run_scan: jvp(lambda x: last(run_scan, x), (X,), (X,)), CAPTURE),
+    "grad": Point(lambda run_scan: grad(lambda x: last(run_scan, x).sum())(X), "AssertionError"),
+    "vmap": Point(lambda run_scan: vmap(lambda x: last(run_scan, x))(torch.stack([X, X])), "RuntimeError"),
     "training by Inductor": Point(trained_by_inductor, "BackendCompilerFailed"),
     "branch on data": Point(branch, CAPTURE),
 }
@@ -128,7 +132,7 @@ REFUSED_HERE = {"y without the dimension": "ys\\[1\\] has 1 dimensions", "no len
 
 @pytest.mark.long(all_but=[name for name in POINTS if name != "training by Inductor"])
 @pytest.mark.parametrize("name", POINTS)
-def test_scan_does_it_as_the_loop(name: str) -> None:
+def test_scan_equals_the_loop_or_refuses(name: str) -> None:
     torch._dynamo.reset()
     if name in REFUSED_HERE:
         with pytest.raises(ValueError, match=REFUSED_HERE[name]):

@@ -1,4 +1,4 @@
-"""The operator under ``torch.compile`` is captured as one node, and equals the eager scan."""
+"""``torch.compile`` captures the operator as one node, whose results equal those of the eager scan."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def fresh_compiler() -> None:
     torch._dynamo.reset()
 
 
-def compiled(run: Run, backend: Any = "aot_eager", dynamic: bool | None = None) -> Run:
+def compile_run(run: Run, backend: Any = "aot_eager", dynamic: bool | None = None) -> Run:
     return torch.compile(run, fullgraph=True, backend=backend, dynamic=dynamic)
 
 
@@ -76,10 +76,10 @@ def test_dynamo_can_capture_here() -> None:
     ],
     ids=["function-sequence", "detach-final"],
 )
-def test_equals_the_eager_scan(case: Case, spike: str, scan: Run, reference: Run) -> None:
+def test_compiled_scan_equals_the_eager_scan(case: Case, spike: str, scan: Run, reference: Run) -> None:
     core = case.make(SPIKES[spike])
     assert_same(
-        compiled(functools.partial(scan, core, *case.counts)),
+        compile_run(functools.partial(scan, core, *case.counts)),
         functools.partial(reference, core, *case.counts),
         case.arguments(5),
     )
@@ -88,36 +88,36 @@ def test_equals_the_eager_scan(case: Case, spike: str, scan: Run, reference: Run
 @pytest.mark.long(all_but=["sequence-33", "final-1"])
 @pytest.mark.parametrize("steps", [1, 2, 33])
 @pairs
-def test_other_lengths(steps: int, scan: Run, reference: Run) -> None:
+def test_sequences_of_other_lengths_equal_the_eager_scan(steps: int, scan: Run, reference: Run) -> None:
     case = CASES[-1]
     core = case.make(function_spike)
     assert_same(
-        compiled(functools.partial(scan, core, *case.counts)),
+        compile_run(functools.partial(scan, core, *case.counts)),
         functools.partial(reference, core, *case.counts),
         case.arguments(steps),
     )
 
 
-@pytest.mark.long(all_but=["wanted0", "wanted2", "wanted3"])
-@pytest.mark.parametrize("wanted", [[0], [1], [2], [0, 2], []])
-def test_only_the_gradients_that_are_needed(wanted: list[int]) -> None:
+@pytest.mark.long(all_but=["differentiated0", "differentiated2", "differentiated3"])
+@pytest.mark.parametrize("differentiated", [[0], [1], [2], [0, 2], []])
+def test_only_required_gradients_are_computed(differentiated: list[int]) -> None:
     case = CASES[5]
     core = case.make(function_spike)
     arguments = case.arguments(4, requires_grad=False)
-    for index in wanted:
+    for index in differentiated:
         arguments[index].requires_grad_()
     backend = AotEagerAndRecordGraphs()
-    run = compiled(functools.partial(flex_sn_scan, core, *case.counts), backend)
-    if not wanted:
+    run = compile_run(functools.partial(flex_sn_scan, core, *case.counts), backend)
+    if not differentiated:
         torch.testing.assert_close(run(*arguments), eager_scan(core, *case.counts, *arguments))
         assert backend.bw_graphs == []
         return
     assert_same(run, functools.partial(eager_scan, core, *case.counts), arguments)
-    (node,) = nodes_of(backend.bw_graphs[0], "flex_sn_scan_backward")
-    assert node.kwargs["needs"] == tuple(index in wanted for index in range(3))
+    (node,) = find_nodes(backend.bw_graphs[0], "flex_sn_scan_backward")
+    assert node.kwargs["needs"] == tuple(index in differentiated for index in range(3))
 
 
-def test_a_gradient_that_did_not_come_is_not_computed_with() -> None:
+def test_absent_gradient_is_not_computed_with() -> None:
     case = CASES[-1]
     core = case.make(function_spike)
 
@@ -125,13 +125,13 @@ def test_a_gradient_that_did_not_come_is_not_computed_with() -> None:
         return lambda *flat: run(core, *case.counts, *flat)[:1]
 
     backend = AotEagerAndRecordGraphs()
-    assert_same(compiled(first_output(flex_sn_scan), backend), first_output(eager_scan), case.arguments(4))
-    (node,) = nodes_of(backend.bw_graphs[0], "flex_sn_scan_backward")
+    assert_same(compile_run(first_output(flex_sn_scan), backend), first_output(eager_scan), case.arguments(4))
+    (node,) = find_nodes(backend.bw_graphs[0], "flex_sn_scan_backward")
     assert node.kwargs["output_grads"] == (True, False)
     assert node.kwargs["state_grads"] == (False, False)
 
 
-def test_a_state_that_needs_a_gradient_only_after_the_first_step() -> None:
+def test_state_may_need_a_gradient_only_after_the_first_step() -> None:
     # In the first step, the spike depends only on the initial state, which needs no gradient.
     def core(x: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         s = function_spike(v - 0.5)
@@ -139,13 +139,13 @@ def test_a_state_that_needs_a_gradient_only_after_the_first_step() -> None:
 
     x, v = torch.randn(6, 4, requires_grad=True), torch.randn(4)
     assert_same(
-        compiled(functools.partial(flex_sn_scan, core, 1, 1, 1)),
+        compile_run(functools.partial(flex_sn_scan, core, 1, 1, 1)),
         functools.partial(eager_scan, core, 1, 1, 1),
         [x, v],
     )
 
 
-def test_a_chain_of_states_whose_gradients_arrive_one_after_the_other() -> None:
+def test_gradients_reach_a_chain_of_states_one_step_after_another() -> None:
     def core(x: torch.Tensor, *states: torch.Tensor) -> tuple[torch.Tensor, ...]:
         a, b, c, count = states
         return c * 1.0, x * 2, function_spike(a) + a, b * a, count + 1
@@ -154,54 +154,54 @@ def test_a_chain_of_states_whose_gradients_arrive_one_after_the_other() -> None:
     states = [torch.randn(4) for _ in range(3)] + [torch.zeros(4, dtype=torch.int64)]
     backend = AotEagerAndRecordGraphs()
     assert_same(
-        compiled(functools.partial(flex_sn_scan, core, 1, 4, 1), backend),
+        compile_run(functools.partial(flex_sn_scan, core, 1, 4, 1), backend),
         functools.partial(eager_scan, core, 1, 4, 1),
         [x, *states],
     )
-    (node,) = nodes_of(backend.bw_graphs[0], "flex_sn_scan_backward")
+    (node,) = find_nodes(backend.bw_graphs[0], "flex_sn_scan_backward")
     assert node.kwargs["active_states"] == (True, True, True, False)
 
 
-def test_outputs_without_a_gradient() -> None:
+def test_outputs_without_a_gradient_do_not_require_grad() -> None:
     def core(x: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
         h = v + x
         hard = (h > 0).to(h)
         return hard, h > 0, h, h * 0.5
 
     x, v = torch.randn(3, 4, requires_grad=True), torch.randn(4)
-    hard, fired, h, last = compiled(flex_sn_scan)(core, 1, 1, 3, x, v)
+    hard, fired, h, last = compile_run(flex_sn_scan)(core, 1, 1, 3, x, v)
     assert not hard.requires_grad
     assert fired.dtype == torch.bool
     assert h.requires_grad
     assert last.requires_grad
     assert_same(
-        compiled(functools.partial(flex_sn_scan, core, 1, 1, 3)),
+        compile_run(functools.partial(flex_sn_scan, core, 1, 1, 3)),
         functools.partial(eager_scan, core, 1, 1, 3),
         [x, v],
     )
 
 
-def test_a_state_that_is_set_to_a_constant_has_no_gradient() -> None:
+def test_constant_state_has_no_gradient() -> None:
     def core(x: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return v * w, torch.zeros_like(v), x * w
 
     x, v, w = torch.randn(3, 4), torch.randn(4, requires_grad=True), torch.randn(4, requires_grad=True)
-    _, constant, state = compiled(flex_sn_scan)(core, 1, 2, 1, x, v, w)
+    _, constant, state = compile_run(flex_sn_scan)(core, 1, 2, 1, x, v, w)
     assert not constant.requires_grad
     assert state.requires_grad
     assert_same(
-        compiled(functools.partial(flex_sn_scan_final_state, core, 1, 2, 1)),
+        compile_run(functools.partial(flex_sn_scan_final_state, core, 1, 2, 1)),
         functools.partial(eager_scan_final_state, core, 1, 2, 1),
         [x, v, w],
     )
 
 
-def test_nothing_that_depends_differentiably() -> None:
+def test_core_without_differentiable_results_has_no_gradients() -> None:
     def core(x: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return (x + v).detach() * 2, v + 1
 
     x, v = torch.randn(3, 4, requires_grad=True), torch.randn(4)
-    output, states = compiled(functools.partial(flex_sn_scan, core, 1, 1, 1))(x, v)
+    output, states = compile_run(functools.partial(flex_sn_scan, core, 1, 1, 1))(x, v)
     assert not output.requires_grad
     torch.testing.assert_close((output, states), eager_scan(core, 1, 1, 1, x, v))
 
@@ -218,16 +218,16 @@ def test_nothing_that_depends_differentiably() -> None:
     ids=["passthrough", "swapped", "same", "view"],
 )
 @pairs
-def test_results_that_alias(core: Run, scan: Run, reference: Run) -> None:
+def test_aliased_results_equal_the_eager_scan(core: Run, scan: Run, reference: Run) -> None:
     arguments = [torch.randn(4, 3, 3, requires_grad=True), torch.randn(3, 3, requires_grad=True)]
     assert_same(
-        compiled(functools.partial(scan, core, 1, 1, 1)),
+        compile_run(functools.partial(scan, core, 1, 1, 1)),
         functools.partial(reference, core, 1, 1, 1),
         arguments,
     )
 
 
-def test_in_place_operations_on_local_values() -> None:
+def test_in_place_operations_on_local_values_are_allowed() -> None:
     def core(x: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         h = v + x
         h.mul_(0.5).add_(x)
@@ -235,13 +235,13 @@ def test_in_place_operations_on_local_values() -> None:
 
     arguments = [torch.randn(4, 3, requires_grad=True), torch.randn(3, requires_grad=True)]
     assert_same(
-        compiled(functools.partial(flex_sn_scan, core, 1, 1, 1)),
+        compile_run(functools.partial(flex_sn_scan, core, 1, 1, 1)),
         functools.partial(eager_scan, core, 1, 1, 1),
         arguments,
     )
 
 
-def test_inputs_that_are_not_contiguous() -> None:
+def test_inputs_that_are_not_contiguous_equal_the_eager_scan() -> None:
     case = CASES[5]
     core = case.make(function_spike)
     x, v, w = case.arguments(3)
@@ -250,10 +250,10 @@ def test_inputs_that_are_not_contiguous() -> None:
         return lambda x, v, w: scan(core, *case.counts, x.permute(1, 0, 2), v, w.expand(3, 3)[0])
 
     arguments = [x.detach().permute(1, 0, 2).contiguous().requires_grad_(), v, w]
-    assert_same(compiled(run(flex_sn_scan)), run(eager_scan), arguments)
+    assert_same(compile_run(run(flex_sn_scan)), run(eager_scan), arguments)
 
 
-def test_broadcast_gradients_of_lifted_tensors() -> None:
+def test_gradients_of_lifted_tensors_are_summed_to_their_shapes() -> None:
     def core(x: torch.Tensor, v: torch.Tensor, *lifted: torch.Tensor) -> tuple[torch.Tensor, ...]:
         scalar, channel, element = lifted
         h = v * scalar + x * channel + element
@@ -269,13 +269,13 @@ def test_broadcast_gradients_of_lifted_tensors() -> None:
     for argument in arguments:
         argument.requires_grad_()
     assert_same(
-        compiled(functools.partial(flex_sn_scan, core, 1, 1, 1)),
+        compile_run(functools.partial(flex_sn_scan, core, 1, 1, 1)),
         functools.partial(eager_scan, core, 1, 1, 1),
         arguments,
     )
 
 
-def test_captured_values_get_gradients() -> None:
+def test_captured_values_have_gradients() -> None:
     core = plif_core(function_spike)
 
     def run(scan: Run) -> Run:
@@ -285,7 +285,7 @@ def test_captured_values_get_gradients() -> None:
 
         return network
 
-    assert_same(compiled(run(flex_sn_scan)), run(eager_scan), CASES[5].arguments(5))
+    assert_same(compile_run(run(flex_sn_scan)), run(eager_scan), CASES[5].arguments(5))
 
 
 class ParametricCore(torch.nn.Module):
@@ -304,15 +304,15 @@ class ParametricCore(torch.nn.Module):
 
 
 @pytest.mark.long(all_but=["method"])
-@pytest.mark.parametrize("how", ["module", "method", "partial"])
-def test_modules_methods_and_partials(how: str) -> None:
+@pytest.mark.parametrize("form", ["module", "method", "partial"])
+def test_modules_methods_and_partials_can_be_cores(form: str) -> None:
     module = ParametricCore()
     cores: dict[str, Any] = {
         "module": module,
         "method": module.as_method,
         "partial": functools.partial(plif_core(function_spike), w=module.weight),
     }
-    core = cores[how]
+    core = cores[form]
     x, v = torch.randn(5, 2, 3), torch.randn(2, 3)
 
     def gradient(run: Run) -> torch.Tensor:
@@ -322,11 +322,11 @@ def test_modules_methods_and_partials(how: str) -> None:
     expected = gradient(eager_scan)
     assert expected.abs().min() > 0
     torch.testing.assert_close(gradient(flex_sn_scan), expected)
-    torch.testing.assert_close(gradient(compiled(flex_sn_scan)), expected)
+    torch.testing.assert_close(gradient(compile_run(flex_sn_scan)), expected)
 
 
 @pytest.mark.long
-def test_a_network_of_several_layers() -> None:
+def test_network_of_several_layers_is_one_graph() -> None:
     class Layer(torch.nn.Module):
         def __init__(self, scan: Run) -> None:
             super().__init__()
@@ -345,19 +345,19 @@ def test_a_network_of_several_layers() -> None:
     plain, operator = network(eager_scan), network(flex_sn_scan)
     x = torch.randn(6, 2, 3)
     expected = torch.autograd.grad(plain(x).sum(), list(plain.parameters()))
-    run = compiled(operator, backend)
+    run = compile_run(operator, backend)
     actual = torch.autograd.grad(run(x).sum(), list(operator.parameters()))
     torch.testing.assert_close(actual, expected)
-    assert len(nodes_of(backend.fw_graphs[0], "flex_sn_scan")) == 2
-    assert len(nodes_of(backend.bw_graphs[0], "flex_sn_scan_backward")) == 2
+    assert len(find_nodes(backend.fw_graphs[0], "flex_sn_scan")) == 2
+    assert len(find_nodes(backend.bw_graphs[0], "flex_sn_scan_backward")) == 2
 
 
-def nodes_of(graph: torch.fx.GraphModule, name: str) -> list[torch.fx.Node]:
+def find_nodes(graph: torch.fx.GraphModule, name: str) -> list[torch.fx.Node]:
     return [node for node in graph.graph.nodes if str(node.target) == name]
 
 
-def graph_sizes(backend: AotEagerAndRecordGraphs) -> list[int]:
-    """Returns the number of nodes of every graph, including all nested graphs."""
+def measure_graphs(backend: AotEagerAndRecordGraphs) -> list[int]:
+    """Returns the number of nodes of each graph, including its nested graphs."""
     return [
         sum(len(module.graph.nodes) for module in graph.modules() if isinstance(module, torch.fx.GraphModule))
         for graphs in (backend.graphs, backend.fw_graphs, backend.bw_graphs)
@@ -374,28 +374,28 @@ def test_graphs_do_not_grow_with_time(scan: Run, reference: Run) -> None:
     for steps in (3, 1000):
         torch._dynamo.reset()
         backend = AotEagerAndRecordGraphs()
-        run = compiled(functools.partial(scan, core, *case.counts), backend, dynamic=False)
+        run = compile_run(functools.partial(scan, core, *case.counts), backend, dynamic=False)
         arguments = case.arguments(steps)
         torch.autograd.grad(sum(r.sum() for r in run(*arguments)), arguments)
-        sizes.append(graph_sizes(backend))
-        assert len(nodes_of(backend.graphs[0], "flex_sn_scan")) == 1
-        assert len(nodes_of(backend.fw_graphs[0], "flex_sn_scan")) == 1
-        assert len(nodes_of(backend.bw_graphs[0], "flex_sn_scan_backward")) == 1
+        sizes.append(measure_graphs(backend))
+        assert len(find_nodes(backend.graphs[0], "flex_sn_scan")) == 1
+        assert len(find_nodes(backend.fw_graphs[0], "flex_sn_scan")) == 1
+        assert len(find_nodes(backend.bw_graphs[0], "flex_sn_scan_backward")) == 1
     assert sizes[0] == sizes[1]
     assert len(sizes[0]) == 3
 
 
 @pytest.mark.long(all_but=["sequence-mark", "final-dynamic"])
-@pytest.mark.parametrize("how", ["mark", "dynamic"])
+@pytest.mark.parametrize("marking", ["mark", "dynamic"])
 @pairs
-def test_one_compilation_for_all_lengths_and_batches(how: str, scan: Run, reference: Run) -> None:
+def test_all_lengths_and_batch_sizes_need_one_compilation(marking: str, scan: Run, reference: Run) -> None:
     case = CASES[5]
     core = case.make(function_spike)
     counter = CompileCounter()
-    run = compiled(functools.partial(scan, core, *case.counts), counter, True if how == "dynamic" else None)
+    run = compile_run(functools.partial(scan, core, *case.counts), counter, True if marking == "dynamic" else None)
     for steps, batch in ((5, 2), (9, 7), (33, 4)):
         arguments = case.arguments(steps, (batch, 3))
-        if how == "mark":
+        if marking == "mark":
             torch._dynamo.mark_dynamic(arguments[0], 0)
             torch._dynamo.mark_dynamic(arguments[0], 1)
             torch._dynamo.mark_dynamic(arguments[1], 0)
@@ -405,7 +405,7 @@ def test_one_compilation_for_all_lengths_and_batches(how: str, scan: Run, refere
 
 @pytest.mark.long(all_but=["sequence"])
 @pairs
-def test_dynamic_shapes_with_captured_sizes_and_floats(scan: Run, reference: Run) -> None:
+def test_captured_sizes_and_floats_may_be_dynamic(scan: Run, reference: Run) -> None:
     def network(run: Run) -> Run:
         def call(x: torch.Tensor, v: torch.Tensor, w: torch.Tensor, tau: float) -> Any:
             batch = x.shape[1]
@@ -419,7 +419,7 @@ def test_dynamic_shapes_with_captured_sizes_and_floats(scan: Run, reference: Run
 
         return call
 
-    operator = compiled(network(scan), dynamic=True)
+    operator = compile_run(network(scan), dynamic=True)
     for steps, batch, tau in ((5, 2, 2.0), (9, 7, 3.5)):
         assert_same(
             lambda *flat, tau=tau: operator(*flat, tau),
@@ -429,10 +429,10 @@ def test_dynamic_shapes_with_captured_sizes_and_floats(scan: Run, reference: Run
 
 
 @pairs
-def test_empty_scan(scan: Run, reference: Run) -> None:
+def test_empty_scan_equals_the_eager_scan(scan: Run, reference: Run) -> None:
     core = lif_core(function_spike, hard_reset=True, detach_reset=False)
     specs = [((2,), torch.float16, torch.device("cpu"))]
-    run = compiled(functools.partial(scan, core, 1, 1, 1, output_template_specs=specs))
+    run = compile_run(functools.partial(scan, core, 1, 1, 1, output_template_specs=specs))
     x, v = torch.zeros(0, 2), torch.randn(2, requires_grad=True)
     expected = reference(core, 1, 1, 1, x, v, output_template_specs=specs)
     torch.testing.assert_close(run(x, v), expected, rtol=0, atol=0)
@@ -441,29 +441,29 @@ def test_empty_scan(scan: Run, reference: Run) -> None:
     torch.testing.assert_close(run(x, v), reference(core, 1, 1, 1, x, v))
 
 
-def test_gradcheck() -> None:
+def test_gradients_pass_gradcheck() -> None:
     core = plif_core(smooth_spike)
     arguments = CASES[5].arguments(3, (2, 3), torch.float64)
     for scan in (flex_sn_scan, flex_sn_scan_final_state):
-        run = compiled(functools.partial(scan, core, 1, 1, 1))
+        run = compile_run(functools.partial(scan, core, 1, 1, 1))
         assert torch.autograd.gradcheck(run, arguments)
 
 
-def test_without_gradients() -> None:
+def test_compiled_scan_without_gradients_equals_the_eager_scan() -> None:
     case = CASES[5]
     core = case.make(function_spike)
     arguments = case.arguments(5)
     for guard in (torch.no_grad, torch.inference_mode):
         torch._dynamo.reset()
         with guard():
-            run = compiled(functools.partial(flex_sn_scan, core, *case.counts))
+            run = compile_run(functools.partial(flex_sn_scan, core, *case.counts))
             results = run(*arguments)
             expected = eager_scan(core, *case.counts, *arguments)
         torch.testing.assert_close(results, expected, rtol=0, atol=0)
         assert not any(result.requires_grad for result in results)
 
 
-def test_states_that_start_from_one_tensor_are_different_ones() -> None:
+def test_states_that_start_from_one_tensor_are_independent() -> None:
     def core(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
         charged = 0.5 * a + x
         return torch.sin(b), charged, 0.7 * b + charged * a
@@ -472,5 +472,5 @@ def test_states_that_start_from_one_tensor_are_different_ones() -> None:
         return scan(core, 1, 2, 1, x, start, start)
 
     arguments = [torch.rand(5, 4, dtype=torch.float64, requires_grad=True), torch.rand(4, dtype=torch.float64)]
-    actual = compiled(functools.partial(run, flex_sn_scan_final_state))
+    actual = compile_run(functools.partial(run, flex_sn_scan_final_state))
     assert_same(actual, functools.partial(run, eager_scan_final_state), arguments)

@@ -1,4 +1,4 @@
-"""Each error of the eager scan under ``torch.compile`` has the same kind and the same words."""
+"""Under ``torch.compile``, each error has the same class and the same words as in the eager scan."""
 
 from __future__ import annotations
 
@@ -33,8 +33,10 @@ class Module(torch.nn.Module):
         return x
 
 
-def refused(error: type[Exception], words: list[str], run: Run, *arguments: torch.Tensor, eager: bool = True) -> None:
-    """Checks that ``run`` raises ``error`` with ``words`` when compiled and, if ``eager``, when not compiled."""
+def assert_refused(
+    error: type[Exception], words: list[str], run: Run, *arguments: torch.Tensor, eager: bool = True
+) -> None:
+    """Checks that compiled ``run`` raises ``error`` with ``words``, and if ``eager``, that ``run`` itself does, too."""
     runs = [torch.compile(run, fullgraph=True, backend="aot_eager")] + ([run] if eager else [])
     for attempt in runs:
         with pytest.raises(error) as caught:
@@ -43,20 +45,20 @@ def refused(error: type[Exception], words: list[str], run: Run, *arguments: torc
             assert word in str(caught.value), str(caught.value)
 
 
-def test_too_few_tensors() -> None:
+def test_too_few_tensors_are_refused() -> None:
     run = lambda x: flex_sn_scan(core, 1, 1, 1, x)  # noqa: E731
-    refused(errors.TooFewTensorsError, ["1 tensors", "is 2"], run, X)
+    assert_refused(errors.TooFewTensorsError, ["1 tensors", "is 2"], run, X)
 
 
-def test_counts() -> None:
+def test_wrong_counts_are_refused() -> None:
     run = lambda x, v: flex_sn_scan(core, 0, 1, 1, x, v)  # noqa: E731
-    refused(errors.ScanCountError, ["num_inputs is 0", "at least 1"], run, X, V)
+    assert_refused(errors.ScanCountError, ["num_inputs is 0", "at least 1"], run, X, V)
 
 
-def test_unequal_lengths() -> None:
+def test_unequal_lengths_are_refused() -> None:
     run = lambda x, y: flex_sn_scan(core, 2, 0, 2, x, y)  # noqa: E731
     words = ["input 0 has 3", "input 1 has 5"]
-    refused(errors.SequenceLengthError, words, run, X, torch.zeros(5, 2))
+    assert_refused(errors.SequenceLengthError, words, run, X, torch.zeros(5, 2))
 
 
 @pytest.mark.parametrize(
@@ -70,19 +72,19 @@ def test_unequal_lengths() -> None:
     ],
     ids=["too few", "too many", "module", "method", "partial"],
 )
-def test_arity(wrong: Run, takes: str) -> None:
+def test_wrong_arity_is_refused(wrong: Run, takes: str) -> None:
     run = lambda x, v: flex_sn_scan(wrong, 1, 1, 1, x, v)  # noqa: E731
-    refused(errors.CoreArityError, [takes, "called with 2"], run, X, V)
+    assert_refused(errors.CoreArityError, [takes, "called with 2"], run, X, V)
 
 
-def test_arity_of_a_core_made_inside() -> None:
+def test_wrong_arity_of_a_core_inside_compiled_code_is_refused() -> None:
     def run(x: torch.Tensor, v: torch.Tensor) -> Any:
         def wrong(x: torch.Tensor) -> torch.Tensor:
             return x + v
 
         return flex_sn_scan(wrong, 1, 1, 1, x, v)
 
-    refused(errors.CoreArityError, ["takes 1", "called with 2"], run, X, V)
+    assert_refused(errors.CoreArityError, ["takes 1", "called with 2"], run, X, V)
 
 
 @pytest.mark.parametrize(
@@ -97,19 +99,19 @@ def test_arity_of_a_core_made_inside() -> None:
         (errors.StateChangedError, lambda x, v: (x, v.half()), ["float32", "float16"]),
     ],
 )
-def test_wrong_results_of_the_core(error: type[Exception], wrong: Run, words: list[str]) -> None:
-    refused(error, words, lambda x, v: flex_sn_scan(wrong, 1, 1, 1, x, v), X, V)
+def test_wrong_results_of_the_core_are_refused(error: type[Exception], wrong: Run, words: list[str]) -> None:
+    assert_refused(error, words, lambda x, v: flex_sn_scan(wrong, 1, 1, 1, x, v), X, V)
 
 
-def test_argument_that_is_no_tensor() -> None:
+def test_argument_that_is_no_tensor_is_refused() -> None:
     run: Run = lambda x: flex_sn_scan(core, 1, 1, 1, x, 1.5)  # type: ignore[arg-type] # noqa: E731
-    refused(errors.NotATensorError, ["argument 1", "float"], run, X)
+    assert_refused(errors.NotATensorError, ["argument 1", "float"], run, X)
 
 
 @pytest.mark.parametrize("specs", [None, [], [((2,), torch.float32)] * 2])
-def test_empty_scan_without_fitting_specs(specs: Any) -> None:
+def test_empty_scan_needs_a_spec_for_each_output(specs: Any) -> None:
     run = lambda x, v: flex_sn_scan(core, 1, 1, 1, x, v, output_template_specs=specs)  # noqa: E731
-    refused(errors.EmptyScanError, ["num_outputs is 1"], run, X[:0], V)
+    assert_refused(errors.EmptyScanError, ["num_outputs is 1"], run, X[:0], V)
 
 
 @pytest.mark.parametrize(
@@ -117,25 +119,25 @@ def test_empty_scan_without_fitting_specs(specs: Any) -> None:
     [torch.rand_like, torch.bernoulli, torch.nn.functional.dropout],
     ids=["rand_like", "bernoulli", "dropout"],
 )
-def test_random_operators(draw: Run) -> None:
+def test_random_operators_are_refused_with_their_line(draw: Run) -> None:
     def noisy(x: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return x + draw(v), v  # the line that the message names
 
     run: Run = lambda x, v: flex_sn_scan(noisy, 1, 1, 1, x, v)  # noqa: E731
     words = ["random numbers", "the line that the message names", "before the scan"]
-    refused(errors.RandomOpError, words, run, X, V, eager=False)
+    assert_refused(errors.RandomOpError, words, run, X, V, eager=False)
     run(X, V)  # works, because the loop does not recompute anything
 
 
-def test_mutation() -> None:
+def test_mutation_of_an_argument_is_refused() -> None:
     def add_in_place(x: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return x, v.add_(x)
 
     run = lambda x, v: flex_sn_scan(add_in_place, 1, 1, 1, x, v)  # noqa: E731
-    refused(RuntimeError, ["mutation"], run, X, V.clone(), eager=False)
+    assert_refused(RuntimeError, ["mutation"], run, X, V.clone(), eager=False)
 
 
-def test_mutation_in_a_graph_that_did_not_come_from_dynamo() -> None:
+def test_mutation_in_a_graph_from_make_fx_is_refused() -> None:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     def add_in_place(x: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -146,11 +148,11 @@ def test_mutation_in_a_graph_that_did_not_come_from_dynamo() -> None:
         make_fx(lambda x, v: flex_sn_scan(graph, 1, 1, 1, x, v))(X, V.clone())
 
 
-def test_side_effects_and_printing() -> None:
-    seen: list[torch.Tensor] = []
+def test_side_effects_and_printing_are_refused() -> None:
+    inputs: list[torch.Tensor] = []
 
     def remember(x: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        seen.append(x)
+        inputs.append(x)
         return x, v
 
     def show(x: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -160,21 +162,21 @@ def test_side_effects_and_printing() -> None:
     for wrong, words in ((remember, ["side effect"]), (show, ["print"])):
         torch._dynamo.reset()
         run = functools.partial(flex_sn_scan, wrong, 1, 1, 1)
-        refused(RuntimeError, [*words, "flex_sn_scan"], run, X, V, eager=False)
+        assert_refused(RuntimeError, [*words, "flex_sn_scan"], run, X, V, eager=False)
 
 
-def test_lowerings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_and_unavailable_lowerings_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     # Imports of another test may have registered a lowering.
     monkeypatch.setattr("flexsn_hop.lowering._lowering._registered", [])
     run: Run = functools.partial(flex_sn_scan, core, 1, 1, 1, lowering="fast")
     words = ["the argument lowering is 'fast'", "auto, kernel, compiled_loop, scan, while_loop, loop"]
-    refused(errors.LoweringError, words, run, X, V)
+    assert_refused(errors.LoweringError, words, run, X, V)
     run = functools.partial(flex_sn_scan, core, 1, 1, 1, lowering="kernel")
     words = ["'kernel' is not available", "registered"]
-    refused(errors.LoweringError, words, run, X, V, eager=False)
+    assert_refused(errors.LoweringError, words, run, X, V, eager=False)
 
 
-def test_the_environment_is_checked_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lowering_in_the_environment_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEXSN_HOP_LOWERING", "fastest")
     words = ["FLEXSN_HOP_LOWERING is 'fastest'"]
-    refused(errors.LoweringError, words, functools.partial(flex_sn_scan, core, 1, 1, 1), X, V)
+    assert_refused(errors.LoweringError, words, functools.partial(flex_sn_scan, core, 1, 1, 1), X, V)

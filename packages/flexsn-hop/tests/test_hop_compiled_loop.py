@@ -1,4 +1,4 @@
-"""The compiled loop: steps in Inductor's code, with shared memory."""
+"""Scans as compiled loops, whose steps run Inductor's code in shared memory."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ def compiled_loop(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def layouts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """Records the layouts of compiled steps. Steps run as graphs here, because Inductor needs seconds for each step."""
-    actual: list[Any] = []
+    """Records the layouts of steps. Their graphs are not compiled, because Inductor needs seconds for each step."""
+    recorded: list[Any] = []
 
     def compile_step(module: Any, sequences: Any, rows: Any, *_: Any) -> Callable[[list[Any]], None]:
         def layout(sequences: Sequence[Tensor], rows: Sequence[Tensor]) -> Any:
             ends = [(sequence.shape[1:], sequence.stride()) for sequence in sequences]
             return [*ends, *((row.shape, row.stride()) for row in rows)]
 
-        actual.append(layout(sequences, rows))
-        expected = actual[-1]
+        recorded.append(layout(sequences, rows))
+        expected = recorded[-1]
 
         def run(args: list[Any]) -> None:
             number, *tensors = args
@@ -55,11 +55,11 @@ def layouts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
     monkeypatch.setattr(_step_graphs, "compile_step", compile_step)
     _opaque._decode.cache_clear()
-    yield actual
+    yield recorded
     _opaque._decode.cache_clear()
 
 
-def grads(run: Callable[..., Any], step: Any, init: Any, xs: Any, options: dict[str, Any]) -> Any:
+def differentiate(run: Callable[..., Any], step: Any, init: Any, xs: Any, options: dict[str, Any]) -> Any:
     """Returns results, and gradients of all floating-point leaves and of the step's parameters."""
     init, xs = tree_map(lambda t: t.detach().requires_grad_(t.is_floating_point()) if t is not None else t, (init, xs))
     leaves = [t for t in tree_leaves((init, xs)) if t is not None and t.requires_grad] + parameters_of(step)
@@ -67,20 +67,20 @@ def grads(run: Callable[..., Any], step: Any, init: Any, xs: Any, options: dict[
     return results, torch.autograd.grad(loss(results), leaves, allow_unused=True)
 
 
-def compiled(step: Any, init: Any, xs: Any, **options: Any) -> Any:
+def run_compiled(step: Any, init: Any, xs: Any, **options: Any) -> Any:
     return torch.compile(lambda init, xs: scan(step, init, xs, **options), fullgraph=True)(init, xs)
 
 
 def assert_equal_to_loop(step: Any, init: Any, xs: Any, **options: Any) -> None:
-    expected, expected_grads = grads(looped, step, init, xs, options)
-    results, gradients = grads(compiled, step, init, xs, options)
+    expected, expected_grads = differentiate(looped, step, init, xs, options)
+    results, gradients = differentiate(run_compiled, step, init, xs, options)
     torch.testing.assert_close(results, expected)
     torch.testing.assert_close(gradients, expected_grads)
 
 
 @pytest.mark.long(all_but=["minimal_gru"])
 @pytest.mark.parametrize("name", RECURRENCES)
-def test_recurrences(name: str) -> None:
+def test_recurrences_equal_the_loop(name: str) -> None:
     case = recurrence(name, 7)
     assert_equal_to_loop(case.step, case.init, case.xs, **case.options)
 
@@ -89,20 +89,20 @@ def test_recurrences(name: str) -> None:
 @pytest.mark.usefixtures("layouts")
 @pytest.mark.parametrize("steps", [1, 2, 9])
 @pytest.mark.parametrize("name", RECURRENCES)
-def test_recurrences_as_graphs(name: str, steps: int) -> None:
+def test_recurrences_as_graphs_equal_the_loop(name: str, steps: int) -> None:
     case = recurrence(name, steps)
     assert_equal_to_loop(case.step, case.init, case.xs, **case.options)
 
 
 def delay(carry: Any, x: Tensor) -> Any:
-    """Delays by three states. Only the last of them gets a gradient at the end."""
+    """Delays by three states, of which only the last has a gradient at the end."""
     first, second, third = carry
     return (x, first, second), third.sqrt()
 
 
 def exchange(carry: Any, x: Tensor) -> Any:
-    one, other = carry
-    return (other * x, one), None
+    first, second = carry
+    return (second * x, first), None
 
 
 def through(carry: Any, x: Tensor) -> Any:
@@ -117,8 +117,8 @@ def constant(carry: Tensor, x: Tensor) -> Any:
 @pytest.mark.usefixtures("layouts")
 @pytest.mark.parametrize("step", [delay, exchange, through, constant], ids=lambda step: step.__name__)
 @pytest.mark.parametrize("through_results", [True, False])
-def test_gradients_that_are_absent(step: Step, through_results: bool) -> None:
-    """Tests absent gradients. If they were replaced with zeros, these would meet infinite derivatives here."""
+def test_absent_gradients_equal_those_of_the_loop(step: Step, through_results: bool) -> None:
+    """Tests absent gradients. Zeros instead of them would be multiplied by infinite derivatives."""
     number = {"delay": 3, "exchange": 2}.get(step.__name__, 0)
     leaves = [torch.rand(4, dtype=torch.float64, requires_grad=True) for _ in range(max(1, number))]
     with torch.no_grad():
@@ -136,11 +136,11 @@ def test_gradients_that_are_absent(step: Step, through_results: bool) -> None:
     expected = train(objective(looped, init, xs))
     actual = train(torch.compile(objective, fullgraph=True)(scan, init, xs))
     assert (actual is None) == (expected is None)
-    for one, other in zip(actual or (), expected or (), strict=True):
-        torch.testing.assert_close(one if one is not None else other, other if other is not None else one)
+    for ours, theirs in zip(actual or (), expected or (), strict=True):
+        torch.testing.assert_close(ours if ours is not None else theirs, theirs if theirs is not None else ours)
 
 
-def test_all_lengths_have_one_code(layouts: list[Any]) -> None:
+def test_all_lengths_share_compiled_code(layouts: list[Any]) -> None:
     """Checks that compiled code does not depend on the number of steps, for any position of the time dimension."""
     weight = torch.randn(3, 3, dtype=torch.float64, requires_grad=True)
 
@@ -158,17 +158,17 @@ def test_all_lengths_have_one_code(layouts: list[Any]) -> None:
 @pytest.mark.long(all_but=["None"])
 @pytest.mark.usefixtures("layouts")
 @pytest.mark.parametrize("remat", [None, 1, 3, 7])
-def test_blocks_of_steps(remat: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests blocks and segments that are not multiples of one another."""
+def test_blocks_and_segments_need_not_be_multiples(remat: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests blocks and segments whose lengths are not multiples of each other."""
     monkeypatch.setattr(_compiled_loop, "BLOCK", 4)
     case = recurrence("minimal_gru", 19)
-    expected, expected_grads = grads(looped, case.step, case.init, case.xs, case.options)
-    results, gradients = grads(compiled, case.step, case.init, case.xs, {**case.options, "remat": remat})
+    expected, expected_grads = differentiate(looped, case.step, case.init, case.xs, case.options)
+    results, gradients = differentiate(run_compiled, case.step, case.init, case.xs, {**case.options, "remat": remat})
     torch.testing.assert_close(results, expected)
     torch.testing.assert_close(gradients, expected_grads)
 
 
-def test_states_of_several_kinds(layouts: list[Any]) -> None:
+def test_states_of_several_formats_equal_the_loop(layouts: list[Any]) -> None:
     """Tests state sequences, channels-last, 0-d and integer states, and a core that uses sizes."""
 
     def core(x: Tensor, v: Tensor, count: Tensor, scale: Tensor) -> Any:
@@ -199,12 +199,14 @@ def test_states_of_several_kinds(layouts: list[Any]) -> None:
     assert [g.stride() for g in gradients] == [g.stride() for g in expected_grads]
 
 
-def failing(*_: Any) -> Any:
+def fail(*_: Any) -> Any:
     raise RuntimeError("no C++ compiler")
 
 
-def test_steps_without_code(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(_step_graphs, "compile_step", failing)
+def test_steps_that_cannot_be_compiled_run_as_operators(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(_step_graphs, "compile_step", fail)
     _opaque._decode.cache_clear()
     _opaque._log_once.cache_clear()
     init, xs = torch.zeros(3), torch.randn(5, 3)
@@ -224,11 +226,11 @@ def test_steps_without_code(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogC
 
 
 @pytest.mark.usefixtures("layouts")
-def test_tensors_without_elements() -> None:
+def test_tensors_without_elements_equal_the_loop() -> None:
     assert_equal_to_loop(lambda h, x: (h + x, h), torch.zeros(0, dtype=torch.float64), torch.zeros(5, 0).double())
 
 
-def test_rows_by_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_the_row_is_an_offset(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests lengths of up to more than one block. Inductor's code for each direction uses the row as an offset."""
     compiles: list[Any] = []
 
@@ -269,8 +271,8 @@ PARTS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.long(all_but=["diagonal", "as_strided"])
 @pytest.mark.usefixtures("layouts")
 @pytest.mark.parametrize("name", PARTS)
-def test_gradients_that_are_written_into_zeros(name: str) -> None:
-    """Inductor creates zeros for the gradient of a part, and writes to a part of them, so they are not zeros then."""
+def test_gradients_of_parts_equal_the_loop(name: str) -> None:
+    """Tests gradients of parts. Inductor allocates zeros for such a gradient, and then writes the part into them."""
     part = PARTS[name]
     assert_equal_to_loop(
         lambda h, x: (torch.tanh(h), part(x) + 0.0), torch.rand(2).double(), torch.rand(4, 3, 3).double()
@@ -301,7 +303,7 @@ INDEX = torch.tensor([2, 0, 1])
 
 @pytest.mark.long(all_but=["_masked_after_index"])
 @pytest.mark.parametrize("step", [_masked_after_index, _rows_masked_after_index, _added_by_mask])
-def test_masks_after_index_tensors(step: Step) -> None:
+def test_masks_after_index_tensors_equal_eager_mode(step: Step) -> None:
     # Inductor of torch 2.11 and 2.13 has wrong results for such an assignment by a mask.
     x = torch.randn(5, 3, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
     init = torch.full((3, 2), 0.2, dtype=torch.float64, requires_grad=True)
@@ -310,7 +312,7 @@ def test_masks_after_index_tensors(step: Step) -> None:
         return tree_leaves(scan(step, init, x))
 
     for _ in range(2):
-        found, expected = torch.compile(run, fullgraph=True)(init, x), run(init, x)
-        torch.testing.assert_close(found, expected)
-        gradients = [torch.autograd.grad(loss(results), [init, x]) for results in (found, expected)]
+        actual, expected = torch.compile(run, fullgraph=True)(init, x), run(init, x)
+        torch.testing.assert_close(actual, expected)
+        gradients = [torch.autograd.grad(loss(results), [init, x]) for results in (actual, expected)]
         torch.testing.assert_close(*gradients)

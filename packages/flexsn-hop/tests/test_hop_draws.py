@@ -1,4 +1,4 @@
-"""Operators that may draw random numbers. Compiled steps may contain them if the call does not draw any."""
+"""Compiled steps may contain operators that can draw random numbers, if the call draws none."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ DETERMINISTIC: dict[str, Part] = {
 @pytest.mark.long(all_but=["Dropout in eval-False", "attention-True", "RReLU in eval-True", "branch-False"])
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("name", DETERMINISTIC)
-def test_a_call_that_draws_nothing_is_compiled(name: str, training: bool) -> None:
+def test_call_without_random_numbers_is_compiled(name: str, training: bool) -> None:
     part = DETERMINISTIC[name]
 
     def run(init: Tensor, xs: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ DRAWING: dict[str, Part] = {
 
 @pytest.mark.long(all_but=["dropout", "branch"])
 @pytest.mark.parametrize("name", DRAWING)
-def test_a_call_that_draws_is_refused(name: str) -> None:
+def test_call_with_random_numbers_is_refused(name: str) -> None:
     part = DRAWING[name]
     run = torch.compile(
         lambda init, xs: scan(lambda h, x: (part(h) + x, None), init, xs)[0], fullgraph=True, backend="aot_eager"

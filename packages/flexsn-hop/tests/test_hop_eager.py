@@ -16,8 +16,8 @@ STEPS = [1, 2, 7]
 cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
-def hand_written(core: Core, case: Case, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Computes the definition, independently of the package: index time, call, append to lists."""
+def run_by_hand(core: Core, case: Case, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Computes a scan by its definition, without the package."""
     inputs = arguments[: case.num_inputs]
     states = list(arguments[case.num_inputs : case.num_inputs + case.num_states])
     lifted = arguments[case.num_inputs + case.num_states :]
@@ -33,16 +33,16 @@ def hand_written(core: Core, case: Case, arguments: Sequence[torch.Tensor]) -> l
 @cases
 @pytest.mark.parametrize("spike", SPIKES)
 @pytest.mark.parametrize("steps", STEPS)
-def test_equals_the_definition(case: Case, spike: str, steps: int) -> None:
+def test_eager_scan_equals_its_definition(case: Case, spike: str, steps: int) -> None:
     core = case.make(SPIKES[spike])
     arguments = case.arguments(steps)
-    expected = value_and_gradients(lambda *flat: hand_written(core, case, flat), arguments)
+    expected = value_and_gradients(lambda *flat: run_by_hand(core, case, flat), arguments)
     actual = value_and_gradients(lambda *flat: eager_scan(core, *case.counts, *flat), arguments)
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
 @cases
-def test_final_state_is_the_last_of_the_sequence(case: Case) -> None:
+def test_final_state_is_the_last_state_of_the_sequence(case: Case) -> None:
     core = case.make(SPIKES["function"])
     arguments = case.arguments(7)
 
@@ -58,14 +58,14 @@ def test_final_state_is_the_last_of_the_sequence(case: Case) -> None:
 
 # Detached resets are excluded, because their gradient intentionally differs from the derivative.
 @pytest.mark.parametrize("case", [c for c in CASES if not c.name.endswith("detached")], ids=lambda case: case.name)
-def test_gradcheck(case: Case) -> None:
+def test_gradients_pass_gradcheck(case: Case) -> None:
     core = case.make(smooth_spike)
     arguments = case.arguments(3, (2, 3), torch.float64)
     for run in (eager_scan, eager_scan_final_state):
         assert torch.autograd.gradcheck(functools.partial(run, core, *case.counts), arguments)
 
 
-def test_surrogates_give_the_same_gradients() -> None:
+def test_all_forms_of_surrogates_have_equal_gradients() -> None:
     case = CASES[1]
     arguments = case.arguments(7, dtype=torch.float64)
     results = [
@@ -77,7 +77,7 @@ def test_surrogates_give_the_same_gradients() -> None:
     assert set(spikes.flatten().tolist()) == {0.0, 1.0}
 
 
-def test_closed_form_of_a_leaky_integrator() -> None:
+def test_leaky_integrator_equals_its_closed_form() -> None:
     # v[t] = a v[t-1] + x[t], so v[T] = a^T v0 + sum a^(T-t) x[t]. The gradients follow from this.
     decay = 0.5
     x = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64, requires_grad=True)
@@ -104,14 +104,14 @@ def test_dtypes_are_kept(dtype: torch.dtype) -> None:
     assert outputs.dtype == states.dtype == dtype
 
 
-def test_integer_and_boolean_values() -> None:
+def test_integer_and_boolean_values_are_allowed() -> None:
     x = torch.arange(6).reshape(3, 2)
     fired, count = eager_scan(lambda x, n: (x > 2, n + x), 1, 1, 1, x, torch.zeros(2, dtype=torch.int64))
     assert fired.tolist() == [[False, False], [False, True], [True, True]]
     assert count.tolist() == [[0, 1], [2, 4], [6, 9]]
 
 
-def test_no_states_and_no_outputs() -> None:
+def test_core_may_have_no_states_or_no_outputs() -> None:
     x = torch.randn(4, 2)
     (doubled,) = eager_scan(lambda x: 2 * x, 1, 0, 1, x)
     torch.testing.assert_close(doubled, 2 * x, rtol=0, atol=0)
@@ -119,7 +119,7 @@ def test_no_states_and_no_outputs() -> None:
     torch.testing.assert_close(total, x.sum(0))
 
 
-def test_inputs_of_different_shapes() -> None:
+def test_inputs_may_have_different_shapes() -> None:
     x, gain = torch.randn(4, 2, 3), torch.randn(4, 1, 3)
     (product,) = eager_scan(lambda x, g: x * g, 2, 0, 1, x, gain)
     torch.testing.assert_close(product, x * gain, rtol=0, atol=0)
@@ -137,7 +137,7 @@ def test_final_states_share_no_memory(steps: int) -> None:
     assert len(pointers) == (5 if steps == 0 else 6)
 
 
-def test_closures_and_parameters_get_gradients() -> None:
+def test_closures_and_parameters_have_gradients() -> None:
     class Decay(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -164,7 +164,7 @@ def test_closures_and_parameters_get_gradients() -> None:
 
 
 @pytest.mark.parametrize("run", [eager_scan, eager_scan_final_state])
-def test_empty_scan(run: Core) -> None:
+def test_empty_scan_returns_initial_states_and_empty_outputs(run: Core) -> None:
     def never(x: torch.Tensor, v: torch.Tensor) -> None:
         raise AssertionError("the core of an empty scan is not called")
 
@@ -189,7 +189,7 @@ def test_empty_scan_without_outputs_needs_no_specs() -> None:
     assert states.shape == (0, 2)
 
 
-def test_device_of_a_template() -> None:
+def test_template_may_name_a_device() -> None:
     x = torch.zeros(0, 2, device="meta")
     specs: list[OutputTemplateSpec] = [((2,), torch.float32), ((2,), torch.float32, "cpu")]
     first, second = eager_scan(lambda x: (x, x), 1, 0, 2, x, output_template_specs=specs)
@@ -209,7 +209,7 @@ class Work(TorchDispatchMode):
         return result
 
 
-def written(run: Callable[..., Sequence[torch.Tensor]], steps: int) -> int:
+def count_written_elements(run: Callable[..., Sequence[torch.Tensor]], steps: int) -> int:
     x = torch.randn(steps, 8, requires_grad=True)
     with Work() as work:  # type: ignore[no-untyped-call]
         torch.autograd.grad(run(if_core(smooth_spike), 1, 1, 1, x, torch.zeros(8))[0].sum(), [x])
@@ -219,9 +219,9 @@ def written(run: Callable[..., Sequence[torch.Tensor]], steps: int) -> int:
 
 def test_backward_is_linear_in_steps() -> None:
     def by_index(core: Core, *arguments: Any) -> Sequence[torch.Tensor]:
-        return hand_written(core, CASES[0], arguments[3:])
+        return run_by_hand(core, CASES[0], arguments[3:])
 
     assert CASES[0].counts == (1, 1, 1)
-    assert written(eager_scan, 256) < 20 * written(eager_scan, 16)
-    # In contrast, indexing writes gradients of x[t] that are as large as all of x.
-    assert written(by_index, 256) > 100 * written(by_index, 16)
+    assert count_written_elements(eager_scan, 256) < 20 * count_written_elements(eager_scan, 16)
+    # In contrast, the backward of each x[t] writes a gradient that is as large as x.
+    assert count_written_elements(by_index, 256) > 100 * count_written_elements(by_index, 16)

@@ -31,7 +31,7 @@ def check(error: type[Exception], kind: type[Exception], numbers: list[str], cal
 
 
 @runs
-def test_too_few_tensors(run: Run) -> None:
+def test_too_few_tensors_are_refused(run: Run) -> None:
     check(errors.TooFewTensorsError, ValueError, ["1 tensors", "is 2"], lambda: run(core, 1, 1, 1, X))
 
 
@@ -46,12 +46,12 @@ def test_too_few_tensors(run: Run) -> None:
         ((1, "one", 1), ["num_states is 'one'", "an int"]),
     ],
 )
-def test_counts(run: Run, counts: tuple[Any, ...], words: list[str]) -> None:
+def test_wrong_counts_are_refused(run: Run, counts: tuple[Any, ...], words: list[str]) -> None:
     check(errors.ScanCountError, ValueError, words, lambda: run(core, *counts, X, V))
 
 
 @runs
-def test_unequal_lengths(run: Run) -> None:
+def test_unequal_lengths_are_refused(run: Run) -> None:
     def call() -> None:
         run(lambda a, b: a, 2, 0, 1, X, torch.zeros(5, 2))
 
@@ -59,7 +59,7 @@ def test_unequal_lengths(run: Run) -> None:
 
 
 @runs
-def test_no_time_dimension(run: Run) -> None:
+def test_input_without_a_time_dimension_is_refused(run: Run) -> None:
     def call() -> None:
         run(lambda a: a, 1, 0, 1, torch.tensor(1.0))
 
@@ -88,13 +88,13 @@ class Module(torch.nn.Module):
     ],
     ids=["too few", "too many", "default", "star", "module", "method", "partial"],
 )
-def test_arity(run: Run, wrong: Callable[..., torch.Tensor], takes: str) -> None:
+def test_wrong_arity_is_refused(run: Run, wrong: Callable[..., torch.Tensor], takes: str) -> None:
     words = [takes, "called with 2", "1 inputs + 1 states + 0 lifted"]
     check(errors.CoreArityError, ValueError, words, lambda: run(wrong, 1, 1, 1, X, V))
 
 
 @runs
-def test_keyword_only_parameter(run: Run) -> None:
+def test_required_keyword_only_parameter_is_refused(run: Run) -> None:
     def wrong(x: torch.Tensor, v: torch.Tensor, *, tau: float) -> torch.Tensor:
         return x
 
@@ -107,7 +107,7 @@ def test_keyword_only_parameter(run: Run) -> None:
 
 
 @runs
-def test_arity_of_an_empty_scan(run: Run) -> None:
+def test_wrong_arity_is_refused_in_an_empty_scan(run: Run) -> None:
     def call() -> None:
         run(lambda x: x, 1, 1, 0, torch.zeros(0, 2), V)
 
@@ -115,7 +115,7 @@ def test_arity_of_an_empty_scan(run: Run) -> None:
 
 
 @runs
-def test_a_core_whose_signature_is_unknown_is_called(run: Run) -> None:
+def test_core_with_an_unknown_signature_is_called(run: Run) -> None:
     with pytest.raises(ValueError, match="no signature found"):
         inspect.signature(torch.add)
     (total,) = run(torch.add, 2, 0, 1, X + 1, X + 2)
@@ -123,24 +123,24 @@ def test_a_core_whose_signature_is_unknown_is_called(run: Run) -> None:
 
 
 @runs
-def test_core_that_is_not_callable(run: Run) -> None:
+def test_core_that_is_not_callable_is_refused(run: Run) -> None:
     check(TypeError, TypeError, ["int", "callable"], lambda: run(3, 1, 1, 1, X, V))
 
 
 @runs
 @pytest.mark.parametrize(
-    ("wrong", "came"),
+    ("wrong", "returned"),
     [
         (lambda x, v: (x, v, v), "returned 3"),
         (lambda x, v: x, "returned 1"),
         (lambda x, v: (), "returned 0"),
     ],
 )
-def test_return_count(run: Run, wrong: Callable[..., Any], came: str) -> None:
+def test_wrong_number_of_results_is_refused(run: Run, wrong: Callable[..., Any], returned: str) -> None:
     check(
         errors.CoreReturnCountError,
         ValueError,
-        [came, "is 2", "1 + 1"],
+        [returned, "is 2", "1 + 1"],
         lambda: run(wrong, 1, 1, 1, X, V),
     )
 
@@ -154,13 +154,13 @@ def test_return_count(run: Run, wrong: Callable[..., Any], came: str) -> None:
         (lambda x, v: (x, [v]), ["a list", "new state 0"]),
     ],
 )
-def test_return_of_a_non_tensor(run: Run, wrong: Callable[..., Any], words: list[str]) -> None:
+def test_result_that_is_no_tensor_is_refused(run: Run, wrong: Callable[..., Any], words: list[str]) -> None:
     check(errors.NotATensorError, TypeError, words, lambda: run(wrong, 1, 1, 1, X, V))
 
 
 @runs
 @pytest.mark.parametrize("index", [0, 1, 2])
-def test_argument_that_is_no_tensor(run: Run, index: int) -> None:
+def test_argument_that_is_no_tensor_is_refused(run: Run, index: int) -> None:
     arguments: list[Any] = [X, V, V]
     arguments[index] = 1.5
     check(
@@ -179,7 +179,7 @@ def test_argument_that_is_no_tensor(run: Run, index: int) -> None:
         (torch.zeros(2, dtype=torch.float64), ["state 0", "torch.float64", "torch.float32"]),
     ],
 )
-def test_state_that_differs_from_the_initial_one(run: Run, state: torch.Tensor, words: list[str]) -> None:
+def test_state_that_differs_from_the_initial_state_is_refused(run: Run, state: torch.Tensor, words: list[str]) -> None:
     def cast(x: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return x, (v + x).float()
 
@@ -192,7 +192,7 @@ def test_state_that_differs_from_the_initial_one(run: Run, state: torch.Tensor, 
 
 
 @runs
-def test_state_that_changes_later(run: Run) -> None:
+def test_state_that_changes_in_a_later_step_is_refused(run: Run) -> None:
     calls = []
 
     def grow(x: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -204,7 +204,7 @@ def test_state_that_changes_later(run: Run) -> None:
 
 
 @runs
-def test_output_that_changes(run: Run) -> None:
+def test_output_that_changes_in_a_later_step_is_refused(run: Run) -> None:
     calls = []
 
     def narrow(x: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -228,7 +228,7 @@ def test_output_that_changes(run: Run) -> None:
         ([torch.float32, torch.float32], ["output_template_specs[0]", "(shape, dtype)"]),
     ],
 )
-def test_empty_scan_without_fitting_specs(run: Run, specs: Any, words: list[str]) -> None:
+def test_empty_scan_needs_a_spec_for_each_output(run: Run, specs: Any, words: list[str]) -> None:
     def call() -> None:
         run(lambda x, v: (x, x, v), 1, 1, 2, torch.zeros(0, 2), V, output_template_specs=specs)
 

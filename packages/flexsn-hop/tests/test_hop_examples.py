@@ -23,7 +23,7 @@ MODULES = ["flexsn_hop", *(f"flexsn_hop.{m.name}" for m in pkgutil.iter_modules(
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 
 
-def test_readme_with_this_package_alone() -> None:
+def test_readme_runs_with_this_package_alone() -> None:
     """Runs the blocks one after the other in a new process that cannot import any other package of FlexSN."""
     # Torch may be outside of site-packages, because a `.pth` file there may point to it.
     places = [Path(flexsn_hop.__path__[0]).parent, *site.getsitepackages(), Path(torch.__path__[0]).parent]
@@ -38,12 +38,12 @@ def test_readme_with_this_package_alone() -> None:
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_docstrings(module: str) -> None:
+def test_examples_in_docstrings_run(module: str) -> None:
     failed, _ = doctest.testmod(importlib.import_module(module))
     assert failed == 0
 
 
-def test_every_public_function_has_an_example_or_names_one() -> None:
+def test_public_functions_have_or_name_an_example() -> None:
     for name in flexsn_hop.__all__:
         thing = getattr(flexsn_hop, name)
         if inspect.isfunction(thing):

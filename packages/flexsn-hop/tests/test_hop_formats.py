@@ -1,4 +1,4 @@
-"""The order of results in memory, compared with PyTorch's own elementwise operations."""
+"""The memory order of results equals the order that PyTorch's elementwise operations choose."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from flexsn_hop.formats import dense_strides, memory_order, order_like
 SIZES = (1, 2, 3, 5)
 
 
-def significant(tensor: Tensor) -> list[int | None]:
+def select_strides(tensor: Tensor) -> list[int | None]:
     """Returns the strides of the dimensions with more than one element."""
     return [stride if size > 1 else None for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
 
 
-def layouts(shape: Sequence[int], draw: random.Random) -> Tensor:
-    """Returns a tensor that broadcasts to `shape`: permuted, sliced, expanded, with sizes of 1, or several of these."""
+def draw_layout(shape: Sequence[int], draw: random.Random) -> Tensor:
+    """Returns a tensor that broadcasts to `shape`, and may be permuted, sliced or expanded, or have sizes of 1."""
     dims = range(len(shape))
     sizes = [1 if draw.random() < 0.15 else size for size in shape]
     order = draw.sample(dims, len(shape))
@@ -42,29 +42,29 @@ def format_of(*tensors: Tensor) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3, 4, 5, 6])
-def test_one_operand(dims: int) -> None:
+def test_format_of_one_operand_equals_torchs(dims: int) -> None:
     draw = random.Random(dims)
     for _ in range(150):
         shape = [draw.choice(SIZES) for _ in range(dims)]
-        x = layouts(shape, draw)
+        x = draw_layout(shape, draw)
         like = torch.empty_strided(x.shape, format_of(x))
-        assert significant(like) == significant(x * 2.0), (x.shape, x.stride())
+        assert select_strides(like) == select_strides(x * 2.0), (x.shape, x.stride())
         assert like.stride() == dense_strides(x.shape, order_like(x))
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3, 4, 5, 6])
-def test_several_operands(dims: int) -> None:
+def test_format_of_several_operands_equals_torchs(dims: int) -> None:
     draw = random.Random(10 + dims)
     for _ in range(200):
         shape = [draw.choice(SIZES) for _ in range(dims)]
-        x, y, z = (layouts(shape, draw) for _ in range(3))
+        x, y, z = (draw_layout(shape, draw) for _ in range(3))
         for tensors, result in (((x, y), x + y), ((x, y, z), torch.addcmul(x, y, z))):
             like = torch.empty_strided(result.shape, format_of(*tensors))
-            assert significant(like) == significant(result), [(t.shape, t.stride()) for t in tensors]
+            assert select_strides(like) == select_strides(result), [(t.shape, t.stride()) for t in tensors]
 
 
 @pytest.mark.parametrize("format_", [torch.contiguous_format, torch.channels_last, torch.channels_last_3d], ids=str)
-def test_formats_with_a_name_are_kept_to_the_strides_of_single_elements(format_: torch.memory_format) -> None:
+def test_named_formats_are_kept_with_all_their_strides(format_: torch.memory_format) -> None:
     dims = 5 if format_ is torch.channels_last_3d else 4
     for shape in itertools.product((1, 3), repeat=dims):
         x = torch.empty(shape).to(memory_format=format_)
@@ -72,6 +72,6 @@ def test_formats_with_a_name_are_kept_to_the_strides_of_single_elements(format_:
         assert format_of(x, x) == (x + x).stride()
 
 
-def test_without_elements() -> None:
+def test_format_without_elements_equals_torchs() -> None:
     x = torch.empty(3, 4, 5).permute(2, 0, 1)[:0]
     assert format_of(x) == x.neg().stride()

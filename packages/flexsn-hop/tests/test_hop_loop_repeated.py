@@ -1,4 +1,4 @@
-"""The loop that Inductor calls repeats all computations of a step, at each step and in each call."""
+"""The loop that Inductor calls runs all operations of a step in every step of every call."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def fresh_compiler() -> None:
     torch._dynamo.reset()
 
 
-def three_times(
+def assert_three_calls_are_equal(
     step: Step, init: Tensor, xs: Tensor, captured: Tensor | None = None, backend: str = "inductor"
 ) -> None:
     """Checks that three equal calls of a compiled scan have the values and gradients of the loop."""
@@ -59,7 +59,7 @@ def assigned(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     return y.sin() + 0.1 * h, z
 
 
-def made(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+def create_tensors(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     y = torch.full((3,), 0.5, dtype=h.dtype)
     y.mul_(h)
     z = torch.arange(3, dtype=h.dtype)
@@ -78,22 +78,22 @@ STEPS: dict[str, Step] = {
     "index_add_": lambda h, x: (h + torch.zeros(4, dtype=h.dtype).index_add_(0, I, h * x)[:3], None),
     "scatter_": lambda h, x: (h * x.new_zeros(3).scatter_(0, PERMUTED, h), x.new_ones(3).scatter_add(0, I, h * x)),
     "assigned": assigned,
-    "made": made,
+    "create_tensors": create_tensors,
 }
 
 
-@pytest.mark.long(all_but=["made"])
+@pytest.mark.long(all_but=["create_tensors"])
 @pytest.mark.parametrize("name", STEPS)
 def test_equal_calls_are_equal(name: str) -> None:
     draw = torch.Generator().manual_seed(0)
     init, xs = (torch.randn(shape, generator=draw, dtype=torch.float64) for shape in ((3,), (4, 3)))
-    three_times(STEPS[name], init, xs)
+    assert_three_calls_are_equal(STEPS[name], init, xs)
 
 
-def test_the_gradient_of_a_table() -> None:
+def test_table_has_the_gradient_of_the_loop() -> None:
     table = torch.ones(3, requires_grad=True, dtype=torch.float64)
     init = torch.zeros(1, dtype=torch.float64)
-    three_times(lambda h, t: (h + table[t], None), init, torch.tensor([[0], [1], [1]]), table)
+    assert_three_calls_are_equal(lambda h, t: (h + table[t], None), init, torch.tensor([[0], [1], [1]]), table)
 
 
 # -- graphs as text ------------------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ def various(x: Tensor) -> Any:
     return buffer, constant, values, x * (1 + 2j), x.to(torch.device("cpu"), torch.float16), x[::2], torch.eye(3)
 
 
-def test_a_graph_that_is_read_is_the_graph_that_was_written() -> None:
+def test_graph_is_equal_after_writing_and_reading() -> None:
     x = torch.tensor([0.5, -1.0, 3.0])
     graph = make_fx(various)(x)
     read = read_graph(write_graph(graph))
@@ -119,7 +119,7 @@ def test_a_graph_that_is_read_is_the_graph_that_was_written() -> None:
     assert [name for name in actual if name is not torch.ops.aten.clone.default] == names
 
 
-def test_constants_are_not_written_to() -> None:
+def test_constants_are_not_changed_by_a_step() -> None:
     graph = torch.fx.Graph()
     constant = graph.get_attr("constant")
     result = graph.call_function(torch.ops.aten.add_.Tensor, (constant, graph.placeholder("x")))
@@ -132,13 +132,13 @@ def test_constants_are_not_written_to() -> None:
         torch.testing.assert_close(read(torch.ones(()))[0], torch.tensor([[2.0, float("nan")]]), equal_nan=True)
 
 
-# -- operators of more than one kind -------------------------------------------------------------------------------
+# -- solvers and control flow -----------------------------------------------------------------------------------------
 
 LinAlgError: type[Exception] = vars(torch.linalg)["LinAlgError"]
 while_loop: Any = torch._higher_order_ops.while_loop
 
 
-def matrix(x: Tensor) -> Tensor:
+def make_matrix(x: Tensor) -> Tensor:
     return 2 * torch.eye(3, dtype=x.dtype) + torch.diag(x * x)
 
 
@@ -149,13 +149,13 @@ def halved(c: Tensor, x: Tensor) -> Tensor:
 
 
 LARGE_STEPS: dict[str, Step] = {
-    "solve": lambda c, x: (torch.linalg.solve(matrix(x), c + x), None),
-    "inv": lambda c, x: (torch.linalg.inv(matrix(x)) @ c, c * x),
-    "cholesky": lambda c, x: (torch.linalg.cholesky(matrix(x)) @ c / 3, None),
-    "det": lambda c, x: (torch.linalg.det(matrix(x)) * c / 9, torch.linalg.slogdet(matrix(x)).logabsdet),
+    "solve": lambda c, x: (torch.linalg.solve(make_matrix(x), c + x), None),
+    "inv": lambda c, x: (torch.linalg.inv(make_matrix(x)) @ c, c * x),
+    "cholesky": lambda c, x: (torch.linalg.cholesky(make_matrix(x)) @ c / 3, None),
+    "det": lambda c, x: (torch.linalg.det(make_matrix(x)) * c / 9, torch.linalg.slogdet(make_matrix(x)).logabsdet),
     "scan": lambda c, x: (scan(lambda a, b: (torch.tanh(a + b), a * b), c, x[:, None].expand(3, 3))[1].mean(0), None),
     "solve in scan": lambda c, x: (
-        scan(lambda a, b: (torch.linalg.solve(matrix(b), a), None), c, x[:, None].expand(3, 3))[0] + c,
+        scan(lambda a, b: (torch.linalg.solve(make_matrix(b), a), None), c, x[:, None].expand(3, 3))[0] + c,
         None,
     ),
     "cond": lambda c, x: (torch.cond(c.sum() > 0, lambda c, x: c + x.sin(), lambda c, x: c - x * c, (c, x)), None),
@@ -167,26 +167,26 @@ LARGE_STEPS: dict[str, Step] = {
 @pytest.mark.long(all_but=["solve-inductor"])
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("name", LARGE_STEPS)
-def test_operators_of_more_than_one_kind(name: str, backend: str) -> None:
+def test_solvers_and_control_flow_equal_the_loop(name: str, backend: str) -> None:
     draw = torch.Generator().manual_seed(0)
     init, xs = (torch.randn(shape, generator=draw, dtype=torch.float64) for shape in ((3,), (4, 3)))
     # Numbers that a step reads have no gradient.
-    three_times(LARGE_STEPS[name], init, xs, backend=backend)
+    assert_three_calls_are_equal(LARGE_STEPS[name], init, xs, backend=backend)
 
 
-def test_a_check_of_linalg_is_made_in_each_step() -> None:
+def test_checks_of_linalg_run_in_each_step() -> None:
     def solve(c: Tensor, x: Tensor) -> tuple[Tensor, None]:
         return torch.linalg.solve(torch.diag(x), c), None
 
-    one = torch.ones(3)
+    ones = torch.ones(3)
     try:
-        torch.compile(solve, fullgraph=True, backend="aot_eager")(one, 0 * one)
+        torch.compile(solve, fullgraph=True, backend="aot_eager")(ones, 0 * ones)
         pytest.skip("this version of torch compiles without the checks of torch.linalg")
     except LinAlgError:
         pass
     xs = torch.ones(4, 3)
-    compiled = torch.compile(lambda xs: scan(solve, one, xs)[0], fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(xs), one)
+    compiled = torch.compile(lambda xs: scan(solve, ones, xs)[0], fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(xs), ones)
     xs[2, 1] = 0.0
     with pytest.raises(LinAlgError, match="singular"):
         compiled(xs)

@@ -1,6 +1,6 @@
-"""The scan through PyTorch's own operators is either correct or rejected.
+"""The scan through PyTorch's operators is either correct or refused.
 
-Each of these cases was observed on torch 2.11.0 and 2.13.0.
+The cases were observed with torch 2.11.0 and 2.13.0.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WHILE_LOOP = [
     (lowerable_while_loop_scan, eager_scan),
     (lowerable_while_loop_scan_final_state, eager_scan_final_state),
 ]
-every = pytest.mark.parametrize(("scan", "reference"), SCAN + WHILE_LOOP)
+all_operators = pytest.mark.parametrize(("scan", "reference"), SCAN + WHILE_LOOP)
 
 
 @pytest.fixture(autouse=True)
@@ -43,15 +43,15 @@ def fresh_compiler() -> None:
     torch._dynamo.reset()
 
 
-def test_both_are_available_here() -> None:
+def test_both_operators_are_available() -> None:
     assert lowerable_scan_available() is True
     assert lowerable_while_loop_available() is True
 
 
 @pytest.mark.long(all_but=["lowerable_scan-*", "lowerable_while_loop_scan_final_state-*-two_by_two"])
 @pytest.mark.parametrize("case", [CASES[1], *CASES[-2:]], ids=lambda case: case.name)
-@every
-def test_inference(case: Case, scan: Run, reference: Run) -> None:
+@all_operators
+def test_inference_equals_the_eager_scan(case: Case, scan: Run, reference: Run) -> None:
     core = case.make(function_spike)
     arguments = case.arguments(5, requires_grad=False)
     expected = reference(core, *case.counts, *arguments)
@@ -59,8 +59,8 @@ def test_inference(case: Case, scan: Run, reference: Run) -> None:
 
 
 @pytest.mark.long(all_but=["lowerable_scan-*"])
-@every
-def test_inference_under_compile(scan: Run, reference: Run) -> None:
+@all_operators
+def test_compiled_inference_equals_the_eager_scan(scan: Run, reference: Run) -> None:
     case = CASES[-1]
     core = case.make(function_spike)
     run = torch.compile(functools.partial(scan, core, *case.counts), fullgraph=True, backend="aot_eager")
@@ -87,7 +87,7 @@ def test_scan_trains_if_every_state_requires_grad(case: Case, spike: str) -> Non
         torch.testing.assert_close(gradients, expected)
 
 
-def test_scan_trains_under_compile() -> None:
+def test_compiled_scan_trains() -> None:
     case = CASES[5]
     core = case.make(function_spike)
     arguments = case.arguments(5)
@@ -99,23 +99,23 @@ def test_scan_trains_under_compile() -> None:
 
 @pytest.mark.long(
     all_but=[
-        "lowerable_while_loop_scan_final_state-eager_scan_final_state-wanted1",
-        "lowerable_scan-eager_scan-wanted0",
+        "lowerable_while_loop_scan_final_state-eager_scan_final_state-differentiated1",
+        "lowerable_scan-eager_scan-differentiated0",
         "lowerable_while_loop_scan_final_state-eager_scan_final_state-captured",
     ]
 )
-@pytest.mark.parametrize("wanted", [[0], [2], "captured"])
-@every
-def test_gradients_that_could_be_wrong_are_refused(scan: Run, reference: Run, wanted: Any) -> None:
+@pytest.mark.parametrize("differentiated", [[0], [2], "captured"])
+@all_operators
+def test_gradients_that_could_be_wrong_are_refused(scan: Run, reference: Run, differentiated: Any) -> None:
     x, v, w = CASES[5].arguments(4, requires_grad=False)
     core: Run = plif_core(function_spike)
     arguments = [x, v, w]
-    if wanted == "captured":
+    if differentiated == "captured":
         parameter = w.clone().requires_grad_()
         core = lambda x, v: plif_core(function_spike)(x, v, parameter)  # noqa: E731
         arguments = [x, v]
     else:
-        for index in wanted:
+        for index in differentiated:
             arguments[index].requires_grad_()
     with pytest.raises(errors.LoweringGradientError, match="wrong gradients"):
         scan(core, 1, 1, 1, *arguments)
@@ -129,8 +129,8 @@ def test_while_loop_refuses_every_gradient(scan: Run, reference: Run) -> None:
         scan(plif_core(function_spike), 1, 1, 1, *CASES[5].arguments(4))
 
 
-@every
-def test_refused_under_compile(scan: Run, reference: Run) -> None:
+@all_operators
+def test_gradients_that_could_be_wrong_are_refused_in_compiled_code(scan: Run, reference: Run) -> None:
     core = plif_core(function_spike)
     x, v, w = CASES[5].arguments(4, requires_grad=False)
     run = torch.compile(functools.partial(scan, core, 1, 1, 1), fullgraph=True, backend="aot_eager")
@@ -150,21 +150,21 @@ def test_refused_under_compile(scan: Run, reference: Run) -> None:
     [lambda x, v: (x, v), lambda x, v: (v, x), lambda x, v: (x + v,) * 2],
     ids=["passthrough", "swapped", "same"],
 )
-@every
-def test_results_that_alias(core: Run, scan: Run, reference: Run) -> None:
+@all_operators
+def test_aliased_results_equal_the_eager_scan(core: Run, scan: Run, reference: Run) -> None:
     arguments = [torch.randn(4, 3), torch.randn(3)]
     expected = reference(core, 1, 1, 1, *arguments)
     torch.testing.assert_close(scan(core, 1, 1, 1, *arguments), expected, rtol=0, atol=0)
 
 
-@every
-def test_no_states(scan: Run, reference: Run) -> None:
+@all_operators
+def test_core_may_have_no_states(scan: Run, reference: Run) -> None:
     x = torch.randn(4, 3)
     torch.testing.assert_close(scan(lambda x: 2 * x, 1, 0, 1, x)[0], 2 * x)
 
 
-@every
-def test_empty(scan: Run, reference: Run) -> None:
+@all_operators
+def test_empty_scan_equals_the_eager_scan(scan: Run, reference: Run) -> None:
     specs = [((2,), torch.float16)]
     arguments = (torch.zeros(0, 2), torch.randn(2))
     core = lambda x, v: (x, v)  # noqa: E731
@@ -173,8 +173,8 @@ def test_empty(scan: Run, reference: Run) -> None:
     torch.testing.assert_close(results, expected, rtol=0, atol=0)
 
 
-@every
-def test_errors_are_those_of_the_eager_scan(scan: Run, reference: Run) -> None:
+@all_operators
+def test_errors_equal_those_of_the_eager_scan(scan: Run, reference: Run) -> None:
     x, v = torch.zeros(3, 2), torch.zeros(2)
     with pytest.raises(errors.TooFewTensorsError, match=r"1 tensors.* is 2"):
         scan(lambda x, v: (x, v), 1, 1, 1, x)
@@ -188,14 +188,14 @@ def test_errors_are_those_of_the_eager_scan(scan: Run, reference: Run) -> None:
 
 @pytest.mark.long(all_but=["environment-scan", "argument-while_loop"])
 @pytest.mark.parametrize("name", ["scan", "while_loop"])
-@pytest.mark.parametrize("how", ["argument", "environment"])
-def test_as_the_lowering_of_the_operator(name: str, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("setting", ["argument", "environment"])
+def test_operators_can_be_the_lowering_of_a_scan(name: str, setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._dynamo.testing import EagerAndRecordGraphs
 
     core = plif_core(function_spike)
     arguments = CASES[5].arguments(4)
-    options: dict[str, Any] = {"lowering": name} if how == "argument" else {}
-    if how == "environment":
+    options: dict[str, Any] = {"lowering": name} if setting == "argument" else {}
+    if setting == "environment":
         monkeypatch.setenv("FLEXSN_HOP_LOWERING", name)
     backend = EagerAndRecordGraphs()
     run = torch.compile(functools.partial(flex_sn_scan, core, 1, 1, 1, **options), fullgraph=True, backend=backend)
@@ -234,7 +234,7 @@ class SmallVGG(torch.nn.Module):
 
 @pytest.mark.long(all_but=["scan"])
 @pytest.mark.parametrize("name", ["scan", "while_loop", "loop"])
-def test_a_small_spiking_vgg_without_gradients(name: str) -> None:
+def test_small_spiking_vgg_equals_the_loop_without_gradients(name: str) -> None:
     x = 3 * torch.randn(4, 2, 1, 10, 10)
     with torch.no_grad():
         expected = SmallVGG(None)(x)

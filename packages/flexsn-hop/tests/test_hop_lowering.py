@@ -1,4 +1,4 @@
-"""Inductor's code for the operator: the loop as one call, or the code of a registered lowering."""
+"""Inductor's code for the operator contains one call of the loop, or the code of a registered lowering."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def fresh_compiler() -> Iterator[None]:
         yield
 
 
-def network(scan: Run, **options: Any) -> Run:
+def make_network(scan: Run, **options: Any) -> Run:
     def run(x: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> Any:
         outputs, states = scan(CORE, 1, 1, 1, 2 * x + 0.1, v, w, **options)
         return 0.5 * outputs, states
@@ -60,20 +60,20 @@ def assert_same(actual: Run, expected: Run, arguments: Sequence[torch.Tensor]) -
 @pytest.mark.parametrize("dynamic", [False, True])
 @pairs
 def test_inductor_runs_the_loop(dynamic: bool, scan: Run, reference: Run) -> None:
-    run = torch.compile(network(scan), fullgraph=True, dynamic=dynamic)
+    run = torch.compile(make_network(scan), fullgraph=True, dynamic=dynamic)
     for steps, batch in ((5, 2), (9, 7)) if dynamic else ((5, 2),):
-        assert_same(run, network(reference), CASES[5].arguments(steps, (batch, 3)))
+        assert_same(run, make_network(reference), CASES[5].arguments(steps, (batch, 3)))
 
 
-def test_the_generated_code_has_one_call_each_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generated_code_has_one_call_for_each_direction(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEXSN_HOP_LOWERING", "loop")  # another package may have registered kernels
 
     def step(x: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> Any:
-        results = network(flex_sn_scan)(x, v, w)
+        results = make_network(flex_sn_scan)(x, v, w)
         return torch.autograd.grad(sum(result.sum() for result in results), [x, v, w])
 
     def train(*arguments: torch.Tensor) -> Any:
-        results = torch.compile(network(flex_sn_scan), fullgraph=True, dynamic=False)(*arguments)
+        results = torch.compile(make_network(flex_sn_scan), fullgraph=True, dynamic=False)(*arguments)
         return torch.autograd.grad(sum(result.sum() for result in results), arguments)
 
     _, codes = run_and_get_code(train, *CASES[5].arguments(6))
@@ -84,7 +84,7 @@ def test_the_generated_code_has_one_call_each_way(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.long(all_but=["two_by_two"])
 @pytest.mark.parametrize("name", ["two_by_two", "izhikevich"])
-def test_inductor_with_several_states(name: str) -> None:
+def test_inductor_runs_several_states(name: str) -> None:
     (case,) = [case for case in CASES if case.name == name]
     core = case.make(function_spike)
     run = torch.compile(functools.partial(flex_sn_scan, core, *case.counts), fullgraph=True)
@@ -97,7 +97,7 @@ def constant_core(x: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch
     return torch.where(h > 0, h, float("-inf")), h
 
 
-def test_a_constant_inside_the_core() -> None:
+def test_constant_inside_the_core_is_allowed() -> None:
     core = constant_core
     arguments = [torch.randn(4, 3), torch.randn(3)]
     with torch.no_grad():
@@ -105,7 +105,7 @@ def test_a_constant_inside_the_core() -> None:
         torch.testing.assert_close(run(*arguments), eager_scan(core, 1, 1, 1, *arguments))
 
 
-def test_a_constant_inside_the_core_in_training() -> None:
+def test_constant_inside_the_core_is_allowed_in_training() -> None:
     arguments = [torch.randn(4, 3, requires_grad=True), torch.randn(3, requires_grad=True)]
     core = functools.partial(flex_sn_scan, lambda x, v: (v.sin(), v * torch.tensor([0.5, 0.25, 0.125]) + x), 1, 1, 1)
     run = torch.compile(core, fullgraph=True)
@@ -113,21 +113,21 @@ def test_a_constant_inside_the_core_in_training() -> None:
 
 
 class Unrolled:
-    """A lowering that works without a GPU: the loops themselves, traced into Inductor's graph."""
+    """A lowering that works without a GPU. It traces the loops into Inductor's graph."""
 
     version = "1"
 
-    def __init__(self, interval: int = 1, why: str | None = None, name: str = "unrolled") -> None:
+    def __init__(self, interval: int = 1, reason: str | None = None, name: str = "unrolled") -> None:
         self.name = name
         self.interval = interval
-        self.why = why
+        self.reason = reason
         self.traced: list[ScanLayout | BackwardLayout] = []
 
     def checkpoint_interval(self, core: torch.fx.GraphModule, primals: Sequence[Any]) -> int:
         return self.interval
 
     def why_unavailable(self, flat_args: Sequence[Any]) -> str | None:
-        return self.why
+        return self.reason
 
     def forward(
         self, core: torch.fx.GraphModule, layout: ScanLayout, flat_args: Sequence[Any]
@@ -160,7 +160,7 @@ def register() -> Iterator[Callable[[ScanLowering], None]]:
 @pytest.mark.long(all_but=["sequence-1"])
 @pytest.mark.parametrize("interval", [1, 2])
 @pairs
-def test_a_registered_lowering_becomes_part_of_the_graph(
+def test_registered_lowering_becomes_part_of_the_graph(
     interval: int, scan: Run, reference: Run, register: Callable[[ScanLowering], None]
 ) -> None:
     lowering = Unrolled(interval)
@@ -168,11 +168,11 @@ def test_a_registered_lowering_becomes_part_of_the_graph(
     arguments = CASES[5].arguments(3)
 
     def train(*arguments: torch.Tensor) -> Any:
-        run = torch.compile(network(scan), fullgraph=True, dynamic=False)
+        run = torch.compile(make_network(scan), fullgraph=True, dynamic=False)
         return value_and_gradients(run, arguments)
 
     actual, codes = run_and_get_code(train, *arguments)
-    torch.testing.assert_close(actual, value_and_gradients(network(reference), arguments))
+    torch.testing.assert_close(actual, value_and_gradients(make_network(reference), arguments))
     assert [type(layout) for layout in lowering.traced] == [ScanLayout, BackwardLayout]
     assert not any("run_scan" in code for code in codes)
     backward = lowering.traced[1]
@@ -181,7 +181,7 @@ def test_a_registered_lowering_becomes_part_of_the_graph(
 
 
 def from_zero(scan: Run, x: torch.Tensor, w: torch.Tensor, **options: Any) -> Any:
-    """Computes with a state of zeros and another state, as equal views."""
+    """Runs a scan with two states that are equal views. The first state is zeros."""
 
     def core(x: torch.Tensor, u: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
         u = 0.5 * u + x
@@ -196,7 +196,7 @@ def from_zero(scan: Run, x: torch.Tensor, w: torch.Tensor, **options: Any) -> An
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("dynamic", [False, True])
 @pairs
-def test_a_state_of_zeros_is_neither_written_nor_kept(
+def test_state_of_zeros_is_neither_written_nor_saved(
     dynamic: bool, backend: str, scan: Run, reference: Run, register: Callable[[ScanLowering], None]
 ) -> None:
     lowering = Unrolled()
@@ -214,7 +214,7 @@ def test_a_state_of_zeros_is_neither_written_nor_kept(
         assert backward.num_given == 3
 
 
-def test_a_state_declared_as_zeros_still_gets_its_gradient() -> None:
+def test_state_declared_as_zeros_has_its_gradient() -> None:
     def train(scan: Run, x: torch.Tensor, v: torch.Tensor, **options: Any) -> Any:
         return scan(lambda x, v: (x * v, 0.5 * v + x), 1, 1, 1, x, v, **options)
 
@@ -224,7 +224,7 @@ def test_a_state_declared_as_zeros_still_gets_its_gradient() -> None:
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_zero_states_is_as_long_as_there_are_states(compiled: bool) -> None:
+def test_zero_states_of_wrong_length_is_refused(compiled: bool) -> None:
     def run(x: torch.Tensor, w: torch.Tensor) -> Any:
         return from_zero(flex_sn_scan, x, w, zero_states=(True,))
 
@@ -233,29 +233,29 @@ def test_zero_states_is_as_long_as_there_are_states(compiled: bool) -> None:
 
 
 @pytest.mark.parametrize("final", [False, True])
-def test_a_state_declared_as_zeros_that_is_not_zero(final: bool) -> None:
+def test_state_declared_as_zeros_must_be_zero(final: bool) -> None:
     scan: Run = flex_sn_scan_final_state if final else flex_sn_scan
     with pytest.raises(errors.NonzeroStateError, match="state 1 is not zeros") as caught:
         from_zero(scan, torch.randn(3, 4), torch.randn(4), zero_states=(True, True))
     assert isinstance(caught.value, ValueError)
 
 
-def test_auto_falls_back_to_the_loop_and_kernel_does_not(
+def test_only_auto_falls_back_to_the_loop(
     register: Callable[[ScanLowering], None],
 ) -> None:
-    lowering = Unrolled(why="it is a test")
+    lowering = Unrolled(reason="it is a test")
     register(lowering)
     arguments = CASES[5].arguments(3, requires_grad=False)
-    run = torch.compile(network(flex_sn_scan), fullgraph=True)
-    torch.testing.assert_close(run(*arguments), network(eager_scan)(*arguments))
+    run = torch.compile(make_network(flex_sn_scan), fullgraph=True)
+    torch.testing.assert_close(run(*arguments), make_network(eager_scan)(*arguments))
     assert lowering.traced == []
-    kernel = torch.compile(network(flex_sn_scan, lowering="kernel"), fullgraph=True)
+    kernel = torch.compile(make_network(flex_sn_scan, lowering="kernel"), fullgraph=True)
     with pytest.raises(errors.LoweringError, match="'kernel' is not available: it is a test"):
         kernel(*arguments)
 
 
 class Refusing(Unrolled):
-    """A lowering that rejects each core, or each backward, because of a part of it."""
+    """A lowering that rejects each core, or only each backward."""
 
     def __init__(self, name: str, words: str, *, only_backward: bool = False) -> None:
         super().__init__(name=name)
@@ -271,39 +271,39 @@ class Refusing(Unrolled):
         raise NotImplementedError(self.words)
 
 
-def test_the_first_that_can_takes_the_scan() -> None:
-    away, picky, taker = Unrolled(why="it is away", name="away"), Refusing("picky", "not this core"), Unrolled(2)
+def test_first_lowering_that_accepts_a_scan_compiles_it() -> None:
+    away, picky, taker = Unrolled(reason="it is away", name="away"), Refusing("picky", "not this core"), Unrolled(2)
     half = Refusing("half", "no gradient", only_backward=True)
     for lowering in (away, picky, half, taker):
         register_scan_lowering(lowering)
     arguments = CASES[5].arguments(3)
-    run = torch.compile(network(flex_sn_scan), fullgraph=True, dynamic=False)
-    assert_same(run, network(eager_scan), arguments)
+    run = torch.compile(make_network(flex_sn_scan), fullgraph=True, dynamic=False)
+    assert_same(run, make_network(eager_scan), arguments)
     assert [type(layout) for layout in half.traced] == [ScanLayout]
     assert [type(layout) for layout in taker.traced] == [BackwardLayout]
     assert scan_lowerings(*arguments) == {"away": "it is away", "picky": None, "half": None, "unrolled": None}
 
 
-def test_the_error_names_the_reason_of_each_lowering() -> None:
-    register_scan_lowering(Unrolled(why="it is away", name="away"))
+def test_error_names_the_reason_of_each_lowering() -> None:
+    register_scan_lowering(Unrolled(reason="it is away", name="away"))
     register_scan_lowering(Refusing("picky", "not this core"))
     arguments = CASES[5].arguments(3, requires_grad=False)
     with pytest.warns(UserWarning, match="as a loop, without kernels: away: it is away; picky: not this core"):
-        results = torch.compile(network(flex_sn_scan), fullgraph=True)(*arguments)
-    torch.testing.assert_close(results, network(eager_scan)(*arguments))
+        results = torch.compile(make_network(flex_sn_scan), fullgraph=True)(*arguments)
+    torch.testing.assert_close(results, make_network(eager_scan)(*arguments))
     torch._dynamo.reset()
-    kernel = torch.compile(network(flex_sn_scan, lowering="kernel"), fullgraph=True)
+    kernel = torch.compile(make_network(flex_sn_scan, lowering="kernel"), fullgraph=True)
     with pytest.raises(Exception, match="'kernel' cannot compile this core: away: it is away; picky: not this core"):
         kernel(*arguments)
-    by_name = torch.compile(network(flex_sn_scan, lowering="away"), fullgraph=True)
+    by_name = torch.compile(make_network(flex_sn_scan, lowering="away"), fullgraph=True)
     with pytest.raises(errors.LoweringError, match="the lowering 'away' is not available: it is away"):
         by_name(*arguments)
 
 
-def test_the_order_is_not_that_of_imports() -> None:
-    """Checks that lowerings precede the kernels only by name, directly or through another, in any import order."""
-    behind = {"mine": None, "front": "flexsn_runtime", "yours": None, "ahead": "front", "lost": "nobody"}
-    for name, before in behind.items():
+def test_order_of_lowerings_does_not_depend_on_imports() -> None:
+    """Checks that a lowering precedes the kernels only if `before` names them, directly or through another lowering."""
+    successors = {"mine": None, "front": "flexsn_runtime", "yours": None, "ahead": "front", "lost": "nobody"}
+    for name, before in successors.items():
         register_scan_lowering(Unrolled(name=name), before=before)
     assert list(scan_lowerings()) == ["mine", "yours", "ahead", "front", "lost"]
     with pytest.raises(errors.LoweringError, match="'flexsn_runtime' is the name of the kernels of that package"):
@@ -326,7 +326,7 @@ def test_the_order_is_not_that_of_imports() -> None:
         (object(), "a object is not a lowering: it has no name, no version, no checkpoint_interval"),
     ],
 )
-def test_objects_that_are_no_lowering_are_not_registered(lowering: Any, words: str) -> None:
+def test_objects_that_are_no_lowering_are_refused(lowering: Any, words: str) -> None:
     with pytest.raises(TypeError, match=words):
         register_scan_lowering(lowering)
     assert scan_lowerings() == {}
@@ -340,7 +340,7 @@ class Faulty(Unrolled):
         self.fault = fault
 
     def why_unavailable(self, flat_args: Sequence[Any]) -> str | None:
-        if self.fault == "why":
+        if self.fault == "reason":
             raise IndexError("out of range")
         return None
 
@@ -363,7 +363,7 @@ class Faulty(Unrolled):
 
 
 FAULTS = {
-    "why": "why_unavailable of the lowering 'faulty' failed with IndexError: out of range; lowering='loop'",
+    "reason": "why_unavailable of the lowering 'faulty' failed with IndexError: out of range; lowering='loop'",
     "interval": "checkpoint_interval of the lowering 'faulty' returned 0; it must return an int, 1 or more",
     "raises": "forward of the lowering 'faulty' failed with KeyError: 'lost'",
     "count": "forward of the lowering 'faulty' returned . results; the layout requires",
@@ -377,27 +377,27 @@ FAULTS = {
 
 @pytest.mark.long(all_but=["interval", "shape"])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_lowerings_mistake_is_named(fault: str, register: Callable[[ScanLowering], None]) -> None:
+def test_mistake_of_a_lowering_is_named(fault: str, register: Callable[[ScanLowering], None]) -> None:
     register(Faulty(fault))
     arguments = CASES[5].arguments(3)
-    run = torch.compile(network(flex_sn_scan), fullgraph=True, dynamic=False)
+    run = torch.compile(make_network(flex_sn_scan), fullgraph=True, dynamic=False)
     with pytest.raises(Exception, match=FAULTS[fault]):
         sum(result.sum() for result in run(*arguments)).backward()
 
 
-def test_loop_is_the_loop_with_a_lowering_registered(
+def test_lowering_loop_ignores_registered_lowerings(
     register: Callable[[ScanLowering], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lowering = Unrolled()
     register(lowering)
     monkeypatch.setenv("FLEXSN_HOP_LOWERING", "loop")
     arguments = CASES[5].arguments(3, requires_grad=False)
-    run = torch.compile(network(flex_sn_scan), fullgraph=True)
-    torch.testing.assert_close(run(*arguments), network(eager_scan)(*arguments))
+    run = torch.compile(make_network(flex_sn_scan), fullgraph=True)
+    torch.testing.assert_close(run(*arguments), make_network(eager_scan)(*arguments))
     assert lowering.traced == []
 
 
-def test_a_constant_inside_the_core_is_left_to_the_loop(
+def test_core_with_a_constant_runs_as_a_loop(
     register: Callable[[ScanLowering], None],
 ) -> None:
     lowering = Unrolled()
@@ -415,11 +415,11 @@ def test_a_constant_inside_the_core_is_left_to_the_loop(
 
 @pytest.mark.long(all_but=["sequence"])
 @pairs
-def test_checkpoints_further_apart_than_one_step(
+def test_checkpoints_may_be_several_steps_apart(
     scan: Run, reference: Run, register: Callable[[ScanLowering], None]
 ) -> None:
     # aot_eager runs the operators as loops, with the lowering's interval.
     register(Unrolled(interval=3))
-    run = torch.compile(network(scan), fullgraph=True, backend="aot_eager", dynamic=False)
+    run = torch.compile(make_network(scan), fullgraph=True, backend="aot_eager", dynamic=False)
     for steps in (1, 2, 3, 4, 7):
-        assert_same(run, network(reference), CASES[5].arguments(steps))
+        assert_same(run, make_network(reference), CASES[5].arguments(steps))

@@ -1,4 +1,4 @@
-"""Modules that the package imports, and its message if torch lacks a hook."""
+"""The imports of the package, and its message if torch lacks a required function."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flexsn_hop import (
 from flexsn_hop._torch_private import _dynamo
 
 
-def test_importing_it_imports_neither_triton_nor_dynamo_nor_a_sibling() -> None:
+def test_package_imports_neither_triton_nor_dynamo_nor_a_sibling() -> None:
     code = "import sys, flexsn_hop; print(*sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     modules = set(result.stdout.split())
@@ -28,25 +28,25 @@ def test_importing_it_imports_neither_triton_nor_dynamo_nor_a_sibling() -> None:
     assert not modules & {"triton", "torch._dynamo", "torch._inductor", *siblings}
 
 
-def test_the_operator_is_torchs() -> None:
+def test_operator_belongs_to_torch() -> None:
     assert isinstance(flex_sn_scan, FlexSNScan)
     assert flex_sn_scan.__name__ == str(flex_sn_scan) == "flex_sn_scan"
     assert torch.ops.higher_order.flex_sn_scan is flex_sn_scan
 
 
-def test_the_operator_can_be_copied_and_pickled() -> None:
+def test_operator_can_be_copied_and_pickled() -> None:
     assert copy.deepcopy({"scan": flex_sn_scan})["scan"] is flex_sn_scan
     assert pickle.loads(pickle.dumps(flex_sn_scan)) is flex_sn_scan
 
 
-def test_a_missing_hook_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_hook_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert why_dynamo_hop_unavailable() is None
-    gone = {"torch._dynamo.variables.builder": ("wrap_fx_proxy", "a_hook_that_is_gone")}
-    monkeypatch.setattr(_dynamo, "_REQUIRED_FOR_DYNAMO", gone)
+    missing_hooks = {"torch._dynamo.variables.builder": ("wrap_fx_proxy", "a_missing_hook")}
+    monkeypatch.setattr(_dynamo, "_REQUIRED_FOR_DYNAMO", missing_hooks)
     assert dynamo_hop_available() is False
-    why = why_dynamo_hop_unavailable()
-    assert why is not None
-    assert "a_hook_that_is_gone" in why
-    assert torch.__version__ in why
+    reason = why_dynamo_hop_unavailable()
+    assert reason is not None
+    assert "a_missing_hook" in reason
+    assert torch.__version__ in reason
     (doubled,) = flex_sn_scan(lambda x: 2 * x, 1, 0, 1, torch.ones(3))
     assert doubled.tolist() == [2.0, 2.0, 2.0]

@@ -1,4 +1,4 @@
-"""`scan(..., remat=K)` keeps every K-th carry, and its gradients are bitwise equal."""
+"""`scan(..., remat=K)` saves every K-th carry, and has bitwise equal gradients."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def assert_equal_bits(run: Callable[..., Any], name: str, remat: int) -> None:
     case = recurrence(name, 11)
     expected = train(run, case.step, case.init, case.xs, case.options)
     actual = train(run, case.step, case.init, case.xs, {**case.options, "remat": remat})
-    for one, other in zip(actual, expected, strict=True):
-        assert torch.equal(one, other) if isinstance(one, Tensor) else one == other
+    for ours, theirs in zip(actual, expected, strict=True):
+        assert torch.equal(ours, theirs) if isinstance(ours, Tensor) else ours == theirs
 
 
 @pytest.mark.parametrize("remat", [1, 3, 4, 11, 50])
@@ -71,8 +71,8 @@ def test_compiled_gradients_are_equal_to_the_bit(
     assert_equal_bits(compiled, name, remat)
 
 
-def saved_bytes(run: Callable[[], Tensor]) -> int:
-    """Returns the bytes of the tensors that autograd keeps for a backward. Each memory is counted once."""
+def count_saved_bytes(run: Callable[[], Tensor]) -> int:
+    """Returns the number of bytes that autograd saves for a backward. Shared memory is counted once."""
     storages: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ def saved_bytes(run: Callable[[], Tensor]) -> int:
     return sum(storages.values())
 
 
-def test_a_compiled_scan_keeps_every_kth_carry() -> None:
+def test_compiled_scan_saves_every_kth_carry() -> None:
     steps, interval, size = 100, 10, 32
     xs = torch.randn(steps, 1, requires_grad=True)
     init = torch.zeros(size)
@@ -95,12 +95,12 @@ def test_a_compiled_scan_keeps_every_kth_carry() -> None:
 
     for remat, carries in ((None, steps - 1), (interval, steps // interval - 1)):
         compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
-        kept = saved_bytes(lambda compiled=compiled, remat=remat: compiled(remat))  # type: ignore[misc]
+        num_bytes = count_saved_bytes(lambda compiled=compiled, remat=remat: compiled(remat))  # type: ignore[misc]
         inputs = 4 * (steps + size)
-        assert 4 * size * carries <= kept <= 4 * size * (carries + 1) + inputs
+        assert 4 * size * carries <= num_bytes <= 4 * size * (carries + 1) + inputs
 
 
-def test_eager_mode_computes_a_segment_again() -> None:
+def test_eager_mode_recomputes_segments() -> None:
     calls = 0
 
     def step(h: Tensor, x: Tensor) -> tuple[Tensor, None]:
@@ -118,7 +118,7 @@ def test_eager_mode_computes_a_segment_again() -> None:
     assert calls == 36
 
 
-def test_dropout_draws_the_same_again() -> None:
+def test_dropout_draws_equal_numbers_in_the_recomputation() -> None:
     xs = torch.ones(12, 50, requires_grad=True)
     carry, ys = scan(lambda h, x: (h * 0.5 + torch.dropout(x, 0.5, True), h), torch.zeros(50), xs, remat=5)
     carry.sum().backward()
@@ -126,7 +126,7 @@ def test_dropout_draws_the_same_again() -> None:
     torch.testing.assert_close(xs.grad[-1], carry.detach() - 0.5 * ys[-1].detach())
 
 
-def test_the_gradient_of_a_gradient() -> None:
+def test_gradients_pass_gradgradcheck() -> None:
     xs = torch.randn(7, 2, dtype=torch.float64, requires_grad=True)
     init = torch.randn(2, dtype=torch.float64, requires_grad=True)
 
@@ -137,7 +137,7 @@ def test_the_gradient_of_a_gradient() -> None:
     assert torch.autograd.gradgradcheck(run, (init, xs))
 
 
-def test_export_keeps_one_node() -> None:
+def test_exported_scan_is_one_node() -> None:
     class Net(torch.nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return scan(average, x[0], x, remat=4)[1]
@@ -160,12 +160,12 @@ def test_intervals_below_one_are_refused(remat: int, compiled: bool) -> None:
 
 
 @pytest.mark.parametrize("remat", [2.0, True, "4"])
-def test_values_that_are_no_integer_are_refused(remat: Any) -> None:
+def test_intervals_that_are_no_integer_are_refused(remat: Any) -> None:
     with pytest.raises(TypeError, match=r"remat is .*; it must be an int"):
         scan(average, torch.ones(2), torch.ones(4, 2), remat=remat)
 
 
-def test_a_transform_is_refused() -> None:
+def test_transforms_are_refused() -> None:
     def run(x: Tensor) -> Tensor:
         return scan(average, x[0], x, remat=2)[0].sum()
 

@@ -1,4 +1,4 @@
-"""`scan` without a compiler: it equals a hand-written loop, with all of its derivatives. Its errors are clear."""
+"""`scan` without a compiler equals a hand-written loop, including all derivatives, and has clear errors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Scan = Callable[..., tuple[Any, Any]]
 @pytest.mark.long(all_but=["*-5", "counting-1"])
 @pytest.mark.parametrize("steps", [1, 5])
 @pytest.mark.parametrize("name", RECURRENCES)
-def test_equals_the_loop(name: str, steps: int) -> None:
+def test_scan_equals_the_loop(name: str, steps: int) -> None:
     case = recurrence(name, steps)
     leaves = [leaf.requires_grad_() for leaf in float_leaves((case.init, case.xs))] + parameters_of(case.step)
     results = scan(case.step, case.init, case.xs, **case.options)
@@ -46,7 +46,7 @@ def test_equals_the_loop(name: str, steps: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["minimal_gru", "kalman", "logsumexp"])
-def test_differentiable_twice(name: str) -> None:
+def test_second_derivatives_equal_the_loop(name: str) -> None:
     case = recurrence(name, 4)
     leaves = [leaf.requires_grad_() for leaf in float_leaves((case.init, case.xs))] + parameters_of(case.step)
 
@@ -61,11 +61,11 @@ def test_differentiable_twice(name: str) -> None:
 # Torch's forward mode scripts its own formulas.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 @pytest.mark.parametrize("name", ["backwards", "minimal_gru", "kalman", "logsumexp"])
-def test_forward_mode(name: str) -> None:
+def test_forward_mode_equals_the_loop(name: str) -> None:
     case = recurrence(name, 4)
 
-    def run(how: Scan, init: Any, xs: Any) -> Any:
-        return float_leaves(how(case.step, init, xs, **case.options))
+    def run(run_scan: Scan, init: Any, xs: Any) -> Any:
+        return float_leaves(run_scan(case.step, init, xs, **case.options))
 
     tangents = tree_map(torch.cos, (case.init, case.xs))
     expected = jvp(functools.partial(run, looped), (case.init, case.xs), tangents)
@@ -76,43 +76,43 @@ def test_forward_mode(name: str) -> None:
     torch.testing.assert_close(([pair.primal for pair in pairs], [pair.tangent for pair in pairs]), expected)
 
 
-def test_vmap() -> None:
+def test_vmap_equals_the_loop() -> None:
     beliefs = Belief(draw(6, 5), draw(6, 5).square() + 1)
     xs = {"seen": draw(4, 6, 5), "noise": draw(4, 5).square() + 0.1}
     pair: Any = (0, 0)
     dims: Any = (Belief(*pair), {"seen": 1, "noise": None})
 
-    def one(how: Scan, belief: Belief, xs: dict[str, Tensor]) -> Any:
-        last, (means, _) = how(kalman, belief, xs)  # vmap does not accept None
+    def filter_one(run_scan: Scan, belief: Belief, xs: dict[str, Tensor]) -> Any:
+        last, (means, _) = run_scan(kalman, belief, xs)  # vmap does not accept None
         return last, means
 
-    results = vmap(functools.partial(one, scan), dims)(beliefs, xs)
-    torch.testing.assert_close(results, vmap(functools.partial(one, looped), dims)(beliefs, xs))
+    results = vmap(functools.partial(filter_one, scan), dims)(beliefs, xs)
+    torch.testing.assert_close(results, vmap(functools.partial(filter_one, looped), dims)(beliefs, xs))
     assert isinstance(results[0], Belief)
 
-    def gradient(how: Scan) -> Any:
-        return vmap(grad(lambda belief, xs: loss(one(how, belief, xs))), dims)(beliefs, xs)
+    def gradient(run_scan: Scan) -> Any:
+        return vmap(grad(lambda belief, xs: loss(filter_one(run_scan, belief, xs))), dims)(beliefs, xs)
 
     torch.testing.assert_close(gradient(scan), gradient(looped))
 
 
-def test_vmap_without_inputs() -> None:
-    def powers(how: Scan, base: Tensor) -> Any:
-        return how(lambda power, _: (power * base, power.sum()), torch.ones(3, dtype=torch.float64), length=4)
+def test_vmap_without_inputs_equals_the_loop() -> None:
+    def powers(run_scan: Scan, base: Tensor) -> Any:
+        return run_scan(lambda power, _: (power * base, power.sum()), torch.ones(3, dtype=torch.float64), length=4)
 
     bases = draw(6, 3)
-    results, expected = (vmap(functools.partial(powers, how))(bases) for how in (scan, looped))
+    results, expected = (vmap(functools.partial(powers, run_scan))(bases) for run_scan in (scan, looped))
     torch.testing.assert_close(results, expected)
     jacobian = jacfwd(lambda base: powers(scan, base)[1])(bases[0])
     torch.testing.assert_close(jacobian, jacfwd(lambda base: powers(looped, base)[1])(bases[0]))
 
 
-def test_captured_tensors_get_gradients() -> None:
+def test_captured_tensors_have_gradients() -> None:
     decay, module = draw(3).requires_grad_(), torch.nn.Linear(3, 3, dtype=torch.float64)
     leaves = [decay, *module.parameters()]
 
-    def gradients(how: Scan) -> Any:
-        results = how(lambda h, x: (h * decay + module(x), h.sum()), draw(3), draw(5, 3))
+    def gradients(run_scan: Scan) -> Any:
+        results = run_scan(lambda h, x: (h * decay + module(x), h.sum()), draw(3), draw(5, 3))
         return torch.autograd.grad(loss(results), leaves)
 
     torch.testing.assert_close(gradients(scan), gradients(looped))
@@ -140,7 +140,7 @@ def test_structures_are_returned_unchanged() -> None:
 
 
 class Pair:
-    """A container that checks its parts, and that was registered without their names."""
+    """A container that checks its elements, and is registered without names of its elements."""
 
     def __init__(self, first: Tensor, second: Tensor) -> None:
         assert first.dtype == second.dtype
@@ -152,7 +152,7 @@ register_pytree_node(Pair, lambda pair: ([pair.first, pair.second], None), lambd
 
 @dataclass
 class Span:
-    """A container like `Pair` whose parts have names."""
+    """A container like `Pair` that is registered with names of its elements."""
 
     first: Tensor
     second: Tensor
@@ -169,8 +169,8 @@ class Unknown:
     first: Tensor
 
 
-def containers(kind: Any) -> Iterator[tuple[str, Step, Any, Any]]:
-    """Yields such a container in each position, as name, step, init, xs."""
+def list_containers(kind: Any) -> Iterator[tuple[str, Step, Any, Any]]:
+    """Yields (name, step, init, xs), with a container of this class in a different position each time."""
     x, v = draw(4, 3), draw(3)
     yield "xs", lambda c, x: (c + x.first, x.second * c), v, kind(x, x.cos())
     yield "carry", lambda c, x: (kind(c.second + x, c.first), c.first), kind(v, v.cos()), x
@@ -180,8 +180,8 @@ def containers(kind: Any) -> Iterator[tuple[str, Step, Any, Any]]:
 
 
 @pytest.mark.parametrize("kind", [Pair, Span])
-def test_containers_that_check_their_elements(kind: Any) -> None:
-    for name, step, init, xs in containers(kind):
+def test_containers_that_check_their_elements_are_allowed(kind: Any) -> None:
+    for name, step, init, xs in list_containers(kind):
         results = scan(step, init, xs)
         torch.testing.assert_close(tree_leaves(results), tree_leaves(looped(step, init, xs)), rtol=0, atol=0, msg=name)
     with pytest.raises(errors.StateChangedError, match=r"(leaf 0 of carry|carry.first) was torch.float64"):
@@ -193,7 +193,7 @@ def test_containers_that_check_their_elements(kind: Any) -> None:
         scan(lambda c, x: (c, x), V, [kind(X, X), kind(X[:2], X[:2])])
 
 
-def test_a_key_is_a_key_in_any_order() -> None:
+def test_order_of_keys_is_irrelevant() -> None:
     def step(count: Tensor, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         return count + 1, {"a": x[0], "b": x[1]} if count % 2 else {"b": x[1], "a": x[0]}
 
@@ -207,7 +207,7 @@ SPARSE = [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr]
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 @pytest.mark.parametrize("sparse", SPARSE)
-def test_sparse_tensors(sparse: Callable[[Tensor], Tensor]) -> None:
+def test_sparse_tensors_equal_the_loop(sparse: Callable[[Tensor], Tensor]) -> None:
     dense, matrix = draw(4, 3), sparse(torch.eye(3, dtype=torch.float64))
     last, means = scan(lambda c, x: (c + x, c), V.double(), sparse(dense))
     torch.testing.assert_close((last, means), looped(lambda c, x: (c + x, c), V.double(), dense))
@@ -220,7 +220,7 @@ def test_sparse_tensors(sparse: Callable[[Tensor], Tensor]) -> None:
 
 # `flip` does not support float8.
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bool, torch.uint16, torch.bfloat16])
-def test_backwards_in_every_dtype(dtype: torch.dtype) -> None:
+def test_reverse_works_in_every_dtype(dtype: torch.dtype) -> None:
     x = torch.arange(4).to(dtype)
     last, ys = scan(lambda c, x: (x, c), torch.ones((), dtype=dtype), x, reverse=True)
     assert last.dtype == ys.dtype == dtype
@@ -236,7 +236,7 @@ def test_results_share_no_memory_with_arguments() -> None:
 
 
 @pytest.mark.parametrize("name", RECURRENCES)
-def test_no_steps(name: str) -> None:
+def test_scan_of_no_steps_returns_the_initial_carry(name: str) -> None:
     case, longer = recurrence(name, 0), recurrence(name, 3)
     carry, ys = scan(case.step, case.init, case.xs, **case.options)
     _, like = scan(longer.step, longer.init, longer.xs, **longer.options)
@@ -249,15 +249,15 @@ def test_no_steps(name: str) -> None:
     torch.testing.assert_close(ys, tree_map(empty, like), check_stride=False)
 
 
-def test_no_steps_keeps_the_carrys_gradient_and_does_not_call_step_with_data(caplog: Any) -> None:
+def test_scan_of_no_steps_keeps_the_gradient_and_calls_step_without_data(caplog: Any) -> None:
     init = draw(3).requires_grad_()
     carry, _ = scan(moving_average, init, draw(0, 3))
     (gradient,) = torch.autograd.grad(carry.sum(), init)
     assert gradient.tolist() == [1, 1, 1]
-    why = "called on tensors without data, to find the shapes of y, and failed: "
-    with pytest.raises(errors.EmptyScanError, match=why):
+    message = "called on tensors without data, to find the shapes of y, and failed: "
+    with pytest.raises(errors.EmptyScanError, match=message):
         scan(lambda carry, x: (carry, x if x.sum() > 0 else carry), init, draw(0, 3))
-    with pytest.raises(errors.EmptyScanError, match=f"{why}.*fails on data, too"):
+    with pytest.raises(errors.EmptyScanError, match=f"{message}.*fails on data, too"):
         scan(lambda carry, x: (carry, x @ torch.ones(7, 7)), init, draw(0, 3))
     assert not caplog.records
 

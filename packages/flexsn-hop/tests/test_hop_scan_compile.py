@@ -1,4 +1,4 @@
-"""`scan` in graphs: one node each for forward and backward, equal to the loop, with the errors of uncompiled calls."""
+"""In graphs, `scan` is one node for each direction, equals the loop, and has the errors of uncompiled calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from scan_steps import (
     parameters_of,
     recurrence,
 )
-from test_hop_scan import MISTAKES, Pair, Span, containers
+from test_hop_scan import MISTAKES, Pair, Span, list_containers
 from torch import Tensor
 from torch._dynamo.testing import AotEagerAndRecordGraphs, CompileCounter
 from torch.func import grad, jvp, vmap
@@ -44,17 +44,17 @@ def fresh_compiler() -> None:
     torch._dynamo.reset()
 
 
-def count(graph: torch.fx.GraphModule, name: str) -> int:
+def count_nodes(graph: torch.fx.GraphModule, name: str) -> int:
     return sum(str(node.target) == name for node in graph.graph.nodes)
 
 
-def size(graph: torch.fx.GraphModule) -> int:
+def count_all_nodes(graph: torch.fx.GraphModule) -> int:
     return sum(len(module.graph.nodes) for module in graph.modules() if isinstance(module, torch.fx.GraphModule))
 
 
 @pytest.mark.long(all_but=["minimal_gru"])
 @pytest.mark.parametrize("name", RECURRENCES)
-def test_one_node_each_way_that_equals_the_loop(name: str) -> None:
+def test_compiled_scan_is_one_node_for_each_direction(name: str) -> None:
     sizes = []
     for steps in (3, 40):
         torch._dynamo.reset()
@@ -68,13 +68,13 @@ def test_one_node_each_way_that_equals_the_loop(name: str) -> None:
         gradients = torch.autograd.grad(loss(results), leaves)
         torch.testing.assert_close(gradients, torch.autograd.grad(loss(expected), leaves))
         graphs = [backend.graphs[0], backend.fw_graphs[0], backend.bw_graphs[0]]
-        assert [count(graph, "flex_sn_scan") for graph in graphs] == [1, 1, 0]
-        assert [count(graph, "flex_sn_scan_backward") for graph in graphs] == [0, 0, 1]
-        sizes.append([size(graph) for graph in graphs])
+        assert [count_nodes(graph, "flex_sn_scan") for graph in graphs] == [1, 1, 0]
+        assert [count_nodes(graph, "flex_sn_scan_backward") for graph in graphs] == [0, 0, 1]
+        sizes.append([count_all_nodes(graph) for graph in graphs])
     assert sizes[0] == sizes[1]
 
 
-def test_one_compilation_for_all_lengths() -> None:
+def test_all_lengths_need_one_compilation() -> None:
     counter = CompileCounter()
     run = torch.compile(functools.partial(scan, kalman, reverse=True), fullgraph=True, backend=counter, dynamic=True)
     for steps in (6, 9, 33):
@@ -84,10 +84,10 @@ def test_one_compilation_for_all_lengths() -> None:
     assert counter.frame_count == 1
 
 
-def test_length_that_depends_on_data() -> None:
-    def powers(how: Scan, x: Tensor, length: Any) -> Any:
+def test_length_may_depend_on_data() -> None:
+    def powers(run_scan: Scan, x: Tensor, length: Any) -> Any:
         torch._check(length >= 1)
-        return how(lambda power, _: (power * x, power), torch.ones_like(x), length=length)
+        return run_scan(lambda power, _: (power * x, power), torch.ones_like(x), length=length)
 
     x = draw(3).requires_grad_()
     with torch._dynamo.config.patch(capture_scalar_outputs=True):
@@ -97,9 +97,9 @@ def test_length_that_depends_on_data() -> None:
     torch.testing.assert_close(torch.autograd.grad(loss(results), x), torch.autograd.grad(loss(expected), x))
 
 
-def test_length_is_a_size() -> None:
-    def powers(how: Scan, x: Tensor) -> Any:
-        return how(lambda power, _: (power * 0.5, power), x[0], length=x.shape[0] + 1)
+def test_length_may_be_a_symbolic_size() -> None:
+    def powers(run_scan: Scan, x: Tensor) -> Any:
+        return run_scan(lambda power, _: (power * 0.5, power), x[0], length=x.shape[0] + 1)
 
     counter = CompileCounter()
     run = torch.compile(functools.partial(powers, scan), fullgraph=True, backend=counter)
@@ -112,19 +112,19 @@ def test_length_is_a_size() -> None:
 
 @pytest.mark.long(all_but=["symbolic"])
 @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
-def test_make_fx(mode: Any) -> None:
-    def run(how: Scan, init: Tensor, x: Tensor, decay: Tensor) -> Any:
+def test_make_fx_records_one_node_for_each_scan(mode: Any) -> None:
+    def run(run_scan: Scan, init: Tensor, x: Tensor, decay: Tensor) -> Any:
         rate = decay.sigmoid()
-        counted, _ = how(lambda c, _: (c + rate, None), init, length=x.shape[0])
-        return how(lambda c, x: (c * rate + x, {"y": c.sum()}), counted, x, reverse=True)
+        init, _ = run_scan(lambda c, _: (c + rate, None), init, length=x.shape[0])
+        return run_scan(lambda c, x: (c * rate + x, {"y": c.sum()}), init, x, reverse=True)
 
     sizes = []
     for steps in (3, 40):
         arguments = (draw(3), draw(steps, 3), draw(3))
         graph = make_fx(functools.partial(run, scan), tracing_mode=mode)(*arguments)
-        assert count(graph, "flex_sn_scan") == 2
+        assert count_nodes(graph, "flex_sn_scan") == 2
         torch.testing.assert_close(graph(*arguments), run(looped, *arguments))
-        sizes.append(size(graph))
+        sizes.append(count_all_nodes(graph))
     assert sizes[0] == sizes[1]
 
 
@@ -144,12 +144,12 @@ class Network(torch.nn.Module):
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch 2.11 issues this warning
 @pytest.mark.long(all_but=["False"])
 @pytest.mark.parametrize("strict", [True, False])
-def test_export_for_every_length(strict: bool) -> None:
+def test_exported_program_accepts_every_length(strict: bool) -> None:
     network, h = Network(), draw(2, 4)
     time = torch.export.Dim("time", min=2, max=4096)
     arguments = (h, draw(2, 3, 3))
     program = torch.export.export(network, arguments, strict=strict, dynamic_shapes=(None, {1: time}))
-    assert count(program.graph_module, "flex_sn_scan") == 1
+    assert count_nodes(program.graph_module, "flex_sn_scan") == 1
     file = io.BytesIO()
     torch.export.save(program, file)
     file.seek(0)
@@ -172,8 +172,8 @@ class OverTime(torch.nn.Module):
             return state, state[0].sum(-1)
 
         zeros = x.new_zeros(x.shape[1], 4)
-        begun: tuple[Tensor, ...] = (zeros, zeros) if isinstance(self.cell, torch.nn.LSTMCell) else (zeros,)
-        (last, *_), ys = scan(step, begun, x)
+        init: tuple[Tensor, ...] = (zeros, zeros) if isinstance(self.cell, torch.nn.LSTMCell) else (zeros,)
+        (last, *_), ys = scan(step, init, x)
         return last, ys
 
 
@@ -182,8 +182,8 @@ class OverTime(torch.nn.Module):
     "kind", [torch.nn.GRUCell, torch.nn.LSTMCell, torch.nn.RNNCell], ids=lambda kind: kind.__name__
 )
 @pytest.mark.parametrize("strict", [True, False])
-def test_export_of_cells_for_every_batch(strict: bool, kind: type[torch.nn.RNNCellBase]) -> None:
-    """A symbolic size stays symbolic, although operators of recurrent cells compare sizes as numbers."""
+def test_exported_cells_accept_every_batch_size(strict: bool, kind: type[torch.nn.RNNCellBase]) -> None:
+    """Checks that a symbolic size remains symbolic, although operators of recurrent cells compare sizes."""
     sizes = {0: torch.export.Dim("time", min=2), 1: torch.export.Dim("batch", min=2)}
     network = OverTime(kind)
     program = torch.export.export(network, (draw(6, 5, 3),), strict=strict, dynamic_shapes=(sizes,))
@@ -191,8 +191,8 @@ def test_export_of_cells_for_every_batch(strict: bool, kind: type[torch.nn.RNNCe
     torch.testing.assert_close(program.module()(x), network(x))
 
 
-def test_options_that_change() -> None:
-    """Dynamo makes numbers symbolic that change from call to call, but these numbers determine the graph."""
+def test_changed_options_are_compiled_again() -> None:
+    """Tests options that change between calls. Dynamo makes such numbers symbolic, but they determine the graph."""
 
     def run(x: Tensor, dim: int, remat: int) -> Any:
         return scan(lambda h, x: (torch.tanh(h + x), h * x), x.select(dim, 0), x, dim=dim, remat=remat)
@@ -208,7 +208,7 @@ def test_options_that_change() -> None:
 
 @pytest.mark.long(all_but=["minimal_gru"])
 @pytest.mark.parametrize("name", ["minimal_gru", "counting"])
-def test_inductor(name: str) -> None:
+def test_inductor_equals_the_loop(name: str) -> None:
     case = recurrence(name, 5)
     leaves = [leaf.requires_grad_() for leaf in float_leaves((case.init, case.xs))] + parameters_of(case.step)
     run = torch.compile(functools.partial(scan, case.step, **case.options), fullgraph=True)
@@ -219,7 +219,7 @@ def test_inductor(name: str) -> None:
     torch.testing.assert_close(gradients, torch.autograd.grad(loss(expected), leaves))
 
 
-def test_no_steps() -> None:
+def test_compiled_scan_of_no_steps_equals_the_eager_scan() -> None:
     case = recurrence("minimal_gru", 0)
     run = torch.compile(functools.partial(scan, case.step, **case.options), fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(run(case.init, case.xs), scan(case.step, case.init, case.xs, **case.options))
@@ -239,23 +239,23 @@ def test_no_steps() -> None:
         (lambda c, x: ([c[0] + x], 3), errors.NotATensorError),
     ],
 )
-def test_no_steps_are_checked_as_many_are(step: Any, error: type[Exception]) -> None:
+def test_scans_of_no_steps_have_the_errors_of_other_scans(step: Any, error: type[Exception]) -> None:
     def run(init: Tensor, xs: Tensor) -> Any:
         return scan(step, [init], xs)
 
     compiled = torch.compile(run, fullgraph=True, backend="eager")
     messages = set()
-    for how in (run, compiled):
+    for function in (run, compiled):
         for steps in (0, 2):
             with pytest.raises(error) as raised:
-                how(draw(3), draw(steps, 3))
+                function(draw(3), draw(steps, 3))
             messages.add(str(raised.value).split("\n", maxsplit=1)[0])
     assert len(messages) == 1
 
 
 @pytest.mark.long(all_but=["int32"])
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.float16], ids=["bool", "int32", "float16"])
-def test_no_steps_keeps_dtypes(dtype: torch.dtype) -> None:
+def test_scan_of_no_steps_keeps_dtypes(dtype: torch.dtype) -> None:
     init, x = torch.zeros(3, dtype=dtype), torch.zeros(3, 0, dtype=dtype)
 
     def run(init: Tensor, x: Tensor) -> Any:
@@ -267,8 +267,8 @@ def test_no_steps_keeps_dtypes(dtype: torch.dtype) -> None:
 
 @pytest.mark.long(all_but=["Span"])
 @pytest.mark.parametrize("kind", [Pair, Span])
-def test_containers_of_the_users_own(kind: Any) -> None:
-    for name, step, init, xs in containers(kind):
+def test_containers_of_users_equal_the_loop(kind: Any) -> None:
+    for name, step, init, xs in list_containers(kind):
         results = torch.compile(functools.partial(scan, step), fullgraph=True, backend="aot_eager")(init, xs)
         expected = looped(step, init, xs)
         assert tree_structure(results) == tree_structure(expected)
@@ -277,23 +277,23 @@ def test_containers_of_the_users_own(kind: Any) -> None:
 
 # Torch's forward mode scripts its own formulas.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
-def test_transforms() -> None:
+def test_transforms_in_compiled_code_equal_the_loop() -> None:
     init = draw(3)
 
-    def network(how: Scan, x: Tensor) -> Tensor:
-        return loss(how(moving_average, init, x))
+    def network(run_scan: Scan, x: Tensor) -> Tensor:
+        return loss(run_scan(moving_average, init, x))
 
-    def everything(how: Scan, x: Tensor, one: Tensor) -> Any:
-        run = functools.partial(network, how)
-        twice = grad(lambda x: grad(run)(x).square().sum())(one)
-        return vmap(run)(x), vmap(grad(run))(x), jvp(run, (one,), (one.cos(),)), twice
+    def everything(run_scan: Scan, x: Tensor, row: Tensor) -> Any:
+        run = functools.partial(network, run_scan)
+        twice = grad(lambda x: grad(run)(x).square().sum())(row)
+        return vmap(run)(x), vmap(grad(run))(x), jvp(run, (row,), (row.cos(),)), twice
 
     arguments = draw(2, 4, 3), draw(4, 3)
     run = torch.compile(functools.partial(everything, scan), fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(run(*arguments), everything(looped, *arguments))
 
 
-# Errors that depend on data do not appear while a graph is created, or they cause a graph break.
+# These errors depend on data, so they are not raised while a graph is created, or they cause a graph break.
 ONLY_EAGER = {"y of another shape", "y of another structure", "a nested tensor"}
 
 
@@ -320,12 +320,12 @@ def test_random_numbers_and_writes_are_refused() -> None:
 
 
 @pytest.mark.long
-def test_several_scans_in_one_network() -> None:
+def test_network_with_several_scans_equals_the_loop() -> None:
     cells, init = [MinimalGRU(3, 4), MinimalGRU(4, 4)], draw(2, 4)
 
-    def network(how: Scan, x: Tensor) -> Tensor:
+    def network(run_scan: Scan, x: Tensor) -> Tensor:
         for cell in cells:
-            _, ys = how(cell, init, x.movedim(-1, 0) if cell is cells[0] else x)
+            _, ys = run_scan(cell, init, x.movedim(-1, 0) if cell is cells[0] else x)
             x = ys["h"]
         return loss(x)
 
@@ -336,10 +336,10 @@ def test_several_scans_in_one_network() -> None:
     torch.testing.assert_close(gradients, torch.autograd.grad(network(looped, x), leaves))
 
 
-def test_trees_that_dynamo_makes_itself() -> None:
-    def run(how: Scan, x: Tensor) -> Any:
+def test_trees_made_in_compiled_code_equal_the_loop() -> None:
+    def run(run_scan: Scan, x: Tensor) -> Any:
         init = {"a": (x[0], None), "b": [x[1] * 2]}
-        carry, ys = how(
+        carry, ys = run_scan(
             lambda c, x: ({"b": [c["b"][0] + x["u"]], "a": (c["a"][0] * 0.5, None)}, (None, [c["a"][0], x["v"]])),
             init,
             {"u": x, "v": x.long()},

@@ -1,4 +1,4 @@
-"""Text arguments of an operator are restored as they were written."""
+"""Layouts can be written as text arguments of an operator, and read again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BACKWARD = BackwardLayout(SCAN, (True, False, True), (True,), (True,), (False,),
 
 
 @pytest.mark.parametrize("layout", [SCAN, ScanLayout(1, 0, 1), BACKWARD], ids=lambda layout: type(layout).__name__)
-def test_layouts(layout: ScanLayout | BackwardLayout) -> None:
+def test_layouts_are_restored_from_text(layout: ScanLayout | BackwardLayout) -> None:
     text = to_text(write_layout(layout))
     assert text.isascii()
     assert not set(text) & set("\\\"'\n")

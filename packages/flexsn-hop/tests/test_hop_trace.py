@@ -1,4 +1,4 @@
-"""The operator under make_fx and torch.export: one node for any number of steps."""
+"""make_fx and torch.export record the operator as one node for any number of steps."""
 
 from __future__ import annotations
 
@@ -33,31 +33,31 @@ def fresh_compiler() -> None:
     torch._dynamo.reset()
 
 
-def size(graph: torch.fx.GraphModule) -> int:
+def count_all_nodes(graph: torch.fx.GraphModule) -> int:
     """Returns the number of nodes of a graph, including all nested graphs."""
     return sum(len(module.graph.nodes) for module in graph.modules() if isinstance(module, torch.fx.GraphModule))
 
 
-def count(graph: torch.fx.GraphModule, name: str) -> int:
+def count_nodes(graph: torch.fx.GraphModule, name: str) -> int:
     return sum(str(node.target) == name for node in graph.graph.nodes)
 
 
 @pytest.mark.long(all_but=["flex_sn_scan-symbolic", "flex_sn_scan_final_state-real"])
 @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
 @pytest.mark.parametrize("scan", [flex_sn_scan, flex_sn_scan_final_state])
-def test_make_fx(mode: Literal["real", "fake", "symbolic"], scan: Run) -> None:
+def test_make_fx_records_one_node(mode: Literal["real", "fake", "symbolic"], scan: Run) -> None:
     sizes = []
     run = functools.partial(scan, CORE, 1, 1, 1)
     for steps in (3, 1000):
         arguments = CASES[5].arguments(steps, requires_grad=False)
         graph = make_fx(run, tracing_mode=mode)(*arguments)
-        assert count(graph, "flex_sn_scan") == 1
+        assert count_nodes(graph, "flex_sn_scan") == 1
         torch.testing.assert_close(graph(*arguments), run(*arguments), rtol=0, atol=0)
-        sizes.append(size(graph))
+        sizes.append(count_all_nodes(graph))
     assert sizes[0] == sizes[1]
 
 
-def test_make_fx_of_captured_values_and_gradients() -> None:
+def test_make_fx_records_captured_values_and_gradients() -> None:
     def run(scan: Run) -> Run:
         def gradients(x: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> Any:
             gate = 2 * w
@@ -70,10 +70,10 @@ def test_make_fx_of_captured_values_and_gradients() -> None:
     for steps in (3, 1000):
         arguments = CASES[5].arguments(steps)
         graph = make_fx(run(flex_sn_scan))(*arguments)
-        assert count(graph, "flex_sn_scan") == 1
-        assert count(graph, "flex_sn_scan_backward") == 1
+        assert count_nodes(graph, "flex_sn_scan") == 1
+        assert count_nodes(graph, "flex_sn_scan_backward") == 1
         torch.testing.assert_close(graph(*arguments), run(eager_scan)(*arguments))
-        sizes.append(size(graph))
+        sizes.append(count_all_nodes(graph))
     assert sizes[0] == sizes[1]
 
 
@@ -89,20 +89,20 @@ class Network(torch.nn.Module):
 
 @pytest.mark.long(all_but=["False"])
 @pytest.mark.parametrize("strict", [True, False])
-def test_export(strict: bool) -> None:
+def test_exported_scan_is_one_node(strict: bool) -> None:
     network = Network()
     v = torch.randn(2, 3)
     sizes = []
     for steps in (3, 1000):
         program = torch.export.export(network, (torch.randn(steps, 2, 3), v), strict=strict)
-        assert count(program.graph_module, "flex_sn_scan") == 1
-        sizes.append(size(program.graph_module))
+        assert count_nodes(program.graph_module, "flex_sn_scan") == 1
+        sizes.append(count_all_nodes(program.graph_module))
     assert sizes[0] == sizes[1]
 
 
 @pytest.mark.long(all_but=["False"])
 @pytest.mark.parametrize("strict", [True, False])
-def test_export_for_every_length_saved_and_loaded(strict: bool) -> None:
+def test_loaded_program_accepts_every_length(strict: bool) -> None:
     network = Network()
     v = torch.randn(2, 3)
     time = torch.export.Dim("time", min=2, max=4096)
@@ -119,7 +119,7 @@ def test_export_for_every_length_saved_and_loaded(strict: bool) -> None:
 
 
 @pytest.mark.long  # tests/test_ahead_of_time.py tests it with kernels
-def test_ahead_of_time_compilation(tmp_path: Path) -> None:
+def test_program_can_be_compiled_ahead_of_time(tmp_path: Path) -> None:
     network = Network()
     x, v = torch.randn(3, 2, 3), torch.randn(2, 3)
     with torch.no_grad():

@@ -42,7 +42,7 @@ def fresh_compiler() -> None:
     torch._dynamo.reset()
 
 
-def loss(scan: Run, x: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+def compute_loss(scan: Run, x: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return scan(SMOOTH, 1, 1, 1, x, v, w)[0].square().sum()  # type: ignore[no-any-return]
 
 
@@ -63,13 +63,13 @@ TRANSFORMS: dict[str, tuple[Callable[[Run], Run], tuple[torch.Tensor, ...]]] = {
         lambda scan: vmap(functools.partial(captured, scan), in_dims=(1, 0)),
         (BATCH.transpose(0, 1), torch.randn(5, 3)),
     ),
-    "grad": (lambda scan: grad(functools.partial(loss, scan), argnums=(0, 1, 2)), (X, V, W)),
+    "grad": (lambda scan: grad(functools.partial(compute_loss, scan), argnums=(0, 1, 2)), (X, V, W)),
     "vmap of grad": (
-        lambda scan: vmap(grad(functools.partial(loss, scan), argnums=2), in_dims=(0, None, None)),
+        lambda scan: vmap(grad(functools.partial(compute_loss, scan), argnums=2), in_dims=(0, None, None)),
         (BATCH, V, W),
     ),
     "jvp": (
-        lambda scan: lambda x: jvp(lambda x: loss(scan, x, V, W), (x,), (torch.ones_like(x),)),
+        lambda scan: lambda x: jvp(lambda x: compute_loss(scan, x, V, W), (x,), (torch.ones_like(x),)),
         (X,),
     ),
     "jacrev": (
@@ -83,7 +83,7 @@ TRANSFORMS: dict[str, tuple[Callable[[Run], Run], tuple[torch.Tensor, ...]]] = {
 @pytest.mark.long(all_but=["vmap of the input", "vmap of a captured tensor", "vmap of grad", "jvp"])
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 @pytest.mark.parametrize("name", TRANSFORMS)
-def test_transforms(name: str) -> None:
+def test_transforms_equal_the_eager_scan(name: str) -> None:
     transform, arguments = TRANSFORMS[name]
     expected = transform(eager_scan)(*arguments)
     torch.testing.assert_close(transform(flex_sn_scan)(*arguments), expected)
@@ -100,7 +100,7 @@ class Network(torch.nn.Module):
         return scan(lambda x, v: SPIKING(x, v, self.weight), 1, 1, 1, x, V)[0]  # type: ignore[no-any-return]
 
 
-def test_functional_call() -> None:
+def test_functional_call_has_gradients_per_sample() -> None:
     network = Network()
 
     def per_sample(scan: Run, parameters: dict[str, torch.Tensor], x: torch.Tensor) -> Any:
@@ -124,7 +124,7 @@ def keep_sines(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy
 @pytest.mark.long(all_but=["False-False", "False-True", "True-False"])
 @pytest.mark.parametrize("selective", [False, True])
 @pytest.mark.parametrize("compiled", [False, True])
-def test_activation_checkpointing(selective: bool, compiled: bool) -> None:
+def test_activation_checkpointing_equals_the_eager_scan(selective: bool, compiled: bool) -> None:
     options: dict[str, Any] = {"use_reentrant": False}
     if selective:
         options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, keep_sines)
@@ -143,12 +143,12 @@ def test_activation_checkpointing(selective: bool, compiled: bool) -> None:
 
 @pytest.mark.long(all_but=["True"])
 @pytest.mark.parametrize("final_state", [False, True])
-def test_autocast(final_state: bool) -> None:
+def test_autocast_applies_as_in_the_eager_scan(final_state: bool) -> None:
     weight = torch.randn(3, 3)
 
     def network(scan: Run, **options: Any) -> Run:
         def core(x: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            h = x @ weight + v  # this is bfloat16 under autocast
+            h = x @ weight + v  # the product is bfloat16 under autocast
             return smooth_spike(h), h
 
         def run(x: torch.Tensor) -> Any:
@@ -174,7 +174,7 @@ def test_autocast(final_state: bool) -> None:
     assert actual[0][0].dtype == torch.bfloat16
     assert expected_states.dtype == torch.bfloat16
     torch.testing.assert_close(actual, expected)
-    # The backward recomputes the step in bfloat16, as in the forward.
+    # The backward recomputes the step in bfloat16, like the forward.
     products = [
         node
         for graph in backend.bw_graphs[0].children()
@@ -186,8 +186,8 @@ def test_autocast(final_state: bool) -> None:
     assert {node.meta["val"].dtype for node in products} == {torch.bfloat16}
 
 
-def test_no_autocast_where_there_is_none() -> None:
-    """Checks that the step of the backward has the forward's products in float32, which used to be bfloat16."""
+def test_no_autocast_applies_without_autocast() -> None:
+    """Checks that the backward recomputes the products of the forward in float32, and not in bfloat16."""
     weight = torch.randn(3, 3).requires_grad_()
 
     def run(scan: Run) -> torch.Tensor:
@@ -199,8 +199,8 @@ def test_no_autocast_where_there_is_none() -> None:
     expected = gradient(run(eager_scan))
     compiled = torch.compile(functools.partial(run, flex_sn_scan), fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(gradient(compiled()), expected, rtol=1e-6, atol=1e-6)
-    traced = make_fx(lambda: gradient(run(flex_sn_scan)))()
-    torch.testing.assert_close(traced(), expected, rtol=1e-6, atol=1e-6)
+    graph = make_fx(lambda: gradient(run(flex_sn_scan)))()
+    torch.testing.assert_close(graph(), expected, rtol=1e-6, atol=1e-6)
 
 
 CACHED = """
@@ -219,14 +219,14 @@ def core(x, v):
 run = torch.compile(lambda x, v: flex_sn_scan(core, 1, 1, 1, x, v)[0], fullgraph=True)
 x = torch.ones(4, 3, requires_grad=True)
 run(x, torch.zeros(3)).sum().backward()
-found = counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
+hits = counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
 missed = counters["inductor"]["fxgraph_cache_miss"]
-print(found, missed)
+print(hits, missed)
 """
 
 
 @pytest.mark.long
-def test_compiled_code_is_found_on_disk_by_the_version_that_made_it(tmp_path: Path) -> None:
+def test_compiled_code_is_cached_by_version(tmp_path: Path) -> None:
     def run(version: int) -> list[int]:
         environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
         result = subprocess.run(
@@ -239,16 +239,16 @@ def test_compiled_code_is_found_on_disk_by_the_version_that_made_it(tmp_path: Pa
         hits, missed = result.stdout.split()[-2:]
         return [int(hits), int(missed)]
 
-    first, again, other = run(1), run(1), run(2)
+    first, second, other_version = run(1), run(1), run(2)
     assert first[0] == 0
     assert first[1] > 0
-    assert again[0] > 0
-    assert again[1] == 0
-    assert other[0] == 0
+    assert second[0] > 0
+    assert second[1] == 0
+    assert other_version[0] == 0
 
 
-def test_gradients_of_gradients() -> None:
-    """Tests the loop, which supports them, and a graph's operator, which rejects them even among other terms."""
+def test_second_derivatives_are_computed_or_refused() -> None:
+    """Tests the loop, which has second derivatives, and the operator of a graph, which refuses them."""
 
     def twice(scan: Run, others: float = 0.0) -> Run:
         def call(x: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""Scenarios that two processes run together for `test_nn_distributed.py`. Each one returns tensors to compare."""
+"""Scenarios that `test_nn_distributed.py` runs in two processes. Each scenario returns tensors to compare."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ spike = surrogate.ATan()
 
 
 class Adaptive(nn.Module):
-    """A step with a parameter per channel, a buffer and a learned number."""
+    """A step with one parameter per channel, a buffer, and a learned scalar."""
 
     offset: Tensor
 
@@ -55,12 +55,12 @@ class Adaptive(nn.Module):
         return s, h * (1 - s), torch.sigmoid(self.fading) * a + s
 
 
-def adaptive(backend: str = "torch") -> FlexSN:
+def make_adaptive(backend: str = "torch") -> FlexSN:
     return FlexSN(Adaptive(6), 1, 2, 1, backend=backend)
 
 
 def network(backend: str = "auto") -> nn.Sequential:
-    """Makes a network that starts with equal weights on all devices."""
+    """Makes a network that has the same initial weights on all devices."""
     torch.manual_seed(0)
     with torch.device("cpu"):
         net = _network(backend)
@@ -77,12 +77,12 @@ def _network(backend: str) -> nn.Sequential:
 
 
 def random(seed: int, *shape: int) -> Tensor:
-    """Draws random numbers on the default device. They are equal on all devices."""
+    """Draws random values and moves them to the default device. The values are equal on all devices."""
     numbers = torch.randn(shape, generator=torch.Generator().manual_seed(seed), device="cpu")
     return numbers.to(torch.get_default_device())
 
 
-def batch(steps: int = 5) -> Tensor:
+def make_batch(steps: int = 5) -> Tensor:
     return 2 * random(1, steps, 8, 4)
 
 
@@ -113,7 +113,7 @@ def train(net: nn.Module, x: Tensor) -> list[Tensor]:
     return parameters(net)
 
 
-def half(x: Tensor, rank: int, dim: int = 1) -> Tensor:
+def take_half(x: Tensor, rank: int, dim: int = 1) -> Tensor:
     return x.chunk(2, dim)[rank]
 
 
@@ -121,11 +121,11 @@ def half(x: Tensor, rank: int, dim: int = 1) -> Tensor:
 
 
 def ddp(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
-    return train(DistributedDataParallel(network()), half(batch(), rank))
+    return train(DistributedDataParallel(network()), take_half(make_batch(), rank))
 
 
-def noisy_network(first_row: int) -> nn.Sequential:
-    """Makes a network whose random numbers begin at this row."""
+def make_noisy_network(first_row: int) -> nn.Sequential:
+    """Makes a network whose random values begin at the row `first_row` of the batch."""
     net = network()
     net[1] = StochasticLIF(v_threshold=0.3)
     configure(net, seed=3, first_row=first_row)
@@ -133,11 +133,11 @@ def noisy_network(first_row: int) -> nn.Sequential:
 
 
 def noise_of_rows(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
-    part = half(batch(), rank)
-    return train(DistributedDataParallel(noisy_network(rank * part.shape[1])), part)
+    part = take_half(make_batch(), rank)
+    return train(DistributedDataParallel(make_noisy_network(rank * part.shape[1])), part)
 
 
-def fully_sharded(mesh: DeviceMesh) -> nn.Sequential:
+def shard_fully(mesh: DeviceMesh) -> nn.Sequential:
     net = network()
     for layer in net:
         fully_shard(layer, mesh=mesh)
@@ -146,18 +146,18 @@ def fully_sharded(mesh: DeviceMesh) -> nn.Sequential:
 
 
 def fsdp(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
-    net = fully_sharded(mesh)
-    found = train(net, half(batch(), rank))
+    net = shard_fully(mesh)
+    trained = train(net, take_half(make_batch(), rank))
     # The processes write one checkpoint together, and a network that is not sharded reads it.
     save(get_model_state_dict(net), checkpoint_id=folder / "checkpoint")
     fresh = network().state_dict()
     load(fresh, checkpoint_id=folder / "checkpoint")
-    return found, list(fresh.values())
+    return trained, list(fresh.values())
 
 
 def fsdp_from_an_old_checkpoint(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
     old = {name: value + 0.25 for name, value in network().state_dict().items()}
-    old["1.w"] = old["1.w"].reshape(())  # as in earlier versions of PLIF
+    old["1.w"] = old["1.w"].reshape(())  # The shape in checkpoints of earlier versions of PLIF.
     net = network()
     net.load_state_dict(old)
     fully_shard(net, mesh=mesh)
@@ -168,8 +168,8 @@ def fsdp_from_an_old_checkpoint(rank: int, mesh: DeviceMesh, folder: Path) -> An
     return parameters(net), parameters(other), list(full.values())
 
 
-def parallel_linears(mesh: DeviceMesh) -> nn.Sequential:
-    """Makes linear layers with a neuron in between, which receives a DTensor that is sharded along its features."""
+def make_parallel_linears(mesh: DeviceMesh) -> nn.Sequential:
+    """Makes linear layers with neurons in between. The first neuron receives a DTensor, sharded along its features."""
     net = network()
     plan = {
         "0": ColwiseParallel(use_local_output=False),
@@ -182,53 +182,53 @@ def parallel_linears(mesh: DeviceMesh) -> nn.Sequential:
 
 def run_once(net: nn.Module) -> tuple[Tensor, list[Tensor]]:
     reset_net(net)
-    out = net(batch())
+    out = net(make_batch())
     out.sum((0, 2)).mean().backward()
     return _full(out).detach(), gradients(net)
 
 
 def tensor_parallel(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
-    return run_once(parallel_linears(mesh))
+    return run_once(make_parallel_linears(mesh))
 
 
 def compiled_ddp(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
-    return train(compiled(DistributedDataParallel(network())), half(batch(), rank))
+    return train(compile_with_aot(DistributedDataParallel(network())), take_half(make_batch(), rank))
 
 
 def compiled_fsdp(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
-    return train(compiled(fully_sharded(mesh)), half(batch(), rank))
+    return train(compile_with_aot(shard_fully(mesh)), take_half(make_batch(), rank))
 
 
 def compiled_tensor_parallel(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
-    return run_once(compiled(parallel_linears(mesh)))
+    return run_once(compile_with_aot(make_parallel_linears(mesh)))
 
 
-def compiled(net: nn.Module) -> Any:
+def compile_with_aot(net: nn.Module) -> Any:
     torch._dynamo.reset()
     return torch.compile(net, backend="aot_eager")
 
 
 def sharded(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
-    """Shards each dimension or none, or gathers during the call, in two calls each, in the loop and in kernels."""
+    """Runs each placement twice, with the loop and with kernels. The last placement is gathered during the call."""
     results = []
     placements = ((Shard(1), False), (Shard(2), False), (Shard(-1), False), (Replicate(), False), (Shard(1), True))
     for (placement, gathered), backend in itertools.product(placements, ("torch", "triton")):
-        neuron = adaptive(backend)
-        given = [distribute_tensor(random(i, 4, 3, 6, 5), mesh, [placement]) for i in range(2)]
-        for x in given:
+        neuron = make_adaptive(backend)
+        inputs = [distribute_tensor(random(i, 4, 3, 6, 5), mesh, [placement]) for i in range(2)]
+        for x in inputs:
             x.requires_grad_()
-        inputs = [x.redistribute(mesh, [Replicate()], async_op=True) if gathered else x for x in given]
-        outputs = [neuron(x) for x in inputs]
+        arguments = [x.redistribute(mesh, [Replicate()], async_op=True) if gathered else x for x in inputs]
+        outputs = [neuron(x) for x in arguments]
         assert all(isinstance(t, DTensor) for t in (*outputs, *neuron.states))
-        assert _placements(outputs[0]) == _placements(inputs[0])
+        assert _placements(outputs[0]) == _placements(arguments[0])
         loss = sum((out * (i + 1)).sum() for i, out in enumerate(outputs)) + neuron.states[1].square().sum()
         loss.backward()
-        # torch 2.11 returns whole gradients if the processes have parts of different sizes.
+        # torch 2.11 returns replicated gradients if the shards of the two processes have different sizes.
         whole = [(Replicate(),)] if torch.__version__.startswith("2.11") else []
-        assert all(_placements(x.grad) in (_placements(x), *whole) for x in given)
+        assert all(_placements(x.grad) in (_placements(x), *whole) for x in inputs)
         results.append(
             [*map(_full, (t.detach() for t in outputs)), *map(_full, (t.detach() for t in neuron.states))]
-            + [_full(x.grad) for x in given]
+            + [_full(x.grad) for x in inputs]
             + gradients(neuron)
         )
     return results
@@ -236,46 +236,46 @@ def sharded(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
 
 def refused(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
     captured = torch.ones(1, requires_grad=True)
-    cut = distribute_tensor(torch.randn(4, 4, 6), mesh, [Shard(2)])
+    shard = distribute_tensor(torch.randn(4, 4, 6), mesh, [Shard(2)])
     whole = torch.randn(4, 4, 6)
-    two = FlexSN(lambda x, y, v: (x * y + v, x + v), 2, 1, 1)
+    two_inputs = FlexSN(lambda x, y, v: (x * y + v, x + v), 2, 1, 1)
     calls: dict[str, Callable[[], object]] = {
         "time": lambda: LIF()(distribute_tensor(torch.randn(4, 2), mesh, [Shard(0)])),
         "partial": lambda: LIF()(DTensor.from_local(whole, mesh, [Partial()])),
-        "mixed": lambda: two(cut, whole),
-        "differently": lambda: two(cut, distribute_tensor(whole, mesh, [Shard(1)])),
-        "one_replicated": lambda: two(cut, distribute_tensor(whole, mesh, [Replicate()])),
-        "not_by_element": lambda: FlexSN(lambda x, v: (x - x.mean(-1, keepdim=True) + v, v), 1, 1, 1)(cut),
-        "captured": lambda: FlexSN(lambda x, v: (x * captured + v, v), 1, 1, 1)(cut),
-        "state": lambda: LIF().step(cut, [torch.zeros(4, 3)]),
+        "mixed": lambda: two_inputs(shard, whole),
+        "differently": lambda: two_inputs(shard, distribute_tensor(whole, mesh, [Shard(1)])),
+        "one_replicated": lambda: two_inputs(shard, distribute_tensor(whole, mesh, [Replicate()])),
+        "not_by_element": lambda: FlexSN(lambda x, v: (x - x.mean(-1, keepdim=True) + v, v), 1, 1, 1)(shard),
+        "captured": lambda: FlexSN(lambda x, v: (x * captured + v, v), 1, 1, 1)(shard),
+        "state": lambda: LIF().step(shard, [torch.zeros(4, 3)]),
     }
-    said = {}
+    messages = {}
     for name, call in calls.items():
         try:
             call()
-            said[name] = "nothing"
+            messages[name] = "nothing"
         except Exception as error:
-            said[name] = f"{type(error).__name__}: {error}"
-    return said
+            messages[name] = f"{type(error).__name__}: {error}"
+    return messages
 
 
 def time_shards(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
     results = []
     for bptt in ("exact", "truncated"):
         net = TimeShards(network(), bptt=bptt)
-        x = batch(7)
+        x = make_batch(7)
         part = time_shard(x).clone().requires_grad_()
         out = net(part)
         weights = time_shard(torch.linspace(-1, 1, 7 * 8 * 3).view(7, 8, 3))
         (out * weights).sum().backward()
         results.append((out.detach(), part.grad, gradients(net)))
     with torch.no_grad():
-        results.append(TimeShards(network("torch"))(time_shard(batch(7))))
+        results.append(TimeShards(network("torch"))(time_shard(make_batch(7))))
     return results
 
 
 class Sum(Stateful):
-    """A layer like those of users, which returns a pair."""
+    """A user's layer with a state, which returns a pair."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         before = self.states[0] if self.states else torch.zeros_like(x[0])
@@ -285,7 +285,7 @@ class Sum(Stateful):
 
 
 class Layers(nn.Module):
-    """All kinds of layers that have a state and are not neurons."""
+    """A network with each type of layer that has a state and is not a neuron."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -301,7 +301,8 @@ class Layers(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y, same = self.sum(self.none(self.delay(x)))
         y = self.lif(self.linear(self.psn(0.1 * y + same)))
-        torch.manual_seed(dist.get_rank() if dist.is_initialized() else 0)  # the first process's mask is passed on
+        # The other process uses the mask of the first process.
+        torch.manual_seed(dist.get_rank() if dist.is_initialized() else 0)
         dropped: Tensor = self.dropout(y + x)
         return dropped
 
@@ -310,7 +311,7 @@ def time_shards_of_layers(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
     results = []
     for bptt in ("exact", "truncated"):
         net = TimeShards(Layers(), bptt=bptt)
-        part = time_shard(batch(7)).clone().requires_grad_()
+        part = time_shard(make_batch(7)).clone().requires_grad_()
         out = net(part)
         weights = time_shard(torch.linspace(-1, 1, 7 * 8 * 4).view(7, 8, 4))
         (out * weights).sum().backward()
@@ -319,7 +320,7 @@ def time_shards_of_layers(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
 
 
 class Forgetful(nn.Module):
-    """A layer whose new state does not depend on the old one, and whose output depends on nothing."""
+    """A layer whose new state has no gradient for the old state, and whose output has no gradient at all."""
 
     def forward(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         return (v + x.detach() > 0).to(x.dtype), (v.detach() + x).clamp(-1, 1)
@@ -329,12 +330,12 @@ def time_shards_without_a_way_back(rank: int, mesh: DeviceMesh, folder: Path) ->
     torch.manual_seed(0)
     net = nn.Sequential(FlexSN(Forgetful(), 1, 1, 1), nn.Linear(4, 4), LIF())
     shards = TimeShards(net)
-    shards(time_shard(batch(4))).sum().backward()
+    shards(time_shard(make_batch(4))).sum().backward()
     return gradients(shards)
 
 
 def pipeline(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
-    """Runs two stages with four micro-batches, which divide the batch, the second dimension of a sequence."""
+    """Runs two stages with four micro-batches. They split the batch, which is the second dimension of a sequence."""
     net = network("torch")
     stage = FromReset(net[:3] if rank == 0 else net[3:])
     schedule = ScheduleGPipe(
@@ -344,26 +345,26 @@ def pipeline(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
         args_chunk_spec=(TensorChunkSpec(1),),
     )
     if rank == 0:
-        # The batch is the first dimension in memory, because torch 2.11 requires dense parts.
-        schedule.step(batch().transpose(0, 1).contiguous().transpose(0, 1))
+        # In memory, the batch is the outermost dimension, because torch 2.11 requires dense micro-batches.
+        schedule.step(make_batch().transpose(0, 1).contiguous().transpose(0, 1))
         return gradients(stage)
     losses: list[Tensor] = []
-    target = torch.linspace(-1, 1, 8 * 5 * 3).view(8, 5, 3)  # torch cuts targets along their first dimension
+    target = torch.linspace(-1, 1, 8 * 5 * 3).view(8, 5, 3)  # torch splits targets along their first dimension.
     schedule.step(target=target, losses=losses)
     return gradients(stage), torch.stack(losses).sum().detach()
 
 
-def normalised(kind: type[nn.Module]) -> nn.Sequential:
-    """Makes a network with a norm in a neuron's step, and a norm that was fused in place."""
+def make_normalised(kind: type[nn.Module]) -> nn.Sequential:
+    """Makes a network with a norm in a neuron's step, and a norm that `fuse_norms` fuses into the next neuron."""
     torch.manual_seed(0)
-    net = nn.Sequential(NormNeuron(kind(6), adaptive("auto")), OverTime(kind(6)), adaptive("auto"))
+    net = nn.Sequential(NormNeuron(kind(6), make_adaptive("auto")), OverTime(kind(6)), make_adaptive("auto"))
     assert len(fuse_norms(net).fused) == 1
     return net
 
 
 def norms(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
-    """Checks that `SyncBatchNorm` treats batches of different sizes as one batch, also in its gradients."""
-    net = normalised(nn.SyncBatchNorm)
+    """Returns the results of networks with norms, whose two processes have batches of different sizes."""
+    net = make_normalised(nn.SyncBatchNorm)
     x = random(3, 5, 8, 6, 2)[:, slice(0, 3) if rank == 0 else slice(3, 8)].requires_grad_()
     output = net(x)
     (gradient,) = torch.autograd.grad(output.square().sum(), x)
@@ -388,15 +389,15 @@ COMPILED = (compiled_ddp, compiled_fsdp, compiled_tensor_parallel)
 
 
 def main(rank: int, folder: Path, kind: str, names: list[str]) -> None:
-    """Runs the scenarios of these names in one of two processes."""
+    """Runs the scenarios with these names in this process, which is one of two."""
     if kind == "cuda":
         torch.cuda.set_device(rank)
         torch.set_default_device(torch.device(kind, rank))
     backend = "nccl" if kind == "cuda" else "gloo"
     dist.init_process_group(backend, init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     mesh = init_device_mesh(kind, (2,))
-    chosen = [scenario for scenario in (*SCENARIOS, *COMPILED) if scenario.__name__ in names]
-    results = {scenario.__name__: scenario(rank, mesh, folder) for scenario in chosen}
+    scenarios = [scenario for scenario in (*SCENARIOS, *COMPILED) if scenario.__name__ in names]
+    results = {scenario.__name__: scenario(rank, mesh, folder) for scenario in scenarios}
     torch.save(results, folder / f"{rank}.pt")
     dist.destroy_process_group()
 

@@ -1,6 +1,6 @@
-"""Each neuron as a separate equation, and a plain loop that runs it, as the reference of the tests.
+"""The equation of each neuron, written separately, and a plain loop over it. The tests use both as their reference.
 
-This file uses nothing from flexsn_nn except the constructors under test.
+This file imports nothing from flexsn_nn except the constructors under test.
 """
 
 from __future__ import annotations
@@ -56,24 +56,24 @@ def with_gradient(hard: Tensor, x: Tensor, slope: Tensor) -> Tensor:
 
 
 def sigmoid_spike(x: Tensor, *, strict: bool = False) -> Tensor:
-    """A step whose derivative is that of `sigmoid(4 x)`, written with cosh: `1 / cosh²(2 x)`."""
+    """A step function whose derivative is that of `sigmoid(4 x)`, written with cosh: `1 / cosh²(2 x)`."""
     hard = torch.where(x > 0 if strict else x >= 0, 1.0, 0.0).to(x.dtype)
     return with_gradient(hard, x, torch.cosh(2 * x).square().reciprocal())
 
 
 def atan_spike(x: Tensor) -> Tensor:
-    """A step at `x > 0` with the derivative of `atan(pi x) / pi`."""
+    """A step function at `x > 0`, with the derivative of `atan(pi x) / pi`."""
     return with_gradient(torch.where(x > 0, 1.0, 0.0).to(x.dtype), x, 1 / (1 + (math.pi * x) ** 2))
 
 
 def rect_spike(x: Tensor) -> Tensor:
-    """A step whose derivative is 1 within a half of the threshold."""
+    """A step function whose derivative is 1 where `|x| < 0.5`, and 0 elsewhere."""
     inside = torch.where((x < 0.5) & (x > -0.5), 1.0, 0.0).to(x.dtype)
     return with_gradient(torch.where(x >= 0, 1.0, 0.0).to(x.dtype), x, inside)
 
 
 def reset(h: Tensor, s: Tensor, v_reset: float | None, v_th: float | Tensor, *, detach: bool = False) -> Tensor:
-    """Computes the membrane after a reset in the same step."""
+    """Returns the membrane potential after a reset in the same step."""
     s = s.detach() if detach else s
     return h - s * v_th if v_reset is None else s * v_reset + (1 - s) * h
 
@@ -83,12 +83,12 @@ class Case:
     """A neuron, its equation, and the initial values of its states.
 
     Attributes:
-        make: function that creates the neuron. It takes `backend` and similar options.
+        make: function that creates the neuron. Its arguments are options of the constructor, such as `backend`.
         step: `(parameters, x, states) -> (output, *new_states)`.
         starts: initial value of each state.
-        scale, shift: factor and offset of the input, so that some neurons fire and others do not.
+        scale, shift: factor and offset of the input. With them, some neurons fire and other neurons do not.
         fires: True if the neuron can fire.
-        smooth: the neuron with a smooth spike function, for gradcheck; `None` if there is none.
+        smooth: options that give the neuron a smooth spike function, for gradcheck. `None`: no such options exist.
     """
 
     name: str
@@ -102,13 +102,13 @@ class Case:
 
 
 def smooth_spike(x: Tensor) -> Tensor:
-    """A function without a threshold."""
+    """A smooth function in place of spikes."""
     return torch.sigmoid(2 * x)
 
 
 def _make(kind: type[Neuron], **fixed: Any) -> Callable[..., Neuron]:
     def make(**options: Any) -> Neuron:
-        torch.manual_seed(5)  # GatedLIF draws its gates
+        torch.manual_seed(5)  # The constructor of GatedLIF draws random gates.
         return kind(**{**fixed, **options}).double()
 
     return make
@@ -281,14 +281,14 @@ def _refractory(absolute: float, relative: float, rise: float, v_reset: float | 
         threshold = 0.6 + (rise * r / relative if rise else 0.0)
         h = torch.where(silent, v, v + (x - v) / 2.0)
         s = torch.where(silent, 0.0, sigmoid_spike(h - threshold))
-        left = torch.where(s > 0, absolute + relative, torch.where(r > 1, r - 1, 0.0))
-        return s, reset(h, s, v_reset, threshold), left
+        remaining = torch.where(s > 0, absolute + relative, torch.where(r > 1, r - 1, 0.0))
+        return s, reset(h, s, v_reset, threshold), remaining
 
     return step
 
 
 def steady_noise(like: Tensor) -> Tensor:
-    """Noise that is equal at every step."""
+    """Returns noise that is equal at every step."""
     return torch.linspace(-1, 1, like.shape[-1], dtype=like.dtype, device=like.device).expand_as(like)
 
 
@@ -300,11 +300,13 @@ def _stochastic(p: Params, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor,
 
 
 def _make_stochastic(**options: Any) -> Neuron:
-    made = StochasticLIF(**{"scale": torch.nn.Parameter(torch.tensor(0.4)), "tau": 2.5, "v_threshold": 0.7, **options})
-    # Each call receives this noise.
-    made._checked = partial(_with_noise, made._checked)  # type: ignore[method-assign]
-    made._completing = _complete  # type: ignore[method-assign]
-    return made.double()
+    neuron = StochasticLIF(
+        **{"scale": torch.nn.Parameter(torch.tensor(0.4)), "tau": 2.5, "v_threshold": 0.7, **options}
+    )
+    # Each call receives this noise as its second input.
+    neuron._check_inputs = partial(_with_noise, neuron._check_inputs)  # type: ignore[method-assign]
+    neuron._list_completing_transforms = _complete  # type: ignore[method-assign]
+    return neuron.double()
 
 
 def _with_noise(checked: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Any:
@@ -315,8 +317,8 @@ def _complete(inputs: tuple[Tensor, ...]) -> tuple[()]:
     return ()
 
 
-def _wrapped(kind: type[Neuron], **fixed: Any) -> Callable[..., Neuron]:
-    """Makes a `Recurrent` around a neuron, with a matrix for 35 neurons."""
+def _wrap(kind: type[Neuron], **fixed: Any) -> Callable[..., Neuron]:
+    """Returns a function that makes a `Recurrent` around a neuron, with a matrix for 35 neurons."""
 
     def make(**options: Any) -> Neuron:
         torch.manual_seed(5)
@@ -381,22 +383,22 @@ def _lapicque(mechanism: str) -> Step:
     return step
 
 
-def _fed_back(p: Params, s: Tensor) -> Tensor:
-    """Computes the feedback from the last step's spikes, as explicit sums."""
+def _compute_feedback(p: Params, s: Tensor) -> Tensor:
+    """Computes the feedback of the previous step's spikes, by an explicit sum."""
     if "recurrent.V" in p:
         return p["recurrent.V"] * s
-    fed = (s.unsqueeze(-2) * p["recurrent.weight"]).sum(-1)
-    return fed + p["recurrent.bias"] if "recurrent.bias" in p else fed
+    feedback = (s.unsqueeze(-2) * p["recurrent.weight"]).sum(-1)
+    return feedback + p["recurrent.bias"] if "recurrent.bias" in p else feedback
 
 
-def _recurrent(step: Step, name: str = "neuron.") -> Step:
-    """Adds the last output, multiplied by the weights, to the input of a step."""
+def _add_feedback(step: Step, name: str = "neuron.") -> Step:
+    """Returns a step whose input also contains the feedback of the previous output."""
 
     def fed(p: Params, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
         s, *rest = states
-        own = {key.removeprefix(name): value for key, value in p.items()}
-        output, *new = step(own, x + _fed_back(p, s), rest)
-        return output, output, *new
+        neuron_params = {key.removeprefix(name): value for key, value in p.items()}
+        output, *new_states = step(neuron_params, x + _compute_feedback(p, s), rest)
+        return output, output, *new_states
 
     return fed
 
@@ -405,7 +407,7 @@ def _rleaky(mechanism: str, *, delay: bool) -> Step:
     def step(p: Params, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
         s, v = states
         r = torch.where(v > 0.9, 1.0, 0.0).to(v.dtype)
-        h = p["beta"] * v + x + _fed_back(p, s)
+        h = p["beta"] * v + x + _compute_feedback(p, s)
         h = {"subtract": h - r * 0.9, "zero": h * (1 - r), "none": h}[mechanism]
         spike = atan_spike(h - 0.9)
         if delay:
@@ -419,8 +421,8 @@ def _rleaky(mechanism: str, *, delay: bool) -> Step:
 def _rsynaptic(mechanism: str) -> Step:
     def step(p: Params, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
         s, i, v = states
-        spike, *new = _synaptic(mechanism)(p, x + _fed_back(p, s), [i, v])
-        return spike, spike, *new
+        spike, *new_states = _synaptic(mechanism)(p, x + _compute_feedback(p, s), [i, v])
+        return spike, spike, *new_states
 
     return step
 
@@ -494,7 +496,7 @@ def _cases() -> list[Case]:
             _klif(scale_reset=False, v_reset=0.0),
             [0],
             shift=1.0,
-            smooth=None,  # relu has a corner
+            smooth=None,  # relu is not differentiable at zero
         ),
         Case(
             "klif_scaled",
@@ -543,7 +545,7 @@ def _cases() -> list[Case]:
             _refractory(1, 3, 0.5, None),
             [0, 0],
             shift=1.0,
-            smooth=None,  # the count has a corner
+            smooth=None,  # the remaining refractory time is not differentiable everywhere
         ),
         Case("stochastic", _make_stochastic, _stochastic, [0]),
         Case(
@@ -559,7 +561,7 @@ def _cases() -> list[Case]:
         Case(
             "rlif",
             _make(RLIF, features=35, tau=2.5, decay_input=True),
-            _recurrent(_lif(2.5, True, 0.0)),
+            _add_feedback(_lif(2.5, True, 0.0)),
             [0, 0],
             1.0,
             1.0,
@@ -567,40 +569,40 @@ def _cases() -> list[Case]:
         Case(
             "rlif_one_to_one",
             _make(RLIF, features=35, tau=2.5, decay_input=True, all_to_all=False, V=-0.6, v_reset=-0.2),
-            _recurrent(_lif(2.5, True, -0.2)),
+            _add_feedback(_lif(2.5, True, -0.2)),
             [0, -0.2],
             shift=1.0,
         ),
         Case(
             "ralif",
             _make(RALIF, features=35, tau_a=5.0, beta=1.8, decay_input=True, v_threshold=0.6, bias=True),
-            _recurrent(_alif(v_reset=0.0)),
+            _add_feedback(_alif(v_reset=0.0)),
             [0, 0, 0],
         ),
-        Case("recurrent_lif", _wrapped(LIF, tau=2.5), _recurrent(_lif(2.5, True, 0.0)), [0, 0], 1.0, 1.0),
+        Case("recurrent_lif", _wrap(LIF, tau=2.5), _add_feedback(_lif(2.5, True, 0.0)), [0, 0], 1.0, 1.0),
         Case(
             "recurrent_plif",
-            _wrapped(PLIF, init_tau=1.7, decay_input=False, v_reset=None),
-            _recurrent(_plif_no_decay),
+            _wrap(PLIF, init_tau=1.7, decay_input=False, v_reset=None),
+            _add_feedback(_plif_no_decay),
             [0, 0],
         ),
         Case(
             "recurrent_adex",
-            _wrapped(AdEx, tau=w(torch.tensor(3.0)), delta_T=0.7, theta_rh=0.6, v_rest=0.05, tau_w=4.0, a=0.2, b=0.3),
-            _recurrent(_adex),
+            _wrap(AdEx, tau=w(torch.tensor(3.0)), delta_T=0.7, theta_rh=0.6, v_rest=0.05, tau_w=4.0, a=0.2, b=0.3),
+            _add_feedback(_adex),
             [0, -0.1, 0],
             2.0,
         ),
         Case(
             "recurrent_gated_lif",
-            _wrapped(GatedLIF, init_linear_decay=0.05),
-            _recurrent(_gated_lif),
+            _wrap(GatedLIF, init_linear_decay=0.05),
+            _add_feedback(_gated_lif),
             [0, 0, 0],
         ),
         Case(
             "recurrent_li",
-            _wrapped(LI, tau=3.0, decay_input=False),
-            _recurrent(_li_no_decay),
+            _wrap(LI, tau=3.0, decay_input=False),
+            _add_feedback(_li_no_decay),
             [0, 0],
             0.3,
             fires=False,
@@ -608,37 +610,37 @@ def _cases() -> list[Case]:
         ),
         Case(
             "recurrent_leaky",
-            _wrapped(
-                Leaky, beta=_CHANNELS, threshold=0.9, learn_beta=True, learn_threshold=True, reset_mechanism="zero"
-            ),
-            _recurrent(_leaky("zero")),
+            _wrap(Leaky, beta=_CHANNELS, threshold=0.9, learn_beta=True, learn_threshold=True, reset_mechanism="zero"),
+            _add_feedback(_leaky("zero")),
             [0, 0],
             smooth=None,
         ),
     ]
     for mechanism in ("subtract", "zero", "none"):
-        named = {"reset_mechanism": mechanism}
-        # The condition of the reset has no gradient, and a threshold is never smooth.
+        reset_option = {"reset_mechanism": mechanism}
+        # The condition of a reset has no gradient, and a threshold is not smooth.
         smooth = _DELAYED if mechanism == "none" else None
         learned = {"learn_beta": True, "threshold": 0.9}
         cases += [
             Case(
                 f"rleaky_{mechanism}",
-                _make(RLeaky, beta=_CHANNELS, linear_features=35, **learned, **named),
+                _make(RLeaky, beta=_CHANNELS, linear_features=35, **learned, **reset_option),
                 _rleaky(mechanism, delay=True),
                 [0, 0],
                 smooth=smooth,
             ),
             Case(
                 f"rleaky_at_once_{mechanism}",
-                _make(RLeaky, beta=0.7, all_to_all=False, V=-0.4, reset_delay=False, **learned, **named),
+                _make(RLeaky, beta=0.7, all_to_all=False, V=-0.4, reset_delay=False, **learned, **reset_option),
                 _rleaky(mechanism, delay=False),
                 [0, 0],
                 smooth=smooth,
             ),
             Case(
                 f"rsynaptic_{mechanism}",
-                _make(RSynaptic, alpha=_CHANNELS, beta=0.7, threshold=0.9, linear_features=35, **synaptic, **named),
+                _make(
+                    RSynaptic, alpha=_CHANNELS, beta=0.7, threshold=0.9, linear_features=35, **synaptic, **reset_option
+                ),
                 _rsynaptic(mechanism),
                 [0, 0, 0],
                 0.5,
@@ -647,28 +649,28 @@ def _cases() -> list[Case]:
             ),
             Case(
                 f"leaky_{mechanism}",
-                _make(Leaky, beta=_CHANNELS, threshold=0.9, learn_beta=True, learn_threshold=True, **named),
+                _make(Leaky, beta=_CHANNELS, threshold=0.9, learn_beta=True, learn_threshold=True, **reset_option),
                 _leaky(mechanism),
                 [0],
                 smooth=smooth,
             ),
             Case(
                 f"synaptic_{mechanism}",
-                _make(Synaptic, alpha=_CHANNELS, beta=0.7, threshold=0.9, **synaptic, **named),
+                _make(Synaptic, alpha=_CHANNELS, beta=0.7, threshold=0.9, **synaptic, **reset_option),
                 _synaptic(mechanism),
                 [0, 0],
                 smooth=smooth,
             ),
             Case(
                 f"alpha_{mechanism}",
-                _make(Alpha, alpha=0.8, beta=0.6, threshold=0.5, learn_alpha=True, **named),
+                _make(Alpha, alpha=0.8, beta=0.6, threshold=0.5, learn_alpha=True, **reset_option),
                 _alpha(mechanism),
                 [0, 0, 0],
                 smooth=smooth,
             ),
             Case(
                 f"lapicque_{mechanism}",
-                _make(Lapicque, beta=0.7, R=2.0, threshold=0.6, learn_beta=True, **named),
+                _make(Lapicque, beta=0.7, R=2.0, threshold=0.6, learn_beta=True, **reset_option),
                 _lapicque(mechanism),
                 [0],
                 2.0,
@@ -683,11 +685,11 @@ CASES = _cases()
 
 @dataclass(frozen=True)
 class Result:
-    """Results of a run.
+    """The results of a run.
 
     Attributes:
-        outputs, states: outputs `[T, *step]`, and last states.
-        gradients: gradients by name: `x`, `state 0`, ..., and names of parameters.
+        outputs, states: outputs `[T, *step]`, and the final states.
+        gradients: gradients by name. The names are `x`, `state 0`, ..., and those of parameters.
     """
 
     outputs: Tensor
@@ -698,18 +700,18 @@ class Result:
 def draw_input(case: Case, steps: int, shape: Sequence[int], seed: int = 0) -> Tensor:
     """Draws an input sequence that makes some neurons fire."""
     generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randn((steps, *shape), generator=generator, dtype=torch.float64)
-    return case.scale * drawn + case.shift
+    values = torch.randn((steps, *shape), generator=generator, dtype=torch.float64)
+    return case.scale * values + case.shift
 
 
 def draw_states(case: Case, shape: Sequence[int]) -> list[Tensor]:
-    """Draws states like those in the middle of a run."""
+    """Draws random values for the states, as they could be in the middle of a run."""
     generator = torch.Generator().manual_seed(3)
     return [0.3 * torch.randn(tuple(shape), generator=generator, dtype=torch.float64) for _ in case.starts]
 
 
 def run_oracle(case: Case, neuron: Neuron, x: Tensor, states: Sequence[Tensor] | None = None) -> Result:
-    """Runs the equation in a loop, with copies of the neuron's parameters; `states=None`: from its initial states."""
+    """Runs the equation in a loop, with copies of the neuron's parameters. `states=None`: from the initial states."""
     params = {name: p.detach().clone().requires_grad_() for name, p in neuron.named_parameters()}
     leaf = x.detach().clone().requires_grad_()
     if states is None:
@@ -719,11 +721,11 @@ def run_oracle(case: Case, neuron: Neuron, x: Tensor, states: Sequence[Tensor] |
     for t in range(len(x)):
         output, *carried = case.step(params, leaf[t], carried)
         outputs.append(output)
-    return _gradients(torch.stack(outputs), carried, leaf, starts, params)
+    return _differentiate(torch.stack(outputs), carried, leaf, starts, params)
 
 
 def run_neuron(neuron: Neuron, x: Tensor, states: Sequence[Tensor] | None = None) -> Result:
-    """Runs the neuron under test. With `states=None`, it begins with its own initial states."""
+    """Runs the neuron under test. `states=None`: from the neuron's own initial states."""
     neuron.reset()
     leaf = x.detach().clone().requires_grad_()
     starts: list[Tensor] = []
@@ -731,12 +733,12 @@ def run_neuron(neuron: Neuron, x: Tensor, states: Sequence[Tensor] | None = None
         starts = [state.detach().clone().requires_grad_() for state in states]
         neuron.states = list(starts)
     outputs = neuron(leaf)
-    result = _gradients(outputs, neuron.states, leaf, starts, dict(neuron.named_parameters()))
+    result = _differentiate(outputs, neuron.states, leaf, starts, dict(neuron.named_parameters()))
     neuron.reset()
     return result
 
 
-def _gradients(
+def _differentiate(
     outputs: Tensor, states: Sequence[Tensor], x: Tensor, starts: Sequence[Tensor], params: Params
 ) -> Result:
     generator = torch.Generator().manual_seed(1)
@@ -749,12 +751,12 @@ def _gradients(
     return Result(outputs.detach(), [s.detach() for s in states], dict(zip(leaves, gradients, strict=True)))
 
 
-def assert_same(result: Result, wanted: Result, *, rtol: float = 1e-9, atol: float = 1e-10) -> None:
-    """Compares outputs, last states, and each gradient that both results have."""
-    torch.testing.assert_close(result.outputs, wanted.outputs, rtol=rtol, atol=atol)
-    for state, other in zip(result.states, wanted.states, strict=True):
+def assert_same(result: Result, expected: Result, *, rtol: float = 1e-9, atol: float = 1e-10) -> None:
+    """Compares the outputs, the final states, and the gradients of `result` with `expected`."""
+    torch.testing.assert_close(result.outputs, expected.outputs, rtol=rtol, atol=atol)
+    for state, other in zip(result.states, expected.states, strict=True):
         torch.testing.assert_close(state, other, rtol=rtol, atol=atol)
     for name, gradient in result.gradients.items():
         torch.testing.assert_close(
-            gradient, wanted.gradients[name], rtol=rtol, atol=atol, msg=f"the gradient of {name} differs"
+            gradient, expected.gradients[name], rtol=rtol, atol=atol, msg=f"the gradient of {name} differs"
         )

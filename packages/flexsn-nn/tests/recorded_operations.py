@@ -1,6 +1,7 @@
-"""A recorder of graphs without a GPU. A dispatch mode records torch's operations, and replays write to their memory.
+"""A recorder of graphs that needs no GPU.
 
-As with a CUDA graph, the recording computes nothing, Python runs once, and each replay overwrites the results.
+A dispatch mode records torch's operations, and replays write to their memory. As in a CUDA graph, Python runs once,
+the recorded run leaves no results, and each replay overwrites the results.
 """
 
 from __future__ import annotations
@@ -15,36 +16,36 @@ from torch.utils._pytree import tree_flatten
 
 
 class Operations(TorchDispatchMode):
-    """Records operations, and the values that are needed to undo them."""
+    """Records operations, and the old values of tensors that they overwrite, so that the recorded run can be undone."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[tuple[Any, Any, Any, list[Tensor | None]]] = []
         self._before: dict[int, tuple[Tensor, Tensor]] = {}
-        self._made: set[int] = set()
+        self._new_storages: set[int] = set()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if "_local_scalar_dense" in str(function):
             raise RuntimeError("operation not permitted when stream is capturing")
-        given = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, Tensor)]
+        arguments = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, Tensor)]
         # The schema of a batch norm does not declare that it writes to its running statistics.
         if function._schema.is_mutable or "batch_norm" in str(function):
-            for tensor in given:
+            for tensor in arguments:
                 address = tensor.untyped_storage().data_ptr()
-                if address not in self._made and address not in self._before:
+                if address not in self._new_storages and address not in self._before:
                     self._before[address] = tensor, tensor.detach().clone()
         result = function(*args, **kwargs)
         results = [value for value in tree_flatten(result)[0] if isinstance(value, Tensor)]
-        known = {tensor.untyped_storage().data_ptr() for tensor in given}
-        fresh = [tensor for tensor in results if tensor.untyped_storage().data_ptr() not in known]
-        self._made.update(tensor.untyped_storage().data_ptr() for tensor in fresh)
+        addresses = {tensor.untyped_storage().data_ptr() for tensor in arguments}
+        fresh = [tensor for tensor in results if tensor.untyped_storage().data_ptr() not in addresses]
+        self._new_storages.update(tensor.untyped_storage().data_ptr() for tensor in fresh)
         self.calls.append((function, args, kwargs, [t if any(t is f for f in fresh) else None for t in results]))
         return result
 
     def undo(self) -> None:
-        for tensor, before in self._before.values():
-            tensor.detach().copy_(before)
+        for tensor, old_value in self._before.values():
+            tensor.detach().copy_(old_value)
 
     def repeat(self) -> None:
         for function, args, kwargs, fresh in self.calls:
@@ -60,7 +61,7 @@ class OperationsRecorder:
     Attributes:
         recorded: number of recorded graphs.
         replayed: number of replays.
-        run_by_python: number of runs in Python.
+        run_by_python: number of runs in Python without a recording.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Functions that `test_nn_flexsn.py` sends to another process, which imports them by name."""
+"""Functions that `test_nn_flexsn.py` sends to another process. The other process imports them by name."""
 
 from __future__ import annotations
 

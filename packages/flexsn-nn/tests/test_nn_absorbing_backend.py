@@ -1,4 +1,4 @@
-"""Compiled graphs whose steps compute the functions before a neuron: equal results, and fewer stored values."""
+"""Compiled graphs whose steps also compute the functions before a neuron: equal results, and fewer stored values."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def smooth(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return torch.sigmoid(3.0 * (h - 0.5)), torch.tanh(h)
 
 
-class Behind(nn.Module):
-    """A function of `x` and `y`, with a neuron after it."""
+class Preceded(nn.Module):
+    """A neuron whose input is a function of `x` and `y`."""
 
     def __init__(self, before: Before, *others: nn.Module) -> None:
         super().__init__()
@@ -50,8 +50,8 @@ class Behind(nn.Module):
         return output
 
 
-def results(net: nn.Module, x: Tensor, y: Tensor, backend: Any, **options: Any) -> list[Tensor]:
-    """Returns the output, and the gradients of inputs and parameters."""
+def compute_results(net: nn.Module, x: Tensor, y: Tensor, backend: Any, **options: Any) -> list[Tensor]:
+    """Returns the output, and the gradients of the inputs and parameters."""
     functional.reset_net(net)
     for module in net.modules():
         if isinstance(module, FlexSN):
@@ -59,12 +59,12 @@ def results(net: nn.Module, x: Tensor, y: Tensor, backend: Any, **options: Any) 
     run = net if backend is None else torch.compile(net, backend=backend, fullgraph=True, **options)
     x, y = x.clone().requires_grad_(), y.clone().requires_grad_()
     output = run(x, y)
-    wanted = [x, y, *net.parameters()]
-    gradients = torch.autograd.grad(output.float().square().sum(), wanted, allow_unused=True)
+    leaves = [x, y, *net.parameters()]
+    gradients = torch.autograd.grad(output.float().square().sum(), leaves, allow_unused=True)
     return [output, *(torch.zeros(()) if gradient is None else gradient for gradient in gradients)]
 
 
-def of_sequence(*shape: int) -> tuple[Tensor, Tensor]:
+def draw_pair(*shape: int) -> tuple[Tensor, Tensor]:
     return torch.randn(T, *shape), torch.rand(T, *shape)
 
 
@@ -91,27 +91,27 @@ CASES: dict[str, tuple[Before, int]] = {
 @pytest.mark.long(
     all_but=["False-residual, activated", "False-per channel", "False-of one step, with time", "False-folded, two"]
 )
-def test_functions_are_absorbed(case: str, dynamic: bool) -> None:
+def test_functions_are_absorbed_with_equal_results(case: str, dynamic: bool) -> None:
     before, count = CASES[case]
-    net, (x, y) = Behind(before), of_sequence(B, C, 4)
+    net, (x, y) = Preceded(before), draw_pair(B, C, 4)
     backend = AbsorbingBackend(EAGER)
-    got, wanted = results(net, x, y, backend, dynamic=dynamic), results(net, x, y, None)
-    assert {len(one.producers) for one in backend.absorbed} == {count}
+    results, expected = compute_results(net, x, y, backend, dynamic=dynamic), compute_results(net, x, y, None)
+    assert {len(entry.producers) for entry in backend.absorbed} == {count}
     assert not backend.left
     assert all("test_nn_absorbing_backend.py:" in name for name in backend.absorbed[0].producers)
-    assert torch.equal(got[0], wanted[0])
-    assert got[1].abs().max() > 0
-    torch.testing.assert_close(got[1:], wanted[1:])
+    assert torch.equal(results[0], expected[0])
+    assert results[1].abs().max() > 0
+    torch.testing.assert_close(results[1:], expected[1:])
 
 
-def test_messages_name_the_users_lines() -> None:
-    """Tests stacks with torch's own frames below the user's, too."""
+def test_messages_name_the_users_lines_below_frames_of_torch() -> None:
+    """Checks stacks in which frames of torch are also below the user's lines."""
     before, count = CASES["per channel"]
-    net, (x, y) = Behind(before), of_sequence(B, C, 4)
+    net, (x, y) = Preceded(before), draw_pair(B, C, 4)
     backend = AbsorbingBackend(EAGER)
     with torch.device("cpu"):
-        results(net, x, y, backend, dynamic=False)
-    (names,) = {one.producers for one in backend.absorbed}
+        compute_results(net, x, y, backend, dynamic=False)
+    (names,) = {entry.producers for entry in backend.absorbed}
     assert len(names) == count
     assert all("test_nn_absorbing_backend.py:" in name for name in names)
 
@@ -180,20 +180,20 @@ LEFT: dict[str, tuple[Before, str | None]] = {
 
 @pytest.mark.parametrize("case", LEFT)
 @pytest.mark.long(all_but=["written after", "list written", "no_grad", "autocast", "folded otherwise"])
-def test_functions_that_are_not_absorbed(case: str) -> None:
+def test_functions_that_are_not_absorbed_are_reported(case: str) -> None:
     before, reason = LEFT[case]
-    net, (x, y) = Behind(before), of_sequence(B, C, 4)
+    net, (x, y) = Preceded(before), draw_pair(B, C, 4)
     backend = AbsorbingBackend(EAGER)
-    got, wanted = results(net, x, y, backend), results(net, x, y, None)
-    assert torch.equal(got[0], wanted[0])
-    torch.testing.assert_close(got[1:], wanted[1:])
+    results, expected = compute_results(net, x, y, backend), compute_results(net, x, y, None)
+    assert torch.equal(results[0], expected[0])
+    torch.testing.assert_close(results[1:], expected[1:])
     if reason is not None:
-        assert any(reason in one.reason for one in backend.left)
+        assert any(reason in entry.reason for entry in backend.left)
         assert reason in str(backend)
 
 
 class Shared(nn.Module):
-    """A sum that two neurons read, and a sum that another function reads, too."""
+    """Two neurons that read one sum. If `elsewhere`, another function also reads this sum."""
 
     def __init__(self, elsewhere: bool) -> None:
         super().__init__()
@@ -207,26 +207,26 @@ class Shared(nn.Module):
 
 @pytest.mark.long(all_but=["True"])
 @pytest.mark.parametrize("elsewhere", [False, True])
-def test_several_layers_that_read_one_result(elsewhere: bool) -> None:
-    net, (x, y) = Shared(elsewhere), of_sequence(B, 4)
+def test_several_layers_read_one_result(elsewhere: bool) -> None:
+    net, (x, y) = Shared(elsewhere), draw_pair(B, 4)
     backend = AbsorbingBackend(EAGER)
-    got, wanted = results(net, x, y, backend), results(net, x, y, None)
-    torch.testing.assert_close(got, wanted)
+    results, expected = compute_results(net, x, y, backend), compute_results(net, x, y, None)
+    torch.testing.assert_close(results, expected)
     assert len(backend.absorbed) == (0 if elsewhere else 2)
-    assert [one.reason.split(",")[0] for one in backend.left] == ["another node reads its result"] * elsewhere
+    assert [entry.reason.split(",")[0] for entry in backend.left] == ["another node reads its result"] * elsewhere
 
 
 def test_a_scale_is_computed_again_for_each_reader() -> None:
-    """Each neuron reads one sequence in both cases, so moving the scale costs nothing."""
-    net, (x, y) = Behind(lambda x, y: x), of_sequence(B, 4)
+    """Checks a scale that is computed before two readers. Each neuron still reads one sequence."""
+    net, (x, y) = Preceded(lambda x, y: x), draw_pair(B, 4)
     net.forward = lambda x, y: net.neuron(2 * x) + (2 * x).sum() + y  # type: ignore[method-assign]
     backend = AbsorbingBackend(EAGER)
-    torch.testing.assert_close(results(net, x, y, backend), results(net, x, y, None))
+    torch.testing.assert_close(compute_results(net, x, y, backend), compute_results(net, x, y, None))
     assert len(backend.absorbed) == 1
 
 
 class Weighted(nn.Module):
-    """A weight that is used before a neuron and in its step."""
+    """A layer that uses one weight before a neuron and in the neuron's step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -241,37 +241,37 @@ class Weighted(nn.Module):
 
 @pytest.mark.parametrize("num_steps", [1, T])
 @pytest.mark.long(all_but=["5"])
-def test_values_that_the_step_also_captures(num_steps: int) -> None:
-    net, (x, y) = Weighted(), of_sequence(B, 4)
+def test_the_step_also_captures_a_value_of_the_absorbed_function(num_steps: int) -> None:
+    net, (x, y) = Weighted(), draw_pair(B, 4)
     backend = AbsorbingBackend(EAGER)
     net.neuron = FlexSN(net.neuron.core, 1, 1, 1, example_outputs=(x[0],))
-    got, wanted = (results(net, x[:num_steps], y[:num_steps], b) for b in (backend, None))
+    results, expected = (compute_results(net, x[:num_steps], y[:num_steps], b) for b in (backend, None))
     assert len(backend.absorbed[0].producers) == 3
-    torch.testing.assert_close(got, wanted)
+    torch.testing.assert_close(results, expected)
 
 
-def test_within_autocast() -> None:
-    net, (x, y) = Behind(lambda x, y: torch.exp(x.bfloat16()) * 2 + y), of_sequence(B, 4)
+def test_functions_are_absorbed_within_autocast() -> None:
+    net, (x, y) = Preceded(lambda x, y: torch.exp(x.bfloat16()) * 2 + y), draw_pair(B, 4)
     backend = AbsorbingBackend(EAGER)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        got, wanted = (results(net, x, y, b) for b in (backend, EAGER))
+        results, expected = (compute_results(net, x, y, b) for b in (backend, EAGER))
     assert len(backend.absorbed) == 1
-    assert torch.equal(got[0], wanted[0])
-    torch.testing.assert_close(got[1:], wanted[1:])
+    assert torch.equal(results[0], expected[0])
+    torch.testing.assert_close(results[1:], expected[1:])
 
 
-def test_a_step_without_dimensions_is_unchanged() -> None:
-    net = Behind(lambda x, y: x * torch.tensor(2.0, dtype=torch.float64))
+def test_a_step_without_dimensions_absorbs_nothing() -> None:
+    net = Preceded(lambda x, y: x * torch.tensor(2.0, dtype=torch.float64))
     backend = AbsorbingBackend(EAGER)
-    got, wanted = (results(net, torch.ones(T), torch.ones(T), b) for b in (backend, None))
+    results, expected = (compute_results(net, torch.ones(T), torch.ones(T), b) for b in (backend, None))
     assert not backend.absorbed
-    torch.testing.assert_close(got, wanted)
+    torch.testing.assert_close(results, expected)
 
 
 def test_kernels_accept_all_absorbed_functions() -> None:
     functions: list[Any] = [*_FUNCTIONS, *(getattr(Tensor, name) for name in _METHODS)]
-    more: dict[str, tuple[Any, ...]] = {"clamp": (0.0, 0.5), "to": (torch.float32,)}
-    of_two = ("add", "sub", "mul", "div", "true_divide", "truediv", "maximum", "minimum")
+    further_arguments: dict[str, tuple[Any, ...]] = {"clamp": (0.0, 0.5), "to": (torch.float32,)}
+    binary = ("add", "sub", "mul", "div", "true_divide", "truediv", "maximum", "minimum")
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         total = x
@@ -280,7 +280,10 @@ def test_kernels_accept_all_absorbed_functions() -> None:
             if name == "where":
                 total = total + function(x > v, x, v)
             else:
-                total = total + (function(x, v) if name in of_two else function(x, *more.get(name, ()))).float()
+                total = (
+                    total
+                    + (function(x, v) if name in binary else function(x, *further_arguments.get(name, ()))).float()
+                )
         return total, v
 
     assert why_refused(ScanProgram(core, 1, 1, 1), [torch.rand(3, 4)], None, training=True) is None
@@ -289,29 +292,29 @@ def test_kernels_accept_all_absorbed_functions() -> None:
 # -- norms ---------------------------------------------------------------------------------------------------
 
 
-def convolutional(norm: nn.Module, **to: Any) -> nn.Sequential:
+def make_convolutional(norm: nn.Module, **to: Any) -> nn.Sequential:
     net = nn.Sequential(OverTime(nn.Conv2d(2, C, 3, bias=False), norm), LIF(v_threshold=0.3)).to(**to)
     for tensor in norm.parameters():
         nn.init.uniform_(tensor, 0.5, 1.0)
     return net
 
 
-def trained(net: nn.Module, x: Tensor, backend: Any, **options: Any) -> tuple[list[Tensor], list[Tensor], int]:
-    """Returns output and gradients; buffers; and the number of elements stored for the backward."""
+def train_once(net: nn.Module, x: Tensor, backend: Any, **options: Any) -> tuple[list[Tensor], list[Tensor], int]:
+    """Returns the output and the gradients; the buffers; and the number of elements that autograd stores."""
     functional.reset_net(net)
     torch.compiler.reset()
-    kept = 0
+    num_stored = 0
 
     def note(tensor: Tensor) -> Tensor:
-        nonlocal kept
-        kept += tensor.numel()
+        nonlocal num_stored
+        num_stored += tensor.numel()
         return tensor
 
     x = x.clone().requires_grad_()
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         output = torch.compile(net, backend=backend, **options)(x)
     gradients = torch.autograd.grad(output.float().square().sum(), [x, *net.parameters()])
-    return [output, *gradients], list(net.buffers()), kept
+    return [output, *gradients], list(net.buffers()), num_stored
 
 
 NORMS: dict[str, Callable[[], nn.Module]] = {
@@ -326,38 +329,38 @@ NORMS: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.long(all_but=["False-True-dtype0-as usual"])
-def test_norms_are_those_that_are_fused_by_hand(norm: str, dtype: torch.dtype, training: bool, dynamic: bool) -> None:
-    net = convolutional(NORMS[norm](), dtype=dtype).train(training)
+def test_absorbed_norms_equal_norms_fused_by_hand(norm: str, dtype: torch.dtype, training: bool, dynamic: bool) -> None:
+    net = make_convolutional(NORMS[norm](), dtype=dtype).train(training)
     fused = copy.deepcopy(net)
     assert len(fuse_norms(fused).fused) == 1
     x = torch.rand(T, B, 2, 6, 6, dtype=dtype)
     backend = AbsorbingBackend(EAGER)
-    got, buffers, _ = trained(net, x, backend, dynamic=dynamic)
-    wanted, others, _ = trained(fused, x, EAGER, dynamic=dynamic)
-    (one,) = set(backend.absorbed)  # with symbolic sizes, the graph is compiled twice
-    assert one.producers[0].startswith("batch_norm (")
-    assert 0.01 < got[0].float().mean() < 0.95
-    for a, b in zip([*got, *buffers], [*wanted, *others], strict=True):
+    results, buffers, _ = train_once(net, x, backend, dynamic=dynamic)
+    expected, expected_buffers, _ = train_once(fused, x, EAGER, dynamic=dynamic)
+    (entry,) = set(backend.absorbed)  # With symbolic sizes, the graph is compiled twice.
+    assert entry.producers[0].startswith("batch_norm (")
+    assert 0.01 < results[0].float().mean() < 0.95
+    for a, b in zip([*results, *buffers], [*expected, *expected_buffers], strict=True):
         assert torch.equal(a, b)
 
 
-def test_tensors_that_a_norm_would_keep_are_not_kept() -> None:
-    net = nn.Sequential(convolutional(nn.BatchNorm2d(C)), OverTime(nn.Conv2d(C, 2, 3)))
+def test_an_absorbed_norm_stores_fewer_tensors() -> None:
+    net = nn.Sequential(make_convolutional(nn.BatchNorm2d(C)), OverTime(nn.Conv2d(C, 2, 3)))
     x = torch.rand(T, B, 2, 9, 9)
     partitioned = "aot_eager_decomp_partition"
-    got, _, kept = trained(net, x, AbsorbingBackend(partitioned))
-    wanted, _, whole = trained(net, x, partitioned)
-    assert torch.equal(got[0], wanted[0])
-    torch.testing.assert_close(got[1:], wanted[1:], rtol=1e-4, atol=1e-4)
-    assert whole - kept > 0.9 * T * B * C * 7 * 7
-    _, _, packed = trained(net, x, AbsorbingBackend(PackingBackend(partitioned)))
-    assert kept - packed > 0.8 * T * B * C * 7 * 7
+    results, _, num_stored = train_once(net, x, AbsorbingBackend(partitioned))
+    expected, _, num_unabsorbed = train_once(net, x, partitioned)
+    assert torch.equal(results[0], expected[0])
+    torch.testing.assert_close(results[1:], expected[1:], rtol=1e-4, atol=1e-4)
+    assert num_unabsorbed - num_stored > 0.9 * T * B * C * 7 * 7
+    _, _, num_packed = train_once(net, x, AbsorbingBackend(PackingBackend(partitioned)))
+    assert num_stored - num_packed > 0.8 * T * B * C * 7 * 7
 
 
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.long(all_but=["True"])
-def test_inputs_of_a_norm(residual: bool) -> None:
-    """Checks that the step also computes a function of the convolution's output, but not a sum."""
+def test_the_step_absorbs_a_relu_before_a_norm_but_no_sum(residual: bool) -> None:
+    """Checks that the step also computes a relu between the linear layer and the norm, but not a sum."""
 
     class Block(nn.Module):
         def __init__(self) -> None:
@@ -372,17 +375,17 @@ def test_inputs_of_a_norm(residual: bool) -> None:
             return self.second(self.norm(frames + x.flatten(0, 1) if residual else frames).unflatten(0, x.shape[:2]))
 
     net, x = Block(), torch.randn(T, 6, 4)
-    alone = copy.deepcopy(net)
+    unabsorbed = copy.deepcopy(net)
     backend = AbsorbingBackend(EAGER)
-    got, buffers, _ = trained(net, x, backend)
-    wanted, others, _ = trained(alone, x, EAGER)
-    assert [len(one.producers) for one in backend.absorbed] == ([1, 1] if residual else [1, 2])
-    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(buffers, others)
+    results, buffers, _ = train_once(net, x, backend)
+    expected, expected_buffers, _ = train_once(unabsorbed, x, EAGER)
+    assert [len(entry.producers) for entry in backend.absorbed] == ([1, 1] if residual else [1, 2])
+    torch.testing.assert_close(results, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(buffers, expected_buffers)
 
 
 class TwoReaders(nn.Module):
-    """A norm that a neuron and another function read."""
+    """A norm whose result a neuron and another function read."""
 
     def __init__(self, other: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -405,26 +408,26 @@ READERS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
 
 @pytest.mark.long(all_but=["a sum"])
 @pytest.mark.parametrize("reader", READERS)
-def test_statistics_move_once(reader: str) -> None:
+def test_statistics_are_updated_once(reader: str) -> None:
     other, count = READERS[reader]
     net, x = TwoReaders(other), torch.randn(T, 6, 4)
-    alone = copy.deepcopy(net)
+    unabsorbed = copy.deepcopy(net)
     backend = AbsorbingBackend(EAGER)
-    got, buffers, _ = trained(net, x, backend)
-    wanted, others, _ = trained(alone, x, EAGER)
+    results, buffers, _ = train_once(net, x, backend)
+    expected, expected_buffers, _ = train_once(unabsorbed, x, EAGER)
     assert len(backend.absorbed) == count
-    torch.testing.assert_close(got, wanted)
-    torch.testing.assert_close(buffers, others)
+    torch.testing.assert_close(results, expected)
+    torch.testing.assert_close(buffers, expected_buffers)
     assert buffers[2] == 1
 
 
 @pytest.mark.long
-def test_in_inductor() -> None:
+def test_norms_are_absorbed_by_inductor() -> None:
     net, x = nn.Sequential(OverTime(nn.Linear(3, 4), nn.BatchNorm1d(4)), FlexSN(smooth, 1, 1, 1)), torch.randn(T, 6, 3)
-    alone = copy.deepcopy(net)
+    unabsorbed = copy.deepcopy(net)
     backend = AbsorbingBackend()
-    got, buffers, _ = trained(net, x, backend)
-    wanted, others, _ = trained(alone, x, EAGER)
+    results, buffers, _ = train_once(net, x, backend)
+    expected, expected_buffers, _ = train_once(unabsorbed, x, EAGER)
     assert len(backend.absorbed) == 1
-    torch.testing.assert_close(got, wanted)
-    torch.testing.assert_close(buffers, others)
+    torch.testing.assert_close(results, expected)
+    torch.testing.assert_close(buffers, expected_buffers)

@@ -1,4 +1,4 @@
-"""Attributes that are set, called or removed after construction: checks use their current values."""
+"""Attributes that are set, called or removed after construction: checks use the current values."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class ScaledPSN(PSN):
         return super().forward(x) * 0.3
 
 
-def hooked() -> nn.Module:
+def make_hooked() -> nn.Module:
     neuron = LIF()
     neuron.register_forward_hook(lambda module, inputs, output: output * 0.3)
     return neuron
 
 
-@pytest.mark.parametrize("make", [Scaled, lambda: ScaledPSN(4), hooked], ids=["forward", "psn", "hook"])
-def test_outputs_that_are_not_spikes_are_not_kept_as_bits(make: Callable[[], nn.Module]) -> None:
+@pytest.mark.parametrize("make", [Scaled, lambda: ScaledPSN(4), make_hooked], ids=["forward", "psn", "hook"])
+def test_outputs_that_are_not_spikes_are_not_stored_as_bits(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(16, 32), make(), nn.Linear(32, 5), LIF())
     x = 2 * torch.randn(4, 8, 16)
@@ -55,7 +55,7 @@ def test_conduct_of_each_step_needs_sequences() -> None:
         neuron(torch.rand(6))
 
 
-def test_assigned_names_and_delays() -> None:
+def test_assigned_names_and_delays_are_checked() -> None:
     neuron, delay = Leaky(0.7), Delay(1, max_delay=2)
     neuron.reset_mechanism = "zero"
     with pytest.raises(UnknownNameError, match="sbutract"):
@@ -67,7 +67,7 @@ def test_assigned_names_and_delays() -> None:
     assert delay(torch.tensor([[2.0], [4.0], [6.0]])).flatten().tolist() == [0.0, 1.0, 3.0]
 
 
-def test_integers_between_two_steps() -> None:
+def test_delays_between_two_steps_interpolate_integers() -> None:
     x = torch.arange(4).view(4, 1) * 10
     for delay in (0.5, torch.tensor([0.5])):
         assert Delay(delay)(x).flatten().tolist() == [0.0, 5.0, 15.0, 25.0]

@@ -1,4 +1,4 @@
-"""Two calls with a change in between: the second one equals the loop, no matter what the first one prepared."""
+"""Two calls with a change in between. The second call equals the loop, no matter what the first call prepared."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T, STEP = 3, (2, 5)
 
 
 class Core(nn.Module):
-    """A step that reads nearly everything that a step can read."""
+    """A step that reads parameters, a buffer, submodules, attributes, and the training mode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,13 +40,13 @@ class Core(nn.Module):
         return s, h * (1 - s)
 
 
-def normed(backend: str) -> NormNeuron:
+def make_normed(backend: str) -> NormNeuron:
     norm = nn.BatchNorm1d(5)
     nn.init.constant_(norm.weight, 1.5)
     return NormNeuron(norm, LIF(backend=backend))
 
 
-def recurrent(backend: str) -> RLIF:
+def make_recurrent(backend: str) -> RLIF:
     return RLIF(5, init=lambda V: nn.init.constant_(V, 0.3), backend=backend)
 
 
@@ -54,12 +54,12 @@ NEURONS: dict[str, Callable[[str], nn.Module]] = {
     "LIF": lambda backend: LIF(backend=backend),
     "core": lambda backend: FlexSN(Core(), 1, 1, 1, backend=backend),
     "ParametricLIF": lambda backend: ParametricLIF(backend=backend),
-    "RLIF": recurrent,
-    "NormNeuron": normed,
+    "RLIF": make_recurrent,
+    "NormNeuron": make_normed,
 }
 
 
-def neuron_of(layer: Any) -> Any:
+def get_neuron(layer: Any) -> Any:
     return layer.neuron if isinstance(layer, NormNeuron) else layer
 
 
@@ -79,7 +79,7 @@ def replace_parameters(layer: nn.Module) -> None:
                 setattr(module, name, nn.Parameter(parameter.detach() * 0.7))
 
 
-def freeze_the_first(layer: nn.Module) -> None:
+def freeze_first_parameter(layer: nn.Module) -> None:
     for parameter in list(layer.parameters())[:1]:
         parameter.requires_grad_(False)
 
@@ -91,48 +91,48 @@ def scale_buffers(layer: nn.Module) -> None:
 
 
 def scale_states(layer: nn.Module) -> None:
-    neuron_of(layer).states = [state.detach() * 0.5 for state in neuron_of(layer).states]
+    get_neuron(layer).states = [state.detach() * 0.5 for state in get_neuron(layer).states]
 
 
-def put_a_leaf(layer: nn.Module) -> None:
-    states = neuron_of(layer).states
+def make_states_leaves(layer: nn.Module) -> None:
+    states = get_neuron(layer).states
     states[:] = [(state.detach() * 0.25).requires_grad_() for state in states]
 
 
-def ones(num_states: int, step_mode: str, *inputs: Tensor) -> list[Tensor]:
+def start_with_ones(num_states: int, step_mode: str, *inputs: Tensor) -> list[Tensor]:
     return [torch.ones_like(inputs[0][0] if step_mode == "m" else inputs[0]) for _ in range(num_states)]
 
 
 def start_at_one(layer: nn.Module) -> None:
-    neuron = neuron_of(layer)
-    neuron.init_states = ones
+    neuron = get_neuron(layer)
+    neuron.init_states = start_with_ones
     neuron.reset()
 
 
 def change_core(name: str, value: Any) -> Callable[[nn.Module], object]:
     def change(layer: nn.Module) -> None:
-        if isinstance(neuron_of(layer).core, Core):
-            setattr(neuron_of(layer).core, name, value)
+        if isinstance(get_neuron(layer).core, Core):
+            setattr(get_neuron(layer).core, name, value)
 
     return change
 
 
 def change_numbers(layer: nn.Module) -> None:
-    if isinstance(neuron_of(layer).core, Core):
-        neuron_of(layer).core.numbers["a"] = 0.8
+    if isinstance(get_neuron(layer).core, Core):
+        get_neuron(layer).core.numbers["a"] = 0.8
 
 
 def hook_inside(layer: nn.Module) -> None:
-    if isinstance(neuron_of(layer).core, Core):
-        neuron_of(layer).core.inner.register_forward_hook(lambda module, inputs, output: output * 2)
+    if isinstance(get_neuron(layer).core, Core):
+        get_neuron(layer).core.inner.register_forward_hook(lambda module, inputs, output: output * 2)
 
 
 def set_neuron(name: str, value: Any) -> Callable[[nn.Module], object]:
-    return lambda layer: setattr(neuron_of(layer), name, value)
+    return lambda layer: setattr(get_neuron(layer), name, value)
 
 
 def switch_modes(layer: nn.Module) -> None:
-    neuron = neuron_of(layer)
+    neuron = get_neuron(layer)
     neuron.step_mode = "s" if neuron.step_mode == "m" else "m"
 
 
@@ -141,18 +141,18 @@ CHANGES: dict[str, Callable[[nn.Module], object]] = {
     "store_state_seqs": set_neuron("store_state_seqs", True),
     "count_spikes": set_neuron("count_spikes", True),
     "no requires_grad of the input": lambda layer: setattr(
-        neuron_of(layer), "requires_grad", [False] + [True] * neuron_of(layer).num_states
+        get_neuron(layer), "requires_grad", [False] + [True] * get_neuron(layer).num_states
     ),
     "step_mode": switch_modes,
     "the loop": set_neuron("backend", "torch"),
     "init_states": start_at_one,
-    "reset": lambda layer: neuron_of(layer).reset(),
+    "reset": lambda layer: get_neuron(layer).reset(),
     "eval": lambda layer: layer.eval(),
     "states": scale_states,
-    "an entry of states": put_a_leaf,
+    "an entry of states": make_states_leaves,
     "values of parameters": scale_parameters,
     "other parameters": replace_parameters,
-    "a frozen parameter": freeze_the_first,
+    "a frozen parameter": freeze_first_parameter,
     "all frozen": lambda layer: layer.requires_grad_(False),
     "buffers": scale_buffers,
     "dtype": lambda layer: layer.double(),
@@ -185,7 +185,7 @@ AROUND: dict[str, Callable[[nn.Module], AbstractContextManager[Any]]] = {
     "autocast": lambda layer: torch.autocast("cpu", torch.bfloat16),
     "detect_anomaly": lambda layer: torch.autograd.set_detect_anomaly(True, check_nan=True),
     "save_on_cpu": lambda layer: torch.autograd.graph.save_on_cpu(),
-    "PackedSpikes": lambda layer: PackedSpikes(layer) if neuron_of(layer).spike_range else nullcontext(),
+    "PackedSpikes": lambda layer: PackedSpikes(layer) if get_neuron(layer).spike_range else nullcontext(),
     "deterministic": lambda layer: setting(torch.use_deterministic_algorithms, True, False),
     "threads": lambda layer: setting(torch.set_num_threads, 2, 1),
     "default dtype": lambda layer: setting(torch.set_default_dtype, torch.float64, torch.float32),
@@ -195,8 +195,8 @@ AROUND: dict[str, Callable[[nn.Module], AbstractContextManager[Any]]] = {
 # -- lives -------------------------------------------------------------------------------------------------------------
 
 
-def data(layer: Any, seed: int) -> Tensor:
-    neuron = neuron_of(layer)
+def draw_input(layer: Any, seed: int) -> Tensor:
+    neuron = get_neuron(layer)
     shape = (T, *STEP) if neuron.step_mode == "m" else STEP
     x = 2 * torch.rand(shape, generator=torch.Generator().manual_seed(seed))
     floats = [t.dtype for t in (*neuron.states, *layer.parameters()) if t.is_floating_point()]
@@ -204,88 +204,88 @@ def data(layer: Any, seed: int) -> Tensor:
 
 
 def call(layer: Any, seed: int) -> dict[str, Any]:
-    """Collects everything that a call returns and stores on the module."""
-    neuron = neuron_of(layer)
-    x = data(layer, seed)
-    return {"x": x, "output": layer(x), **left(neuron)}
+    """Returns the input, the output, and everything that a call stores on the module."""
+    neuron = get_neuron(layer)
+    x = draw_input(layer, seed)
+    return {"x": x, "output": layer(x), **read_stored(neuron)}
 
 
 def step(layer: Any, seed: int) -> dict[str, Any]:
-    """Collects everything that `step` returns from the current state and stores on the module."""
-    neuron = neuron_of(layer)
-    x = data(layer, seed)
+    """Returns the input, the results of `step` from the current states, and what the call stores on the module."""
+    neuron = get_neuron(layer)
+    x = draw_input(layer, seed)
     output, states = layer.step(x, neuron.states or None)
-    return {"x": x, "output": output, "new states": states, **left(neuron)}
+    return {"x": x, "output": output, "new states": states, **read_stored(neuron)}
 
 
-def left(neuron: FlexSN) -> dict[str, Any]:
+def read_stored(neuron: FlexSN) -> dict[str, Any]:
     return {"states": list(neuron.states), "seqs": list(neuron.state_seqs), "counts": neuron.spike_counts}
 
 
-def counted(layer: Any, seed: int) -> None:
-    neuron_of(layer).count_spikes = True
+def call_with_counts(layer: Any, seed: int) -> None:
+    get_neuron(layer).count_spikes = True
     call(layer, seed)
-    neuron_of(layer).count_spikes = False
+    get_neuron(layer).count_spikes = False
 
 
-def stored(layer: Any, seed: int) -> None:
-    neuron_of(layer).store_state_seqs = True
+def call_with_stored_states(layer: Any, seed: int) -> None:
+    get_neuron(layer).store_state_seqs = True
     call(layer, seed)
-    neuron_of(layer).store_state_seqs = False
+    get_neuron(layer).store_state_seqs = False
 
 
-def without_gradients(layer: Any, seed: int) -> None:
+def call_without_gradients(layer: Any, seed: int) -> None:
     with torch.no_grad():
         call(layer, seed)
 
 
-def in_inference(layer: Any, seed: int) -> None:
+def call_in_inference_mode(layer: Any, seed: int) -> None:
     with torch.inference_mode():
         call(layer, seed)
-    neuron_of(layer).reset()
+    get_neuron(layer).reset()
 
 
-def trained(layer: Any, seed: int) -> None:
-    """Runs enough calls and backwards that the compiled launcher repeats whole calls."""
+def train(layer: Any, seed: int) -> None:
+    """Runs enough calls and backwards for the compiled launcher to repeat whole calls."""
     for i in range(5):
-        neuron_of(layer).reset()
+        get_neuron(layer).reset()
         call(layer, seed + i)["output"].sum().backward()
     layer.zero_grad()
-    assert (neuron_of(layer)._again is None) == (neuron_of(layer).backend == "torch")
+    assert (get_neuron(layer)._again is None) == (get_neuron(layer).backend == "torch")
 
 
 ROADS: dict[str, tuple[Callable[[Any, int], Any], ...]] = {
     "calls": (call, call),
     "steps": (step, step),
     "a step and a call": (call, step),
-    "counted": (counted, step),
-    "stored": (stored, step),
-    "no_grad": (without_gradients, without_gradients),
-    "inference_mode": (in_inference,),
+    "counted": (call_with_counts, step),
+    "stored": (call_with_stored_states, step),
+    "no_grad": (call_without_gradients, call_without_gradients),
+    "inference_mode": (call_in_inference_mode,),
 }
 TRAINED: dict[str, tuple[Callable[[Any, int], Any], ...]] = {
-    "trained": (trained, call),
-    "trained, no_grad": (trained, *(without_gradients,) * 4),
+    "trained": (train, call),
+    "trained, no_grad": (train, *(call_without_gradients,) * 4),
 }
 
 
-def life(make: Callable[[], nn.Module], road: str, step_mode: str, change: str) -> list[dict[str, Any]]:
-    """Returns results and gradients of two calls, a step, and a call after a change."""
+def run_life(make: Callable[[], nn.Module], road: str, step_mode: str, change: str) -> list[dict[str, Any]]:
+    """Returns the results and gradients of two calls, a step and a call, after a change."""
     layer = make()
-    neuron = neuron_of(layer)
+    neuron = get_neuron(layer)
     neuron.step_mode = step_mode
     for seed, act in enumerate((ROADS | TRAINED)[road]):
         act(layer, seed)
     neuron.states[:] = [state.detach() for state in neuron.states]
     CHANGES.get(change, CHANGES["nothing"])(layer)
-    found = []
+    results = []
     with AROUND.get(change, lambda layer: nullcontext())(layer):  # type: ignore[no-untyped-call]
         for seed, act in enumerate((call, call, step, call)):
-            found.append(with_gradients(layer, act(layer, 10 + seed)))
-    return found
+            results.append(add_gradients(layer, act(layer, 10 + seed)))
+    return results
 
 
-def with_gradients(layer: nn.Module, results: dict[str, Any]) -> dict[str, Any]:
+def add_gradients(layer: nn.Module, results: dict[str, Any]) -> dict[str, Any]:
     x = results.pop("x")
     flat: dict[str, Any] = {name: value for name, value in results.items() if not isinstance(value, list)}
     for name, value in results.items():
@@ -294,31 +294,31 @@ def with_gradients(layer: nn.Module, results: dict[str, Any]) -> dict[str, Any]:
     reached = [t for t in flat.values() if t is not None and t.requires_grad]
     if reached:
         loss = sum((t.double() * torch.linspace(-1, 1, t.numel()).view_as(t)).sum() for t in reached)
-        wanted = {"x": x, **{name: p for name, p in layer.named_parameters() if p.requires_grad}}
-        found = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True, retain_graph=True)
-        flat.update({f"d{name}": g for name, g in zip(wanted, found, strict=True)})
+        leaves = {"x": x, **{name: p for name, p in layer.named_parameters() if p.requires_grad}}
+        gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, retain_graph=True)
+        flat.update({f"d{name}": g for name, g in zip(leaves, gradients, strict=True)})
     flat.update({name: buffer.clone() for name, buffer in layer.named_buffers()})
     return flat
 
 
-def assert_like_the_loop(kind: str, backend: str, road: str, step_mode: str, change: str) -> None:
-    loop = life(lambda: NEURONS[kind]("torch"), road, step_mode, change)
-    kernels = life(lambda: NEURONS[kind](backend), road, step_mode, change)
-    for expected, found in zip(loop, kernels, strict=True):
-        assert found.keys() == expected.keys()
+def assert_equal_to_the_loop(kind: str, backend: str, road: str, step_mode: str, change: str) -> None:
+    loop = run_life(lambda: NEURONS[kind]("torch"), road, step_mode, change)
+    kernels = run_life(lambda: NEURONS[kind](backend), road, step_mode, change)
+    for expected, results in zip(loop, kernels, strict=True):
+        assert results.keys() == expected.keys()
         for name, value in expected.items():
             if value is None:
-                assert found[name] is None, name
+                assert results[name] is None, name
                 continue
-            assert found[name] is not None, name
-            assert found[name].requires_grad == value.requires_grad, name
+            assert results[name] is not None, name
+            assert results[name].requires_grad == value.requires_grad, name
             loose = value.dtype == torch.bfloat16 or change == "autocast"
             rtol, atol = (2e-2, 1e-2) if loose else (1e-4, 1e-5)
-            torch.testing.assert_close(found[name], value, rtol=rtol, atol=atol)
+            torch.testing.assert_close(results[name], value, rtol=rtol, atol=atol)
 
 
-BOTH = [*CHANGES, *AROUND]
-KEPT = [
+ALL_CHANGES = [*CHANGES, *AROUND]
+SHORT_CASES = [
     "counted-nothing-m-LIF",
     "a step and a call-store_state_seqs-m-LIF",
     "steps-count_spikes-m-LIF",
@@ -331,16 +331,18 @@ KEPT = [
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
 @pytest.mark.parametrize("kind", NEURONS)
 @pytest.mark.parametrize("step_mode", ["m", "s"])
-@pytest.mark.parametrize("change", BOTH)
+@pytest.mark.parametrize("change", ALL_CHANGES)
 @pytest.mark.parametrize("road", ROADS)
-@pytest.mark.long(all_but=KEPT)
-def test_compiled_kernels(kind: str, step_mode: str, change: str, road: str, compiler: None) -> None:
-    assert_like_the_loop(kind, "cpp", road, step_mode, change)
+@pytest.mark.long(all_but=SHORT_CASES)
+def test_compiled_kernels_equal_the_loop_after_a_change(
+    kind: str, step_mode: str, change: str, road: str, compiler: None
+) -> None:
+    assert_equal_to_the_loop(kind, "cpp", road, step_mode, change)
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
 @pytest.mark.parametrize("kind", [kind for kind in NEURONS if kind != "RLIF"])
-@pytest.mark.parametrize("change", BOTH)
+@pytest.mark.parametrize("change", ALL_CHANGES)
 @pytest.mark.parametrize("road", TRAINED)
 @pytest.mark.long(
     all_but=[
@@ -349,28 +351,28 @@ def test_compiled_kernels(kind: str, step_mode: str, change: str, road: str, com
         "trained, no_grad-no requires_grad of the input-ParametricLIF",
     ]
 )
-def test_the_compiled_launcher(
+def test_the_compiled_launcher_equals_the_loop_after_a_change(
     kind: str, change: str, road: str, compiler: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLEXSN_LAUNCHER", "compiled")
     # Launches of Triton's interpreter have no address.
-    monkeypatch.setattr("flexsn_nn._batch_affine.batch_moments", lambda *given: None)
-    assert_like_the_loop(kind, "cpp", road, "m", change)
+    monkeypatch.setattr("flexsn_nn._batch_affine.batch_moments", lambda *arguments: None)
+    assert_equal_to_the_loop(kind, "cpp", road, "m", change)
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
 @pytest.mark.parametrize("kind", NEURONS)
-@pytest.mark.parametrize("change", [change for change in BOTH if change != "step_mode"])
+@pytest.mark.parametrize("change", [change for change in ALL_CHANGES if change != "step_mode"])
 @pytest.mark.parametrize("road", ["a step and a call", "counted"])
 @pytest.mark.long(all_but=["a step and a call-store_state_seqs-LIF", "counted-nothing-LIF"])
-def test_triton(kind: str, change: str, road: str, interpreted: None) -> None:
-    """Tests only kernels for sequences, because Triton does not run single steps."""
-    assert_like_the_loop(kind, "triton", road, "m", change)
+def test_triton_kernels_equal_the_loop_after_a_change(kind: str, change: str, road: str, interpreted: None) -> None:
+    """Runs sequences only, because Triton's kernels do not run single steps."""
+    assert_equal_to_the_loop(kind, "triton", road, "m", change)
 
 
 @pytest.mark.parametrize("change", ["nothing", "store_state_seqs", "count_spikes", "init_states"])
 @pytest.mark.parametrize("kind", ["LIF", "NormNeuron"])
 @pytest.mark.long(all_but=["LIF-store_state_seqs"])
-def test_the_operator(kind: str, change: str) -> None:
+def test_the_operator_equals_the_loop_after_a_change(kind: str, change: str) -> None:
     for road in ROADS:
-        assert_like_the_loop(kind, "hop", road, "m", change)
+        assert_equal_to_the_loop(kind, "hop", road, "m", change)

@@ -16,14 +16,14 @@ reentrant = pytest.mark.parametrize("reentrant", [False, True])
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def problem() -> tuple[Tensor, Tensor]:
+def make_problem() -> tuple[Tensor, Tensor]:
     x = 3 * torch.rand(6, 4, 5, generator=torch.Generator().manual_seed(0))
     weights = torch.arange(6.0)[:, None, None]
     return x.to(DEVICE).requires_grad_(), weights.to(DEVICE)
 
 
-def from_the_start(neuron: LIF) -> Callable[[Tensor], Tensor]:
-    """Makes a function that resets the neuron and then calls it."""
+def reset_before_call(neuron: LIF) -> Callable[[Tensor], Tensor]:
+    """Returns a function that resets the neuron and then calls it."""
 
     def run(x: Tensor) -> Tensor:
         neuron.reset()
@@ -35,25 +35,25 @@ def from_the_start(neuron: LIF) -> Callable[[Tensor], Tensor]:
 
 @backends
 @reentrant
-def test_a_step_and_a_call_that_resets_first(backend: str, reentrant: bool) -> None:
+def test_checkpoints_of_steps_and_of_calls_after_a_reset_are_correct(backend: str, reentrant: bool) -> None:
     neuron = LIF(backend=backend)
-    x, weights = problem()
-    (wanted,) = torch.autograd.grad((neuron(x) * weights).sum(), x)
+    x, weights = make_problem()
+    (expected,) = torch.autograd.grad((neuron(x) * weights).sum(), x)
 
-    for function in (lambda x: neuron.step(x)[0], from_the_start(neuron)):
+    for function in (lambda x: neuron.step(x)[0], reset_before_call(neuron)):
         x.grad = None
         output: Tensor = checkpoint(function, x, use_reentrant=reentrant)
         (output * weights).sum().backward()
         assert x.grad is not None
-        torch.testing.assert_close(x.grad, wanted)
+        torch.testing.assert_close(x.grad, expected)
 
 
 @backends
 @reentrant
-def test_several_calls_after_a_reset(backend: str, reentrant: bool) -> None:
+def test_checkpoints_of_several_calls_after_a_reset_are_correct(backend: str, reentrant: bool) -> None:
     neuron = LIF(backend=backend)
-    x, weights = problem()
-    (wanted,) = torch.autograd.grad((neuron(x) * weights).sum(), x)
+    x, weights = make_problem()
+    (expected,) = torch.autograd.grad((neuron(x) * weights).sum(), x)
 
     def in_chunks(x: Tensor) -> Tensor:
         neuron.reset()
@@ -62,7 +62,7 @@ def test_several_calls_after_a_reset(backend: str, reentrant: bool) -> None:
     output: Tensor = checkpoint(in_chunks, x, use_reentrant=reentrant)
     (output * weights).sum().backward()
     assert x.grad is not None
-    torch.testing.assert_close(x.grad, wanted)
+    torch.testing.assert_close(x.grad, expected)
 
 
 @backends
@@ -70,10 +70,10 @@ def test_several_calls_after_a_reset(backend: str, reentrant: bool) -> None:
 @pytest.mark.parametrize("reset", [False, True])
 def test_a_second_run_from_another_state_is_refused(backend: str, reentrant: bool, reset: bool) -> None:
     neuron = LIF(backend=backend)
-    x, weights = problem()
+    x, weights = make_problem()
     neuron(x.detach())
     output: Tensor = checkpoint(neuron, x, use_reentrant=reentrant)
-    if reset:  # too early, because the first run did not begin with a reset
+    if reset:  # This reset is too early, because the first run did not begin with a reset.
         neuron.reset()
     with pytest.raises(StateError, match=r"checkpointing.*Checkpoint neuron\.step, or a function that calls reset"):
         (output * weights).sum().backward()
@@ -82,16 +82,16 @@ def test_a_second_run_from_another_state_is_refused(backend: str, reentrant: boo
 @pytest.mark.filterwarnings("ignore:one LIF is in two places")
 @backends
 @reentrant
-@pytest.mark.parametrize("first", [False, True])
-def test_a_reset_in_another_second_run_does_not_count(backend: str, reentrant: bool, first: bool) -> None:
-    """Runs two functions, one of which resets. If `first`, this one runs first, and is recomputed last."""
+@pytest.mark.parametrize("resets_first", [False, True])
+def test_a_reset_in_another_function_does_not_count(backend: str, reentrant: bool, resets_first: bool) -> None:
+    """Checkpoints two functions, of which one resets. With `resets_first`, the function that resets runs first."""
     neuron = LIF(backend=backend)
-    x, weights = problem()
+    x, weights = make_problem()
     before = neuron(x.detach())[-1]
 
-    functions: list[Callable[..., Tensor]] = [neuron, from_the_start(neuron)]
+    functions: list[Callable[..., Tensor]] = [neuron, reset_before_call(neuron)]
     y = x + before
-    for function in reversed(functions) if first else functions:
+    for function in reversed(functions) if resets_first else functions:
         y = checkpoint(function, y, use_reentrant=reentrant)
     with pytest.raises(StateError, match="checkpointing"):
         (y * weights).sum().backward()
@@ -99,9 +99,9 @@ def test_a_reset_in_another_second_run_does_not_count(backend: str, reentrant: b
 
 @pytest.mark.filterwarnings("ignore:one LIF is in two places")
 @backends
-def test_a_reset_outside_of_a_nested_second_run_does_not_count(backend: str) -> None:
+def test_a_reset_outside_of_a_nested_checkpoint_does_not_count(backend: str) -> None:
     neuron = LIF(backend=backend)
-    x, weights = problem()
+    x, weights = make_problem()
 
     def outer(x: Tensor) -> Tensor:
         neuron.reset()

@@ -1,4 +1,4 @@
-"""A neuron inside of `torch.compile`: one graph with the loop or the operator, and correct reports about kernels."""
+"""A neuron in `torch.compile`: one graph with the loop or the operator, and correct reports about kernels."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Network(nn.Module):
         return 2.0 * spikes
 
 
-def gradient(network: Any, x: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
+def compute_gradients(network: Any, x: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
     result = network(x)
     return result, torch.autograd.grad(result.sum(), parameters)
 
@@ -46,16 +46,16 @@ def fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-# Dynamo reads the gradients of tensors that pass a graph break.
+# Dynamo reads the gradients of tensors that cross a graph break.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize(("backend", "fullgraph"), [("torch", True), ("hop", True), ("triton", False)])
-def test_a_compiled_network_equals_the_plain_one(backend: str, fullgraph: bool, interpreted: None) -> None:
+def test_a_compiled_network_equals_the_eager_network(backend: str, fullgraph: bool, interpreted: None) -> None:
     network = Network(backend)
     x = torch.randn(4, 7, 6)
     parameters = list(network.parameters())
     compiled = torch.compile(network, backend="aot_eager", fullgraph=fullgraph)
-    result, grads = gradient(compiled, x, parameters)
-    expected, expected_grads = gradient(network, x, parameters)
+    result, grads = compute_gradients(compiled, x, parameters)
+    expected, expected_grads = compute_gradients(network, x, parameters)
     assert torch.equal(result, expected)
     for grad, other in zip(grads, expected_grads, strict=True):
         assert other.abs().max() > 0
@@ -66,7 +66,7 @@ def test_a_compiled_network_equals_the_plain_one(backend: str, fullgraph: bool, 
 def test_a_compiled_neuron_continues_from_its_state(
     backend: str, lowering: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tests without state sequences, too, and without gradients, as `while_loop` requires."""
+    """Also checks calls without state sequences and without gradients, as `while_loop` requires."""
     monkeypatch.setenv("FLEXSN_HOP_LOWERING", lowering)
     x = 3.0 * torch.randn(5, 2, 4, generator=torch.Generator().manual_seed(0))
     plain, neuron = LIF(backend="torch"), LIF(backend=backend)
@@ -77,7 +77,7 @@ def test_a_compiled_neuron_continues_from_its_state(
             assert [torch.equal(a, b) for a, b in zip(neuron.states, plain.states, strict=True)] == [True]
 
 
-def test_one_graph_with_kernels_is_refused_with_the_reason(interpreted: None) -> None:
+def test_one_graph_with_kernels_is_refused_with_a_reason(interpreted: None) -> None:
     network = torch.compile(Network("triton"), backend="aot_eager", fullgraph=True)
     with pytest.raises(RuntimeError, match="for one graph, use backend='hop'"):
         network(torch.randn(4, 7, 6))
@@ -85,8 +85,8 @@ def test_one_graph_with_kernels_is_refused_with_the_reason(interpreted: None) ->
 
 @pytest.mark.long(all_but=["-0.5", "None"])
 @pytest.mark.parametrize("v_reset", [0.0, -0.5, None])
-def test_sizes_and_numbers_that_are_symbols(v_reset: float | None) -> None:
-    """Tests that with `dynamic=True`, Dynamo also makes symbols of a neuron's numbers."""
+def test_symbolic_sizes_and_attributes_give_equal_outputs(v_reset: float | None) -> None:
+    """Checks that `dynamic=True`, for which Dynamo makes symbols of a neuron's attributes, gives equal outputs."""
     neuron = LIF(v_reset=v_reset, tau=3.0, backend="hop")
     compiled = torch.compile(neuron, backend="aot_eager", fullgraph=True, dynamic=True)
     for steps in (5, 6):
@@ -98,13 +98,13 @@ def test_sizes_and_numbers_that_are_symbols(v_reset: float | None) -> None:
         assert torch.equal(output, neuron(x))
 
 
-# One case of each kind; the numbers of the other cases have equal types.
-KINDS = list({type(case.make()): case for case in CASES}.values())
+# One case of each class. Other cases of a class have attributes of the same types.
+CASE_BY_CLASS = list({type(case.make()): case for case in CASES}.values())
 
 
 @pytest.mark.long(all_but=["lif_soft_detached", "plif_raw", "stochastic"])
-@pytest.mark.parametrize("case", KINDS, ids=lambda case: case.name)
-def test_every_neuron_with_symbols(case: Case) -> None:
+@pytest.mark.parametrize("case", CASE_BY_CLASS, ids=lambda case: case.name)
+def test_every_neuron_accepts_symbolic_sizes(case: Case) -> None:
     neuron = case.make(backend="hop")
     compiled = torch.compile(neuron, backend="aot_eager", fullgraph=True, dynamic=True)
     x = draw_input(case, 5, (4, 35)).detach().requires_grad_()

@@ -1,4 +1,4 @@
-"""`convert` without either library installed: it leaves modules unchanged, and never imports the libraries."""
+"""Tests `convert` without snnTorch and SpikingJelly: it leaves modules unchanged, and imports neither library."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flexsn_nn import LIF, OverTime, UnknownNameError
 from flexsn_nn.convert import Conversion, Converted, Left, Moved, convert
 
 
-def test_networks_of_other_libraries_are_unchanged() -> None:
+def test_networks_without_modules_of_other_libraries_are_unchanged() -> None:
     net = nn.Sequential(nn.Linear(3, 3), LIF(), OverTime(nn.Conv1d(1, 1, 1)))
     children = list(net)
     conversion = convert(net)
@@ -32,8 +32,8 @@ def test_neither_library_is_imported() -> None:
         "convert(torch.nn.Sequential(torch.nn.Linear(2, 2), LIF())); "
         "print(*sorted({name.partition('.')[0] for name in sys.modules} & {'snntorch', 'spikingjelly'}), 'none')"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["none"]
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout.split() == ["none"]
 
 
 def test_the_report_lists_each_entry_once() -> None:

@@ -1,4 +1,4 @@
-"""`convert` with snnTorch installed: a loop over time returns equal bits before and after."""
+"""Tests `convert` with snnTorch installed: a loop over time returns equal bits before and after the conversion."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Run = Callable[[nn.Module, Tensor], list[Tensor]]
 
 
 class Loop(nn.Module):
-    """A network whose `forward` loops over time and passes the states of its neurons on."""
+    """A network whose `forward` loops over time and passes the states of its neurons from step to step."""
 
     def __init__(self, *neurons: nn.Module) -> None:
         super().__init__()
@@ -32,43 +32,43 @@ class Loop(nn.Module):
         states: list[Any] = [neuron.reset_mem() for neuron in neurons]
         recorded: list[list[Tensor]] = []
         for step in x:
-            here: list[Tensor] = []
+            row: list[Tensor] = []
             for i, (layer, neuron) in enumerate(zip(self.layers, neurons, strict=True)):
-                given = states[i] if isinstance(states[i], tuple) else (states[i],)
-                step, *new = neuron(2 * layer(step), *given)
-                states[i] = tuple(new)
-                here += [step, *new]
-            recorded.append(here)
+                arguments = states[i] if isinstance(states[i], tuple) else (states[i],)
+                step, *new_states = neuron(2 * layer(step), *arguments)
+                states[i] = tuple(new_states)
+                row += [step, *new_states]
+            recorded.append(row)
         return [torch.stack(column) for column in zip(*recorded, strict=True)]
 
 
-def steps(net: nn.Module, x: Tensor) -> list[Tensor]:
-    """Calls a network that stores its states once for each step."""
+def run_steps(net: nn.Module, x: Tensor) -> list[Tensor]:
+    """Calls, once for each step, a network that stores its states."""
     outputs = [net(step) for step in x]
     if isinstance(outputs[0], tuple):
         return [torch.stack(column) for column in zip(*outputs, strict=True)]
     return [torch.stack(outputs)]
 
 
-def whole(net: nn.Module, x: Tensor) -> list[Tensor]:
+def run_sequence(net: nn.Module, x: Tensor) -> list[Tensor]:
     outputs = net(x)
     return list(outputs) if isinstance(outputs, list | tuple) else [outputs]
 
 
 class Amplify(nn.Module):
-    """Amplifies its input, so that neurons fire."""
+    """A layer that amplifies its input, so that the next neuron fires."""
 
     def forward(self, x: Tensor) -> Tensor:
         return 3 * x
 
 
-def hidden(make: Callable[..., nn.Module], **last: Any) -> nn.Module:
+def make_hidden(make: Callable[..., nn.Module], **last: Any) -> nn.Module:
     return nn.Sequential(
         nn.Linear(N, N), Amplify(), make(init_hidden=True), nn.Linear(N, N), Amplify(), make(init_hidden=True, **last)
     )
 
 
-def conv() -> nn.Module:
+def make_convolutional() -> nn.Module:
     beta = torch.linspace(0.2, 0.9, 2).reshape(2, 1, 1)
     return nn.Sequential(
         nn.Unflatten(1, (1, 2, 3)),
@@ -83,135 +83,135 @@ def conv() -> nn.Module:
     )
 
 
-def clipped(x: Tensor, grad: Tensor, spikes: Tensor) -> Tensor:
+def clip_gradient(x: Tensor, grad: Tensor, spikes: Tensor) -> Tensor:
     return grad / (5 * x.abs() + 1) ** 2
 
 
 surrogates: Any = snn.surrogate
 MODELS: dict[str, tuple[Callable[[], nn.Module], Run]] = {
-    "leaky_hidden": (lambda: hidden(lambda **o: snn.Leaky(0.9, **o)), steps),
+    "leaky_hidden": (lambda: make_hidden(lambda **o: snn.Leaky(0.9, **o)), run_steps),
     "leaky_output": (
-        lambda: hidden(lambda **o: snn.Leaky(0.7, spike_grad=surrogates.sigmoid(slope=5), **o), output=True),
-        steps,
+        lambda: make_hidden(lambda **o: snn.Leaky(0.7, spike_grad=surrogates.sigmoid(slope=5), **o), output=True),
+        run_steps,
     ),
     "leaky_learned": (
         lambda: Loop(
             snn.Leaky(0.6, learn_beta=True, learn_threshold=True),
             snn.Leaky(torch.rand(N), threshold=torch.rand(N) + 0.5, learn_beta=True, reset_mechanism="zero"),
         ),
-        whole,
+        run_sequence,
     ),
-    "leaky_out_of_range": (lambda: Loop(snn.Leaky(1.3, learn_beta=True), snn.Leaky(-0.1)), whole),
+    "leaky_out_of_range": (lambda: Loop(snn.Leaky(1.3, learn_beta=True), snn.Leaky(-0.1)), run_sequence),
     "leaky_without_reset": (
         lambda: Loop(
             snn.Leaky(0.3, reset_mechanism="none", spike_grad=surrogates.fast_sigmoid(10)),
-            snn.Leaky(0.5, spike_grad=surrogates.custom_surrogate(clipped)),
+            snn.Leaky(0.5, spike_grad=surrogates.custom_surrogate(clip_gradient)),
         ),
-        whole,
+        run_sequence,
     ),
     "leaky_graded": (
         lambda: Loop(
             snn.Leaky(0.5, graded_spikes_factor=0.7, learn_graded_spikes_factor=True),
             snn.Leaky(0.5, graded_spikes_factor=1.5, reset_delay=False),
         ),
-        whole,
+        run_sequence,
     ),
     "leaky_at_once": (
         lambda: Loop(
             snn.Leaky(0.8, reset_delay=False, learn_threshold=True),
             snn.Leaky(0.8, reset_delay=False, reset_mechanism="zero", spike_grad=surrogates.SFS(5, -1)),
         ),
-        whole,
+        run_sequence,
     ),
     "synaptic": (
         lambda: Loop(
             snn.Synaptic(0.5, 0.8, learn_alpha=True, learn_beta=True),
             snn.Synaptic(torch.rand(N), 0.6, reset_mechanism="zero", reset_delay=False),
         ),
-        whole,
+        run_sequence,
     ),
     "synaptic_hidden": (
-        lambda: hidden(lambda **o: snn.Synaptic(0.3, 0.6, reset_mechanism="none", **o), output=True),
-        steps,
+        lambda: make_hidden(lambda **o: snn.Synaptic(0.3, 0.6, reset_mechanism="none", **o), output=True),
+        run_steps,
     ),
     "rleaky": (
         lambda: Loop(
             snn.RLeaky(0.7, linear_features=N, learn_beta=True, learn_threshold=True),
             snn.RLeaky(torch.rand(N), all_to_all=False, V=torch.rand(N) - 0.5, reset_mechanism="zero"),
         ),
-        whole,
+        run_sequence,
     ),
     "rleaky_hidden": (
-        lambda: hidden(lambda **o: snn.RLeaky(0.6, V=-0.5, all_to_all=False, reset_delay=False, **o), output=True),
-        steps,
+        lambda: make_hidden(lambda **o: snn.RLeaky(0.6, V=-0.5, all_to_all=False, reset_delay=False, **o), output=True),
+        run_steps,
     ),
     "rsynaptic": (
         lambda: Loop(
             snn.RSynaptic(0.4, 0.7, linear_features=N, learn_alpha=True),
             snn.RSynaptic(torch.rand(N), 0.6, all_to_all=False, V=0.3, learn_recurrent=False, reset_mechanism="none"),
         ),
-        whole,
+        run_sequence,
     ),
     "rsynaptic_hidden": (
-        lambda: hidden(
+        lambda: make_hidden(
             lambda **o: snn.RSynaptic(0.5, 0.8, linear_features=N, threshold=0.4, reset_mechanism="zero", **o)
         ),
-        steps,
+        run_steps,
     ),
     "alpha": (
         lambda: Loop(
             snn.Alpha(0.9, 0.7, threshold=0.3),
             snn.Alpha(0.8, 0.5, threshold=0.2, reset_mechanism="subtract", learn_threshold=True),
         ),
-        whole,
+        run_sequence,
     ),
-    "alpha_hidden": (lambda: hidden(lambda **o: snn.Alpha(0.8, 0.6, threshold=0.2, **o), output=True), steps),
+    "alpha_hidden": (lambda: make_hidden(lambda **o: snn.Alpha(0.8, 0.6, threshold=0.2, **o), output=True), run_steps),
     "lapicque": (
         lambda: Loop(snn.Lapicque(R=2.0, C=1.5), snn.Lapicque(beta=0.6, reset_mechanism="zero")),
-        whole,
+        run_sequence,
     ),
     "lapicque_hidden": (
-        lambda: hidden(lambda **o: snn.Lapicque(beta=0.7, C=0.8, threshold=0.5, reset_mechanism="none", **o)),
-        steps,
+        lambda: make_hidden(lambda **o: snn.Lapicque(beta=0.7, C=0.8, threshold=0.5, reset_mechanism="none", **o)),
+        run_steps,
     ),
-    "conv": (conv, steps),
-    "without_gradient": (lambda: hidden(lambda **o: snn.Leaky(0.9, surrogate_disable=True, **o)), steps),
+    "conv": (make_convolutional, run_steps),
+    "without_gradient": (lambda: make_hidden(lambda **o: snn.Leaky(0.9, surrogate_disable=True, **o)), run_steps),
 }
 EACH = pytest.mark.parametrize("name", MODELS)
 
 
 def build(name: str) -> tuple[nn.Module, Conversion, Run]:
-    """Returns the original network, and a converted copy."""
+    """Returns the original network, its converted copy, and the function that runs both."""
     torch.manual_seed(3)
     make, run = MODELS[name]
-    before = make()
-    conversion = convert(copy.deepcopy(before), backend="torch")  # kernels compute exp differently
+    original = make()
+    conversion = convert(copy.deepcopy(original), backend="torch")  # Kernels compute exp differently.
     assert conversion.left == []
     assert len(conversion.converted) == 2
-    return before, conversion, run
+    return original, conversion, run
 
 
 def draw(seed: int = 0) -> Tensor:
     return torch.randn(T, B, N, generator=torch.Generator().manual_seed(seed)) + 0.3
 
 
-def reset(before: nn.Module, after: nn.Module) -> None:
-    for module in before.modules():
+def reset(original: nn.Module, converted: nn.Module) -> None:
+    for module in original.modules():
         if isinstance(module, snn.SpikingNeuron):
             module.reset_mem()
             module.detach(*(b for b in module.buffers() if b.requires_grad))
-    functional.reset_net(after)
+    functional.reset_net(converted)
 
 
-def gradients(net: nn.Module, outputs: list[Tensor], x: Tensor) -> dict[str, Tensor]:
+def compute_gradients(net: nn.Module, outputs: list[Tensor], x: Tensor) -> dict[str, Tensor]:
     loss = torch.zeros(())
     for out in outputs:
         loss = loss + (out * torch.linspace(-1, 1, out.numel()).reshape(out.shape)).sum()
     leaves = {"x": x, **{name: p for name, p in net.named_parameters() if p.requires_grad}}
-    if not loss.requires_grad:  # surrogate_disable=True
+    if not loss.requires_grad:  # The spikes have no gradient with surrogate_disable=True.
         return {}
-    found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
-    return dict(zip(leaves, found, strict=True))
+    gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
+    return dict(zip(leaves, gradients, strict=True))
 
 
 @pytest.mark.long(
@@ -240,86 +240,90 @@ def gradients(net: nn.Module, outputs: list[Tensor], x: Tensor) -> dict[str, Ten
 @pytest.mark.filterwarnings("ignore::flexsn_nn.errors.RangeWarning")
 @EACH
 @pytest.mark.parametrize("training", [True, False])
-def test_outputs_and_gradients(name: str, training: bool) -> None:
-    before, conversion, run = build(name)
-    after = conversion.model
-    before.train(training)
-    after.train(training)
+def test_outputs_and_gradients_equal_those_of_snntorch(name: str, training: bool) -> None:
+    original, conversion, run = build(name)
+    converted = conversion.model
+    original.train(training)
+    converted.train(training)
     for seed in (0, 1):
         results = []
-        for net in (before, after):
+        for net in (original, converted):
             x = draw(seed).requires_grad_()
-            outputs = run(net, x)
-            results.append((outputs, gradients(net, outputs, x)))
-        (wanted, wanted_gradients), (found, found_gradients) = results
-        assert 0.02 < (wanted[0] > 0).float().mean() < 0.98, "some should fire and some should not"
-        for a, b in zip(found, wanted, strict=True):
+            outputs_of_net = run(net, x)
+            results.append((outputs_of_net, compute_gradients(net, outputs_of_net, x)))
+        (expected, expected_gradients), (outputs, gradients) = results
+        assert 0.02 < (expected[0] > 0).float().mean() < 0.98, "some neurons should fire and some should not"
+        for a, b in zip(outputs, expected, strict=True):
             assert torch.equal(a, b.to(a.dtype))
-        for key, gradient in wanted_gradients.items():
-            place = conversion.moved[key].key if key in conversion.moved else key
-            found_gradient = found_gradients[place]
+        for key, gradient in expected_gradients.items():
+            converted_key = conversion.moved[key].key if key in conversion.moved else key
+            converted_gradient = gradients[converted_key]
             if name == "leaky_out_of_range" and key.endswith("beta"):
-                assert not gradient.any(), "clamped there, and led back here"
-                assert found_gradient.any()
+                assert not gradient.any(), (
+                    "snnTorch clamps beta without a gradient; the converted neuron gives beta a gradient"
+                )
+                assert converted_gradient.any()
                 continue
-            torch.testing.assert_close(found_gradient, gradient.reshape(found_gradient.shape), rtol=1e-4, atol=1e-4)
-        reset(before, after)
+            torch.testing.assert_close(
+                converted_gradient, gradient.reshape(converted_gradient.shape), rtol=1e-4, atol=1e-4
+            )
+        reset(original, converted)
 
 
 @pytest.mark.filterwarnings("ignore::flexsn_nn.errors.RangeWarning")
 @EACH
-def test_checkpoints(name: str) -> None:
-    """Checkpoints of a network with other weights and constants, saved by snnTorch, load into the converted one."""
-    before, conversion, run = build(name)
+def test_checkpoints_of_snntorch_load(name: str) -> None:
+    """Checks a checkpoint of the original network after its weights and constants have changed."""
+    original, conversion, run = build(name)
     generator = torch.Generator().manual_seed(7)
     changed = {
         key: value if not value.is_floating_point() else value + 0.1 * torch.rand(value.shape, generator=generator)
-        for key, value in before.state_dict().items()
+        for key, value in original.state_dict().items()
     }
-    before.load_state_dict(changed)
+    original.load_state_dict(changed)
     loaded = conversion.load_state_dict(changed)
     assert loaded.missing == loaded.unexpected == ()
     assert set(loaded.dropped) == {key for key in changed if key.endswith("reset_mechanism_val")}
-    before.eval()
+    original.eval()
     conversion.model.eval()
     with torch.no_grad():
-        for a, b in zip(run(conversion.model, draw()), run(before, draw()), strict=True):
+        for a, b in zip(run(conversion.model, draw()), run(original, draw()), strict=True):
             assert torch.equal(a, b)
 
 
 @EACH
-def test_a_whole_sequence_equals_the_loop(name: str) -> None:
-    """Tests step mode "m", without a loop: it returns spikes of all steps at once, and states if requested."""
-    before, conversion, run = build(name)
-    if run is whole or name == "conv":
-        return  # their forward loops itself, or a convolution would need OverTime
-    wanted = run(before, draw())
+def test_a_sequence_equals_the_loop(name: str) -> None:
+    """Checks step mode "m", which returns the spikes of all steps, and also the states if the neuron returns states."""
+    original, conversion, run = build(name)
+    if run is run_sequence or name == "conv":
+        return  # A `Loop` loops in `forward`, and a convolution would need OverTime.
+    expected = run(original, draw())
     functional.set_step_mode(conversion.model, "m")
-    found = whole(conversion.model, draw())
-    assert len(found) == len(wanted)
-    for a, b in zip(found, wanted, strict=True):
+    outputs = run_sequence(conversion.model, draw())
+    assert len(outputs) == len(expected)
+    for a, b in zip(outputs, expected, strict=True):
         assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize("name", ["leaky_hidden", "synaptic", "alpha", "lapicque_hidden", "leaky_graded"])
-def test_copies_and_pickles(name: str) -> None:
+def test_copies_and_pickles_return_equal_outputs(name: str) -> None:
     _, conversion, run = build(name)
-    wanted = run(conversion.model, draw())
+    expected = run(conversion.model, draw())
     functional.reset_net(conversion.model)
     for twin in (copy.deepcopy(conversion.model), pickle.loads(pickle.dumps(conversion.model))):
-        for a, b in zip(run(twin, draw()), wanted, strict=True):
+        for a, b in zip(run(twin, draw()), expected, strict=True):
             assert torch.equal(a, b)
 
 
 @pytest.mark.long(all_but=["synaptic"])
 @pytest.mark.parametrize("name", ["leaky_graded", "synaptic", "alpha", "lapicque", "leaky_at_once"])
-def test_kernels(name: str, interpreted: None) -> None:
-    """Checks that compiled kernels over the whole sequence equal snnTorch's loop."""
-    before, conversion, _ = build(name)
-    assert isinstance(before, Loop)
+def test_kernels_equal_the_loop(name: str, interpreted: None) -> None:
+    """Checks kernels over the whole sequence against snnTorch's loop."""
+    original, conversion, _ = build(name)
+    assert isinstance(original, Loop)
     assert isinstance(conversion.model, Loop)
     x = draw()
-    pairs: list[tuple[Any, Any]] = list(zip(before.neurons, conversion.model.neurons, strict=True))
+    pairs: list[tuple[Any, Any]] = list(zip(original.neurons, conversion.model.neurons, strict=True))
     for theirs, ours in pairs:
         assert isinstance(ours, FlexSN)
         ours.step_mode = "m"
@@ -335,8 +339,8 @@ def test_kernels(name: str, interpreted: None) -> None:
             torch.testing.assert_close(a, torch.stack(column), rtol=1e-6, atol=1e-6)
 
 
-def test_recurrent_neurons_in_detail() -> None:
-    """Tests a convolution, named states, attributes, and the reset that snnTorch computes and discards."""
+def test_recurrent_neurons_equal_those_of_snntorch() -> None:
+    """Checks a convolution, states as keyword arguments, attributes, and a `reset_delay` that snnTorch ignores."""
     torch.manual_seed(0)
     theirs = snn.RLeaky(0.5, conv2d_channels=2, kernel_size=3)
     ours: Any = convert(copy.deepcopy(theirs), backend="torch").model
@@ -357,7 +361,7 @@ def test_recurrent_neurons_in_detail() -> None:
 
 
 @pytest.mark.usefixtures("loops")
-def test_states_by_name_and_no_states() -> None:
+def test_states_are_passed_by_name_or_omitted() -> None:
     theirs = snn.Synaptic(0.5, 0.8)
     ours: Any = convert(snn.Synaptic(0.5, 0.8)).model
     x = draw()[0]
@@ -367,7 +371,8 @@ def test_states_by_name_and_no_states() -> None:
         lambda neuron: neuron(x, syn=syn, mem=mem),
         lambda neuron: neuron(x, mem=mem),
         lambda neuron: neuron(x),
-        lambda neuron: neuron(x[:2]),  # another shape, so the states start at zero
+        # The shape differs from that of the stored states, so the states start at zero.
+        lambda neuron: neuron(x[:2]),
         lambda neuron: neuron(x, torch.zeros(0), mem),
     ]
     for call in calls:
@@ -379,10 +384,10 @@ def test_states_by_name_and_no_states() -> None:
         ours(x, volt=mem)
     with pytest.raises(ValueError, match="got 3 states"):
         ours(x, syn, mem, mem)
-    inside: Any = convert(snn.Leaky(0.5, init_hidden=True)).model
+    hidden: Any = convert(snn.Leaky(0.5, init_hidden=True)).model
     with pytest.raises(TypeError, match="with init_hidden=True, the neuron stores its states"):
-        inside(x, mem)
-    assert inside.mem.numel() == 0
+        hidden(x, mem)
+    assert hidden.mem.numel() == 0
 
 
 @pytest.mark.usefixtures("loops")
@@ -398,11 +403,11 @@ def test_parameters_remain_the_objects_of_an_optimizer() -> None:
     assert net.get_parameter("neurons.0.beta").item() != beta
 
 
-def own(**options: Any) -> nn.Module:
-    class Mine(snn.Leaky):  # type: ignore[misc]
+def make_derived(**options: Any) -> nn.Module:
+    class Derived(snn.Leaky):  # type: ignore[misc]
         pass
 
-    return Mine(0.5, **options)
+    return Derived(0.5, **options)
 
 
 @pytest.mark.filterwarnings("ignore:Inhibition is an unstable feature")
@@ -418,22 +423,22 @@ def own(**options: Any) -> nn.Module:
         (lambda: snn.LeakyParallel(N, N), "an nn.RNN with a mask"),
         (lambda: snn.StateLeaky(0.5, N), "a convolution over time"),
         (lambda: snn.LinearLeaky(0.5, N, N), "a convolution over time"),
-        (own, "derived from Leaky"),
+        (make_derived, "derived from Leaky"),
     ],
 )
 def test_unconverted_modules_have_a_reason(make: Callable[[], nn.Module], reason: str) -> None:
-    left = make()
-    net = nn.Sequential(snn.Leaky(0.5), left)
+    unconverted = make()
+    net = nn.Sequential(snn.Leaky(0.5), unconverted)
     with pytest.raises(ConversionError, match="nothing was"):
         convert(net, strict=True)
     assert type(net[0]) is snn.Leaky
     conversion = convert(net)
-    assert net[1] is left
-    assert [item.name for item in conversion.converted] == ["0"]
-    (item,) = conversion.left
-    assert item.name == "1"
-    assert reason in item.reason
-    assert item.reason in str(conversion)
+    assert net[1] is unconverted
+    assert [entry.name for entry in conversion.converted] == ["0"]
+    (entry,) = conversion.left
+    assert entry.name == "1"
+    assert reason in entry.reason
+    assert entry.reason in str(conversion)
 
 
 def test_a_custom_spike_function_is_traced_unchanged() -> None:
@@ -447,46 +452,49 @@ def test_a_custom_spike_function_is_traced_unchanged() -> None:
             return grad * 0.5
 
     spike: Any = Spike.apply
-    before = snn.Leaky(0.5, spike_grad=spike, init_hidden=True)
-    conversion = convert(copy.deepcopy(before), backend="torch")
+    original = snn.Leaky(0.5, spike_grad=spike, init_hidden=True)
+    conversion = convert(copy.deepcopy(original), backend="torch")
     assert any("traced unchanged" in difference for difference in conversion.converted[0].differences)
     x = draw()
     leaves = [x.clone().requires_grad_() for _ in range(2)]
-    for net, leaf in zip((before, conversion.model), leaves, strict=True):
-        steps(net, leaf)[0].sum().backward()
+    for net, leaf in zip((original, conversion.model), leaves, strict=True):
+        run_steps(net, leaf)[0].sum().backward()
     torch.testing.assert_close(leaves[0].grad, leaves[1].grad)
 
 
-def test_a_learned_number_gets_a_dimension_and_remains_the_same_object() -> None:
-    """`fully_shard` requires a dimension. Existing optimizers keep working, and checkpoints load in both directions."""
+def test_a_learned_scalar_becomes_a_vector_and_remains_the_same_object() -> None:
+    """Checks that learned scalars have a dimension, as `fully_shard` requires.
+
+    Optimizers continue to work, and checkpoints load in both directions.
+    """
     net = nn.Sequential(nn.Linear(N, N), snn.Leaky(beta=0.9, learn_beta=True, learn_threshold=True, init_hidden=True))
-    before = copy.deepcopy(net)
-    numbers = {name: number for name, number in net.named_parameters() if number.dim() == 0}
-    assert set(numbers) == {"1.beta", "1.threshold"}
-    for number in numbers.values():
-        number.grad = torch.ones(())
+    original = copy.deepcopy(net)
+    scalars = {name: scalar for name, scalar in net.named_parameters() if scalar.dim() == 0}
+    assert set(scalars) == {"1.beta", "1.threshold"}
+    for scalar in scalars.values():
+        scalar.grad = torch.ones(())
     optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
     conversion = convert(net)
     optimizer.step()
     parameters = dict(conversion.model.named_parameters())
-    for name, number in numbers.items():
-        assert parameters[name] is number
-        assert number.shape == (1,)
+    for name, scalar in scalars.items():
+        assert parameters[name] is scalar
+        assert scalar.shape == (1,)
         assert conversion.moved[name].shape == (1,)
-        assert number.item() != before.get_parameter(name).item()
-    conversion.load_state_dict(before.state_dict())
-    conversion.model.load_state_dict(before.state_dict(), strict=False)  # also works without the report
-    for name, number in numbers.items():
-        assert number.item() == before.get_parameter(name).item()
-        assert number.shape == (1,)
+        assert scalar.item() != original.get_parameter(name).item()
+    conversion.load_state_dict(original.state_dict())
+    conversion.model.load_state_dict(original.state_dict(), strict=False)  # This also works without the report.
+    for name, scalar in scalars.items():
+        assert scalar.item() == original.get_parameter(name).item()
+        assert scalar.shape == (1,)
     optimizer.step()
-    before.load_state_dict({name: conversion.model.state_dict()[name] for name in numbers}, strict=False)
-    for name, number in numbers.items():
-        assert before.get_parameter(name).shape == ()
-        assert number.item() == before.get_parameter(name).item()
+    original.load_state_dict({name: conversion.model.state_dict()[name] for name in scalars}, strict=False)
+    for name, scalar in scalars.items():
+        assert original.get_parameter(name).shape == ()
+        assert scalar.item() == original.get_parameter(name).item()
 
 
-def test_a_conversion_that_is_refused_changes_no_shape() -> None:
+def test_a_refused_conversion_changes_no_shape() -> None:
     net = nn.Sequential(nn.Linear(N, N), snn.Leaky(beta=0.9, learn_beta=True), snn.SLSTM(N, N))
     with pytest.raises(ConversionError):
         convert(net, strict=True)

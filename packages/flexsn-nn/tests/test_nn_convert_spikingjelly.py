@@ -1,4 +1,4 @@
-"""`convert` with SpikingJelly installed: a network returns equal bits before and after."""
+"""Tests `convert` with SpikingJelly installed: a network returns equal bits before and after the conversion."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flexsn_nn.convert import Conversion, convert
 
 neuron: Any = pytest.importorskip("spikingjelly.activation_based.neuron", reason="SpikingJelly is not installed")
 if not hasattr(neuron, "FlexSN"):
-    pytest.skip("of SpikingJelly, version 2 is compared with", allow_module_level=True)
+    pytest.skip("the tests need version 2 of SpikingJelly", allow_module_level=True)
 layer: Any = pytest.importorskip("spikingjelly.activation_based.layer")
 theirs: Any = pytest.importorskip("spikingjelly.activation_based.functional")
 surrogate: Any = pytest.importorskip("spikingjelly.activation_based.surrogate")
@@ -27,13 +27,13 @@ T, B, N = 7, 3, 6
 
 
 class Amplify(nn.Module):
-    """Amplifies its input, so that neurons fire."""
+    """A layer that amplifies its input, so that the next neuron fires."""
 
     def forward(self, x: Tensor) -> Tensor:
         return 4 * x + 1
 
 
-def mlp(*neurons: Callable[..., nn.Module], step_mode: str = "m") -> nn.Module:
+def make_mlp(*neurons: Callable[..., nn.Module], step_mode: str = "m") -> nn.Module:
     """Makes a network with a linear layer before each neuron."""
     net = nn.Sequential()
     for i, make in enumerate(neurons):
@@ -44,7 +44,7 @@ def mlp(*neurons: Callable[..., nn.Module], step_mode: str = "m") -> nn.Module:
 
 
 class Residual(nn.Module):
-    """A network with nested modules, one neuron in two places, and a branch."""
+    """A network with nested modules, a residual branch, and one neuron that is used twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,13 +68,13 @@ class Residual(nn.Module):
         return out
 
 
-def residual() -> nn.Module:
+def make_residual() -> nn.Module:
     net = Residual()
     theirs.set_step_mode(net, "m")
     return net
 
 
-def containers() -> nn.Module:
+def make_containers() -> nn.Module:
     return nn.Sequential(
         nn.Unflatten(2, (1, 2, 3)),
         layer.SeqToANNContainer(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()),
@@ -89,7 +89,7 @@ def containers() -> nn.Module:
     )
 
 
-def norms() -> nn.Module:
+def make_norms() -> nn.Module:
     return nn.Sequential(
         nn.Linear(N, N),
         layer.ThresholdDependentBatchNorm1d(1.0, 0.8, N),
@@ -103,7 +103,7 @@ def norms() -> nn.Module:
     )
 
 
-def gated() -> nn.Module:
+def make_gated() -> nn.Module:
     return nn.Sequential(
         nn.Unflatten(2, (1, 2, 3)),
         layer.Conv2d(1, 2, 3, padding=1, step_mode="m"),
@@ -116,94 +116,96 @@ def gated() -> nn.Module:
     )
 
 
-def masked() -> nn.Module:
-    net = mlp(maker("MaskedPSN", k=2, T=T, lambda_init=0.3), maker("MaskedPSN", k=3, T=T, lambda_init=1.0))
+def make_masked() -> nn.Module:
+    net = make_mlp(
+        choose_neuron("MaskedPSN", k=2, T=T, lambda_init=0.3), choose_neuron("MaskedPSN", k=3, T=T, lambda_init=1.0)
+    )
     for module in net.modules():
         if isinstance(module, neuron.MaskedPSN):
             module.weight.data.abs_()
     return net
 
 
-def maker(kind: str, **arguments: Any) -> Callable[..., nn.Module]:
+def choose_neuron(kind: str, **arguments: Any) -> Callable[..., nn.Module]:
     def make(**options: Any) -> nn.Module:
-        made: nn.Module = getattr(neuron, kind)(**arguments, **options)
-        if getattr(made, "step_mode", "m") != options.get("step_mode", "m"):
-            made.step_mode = options["step_mode"]
-        return made
+        module: nn.Module = getattr(neuron, kind)(**arguments, **options)
+        if getattr(module, "step_mode", "m") != options.get("step_mode", "m"):
+            module.step_mode = options["step_mode"]
+        return module
 
     return make
 
 
-def cubalif(**options: Any) -> nn.Module:
-    made: nn.Module = neuron.CUBALIFNode(v_reset=None, surrogate_function=surrogate.Rect())
-    made.step_mode = options["step_mode"]
-    return made
+def make_cubalif(**options: Any) -> nn.Module:
+    module: nn.Module = neuron.CUBALIFNode(v_reset=None, surrogate_function=surrogate.Rect())
+    module.step_mode = options["step_mode"]
+    return module
 
 
-PSN = maker("PSN", T=T)
-READOUT = maker("NonSpikingLIFNode", tau=3.0, decode="max-abs-mem")
+PSN = choose_neuron("PSN", T=T)
+READOUT = choose_neuron("NonSpikingLIFNode", tau=3.0, decode="max-abs-mem")
 ONLY_SEQUENCES = (PSN, READOUT)
 SHARP = surrogate.PiecewiseQuadratic(alpha=1.5)
 
 NEURONS: dict[str, list[Callable[..., nn.Module]]] = {
-    "if": [maker("IFNode"), maker("IFNode", v_threshold=0.7, v_reset=None, detach_reset=True)],
+    "if": [choose_neuron("IFNode"), choose_neuron("IFNode", v_threshold=0.7, v_reset=None, detach_reset=True)],
     "lif": [
-        maker("LIFNode", tau=1.7, surrogate_function=surrogate.ATan(alpha=3.0)),
-        maker("LIFNode", tau=3.0, decay_input=False, v_reset=None),
-        maker("LIFNode", tau=3.0, decay_input=False, v_reset=-0.2, detach_reset=True),
+        choose_neuron("LIFNode", tau=1.7, surrogate_function=surrogate.ATan(alpha=3.0)),
+        choose_neuron("LIFNode", tau=3.0, decay_input=False, v_reset=None),
+        choose_neuron("LIFNode", tau=3.0, decay_input=False, v_reset=-0.2, detach_reset=True),
     ],
     "plif": [
-        maker("ParametricLIFNode", init_tau=1.5, surrogate_function=surrogate.Erf()),
-        maker("ParametricLIFNode", decay_input=False, v_reset=None),
+        choose_neuron("ParametricLIFNode", init_tau=1.5, surrogate_function=surrogate.Erf()),
+        choose_neuron("ParametricLIFNode", decay_input=False, v_reset=None),
     ],
     "qif_eif": [
-        maker("QIFNode", a0=0.5, surrogate_function=SHARP),
-        maker("EIFNode", delta_T=0.5, v_rest=0.1),
+        choose_neuron("QIFNode", a0=0.5, surrogate_function=SHARP),
+        choose_neuron("EIFNode", delta_T=0.5, v_rest=0.1),
     ],
     "izhikevich": [
-        maker("IzhikevichNode", a=0.1, b=0.2, tau_w=3.0),
-        maker("IzhikevichNode", v_reset=None, surrogate_function=surrogate.SoftSign()),
+        choose_neuron("IzhikevichNode", a=0.1, b=0.2, tau_w=3.0),
+        choose_neuron("IzhikevichNode", v_reset=None, surrogate_function=surrogate.SoftSign()),
     ],
-    "klif": [maker("KLIFNode"), maker("KLIFNode", scale_reset=True, v_reset=None)],
+    "klif": [choose_neuron("KLIFNode"), choose_neuron("KLIFNode", scale_reset=True, v_reset=None)],
     "liaf": [
-        maker("LIAFNode", act=torch.tanh, threshold_related=True),
-        maker("LIAFNode", act=nn.PReLU(), threshold_related=False),
+        choose_neuron("LIAFNode", act=torch.tanh, threshold_related=True),
+        choose_neuron("LIAFNode", act=nn.PReLU(), threshold_related=False),
     ],
     "simple": [
-        maker("SimpleIFNode", surrogate_function=surrogate.LeakyKReLU(0.1, 0.8)),
-        maker("SimpleLIFNode", tau=2.0, decay_input=True),
-        maker("SimpleLIFNode", tau=2.0, decay_input=False),
+        choose_neuron("SimpleIFNode", surrogate_function=surrogate.LeakyKReLU(0.1, 0.8)),
+        choose_neuron("SimpleLIFNode", tau=2.0, decay_input=True),
+        choose_neuron("SimpleLIFNode", tau=2.0, decay_input=False),
     ],
-    "psn": [PSN, maker("SlidingPSN", k=3)],
-    "sliding": [maker("SlidingPSN", k=4, exp_init=False), maker("SlidingPSN", k=1)],
-    "cubalif": [cubalif, maker("LIFNode", surrogate_function=surrogate.SquarewaveFourierSeries(n=4))],
-    "clif": [maker("ComplementaryLIFNode", tau=1.8), maker("ComplementaryLIFNode", v_threshold=0.5)],
+    "psn": [PSN, choose_neuron("SlidingPSN", k=3)],
+    "sliding": [choose_neuron("SlidingPSN", k=4, exp_init=False), choose_neuron("SlidingPSN", k=1)],
+    "cubalif": [make_cubalif, choose_neuron("LIFNode", surrogate_function=surrogate.SquarewaveFourierSeries(n=4))],
+    "clif": [choose_neuron("ComplementaryLIFNode", tau=1.8), choose_neuron("ComplementaryLIFNode", v_threshold=0.5)],
     "ternary": [
-        maker("TernaryIFNode", v_threshold=0.8, detach_reset=True),
-        maker("TernaryLIFNode", v_reset=None),
-        maker("TernaryLIFNode", decay_input=False),
+        choose_neuron("TernaryIFNode", v_threshold=0.8, detach_reset=True),
+        choose_neuron("TernaryLIFNode", v_reset=None),
+        choose_neuron("TernaryLIFNode", decay_input=False),
     ],
 }
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
-    **{name: (lambda made=made: mlp(*made)) for name, made in NEURONS.items()},  # type: ignore[misc]
+    **{name: (lambda makers=makers: make_mlp(*makers)) for name, makers in NEURONS.items()},  # type: ignore[misc]
     **{
-        f"{name}_by_steps": (lambda made=made: mlp(*made, step_mode="s"))  # type: ignore[misc]
-        for name, made in NEURONS.items()
-        if PSN not in made
+        f"{name}_by_steps": (lambda makers=makers: make_mlp(*makers, step_mode="s"))  # type: ignore[misc]
+        for name, makers in NEURONS.items()
+        if PSN not in makers
     },
-    "residual": residual,
-    "containers": containers,
-    "norms": norms,
-    "gated": gated,
-    "readout": lambda: mlp(maker("IFNode"), READOUT),
-    "masked": masked,
-    "ilif": lambda: mlp(maker("ILIFNode"), maker("ILIFNode", tau=2.0, v_threshold=0.5)),
+    "residual": make_residual,
+    "containers": make_containers,
+    "norms": make_norms,
+    "gated": make_gated,
+    "readout": lambda: make_mlp(choose_neuron("IFNode"), READOUT),
+    "masked": make_masked,
+    "ilif": lambda: make_mlp(choose_neuron("ILIFNode"), choose_neuron("ILIFNode", tau=2.0, v_threshold=0.5)),
 }
-del MODELS["liaf"]  # a separate test covers it in sequences
-# Modules that are not converted on purpose. They run as before.
-KEPT = {"residual": {"vote"}, "containers": {"3"}}
-# These are not bitwise equal, because of a difference that the report lists.
+del MODELS["liaf"]  # A separate test covers it in sequences.
+# Modules that `convert` leaves unchanged on purpose.
+UNCONVERTED = {"residual": {"vote"}, "containers": {"3"}}
+# Models whose results are not bitwise equal, because of a difference that the report lists.
 NEARLY = {"ilif"}
 # In evaluation mode, SpikingJelly's neuron has no surrogate.
 WITHOUT_GRADIENT = {"clif", "clif_by_steps"}
@@ -211,17 +213,17 @@ EACH = pytest.mark.parametrize("name", MODELS)
 
 
 def build(name: str) -> tuple[nn.Module, Conversion]:
-    """Returns the original network, and a converted copy."""
+    """Returns the original network and its converted copy."""
     torch.manual_seed(3)
-    before = MODELS[name]()
-    conversion = convert(copy.deepcopy(before), backend="torch")  # because kernels compute exp differently
-    assert {item.name for item in conversion.left} == KEPT.get(name, set())
+    original = MODELS[name]()
+    conversion = convert(copy.deepcopy(original), backend="torch")  # Kernels compute exp differently.
+    assert {item.name for item in conversion.left} == UNCONVERTED.get(name, set())
     assert not any("Node" in type(m).__name__ for m in conversion.model.modules())
-    return before, conversion
+    return original, conversion
 
 
 def run(name: str, net: nn.Module, x: Tensor) -> Tensor:
-    torch.manual_seed(11)  # dropout
+    torch.manual_seed(11)  # Dropout draws the same mask in each run.
     output: Tensor = torch.stack([net(step) for step in x]) if name.endswith("_by_steps") else net(x)
     return output
 
@@ -272,69 +274,71 @@ def reset(net: nn.Module) -> None:
 )
 @EACH
 @pytest.mark.parametrize("training", [True, False])
-def test_outputs_and_gradients(name: str, training: bool) -> None:
-    before, conversion = build(name)
+def test_outputs_and_gradients_equal_those_of_spikingjelly(name: str, training: bool) -> None:
+    original, conversion = build(name)
     for seed in (0, 1):
         results = []
-        for net in (before, conversion.model):
+        for net in (original, conversion.model):
             net.train(training)
             x = draw(seed).requires_grad_()
             output = run(name, net, x)
             weights = torch.linspace(-1, 1, output.numel()).reshape(output.shape)
             leaves = {"x": x, **dict(net.named_parameters())}
-            found: Any = ()
+            gradients_of_net: Any = ()
             if output.requires_grad:
-                found = torch.autograd.grad(
+                gradients_of_net = torch.autograd.grad(
                     (output * weights).sum(), list(leaves.values()), allow_unused=True, materialize_grads=True
                 )
-            results.append((output, dict(zip(leaves, found, strict=bool(found)))))
+            results.append((output, dict(zip(leaves, gradients_of_net, strict=bool(gradients_of_net)))))
             reset(net)
-        (wanted, wanted_gradients), (output, gradients) = results
-        assert (wanted != 0).float().mean() > 0.02
+        (expected, expected_gradients), (output, gradients) = results
+        assert (expected != 0).float().mean() > 0.02
         if name in NEARLY:
-            torch.testing.assert_close(output, wanted, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
             assert all(item.differences for item in conversion.converted if item.after == "ILIF")
         else:
-            assert torch.equal(output, wanted)
-        assert bool(wanted_gradients) != (name in WITHOUT_GRADIENT and not training)
-        for key, gradient in wanted_gradients.items():
-            place = conversion.moved.get(key)
-            found_gradient = gradients[key if place is None else place.key]
-            torch.testing.assert_close(found_gradient, gradient.reshape(found_gradient.shape), rtol=1e-3, atol=1e-3)
+            assert torch.equal(output, expected)
+        assert bool(expected_gradients) != (name in WITHOUT_GRADIENT and not training)
+        for key, gradient in expected_gradients.items():
+            entry = conversion.moved.get(key)
+            converted_gradient = gradients[key if entry is None else entry.key]
+            torch.testing.assert_close(
+                converted_gradient, gradient.reshape(converted_gradient.shape), rtol=1e-3, atol=1e-3
+            )
 
 
 @EACH
 def test_states_continue_from_call_to_call(name: str) -> None:
-    before, conversion = build(name)
+    original, conversion = build(name)
     if name in ("readout", "masked", "gated") or "psn" in name or "sliding" in name:
-        return  # these begin again in each call; the report lists neurons that continue
-    before.eval()
+        return  # These neurons begin again in each call. The report lists neurons that continue.
+    original.eval()
     conversion.model.eval()
     with torch.no_grad():
         for seed in (0, 1):
-            a, b = (run(name, net, draw(seed)) for net in (conversion.model, before))
+            a, b = (run(name, net, draw(seed)) for net in (conversion.model, original))
             torch.testing.assert_close(a, b, rtol=0, atol=1e-5 if name in NEARLY else 0)
 
 
 @EACH
-def test_checkpoints(name: str) -> None:
-    """Checkpoints of a network with other weights, saved by SpikingJelly, load into the converted one."""
-    before, conversion = build(name)
+def test_checkpoints_of_spikingjelly_load(name: str) -> None:
+    """Checks a checkpoint of the original network after its weights have changed."""
+    original, conversion = build(name)
     generator = torch.Generator().manual_seed(7)
     changed = {
         key: value + 0.1 * torch.rand(value.shape, generator=generator)
         if value.is_floating_point() and "mask" not in key and "lambda" not in key
         else value
-        for key, value in before.state_dict().items()
+        for key, value in original.state_dict().items()
     }
-    before.load_state_dict(changed)
+    original.load_state_dict(changed)
     loaded = conversion.load_state_dict(changed)
     assert loaded.missing == loaded.unexpected == ()
     assert all(key.endswith(("mask0", "mask1")) for key in loaded.dropped)
-    before.eval()
+    original.eval()
     conversion.model.eval()
     with torch.no_grad():
-        a, b = run(name, conversion.model, draw()), run(name, before, draw())
+        a, b = run(name, conversion.model, draw()), run(name, original, draw())
     torch.testing.assert_close(a, b, rtol=0, atol=1e-5 if name in NEARLY else 0)
     with pytest.raises(RuntimeError, match="Unexpected key"):
         conversion.load_state_dict({**changed, "strange": torch.zeros(1)})
@@ -343,50 +347,52 @@ def test_checkpoints(name: str) -> None:
 
 @pytest.mark.long(all_but=["lif", "residual"])
 @pytest.mark.parametrize("name", ["lif", "plif", "izhikevich", "qif_eif", "residual"])
-def test_kernels(name: str, interpreted: None) -> None:
-    before, conversion = build(name)
+def test_kernels_equal_the_original(name: str, interpreted: None) -> None:
+    original, conversion = build(name)
     functional.set_backend(conversion.model, "triton")
     with torch.no_grad():
-        before.eval()
+        original.eval()
         conversion.model.eval()
-        torch.testing.assert_close(run(name, conversion.model, draw()), run(name, before, draw()), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            run(name, conversion.model, draw()), run(name, original, draw()), rtol=1e-5, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("name", ["containers", "norms", "liaf_by_steps", "readout"])
-def test_copies_and_pickles(name: str) -> None:
+def test_copies_and_pickles_return_equal_outputs(name: str) -> None:
     _, conversion = build(name)
-    wanted = run(name, conversion.model, draw())
+    expected = run(name, conversion.model, draw())
     reset(conversion.model)
     for twin in (copy.deepcopy(conversion.model), pickle.loads(pickle.dumps(conversion.model))):
-        assert torch.equal(run(name, twin, draw()), wanted)
+        assert torch.equal(run(name, twin, draw()), expected)
 
 
-def test_liaf_keeps_its_activation_in_sequences() -> None:
-    """A difference that the report names: SpikingJelly 2.0 returns spikes here, unless it stores the membranes."""
-    before = neuron.LIAFNode(act=torch.tanh, threshold_related=False, step_mode="m")
-    conversion = convert(copy.deepcopy(before), backend="torch")  # because kernels compute exp differently
-    steps = copy.deepcopy(before)
-    steps.step_mode = "s"
+def test_liaf_uses_its_activation_in_sequences() -> None:
+    """Checks a difference that the report names. SpikingJelly 2.0 returns spikes here if it stores no membranes."""
+    original = neuron.LIAFNode(act=torch.tanh, threshold_related=False, step_mode="m")
+    conversion = convert(copy.deepcopy(original), backend="torch")  # Kernels compute exp differently.
+    by_step = copy.deepcopy(original)
+    by_step.step_mode = "s"
     x = draw()
-    wanted = torch.stack([steps(step) for step in x])
-    assert torch.equal(conversion.model(x), wanted)
-    (item,) = conversion.converted
-    assert "ignores act" in item.differences[0]
-    assert set(before(x).unique().tolist()) <= {0.0, 1.0}
+    expected = torch.stack([by_step(step) for step in x])
+    assert torch.equal(conversion.model(x), expected)
+    (entry,) = conversion.converted
+    assert "ignores act" in entry.differences[0]
+    assert set(original(x).unique().tolist()) <= {0.0, 1.0}
 
 
 @pytest.mark.long
-def test_a_published_network() -> None:
-    """Converts Spikformer from SpikingJelly's own collection: outputs and all gradients are bitwise equal."""
+def test_a_published_network_equals_the_original() -> None:
+    """Converts Spikformer from SpikingJelly's model collection. Outputs and all gradients are bitwise equal."""
     models: Any = pytest.importorskip("spikingjelly.activation_based.model.spikformer")
     torch.manual_seed(0)
-    before = models.spikformer_cifar10(num_classes=10)
-    theirs.set_step_mode(before, "m")
-    conversion = convert(copy.deepcopy(before), backend="torch")  # because kernels compute exp differently
+    original = models.spikformer_cifar10(num_classes=10)
+    theirs.set_step_mode(original, "m")
+    conversion = convert(copy.deepcopy(original), backend="torch")  # Kernels compute exp differently.
     assert conversion.left == []
     x = 3 * torch.rand(2, 2, 3, 32, 32)
     outputs = []
-    for net in (before, conversion.model):
+    for net in (original, conversion.model):
         torch.manual_seed(1)
         output = net(x)
         assert output.abs().mean() > 0.01
@@ -394,9 +400,9 @@ def test_a_published_network() -> None:
         outputs.append(output)
     assert torch.equal(*outputs)
     learned = dict(conversion.model.named_parameters())
-    for key, parameter in before.named_parameters():
-        place = conversion.moved.get(key)
-        gradient = learned[key if place is None else place.key].grad
+    for key, parameter in original.named_parameters():
+        entry = conversion.moved.get(key)
+        gradient = learned[key if entry is None else entry.key].grad
         assert (parameter.grad is None) == (gradient is None)
         if gradient is not None:
             assert torch.equal(gradient, parameter.grad), key
@@ -410,13 +416,13 @@ def test_a_converted_network_does_not_need_spikingjelly() -> None:
 
 
 def test_parameters_remain_the_objects_of_an_optimizer() -> None:
-    net = residual()
-    before = {id(p) for p in net.parameters()}
+    net = make_residual()
+    ids = {id(p) for p in net.parameters()}
     convert(net)
-    assert {id(p) for p in net.parameters()} == before
+    assert {id(p) for p in net.parameters()} == ids
 
 
-def test_a_neuron_in_two_places_is_one_neuron() -> None:
+def test_a_neuron_that_is_used_twice_is_converted_once() -> None:
     shared = neuron.IFNode()
     net = nn.ModuleDict({"a": shared, "b": nn.Sequential(shared)})
     conversion = convert(net)
@@ -424,41 +430,41 @@ def test_a_neuron_in_two_places_is_one_neuron() -> None:
     assert len(conversion.converted) == 1
 
 
-def test_one_neuron_is_returned() -> None:
-    before = neuron.LIFNode(store_v_seq=True, step_mode="m")
-    conversion = convert(before, backend="torch")
+def test_a_network_that_is_one_neuron_is_converted() -> None:
+    original = neuron.LIFNode(store_v_seq=True, step_mode="m")
+    conversion = convert(original, backend="torch")
     x = draw()
-    after: Any = conversion.model
-    assert torch.equal(after(x), before(x))
-    assert torch.equal(after.state_seq("v"), before.v_seq)
-    assert after.backend == "torch"
+    converted: Any = conversion.model
+    assert torch.equal(converted(x), original(x))
+    assert torch.equal(converted.state_seq("v"), original.v_seq)
+    assert converted.backend == "torch"
     assert [item.name for item in conversion.converted] == ["LIFNode"]
 
 
 @pytest.mark.usefixtures("loops")
 def test_functions_of_spikingjelly_reach_converted_neurons() -> None:
-    net = mlp(maker("LIFNode"))
-    theirs.reset_net(net)  # it caches the modules that it found
+    net = make_mlp(choose_neuron("LIFNode"))
+    theirs.reset_net(net)  # `reset_net` caches the modules of the network.
     convert(net)
-    wanted = net(draw())
+    expected = net(draw())
     theirs.reset_net(net)
-    assert torch.equal(net(draw()), wanted)
+    assert torch.equal(net(draw()), expected)
     theirs.set_step_mode(net, "s")
     theirs.reset_net(net)
-    assert torch.equal(torch.stack([net(step) for step in draw()]), wanted)
+    assert torch.equal(torch.stack([net(step) for step in draw()]), expected)
 
 
-def own(**options: Any) -> nn.Module:
-    class Mine(neuron.LIFNode):  # type: ignore[misc]
+def make_derived(**options: Any) -> nn.Module:
+    class Derived(neuron.LIFNode):  # type: ignore[misc]
         pass
 
-    return Mine(**options)
+    return Derived(**options)
 
 
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (own, "derived from LIFNode"),
+        (make_derived, "derived from LIFNode"),
         (lambda: neuron.SimpleIFNode(v_reset=0.1), "starts at 0 for any v_reset"),
         (lambda: neuron.IzhikevichNode(w_rest=0.1), "starts at w_rest=0.1"),
         (lambda: neuron.IFNode(surrogate_function=surrogate.Sigmoid(spiking=False)), "a smooth function"),
@@ -472,17 +478,17 @@ def own(**options: Any) -> nn.Module:
     ],
 )
 def test_unconverted_modules_have_a_reason(make: Callable[[], nn.Module], reason: str) -> None:
-    left = make()
-    net = nn.Sequential(neuron.IFNode(), left)
+    unconverted = make()
+    net = nn.Sequential(neuron.IFNode(), unconverted)
     with pytest.raises(ConversionError, match="nothing was"):
         convert(net, strict=True)
     assert type(net[0]) is neuron.IFNode
     conversion = convert(net)
-    assert net[1] is left
-    (item,) = conversion.left
-    assert item.name == "1"
-    assert reason in item.reason
-    assert item.reason in str(conversion)
+    assert net[1] is unconverted
+    (entry,) = conversion.left
+    assert entry.name == "1"
+    assert reason in entry.reason
+    assert entry.reason in str(conversion)
 
 
 SURROGATES = [
@@ -496,14 +502,14 @@ SURROGATES = [
 
 
 @pytest.mark.parametrize("name", SURROGATES)
-def test_surrogates(name: str) -> None:
+def test_surrogates_equal_those_of_spikingjelly(name: str) -> None:
     function = getattr(surrogate, name)()
-    after = convert(neuron.IFNode(surrogate_function=function)).model
-    assert isinstance(after, FlexSN)
-    found: Any = after.surrogate_function
+    converted = convert(neuron.IFNode(surrogate_function=function)).model
+    assert isinstance(converted, FlexSN)
+    converted_function: Any = converted.surrogate_function
     points = torch.tensor([-3.0, -1.5, -0.75, -0.3, -0.01, 0.0, 0.01, 0.3, 0.75, 1.5, 3.0], dtype=torch.float64)
     results = []
-    for spike in (function, found):
+    for spike in (function, converted_function):
         x = points.clone().requires_grad_()
         spikes = spike(x)
         results.append((spikes.detach(), *torch.autograd.grad(spikes.sum(), x)))
@@ -511,40 +517,40 @@ def test_surrogates(name: str) -> None:
     torch.testing.assert_close(results[0][1], results[1][1], rtol=1e-6, atol=1e-6)
 
 
-def test_a_learned_number_gets_a_dimension_and_remains_the_same_object() -> None:
-    """Checks that parameters have the dimension that `fully_shard` requires.
+def test_a_learned_scalar_becomes_a_vector_and_remains_the_same_object() -> None:
+    """Checks that learned scalars have a dimension, as `fully_shard` requires.
 
-    Existing optimizers keep working, and checkpoints load in both directions.
+    Optimizers continue to work, and checkpoints load in both directions.
     """
-    net = mlp(neuron.ParametricLIFNode, neuron.KLIFNode, maker("SlidingPSN", k=2))
-    before = copy.deepcopy(net)
-    numbers = {name: number for name, number in net.named_parameters() if number.dim() == 0}
-    assert set(numbers) == {"2.w", "5.k", "8.bias"}
-    for number in numbers.values():
-        number.grad = torch.ones(())
+    net = make_mlp(neuron.ParametricLIFNode, neuron.KLIFNode, choose_neuron("SlidingPSN", k=2))
+    original = copy.deepcopy(net)
+    scalars = {name: scalar for name, scalar in net.named_parameters() if scalar.dim() == 0}
+    assert set(scalars) == {"2.w", "5.k", "8.bias"}
+    for scalar in scalars.values():
+        scalar.grad = torch.ones(())
     optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
     conversion = convert(net)
     optimizer.step()
     parameters = dict(conversion.model.named_parameters())
-    for name, number in numbers.items():
-        assert parameters[name] is number
-        assert number.shape == (1,)
+    for name, scalar in scalars.items():
+        assert parameters[name] is scalar
+        assert scalar.shape == (1,)
         assert conversion.moved[name].shape == (1,)
-        assert number.item() != before.get_parameter(name).item()
-    conversion.load_state_dict(before.state_dict())
-    conversion.model.load_state_dict(before.state_dict(), strict=False)  # also works without the report
-    for name, number in numbers.items():
-        assert number.item() == before.get_parameter(name).item()
-        assert number.shape == (1,)
+        assert scalar.item() != original.get_parameter(name).item()
+    conversion.load_state_dict(original.state_dict())
+    conversion.model.load_state_dict(original.state_dict(), strict=False)  # This also works without the report.
+    for name, scalar in scalars.items():
+        assert scalar.item() == original.get_parameter(name).item()
+        assert scalar.shape == (1,)
     optimizer.step()
-    before.load_state_dict({name: conversion.model.state_dict()[name] for name in numbers}, strict=False)
-    for name, number in numbers.items():
-        assert before.get_parameter(name).shape == ()
-        assert number.item() == before.get_parameter(name).item()
+    original.load_state_dict({name: conversion.model.state_dict()[name] for name in scalars}, strict=False)
+    for name, scalar in scalars.items():
+        assert original.get_parameter(name).shape == ()
+        assert scalar.item() == original.get_parameter(name).item()
 
 
-def few_bits(net: nn.Module) -> nn.Module:
-    """Sets weights to multiples of an eighth, so that every sum is exact in any order."""
+def round_weights(net: nn.Module) -> nn.Module:
+    """Rounds weights to multiples of an eighth, so that every sum is exact in any order."""
     for parameter in net.parameters():
         if parameter.dim() > 0:
             parameter.data = (24 * parameter.data).round() / 8
@@ -563,35 +569,37 @@ RECURRENT: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.mark.parametrize("name", RECURRENT)
-def test_recurrent_containers(name: str) -> None:
+def test_recurrent_containers_equal_those_of_spikingjelly(name: str) -> None:
     torch.manual_seed(1)
-    before = few_bits(RECURRENT[name]())
-    reference = copy.deepcopy(before)
-    conversion = convert(before, backend="torch")
-    after: Any = conversion.model
-    assert isinstance(after, Recurrent)
+    container = round_weights(RECURRENT[name]())
+    reference = copy.deepcopy(container)
+    conversion = convert(container, backend="torch")
+    converted: Any = conversion.model
+    assert isinstance(converted, Recurrent)
     assert conversion.left == []
     x = (8 * torch.randn(T, B, N, generator=torch.Generator().manual_seed(0))).round() / 4
-    if after.step_mode == "m":
-        wanted, found = reference(x), after(x)
+    if converted.step_mode == "m":
+        expected, outputs = reference(x), converted(x)
     else:
-        wanted, found = torch.stack([reference(step) for step in x]), torch.stack([after(step) for step in x])
-    assert 0.02 < wanted.mean() < 0.98
-    assert torch.equal(found, wanted)
+        expected, outputs = torch.stack([reference(step) for step in x]), torch.stack([converted(step) for step in x])
+    assert 0.02 < expected.mean() < 0.98
+    assert torch.equal(outputs, expected)
     theirs.reset_net(reference)
-    functional.reset_net(after)
-    functional.set_step_mode(after, "m")
-    assert torch.equal(after(x), wanted)
+    functional.reset_net(converted)
+    functional.set_step_mode(converted, "m")
+    assert torch.equal(converted(x), expected)
     for key, parameter in reference.named_parameters():
-        (gradient,) = torch.autograd.grad(wanted.sum(), parameter, retain_graph=True)
-        mine = after.get_parameter(conversion.moved[key].key)
-        (gradient_found,) = torch.autograd.grad(found.sum(), mine, retain_graph=True)
-        torch.testing.assert_close(gradient_found, gradient.reshape(mine.shape), rtol=1e-4, atol=1e-4)
-    loaded = conversion.load_state_dict(few_bits(RECURRENT[name]()).state_dict())
+        (gradient,) = torch.autograd.grad(expected.sum(), parameter, retain_graph=True)
+        converted_parameter = converted.get_parameter(conversion.moved[key].key)
+        (converted_gradient,) = torch.autograd.grad(outputs.sum(), converted_parameter, retain_graph=True)
+        torch.testing.assert_close(
+            converted_gradient, gradient.reshape(converted_parameter.shape), rtol=1e-4, atol=1e-4
+        )
+    loaded = conversion.load_state_dict(round_weights(RECURRENT[name]()).state_dict())
     assert loaded.missing == loaded.unexpected == ()
 
 
-def test_a_recurrent_container_of_something_else_loops() -> None:
+def test_a_recurrent_container_of_other_modules_is_not_converted() -> None:
     net = layer.LinearRecurrentContainer(nn.Sequential(nn.Linear(N, N), nn.ReLU(), neuron.IFNode()), N, N)
     conversion = convert(net)
     assert conversion.model is net
@@ -599,7 +607,7 @@ def test_a_recurrent_container_of_something_else_loops() -> None:
     assert "it loops over time" in conversion.left[0].reason
 
 
-def test_a_conversion_that_is_refused_changes_no_shape() -> None:
+def test_a_refused_conversion_changes_no_shape() -> None:
     net = nn.Sequential(nn.Linear(N, N), neuron.ParametricLIFNode(), neuron.OTTTLIFNode())
     with pytest.raises(ConversionError):
         convert(net, strict=True)
@@ -607,8 +615,8 @@ def test_a_conversion_that_is_refused_changes_no_shape() -> None:
 
 
 def test_learners_of_spikingjelly_work_with_neurons(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checks STDP of a layer before a neuron: the changes of its weights equal those with SpikingJelly's neuron."""
-    board: Any = ModuleType("torch.utils.tensorboard")  # the learners import it, but do not use it here
+    """Checks STDP of the layer before a neuron. Its weights change by equal amounts with SpikingJelly's neuron."""
+    board: Any = ModuleType("torch.utils.tensorboard")  # The learners import this module, but do not use it here.
     board.SummaryWriter = None
     monkeypatch.setitem(sys.modules, board.__name__, board)
     learning: Any = pytest.importorskip("spikingjelly.activation_based.learning")

@@ -1,4 +1,4 @@
-"""Batches of sequences of different lengths: results equal those of separate sequences."""
+"""Batches of sequences with different lengths: the results equal those of separate sequences."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ REDUCTIONS = ["mean", "sum", "max", "last"]
 LENGTHS = [7, 1, 12, 5, 12]
 
 
-def network() -> nn.Sequential:
+def make_network() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 9), LIF(), nn.Linear(9, 4), LI()).double()
 
 
-def samples() -> list[tuple[Tensor, int]]:
+def make_samples() -> list[tuple[Tensor, int]]:
     generator = torch.Generator().manual_seed(1)
     return [
         (4 * torch.rand(length, 3, generator=generator, dtype=torch.float64), number % 4)
@@ -30,29 +30,31 @@ def samples() -> list[tuple[Tensor, int]]:
     ]
 
 
-def scores(net: nn.Module, batch: list[tuple[Tensor, int]], reduction: str) -> Tensor:
+def compute_scores(net: nn.Module, batch: list[tuple[Tensor, int]], reduction: str) -> Tensor:
     functional.reset_net(net)
     x, lengths, _ = data.pad_sequences(batch)
     return data.readout(net(x), lengths, reduction)
 
 
-def gradients(net: nn.Module, value: Tensor) -> list[Tensor]:
+def compute_gradients(net: nn.Module, value: Tensor) -> list[Tensor]:
     return list(torch.autograd.grad(value, list(net.parameters())))
 
 
 @pytest.mark.usefixtures("loops")
 @pytest.mark.long(all_but=["max", "last"])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_readouts_of_a_batch_equal_those_of_single_sequences(reduction: str) -> None:
-    net, weights = network(), torch.linspace(-1, 1, 4, dtype=torch.float64)
-    together = scores(net, samples(), reduction)
-    alone = [scores(net, [sample], reduction) for sample in samples()]
-    assert (together != 0).any()
-    torch.testing.assert_close(together, torch.cat(alone))
-    expected = gradients(net, torch.cat(alone).mv(weights).square().sum())
-    for found, wanted in zip(gradients(net, together.mv(weights).square().sum()), expected, strict=True):
-        assert wanted.abs().max() > 0
-        torch.testing.assert_close(found, wanted)
+def test_readouts_of_a_batch_equal_readouts_of_single_sequences(reduction: str) -> None:
+    net, weights = make_network(), torch.linspace(-1, 1, 4, dtype=torch.float64)
+    batched = compute_scores(net, make_samples(), reduction)
+    separate = [compute_scores(net, [sample], reduction) for sample in make_samples()]
+    assert (batched != 0).any()
+    torch.testing.assert_close(batched, torch.cat(separate))
+    expected = compute_gradients(net, torch.cat(separate).mv(weights).square().sum())
+    for gradient, expected_gradient in zip(
+        compute_gradients(net, batched.mv(weights).square().sum()), expected, strict=True
+    ):
+        assert expected_gradient.abs().max() > 0
+        torch.testing.assert_close(gradient, expected_gradient)
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
@@ -60,7 +62,7 @@ def test_values_in_the_padding_do_not_count(reduction: str) -> None:
     lengths = torch.tensor(LENGTHS)
     x = torch.randn(12, 5, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     junk = torch.where(data.length_mask(lengths, 12)[:, :, None, None], x, 1e6).requires_grad_()
-    found = data.readout(junk, lengths, reduction)
+    readout = data.readout(junk, lengths, reduction)
     steps = [x[:length, number] for number, length in enumerate(LENGTHS)]
     by_hand: Callable[[Tensor], Tensor] = {
         "mean": lambda s: s.mean(0),
@@ -68,21 +70,21 @@ def test_values_in_the_padding_do_not_count(reduction: str) -> None:
         "max": lambda s: s.amax(0),
         "last": lambda s: s[-1],
     }[reduction]
-    torch.testing.assert_close(found, torch.stack([by_hand(s) for s in steps]))
-    found.sum().backward()
+    torch.testing.assert_close(readout, torch.stack([by_hand(s) for s in steps]))
+    readout.sum().backward()
     assert junk.grad is not None
     assert (junk.grad[~data.length_mask(lengths, 12)] == 0).all()
     assert torch.autograd.gradcheck(lambda s: data.readout(s, lengths, reduction), x.requires_grad_())
 
 
-def test_counts_and_accuracies_of_a_masked_batch() -> None:
+def test_losses_and_accuracies_of_a_masked_batch_equal_those_of_its_sequences() -> None:
     spikes = (torch.rand(12, 5, 4, generator=torch.Generator().manual_seed(3)) < 0.4).float()
     lengths, targets = torch.tensor(LENGTHS), torch.tensor([0, 1, 2, 3, 0])
     masked = data.mask_padding(spikes, lengths)
     counts = torch.stack([spikes[:length, number].sum(0) for number, length in enumerate(LENGTHS)])
     torch.testing.assert_close(loss.ce_count_loss(masked, targets), nn.functional.cross_entropy(counts, targets))
-    right = [metrics.accuracy(spikes[:n, i : i + 1], targets[i : i + 1]) for i, n in enumerate(LENGTHS)]
-    assert metrics.accuracy(masked, targets) == torch.stack(right).mean()
+    accuracies = [metrics.accuracy(spikes[:n, i : i + 1], targets[i : i + 1]) for i, n in enumerate(LENGTHS)]
+    assert metrics.accuracy(masked, targets) == torch.stack(accuracies).mean()
     assert (data.mask_padding(spikes, lengths, -2.0) == -2).sum() == 4 * (5 * 12 - sum(LENGTHS))
 
 
@@ -92,14 +94,14 @@ def test_a_data_loader_collates_arrays() -> None:
     loader: DataLoader[Any] = DataLoader(dataset, batch_size=5, collate_fn=data.pad_sequences)
     x, lengths, targets = next(iter(loader))
     assert x.shape == (12, 5, 2, 3)
-    assert x.dtype == torch.float32  # made from whole numbers
+    assert x.dtype == torch.float32  # Integers become float32.
     assert lengths.tolist() == LENGTHS
     assert targets == list("abcde")
     assert (x.sum((0, 2, 3)) == torch.tensor([6.0 * i * n for i, n in enumerate(LENGTHS)])).all()
 
 
 @pytest.mark.parametrize(
-    ("given", "asked", "made"),
+    ("dtype", "requested", "expected"),
     [
         (torch.float64, None, torch.float64),
         (torch.bfloat16, None, torch.bfloat16),
@@ -108,8 +110,10 @@ def test_a_data_loader_collates_arrays() -> None:
         (torch.int16, torch.int16, torch.int16),
     ],
 )
-def test_dtypes(given: torch.dtype, asked: torch.dtype | None, made: torch.dtype) -> None:
-    assert data.pad_sequences([(torch.ones(2, 3).to(given), 0)], dtype=asked)[0].dtype == made
+def test_batches_have_the_requested_or_default_dtype(
+    dtype: torch.dtype, requested: torch.dtype | None, expected: torch.dtype
+) -> None:
+    assert data.pad_sequences([(torch.ones(2, 3).to(dtype), 0)], dtype=requested)[0].dtype == expected
 
 
 def test_sums_of_half_precision_do_not_stop_at_2048() -> None:
@@ -120,7 +124,7 @@ def test_sums_of_half_precision_do_not_stop_at_2048() -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch", "said"),
+    ("batch", "message"),
     [
         ([], "no samples"),
         ([(torch.ones(2, 3), 0), (torch.ones(0, 3), 0)], r"sequence 1 .* \[0, 3\]; expected \[T, \*step\] with T >= 1"),
@@ -129,13 +133,13 @@ def test_sums_of_half_precision_do_not_stop_at_2048() -> None:
         ([(torch.ones(2, 3), 0), (torch.ones(2, 3).int(), 0)], "torch.int32.*torch.float32"),
     ],
 )
-def test_invalid_batches_are_refused(batch: list[tuple[Tensor, int]], said: str) -> None:
-    with pytest.raises(ParameterError, match=said):
+def test_invalid_batches_are_refused(batch: list[tuple[Tensor, int]], message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
         data.pad_sequences(batch)
 
 
 @pytest.mark.parametrize(
-    ("sequence", "lengths", "said"),
+    ("sequence", "lengths", "message"),
     [
         (torch.ones(3, 2), torch.tensor([3, 0]), "from 0 to 3; expected from 1 to 3"),
         (torch.ones(3, 2), torch.tensor([4, 1]), "from 1 to 4"),
@@ -147,17 +151,17 @@ def test_invalid_batches_are_refused(batch: list[tuple[Tensor, int]], said: str)
         (torch.ones(3, 2, dtype=torch.int16), torch.tensor([3, 1]), r"sequence.float\(\)"),
     ],
 )
-def test_lengths_that_do_not_fit(sequence: Tensor, lengths: Tensor, said: str) -> None:
-    with pytest.raises(ParameterError, match=said):
+def test_lengths_that_do_not_fit_are_refused(sequence: Tensor, lengths: Tensor, message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
         data.readout(sequence, lengths)
 
 
-def test_another_reduction() -> None:
+def test_an_unknown_reduction_is_refused() -> None:
     with pytest.raises(UnknownNameError, match="Did you mean 'mean'"):
         data.readout(torch.ones(3, 2), torch.tensor([3, 1]), "means")
 
 
-def test_under_torch_compile() -> None:
+def test_compiled_readouts_equal_eager_readouts() -> None:
     x, lengths = torch.randn(12, 5, 3), torch.tensor(LENGTHS)
     compiled = torch.compile(data.readout, fullgraph=True, backend="aot_eager")
     for reduction in REDUCTIONS:
@@ -165,10 +169,11 @@ def test_under_torch_compile() -> None:
 
 
 @pytest.mark.gpu
-def test_on_a_gpu() -> None:
+def test_readouts_on_a_gpu_equal_those_on_the_cpu() -> None:
     x, lengths = torch.randn(12, 5, 3), torch.tensor(LENGTHS)
     for reduction in REDUCTIONS:
-        for where in ("cpu", "cuda"):
-            found = data.readout(x.cuda(), lengths.to(where), reduction)
-            torch.testing.assert_close(found.cpu(), data.readout(x, lengths, reduction))
-    assert data.readout(x.cuda(), lengths.cuda() + 12, "last").equal(x[-1].cuda())  # does not fail on the device
+        for device in ("cpu", "cuda"):
+            readout = data.readout(x.cuda(), lengths.to(device), reduction)
+            torch.testing.assert_close(readout.cpu(), data.readout(x, lengths, reduction))
+    # Lengths that are too large select the last step, and no assertion fails on the device.
+    assert data.readout(x.cuda(), lengths.cuda() + 12, "last").equal(x[-1].cuda())

@@ -1,4 +1,4 @@
-"""Encoders: comparison with counts and with times computed by hand."""
+"""Encoders: spikes equal counts and times that are computed by hand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from flexsn_nn import InputDtypeError, ParameterError, UnknownNameError, encoding
 
 
-def test_rate_draws_with_the_probability() -> None:
+def test_rate_draws_spikes_with_the_given_probability() -> None:
     x = torch.tensor([-0.5, 0.0, 0.25, 0.9, 1.0, 2.0]).expand(50, -1)
     spikes = encoding.rate(x, 400, generator=torch.Generator().manual_seed(0))
     assert spikes.shape == (400, 50, 6)
@@ -26,7 +26,7 @@ def test_rate_draws_with_the_probability() -> None:
         assert abs(counts[i].item() - p) < 4 * math.sqrt(p * (1 - p) / 20_000)
 
 
-def test_the_smallest_draw_is_no_spike_of_probability_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_smallest_random_value_is_no_spike_of_probability_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "rand", lambda shape, **_: torch.zeros(shape))
     assert encoding.rate(torch.tensor([0.0, 1e-9]), 2).tolist() == [[0.0, 1.0], [0.0, 1.0]]
 
@@ -47,13 +47,13 @@ def test_rate_uses_the_generator() -> None:
 @pytest.mark.parametrize(
     ("curve", "times"),
     [
-        # 4 (1 - x), with halves rounded to even
+        # The values of 4 (1 - x), with halves rounded to even.
         ("linear", [4, 4, 3, 2, 1, 0, 0]),
-        # 4 - ln((e⁴ - 1) x + 1)
+        # The values of 4 - ln((e⁴ - 1) x + 1), rounded.
         ("log", [4, 4, 1, 1, 0, 0, 0]),
     ],
 )
-def test_latency(curve: str, times: list[int]) -> None:
+def test_latency_equals_times_computed_by_hand(curve: str, times: list[int]) -> None:
     values = [-1.0, 0.0, 0.25, 0.5, 0.75, 1.0, 3.0]
     if curve == "log":
         alpha = math.exp(4) - 1
@@ -65,14 +65,14 @@ def test_latency(curve: str, times: list[int]) -> None:
 
 
 @pytest.mark.parametrize("curve", ["linear", "log"])
-def test_latency_of_long_and_short_trains(curve: str) -> None:
-    """Tests trains so long that exp(T - 1) overflows, and trains of one step."""
+def test_latency_accepts_very_long_and_very_short_trains(curve: str) -> None:
+    """Checks trains so long that exp(T - 1) overflows, and trains of one step."""
     x = torch.tensor([0.0, 1.0])
     assert encoding.latency(x, 1000, curve=curve).argmax(0).tolist() == [999, 0]
     assert encoding.latency(x, 1, curve=curve).tolist() == [[1.0, 1.0]]
 
 
-def test_direct_repeats_without_memory() -> None:
+def test_direct_repeats_the_input_without_a_copy() -> None:
     x = torch.rand(3, 2, requires_grad=True)
     sequence = encoding.direct(x, 7)
     assert sequence.shape == (7, 3, 2)
@@ -82,14 +82,14 @@ def test_direct_repeats_without_memory() -> None:
 
 
 @pytest.mark.parametrize("encoder", [encoding.rate, encoding.latency, encoding.direct])
-def test_bad_arguments(encoder: Callable[[Tensor, int], Tensor]) -> None:
+def test_invalid_arguments_are_refused(encoder: Callable[[Tensor, int], Tensor]) -> None:
     with pytest.raises(InputDtypeError, match=r"torch\.uint8.*x\.float\(\) / 255"):
         encoder(torch.zeros(3, dtype=torch.uint8), 4)
     with pytest.raises(ParameterError, match="num_steps is 0; it must be a whole number of at least 1"):
         encoder(torch.zeros(3), 0)
 
 
-def test_an_unknown_curve() -> None:
+def test_an_unknown_curve_is_refused() -> None:
     options: dict[str, Any] = {"curve": "lin"}
     with pytest.raises(UnknownNameError, match="Did you mean 'linear'"):
         encoding.latency(torch.zeros(3), 4, **options)

@@ -19,29 +19,29 @@ pytestmark = pytest.mark.usefixtures("interpreted")
 FEATURES = 16
 
 
-def many(x: Tensor) -> Tensor:
+def sum_of_forty(x: Tensor) -> Tensor:
     return sum([x] * 39, x)
 
 
-def in_place(x: Tensor) -> Tensor:
+def add_in_place(x: Tensor) -> Tensor:
     y = x.clone() if x.is_leaf else x
     return y.add_(y.detach().roll(1, -1))
 
 
-def quiet(x: Tensor) -> Tensor:
+def scale_without_graph(x: Tensor) -> Tensor:
     with torch.no_grad():
         x.mul_(1.5)
     return x
 
 
-def by_data(x: Tensor) -> Tensor:
+def subtract_from_data(x: Tensor) -> Tensor:
     x.data.sub_(0.5)
     return x
 
 
-# Operations between two layers; each keeps the shape.
+# Operations between two layers. Each operation keeps the shape.
 STEPS: dict[str, Callable[[Tensor], Tensor]] = {
-    "forty": many,
+    "forty": sum_of_forty,
     "difference": lambda x: x - x.roll(1, 0),
     "scale": lambda x: x * 0.7,
     "half": lambda x: x / 2,
@@ -49,9 +49,9 @@ STEPS: dict[str, Callable[[Tensor], Tensor]] = {
     "mask": lambda x: x * (x.flip(-1) > 0),
     "dropout": lambda x: torch.native_dropout(x, 0.4, True)[0],
     "mean": lambda x: nn.functional.avg_pool1d(x, 2, 1, 1)[..., 1:],
-    "in place": in_place,
-    "without a graph": quiet,
-    "by data": by_data,
+    "in place": add_in_place,
+    "without a graph": scale_without_graph,
+    "by data": subtract_from_data,
     "view": lambda x: x.flatten(0, 1).view(x.shape),
     "order": lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
     "cut": lambda x: torch.cat([x[:2], x[2:]]),
@@ -78,18 +78,18 @@ class Random(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for i, (layer, neuron) in enumerate(zip(self.layers, self.neurons, strict=True)):
-            y = neuron(self.passed(layer(x), 2 * i))
+            y = neuron(self.apply_operations(layer(x), 2 * i))
             x = x + y if self.adds[i] else y
-            x = self.passed(x, 2 * i + 1)
+            x = self.apply_operations(x, 2 * i + 1)
         return x
 
-    def passed(self, x: Tensor, place: int) -> Tensor:
-        for name in self.between[place]:
+    def apply_operations(self, x: Tensor, index: int) -> Tensor:
+        for name in self.between[index]:
             x = STEPS[name](x)
         return x
 
 
-def trained(net: nn.Module, x: Tensor) -> list[Tensor]:
+def train_once(net: nn.Module, x: Tensor) -> list[Tensor]:
     functional.reset_net(net)
     torch.manual_seed(3)
     y = net(x)
@@ -104,19 +104,21 @@ def test_random_networks_are_exact_or_unchanged(seed: int) -> None:
     net = Random(seed)
     functional.set_backend(net, "triton")
     x = torch.randn(4, 3, FEATURES, generator=torch.Generator().manual_seed(seed))
-    want = trained(net, x)
+    expected = train_once(net, x)
     products = exact_products(net)
-    largest = max(float(one.abs().max()) for one in want)  # because terms of a sum may cancel
+    largest = max(float(value.abs().max()) for value in expected)  # This scale also covers sums whose terms cancel.
     for _ in range(2):
-        for one, other in zip(trained(net, x), want, strict=True):
-            scale = float(other.abs().max()) + 0.1 * largest
-            torch.testing.assert_close(one, other, rtol=0, atol=1e-5 * scale, msg=f"{net.between}\n{products}")
+        for value, expected_value in zip(train_once(net, x), expected, strict=True):
+            scale = float(expected_value.abs().max()) + 0.1 * largest
+            torch.testing.assert_close(
+                value, expected_value, rtol=0, atol=1e-5 * scale, msg=f"{net.between}\n{products}"
+            )
 
 
 # -- two processes -----------------------------------------------------------------------------------------------------
 
 
-def network() -> Any:
+def make_network() -> Any:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(16, 24), LIF(), nn.Linear(24, 16), LIF(), nn.Linear(16, 4))
     with torch.no_grad():
@@ -126,18 +128,18 @@ def network() -> Any:
     return net
 
 
-def batch() -> Tensor:
+def make_batch() -> Tensor:
     return (torch.rand(3, 4, 16, generator=torch.Generator().manual_seed(1)) < 0.4).float()
 
 
-def _one_of_two(rank: int, address: str, folder: str) -> None:
+def _run_process(rank: int, address: str, folder: str) -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{address}", rank=rank, world_size=2)
-    net = network()
+    net = make_network()
     products = exact_products(net, also=["0"])
     parallel = DistributedDataParallel(net)
-    parallel(batch()[:, 2 * rank : 2 * rank + 2]).square().mean().backward()
-    assert all(one.exact for one in products.layers), str(products)
+    parallel(make_batch()[:, 2 * rank : 2 * rank + 2]).square().mean().backward()
+    assert all(entry.exact for entry in products.layers), str(products)
     if rank == 0:
         torch.save([p.grad for p in net.parameters()], Path(folder) / "gradients.pt")
     torch.distributed.barrier()
@@ -145,9 +147,9 @@ def _one_of_two(rank: int, address: str, folder: str) -> None:
 
 
 @pytest.mark.long
-def test_gradients_of_two_processes(tmp_path: Path) -> None:
-    mp.spawn(_one_of_two, (str(tmp_path / "store"), str(tmp_path)), nprocs=2)  # type: ignore[attr-defined,no-untyped-call]
-    net = network()
-    net(batch()).square().mean().backward()
-    for one, other in zip(torch.load(tmp_path / "gradients.pt"), net.parameters(), strict=True):
-        torch.testing.assert_close(one, other.grad, rtol=1e-4, atol=1e-6)
+def test_gradients_of_two_processes_equal_those_of_one(tmp_path: Path) -> None:
+    mp.spawn(_run_process, (str(tmp_path / "store"), str(tmp_path)), nprocs=2)  # type: ignore[attr-defined,no-untyped-call]
+    net = make_network()
+    net(make_batch()).square().mean().backward()
+    for gradient, parameter in zip(torch.load(tmp_path / "gradients.pt"), net.parameters(), strict=True):
+        torch.testing.assert_close(gradient, parameter.grad, rtol=1e-4, atol=1e-6)

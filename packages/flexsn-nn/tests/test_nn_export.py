@@ -1,4 +1,4 @@
-"""`torch.export`: a program without a state, or with the state as an argument and a result."""
+"""`torch.export`: programs without a state, or with the state as an argument and as a result."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Network(nn.Module):
         return spikes * 2.0
 
 
-class Again(nn.Module):
+class Repeated(nn.Module):
     """Calls one neuron several times, with parts of a sequence or with single steps."""
 
     def __init__(self, neuron: nn.Module, part: int) -> None:
@@ -68,33 +68,33 @@ def fresh_compiler() -> Iterator[None]:
 @pytest.mark.long(all_but=["strict-hop", "non-strict-torch"])
 @backends
 @strictness
-def test_a_network_begins_at_the_initial_state(backend: str, strict: bool) -> None:
+def test_an_exported_network_begins_at_the_initial_state(backend: str, strict: bool) -> None:
     network, x = Network(backend), torch.randn(4, 2, 6)
     program = torch.export.export(network, (x,), strict=strict)
     assert network.neuron.states == [], "the export leaves no state"
     other = torch.randn(4, 2, 6)
-    wanted = network(other)
-    assert 0 < wanted.count_nonzero() < wanted.numel()
+    expected = network(other)
+    assert 0 < expected.count_nonzero() < expected.numel()
     for _ in range(2):
-        assert torch.equal(program.module()(other), wanted)
+        assert torch.equal(program.module()(other), expected)
     calls = [node for node in program.graph.nodes if node.op == "call_function"]
     if backend == "hop":
         assert sum("flex_sn_scan" in str(node.target) for node in calls) == 1
 
 
 @strictness
-def test_a_state_enters_and_leaves_an_onnx_program(strict: bool) -> None:
+def test_an_exported_step_receives_and_returns_its_state(strict: bool) -> None:
     network, x = WithState("hop"), torch.randn(6, 2, 6)
     program = torch.export.export(network, (x[:3], torch.zeros(2, 5)), strict=strict).module()
     spikes, v = program(x[:3], torch.zeros(2, 5))
-    more, v = program(x[3:], v)
-    wanted, final = network(x, torch.zeros(2, 5))
-    assert torch.equal(torch.cat([spikes, more]), wanted)
+    later_spikes, v = program(x[3:], v)
+    expected, final = network(x, torch.zeros(2, 5))
+    assert torch.equal(torch.cat([spikes, later_spikes]), expected)
     assert torch.equal(v, final)
 
 
 @strictness
-def test_any_number_of_steps(strict: bool) -> None:
+def test_an_exported_network_accepts_any_number_of_steps(strict: bool) -> None:
     network = Network("hop")
     steps = torch.export.Dim("steps", min=2, max=1000)
     program = torch.export.export(network, (torch.randn(4, 2, 6),), dynamic_shapes=({0: steps},), strict=strict)
@@ -104,7 +104,7 @@ def test_any_number_of_steps(strict: bool) -> None:
         assert torch.equal(program.module()(x), network(x))
 
 
-def test_a_state_that_would_be_forgotten_is_refused() -> None:
+def test_an_export_that_would_lose_a_state_is_refused() -> None:
     network, x = Network("hop"), torch.randn(4, 2, 6)
     network(x)
     with pytest.raises(ExportError, match=r"reset\(\) before exporting.*neuron\.step\(inputs, states\)"):
@@ -114,20 +114,20 @@ def test_a_state_that_would_be_forgotten_is_refused() -> None:
 
 @pytest.mark.long(all_but=["LIF", "steps"])
 @neurons
-def test_calls_in_one_program_continue(neuron: str) -> None:
+def test_several_calls_in_one_program_continue_from_the_state(neuron: str) -> None:
     torch.manual_seed(0)
-    net, x = Again(NEURONS[neuron](), 3), 2.0 * torch.rand(6, 20, 5)
-    wanted = net(x)
+    net, x = Repeated(NEURONS[neuron](), 3), 2.0 * torch.rand(6, 20, 5)
+    expected = net(x)
     net.neuron.reset()  # type: ignore[operator]
-    anew = torch.cat([net(part)[:1] for part in x.split(3) if net.neuron.reset() is None])  # type: ignore[operator]
-    assert not torch.equal(wanted[-len(anew) :], anew), "the state matters"
-    for _ in range(2):  # an export leaves nothing behind for the next one
+    without_state = torch.cat([net(part)[:1] for part in x.split(3) if net.neuron.reset() is None])  # type: ignore[operator]
+    assert not torch.equal(expected[-len(without_state) :], without_state), "the state matters"
+    for _ in range(2):  # An export does not affect the next export.
         net.neuron.reset()  # type: ignore[operator]
         program = torch.export.export(net, (x,), strict=False).module()
         assert net.neuron.states == []
         for _ in range(2):
-            torch.testing.assert_close(program(x), wanted)
-    torch.testing.assert_close(net(x), wanted)
+            torch.testing.assert_close(program(x), expected)
+    torch.testing.assert_close(net(x), expected)
 
 
 def test_a_neuron_in_a_closure_continues_only_in_one_program() -> None:
@@ -146,7 +146,7 @@ def test_a_neuron_in_a_closure_continues_only_in_one_program() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:While compiling, we found certain side effects")
-def test_a_reset_between_two_calls_of_one_program() -> None:
+def test_a_reset_between_two_calls_of_one_program_is_exported() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -158,16 +158,16 @@ def test_a_reset_between_two_calls_of_one_program() -> None:
             return torch.cat([first, self.neuron(x)])
 
     net, x = Twice(), 2.0 * torch.rand(3, 2, 5)
-    wanted = net(x)
+    expected = net(x)
     net.neuron.reset()
     for strict in (False, True):
-        assert torch.equal(torch.export.export(net, (x,), strict=strict).module()(x), wanted)
+        assert torch.equal(torch.export.export(net, (x,), strict=strict).module()(x), expected)
 
 
 @pytest.mark.long(all_but=["LIF", "steps"])
 @neurons
-def test_a_strict_export_refuses_a_second_call(neuron: str) -> None:
-    net, x = Again(NEURONS[neuron](), 3), 2.0 * torch.rand(6, 2, 5)
+def test_a_strict_export_refuses_a_second_call_of_a_neuron(neuron: str) -> None:
+    net, x = Repeated(NEURONS[neuron](), 3), 2.0 * torch.rand(6, 2, 5)
     for _ in range(2):
         with pytest.raises(Exception, match=r"a second time in one program.*strict=False"):
             torch.export.export(net, (x,), strict=True)

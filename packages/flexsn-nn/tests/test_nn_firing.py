@@ -1,4 +1,4 @@
-"""Warnings for layers that never or always fire in training. `fluctuation_driven_` makes layers fire."""
+"""Warnings about layers that never fire or always fire in training. `fluctuation_driven_` makes layers fire."""
 
 from __future__ import annotations
 
@@ -17,57 +17,57 @@ from flexsn_nn.errors import FiringWarning, ParameterError
 pytestmark = pytest.mark.usefixtures("loops")
 
 
-def found(net: nn.Module, x: torch.Tensor, calls: int = 80) -> list[str]:
-    """Returns the messages of the warnings in these calls."""
+def collect_warnings(net: nn.Module, x: torch.Tensor, calls: int = 80) -> list[str]:
+    """Calls a network and returns the messages of the warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(calls):
             functional.reset_net(net)
             net(x)
-    assert all(one.category is FiringWarning and one.filename == __file__ for one in caught)
-    return [str(one.message) for one in caught]
+    assert all(warning.category is FiringWarning and warning.filename == __file__ for warning in caught)
+    return [str(warning.message) for warning in caught]
 
 
-def dead(features: int) -> RALIF:
-    """A layer whose input is divided by a long time constant."""
+def make_silent(features: int) -> RALIF:
+    """Makes a layer that never fires, because a long time constant divides its input."""
     return RALIF(features, tau=10.0, beta=1.8, decay_input=True)
 
 
-def test_two_recurrent_layers_that_train_at_a_rate_of_zero_are_warned_of() -> None:
+def test_recurrent_layers_that_never_fire_cause_one_warning_each() -> None:
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(20, 32), dead(32), nn.Linear(32, 32), dead(32))
-    messages = found(net, torch.rand(10, 4, 20))
-    assert len(messages) == 2, "once for each layer"
+    net = nn.Sequential(nn.Linear(20, 32), make_silent(32), nn.Linear(32, 32), make_silent(32))
+    messages = collect_warnings(net, torch.rand(10, 4, 20))
+    assert len(messages) == 2, "expected one warning for each layer"
     for words in ("never fires", "RALIF", "[10, 4, 32]", "decay_input=False", "fluctuation_driven_", "watch_firing"):
         assert words in messages[0]
-    assert found(net, torch.rand(10, 4, 20)) == []
+    assert collect_warnings(net, torch.rand(10, 4, 20)) == []
 
 
-def test_a_layer_that_always_fires_is_warned_of() -> None:
-    (message,) = found(LIF(), torch.full((5, 2, 3), 10.0))
+def test_a_layer_that_always_fires_causes_a_warning() -> None:
+    (message,) = collect_warnings(LIF(), torch.full((5, 2, 3), 10.0))
     assert "fires always" in message
     assert "smaller" in message
 
 
 @pytest.mark.parametrize("make", [lambda: IF(), lambda: Recurrent(LIF(), 3), lambda: Leaky(0.9)])
-def test_single_steps_are_checked_occasionally(make: Any) -> None:
+def test_single_steps_are_checked_from_time_to_time(make: Any) -> None:
     neuron = make()
     neuron.step_mode = "s"
-    assert found(neuron, torch.zeros(2, 3), calls=16 + 7 * 128 - 10) == []
-    assert len(found(neuron, torch.zeros(2, 3), calls=20)) == 1
+    assert collect_warnings(neuron, torch.zeros(2, 3), calls=16 + 7 * 128 - 10) == []
+    assert len(collect_warnings(neuron, torch.zeros(2, 3), calls=20)) == 1
 
 
-def test_a_layer_that_fires_again_restarts_the_count() -> None:
+def test_a_spike_restarts_the_count() -> None:
     neuron = LIF()
     silent, loud = torch.zeros(5, 2, 3), torch.full((5, 2, 3), 2.5)
     for _ in range(4):
-        assert found(neuron, silent, calls=30) == []
-        assert found(neuron, loud, calls=20) == []
-    assert len(found(neuron, silent)) == 1
+        assert collect_warnings(neuron, silent, calls=30) == []
+        assert collect_warnings(neuron, loud, calls=20) == []
+    assert len(collect_warnings(neuron, silent)) == 1
 
 
 @pytest.mark.parametrize("how", ["evaluation", "no gradients", "argument", "attribute", "environment", "step"])
-def test_no_warning_without_training_or_if_turned_off(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_reported_without_training_or_if_turned_off(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if how == "environment":
         monkeypatch.setenv("FLEXSN_WATCH_FIRING", "0")
     neuron = LIF(watch_firing=False) if how == "argument" else LIF()
@@ -79,45 +79,45 @@ def test_no_warning_without_training_or_if_turned_off(how: str, monkeypatch: pyt
             for _ in range(80):
                 neuron.step(torch.zeros(5, 2, 3))
         else:
-            assert found(neuron, torch.zeros(5, 2, 3)) == []
+            assert collect_warnings(neuron, torch.zeros(5, 2, 3)) == []
     assert neuron.watch_firing == (how not in ("argument", "attribute", "environment"))
     assert Recurrent(neuron, 3).watch_firing == neuron.watch_firing
 
 
 def test_outputs_that_are_not_spikes_count_if_nonzero() -> None:
     average = FlexSN(lambda x, v: (v + x, v + x), 1, 1, 1)
-    assert found(nn.Sequential(LI(), average), torch.ones(5, 2, 3)) == []
-    assert len(found(average, torch.zeros(5, 2, 3))) == 1
+    assert collect_warnings(nn.Sequential(LI(), average), torch.ones(5, 2, 3)) == []
+    assert len(collect_warnings(average, torch.zeros(5, 2, 3))) == 1
 
 
 def test_checks_change_no_result_and_copies_have_separate_counts() -> None:
     torch.manual_seed(0)
-    neuron, other = LIF(), LIF(watch_firing=False)
+    neuron, unwatched = LIF(), LIF(watch_firing=False)
     x = torch.rand(6, 2, 3, requires_grad=True)
     for _ in range(40):
-        assert torch.equal(neuron(x), other(x))  # from equal states
-        assert torch.equal(neuron.states[0], other.states[0])
+        assert torch.equal(neuron(x), unwatched(x))  # Both neurons continue from equal states.
+        assert torch.equal(neuron.states[0], unwatched.states[0])
         functional.detach_net(neuron)
-        functional.detach_net(other)
+        functional.detach_net(unwatched)
     for copied in (copy.deepcopy(neuron), pickle.loads(pickle.dumps(neuron))):
         assert copied.watch_firing
-        assert found(copied, torch.zeros(6, 2, 3), calls=60) == []
-        assert len(found(copied, torch.zeros(6, 2, 3), calls=10)) == 1
+        assert collect_warnings(copied, torch.zeros(6, 2, 3), calls=60) == []
+        assert len(collect_warnings(copied, torch.zeros(6, 2, 3), calls=10)) == 1
 
 
-def test_a_call_that_raises_ends_no_watch() -> None:
+def test_a_call_that_raises_leaves_the_watch_active() -> None:
     neuron = LIF()
     for _ in range(40):
         with pytest.raises(TypeError):
             neuron(torch.zeros(5, 2, 3, dtype=torch.int64))
-    assert len(found(neuron, torch.zeros(5, 2, 3))) == 1
+    assert len(collect_warnings(neuron, torch.zeros(5, 2, 3))) == 1
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_no_call_waits() -> None:
+def test_no_call_waits_for_the_gpu() -> None:
     neuron = LIF().cuda()
     x = torch.zeros(5, 2, 3, device="cuda", requires_grad=True)
-    for _ in range(20):  # builds kernels and allocates pinned memory
+    for _ in range(20):  # These calls build kernels and allocate pinned memory.
         neuron.reset()
         neuron(x)
     torch.cuda.synchronize()
@@ -135,7 +135,7 @@ def test_on_a_gpu_no_call_waits() -> None:
             neuron.reset()
             neuron(x)
             torch.cuda.synchronize()
-    assert [one.category for one in caught if one.category is FiringWarning] == [FiringWarning]
+    assert [warning.category for warning in caught if warning.category is FiringWarning] == [FiringWarning]
 
 
 @pytest.mark.parametrize("make", [RLIF, RALIF])
@@ -178,7 +178,7 @@ def test_membranes_fluctuate_up_to_the_threshold(make: Any, mean: float) -> None
     linear = nn.Linear(200, 300, bias=False)
     init.fluctuation_driven_(linear.weight, neuron, rate=0.02, xi=2.0, mean=mean)
     threshold = 1.5 if getattr(neuron, "v_threshold", 0) == 2.0 else 1.0
-    # This membrane never reaches its threshold.
+    # With this threshold, the neuron never fires.
     inner: Any = neuron.neuron if isinstance(neuron, Recurrent) else neuron
     for name in ("v_threshold", "threshold"):
         if hasattr(inner, name):
@@ -188,14 +188,14 @@ def test_membranes_fluctuate_up_to_the_threshold(make: Any, mean: float) -> None
     with torch.no_grad():
         neuron(linear(spikes))
     v = neuron.state_seq("v")[100:] - (0.5 if threshold == 1.5 else 0.0)
-    deviation = float(v.var(0).mean().sqrt())  # over time, for each neuron
+    deviation = float(v.var(0).mean().sqrt())  # The deviation of each neuron over time.
     assert deviation == pytest.approx((threshold - mean) / 2, rel=0.08)
     assert float(v.mean()) == pytest.approx(mean, abs=0.05)
 
 
 def test_dead_layers_fire_with_the_initial_weights() -> None:
     torch.manual_seed(0)
-    net: Any = nn.Sequential(nn.Linear(20, 32), dead(32), nn.Linear(32, 32), dead(32))
+    net: Any = nn.Sequential(nn.Linear(20, 32), make_silent(32), nn.Linear(32, 32), make_silent(32))
     x = (torch.rand(50, 4, 20) < 0.1).float()
     with torch.no_grad():
         assert not net(x).any()
@@ -210,13 +210,13 @@ def test_dead_layers_fire_with_the_initial_weights() -> None:
 
 
 def test_a_share_divides_the_variance_and_a_generator_repeats_the_draw() -> None:
-    def drawn(**options: Any) -> torch.Tensor:
+    def draw(**options: Any) -> torch.Tensor:
         weight = torch.empty(100, 400)
         return init.fluctuation_driven_(weight, RLIF(100), 0.1, generator=torch.Generator().manual_seed(3), **options)
 
-    assert torch.equal(drawn(), drawn())
-    torch.testing.assert_close(drawn(share=0.25), drawn() / 2)
-    torch.testing.assert_close(drawn(xi=2.0), drawn() / 2)
+    assert torch.equal(draw(), draw())
+    torch.testing.assert_close(draw(share=0.25), draw() / 2)
+    torch.testing.assert_close(draw(xi=2.0), draw() / 2)
 
 
 @pytest.mark.parametrize(
@@ -234,12 +234,12 @@ def test_a_share_divides_the_variance_and_a_generator_repeats_the_draw() -> None
     ],
 )
 def test_wrong_arguments_are_named(neuron: FlexSN, options: dict[str, Any], message: str) -> None:
-    given: dict[str, Any] = {"weight": torch.zeros(3, 4), "neuron": neuron, "rate": 0.1, **options}
+    arguments: dict[str, Any] = {"weight": torch.zeros(3, 4), "neuron": neuron, "rate": 0.1, **options}
     with pytest.raises(ParameterError, match=message):
-        init.fluctuation_driven_(**given)
+        init.fluctuation_driven_(**arguments)
 
 
-def test_a_membrane_that_does_not_decay_takes_the_length_of_sequences() -> None:
+def test_weights_for_a_membrane_without_decay_depend_on_the_number_of_steps() -> None:
     weight = torch.empty(500, 200)
     init.fluctuation_driven_(weight, IF(), rate=0.1, num_steps=20)
     assert float(weight.std()) == pytest.approx((1 / (200 * 0.1 * 20)) ** 0.5, rel=0.05)

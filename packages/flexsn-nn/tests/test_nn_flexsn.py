@@ -1,4 +1,4 @@
-"""`FlexSN`: equal results on all backends, and a state that is kept, reset, detached, copied and moved."""
+"""`FlexSN`: equal results on all backends, and states that are stored, reset, detached, copied and moved."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from flexsn_runtime import _availability
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
 BACKENDS = ("torch", "hop", "triton", "inductor", "cpp", "auto")
-# In these tests, "auto" means "cpp", and "inductor" launches the kernels of "triton".
+# In these tests, "auto" chooses "cpp" on the CPU, and "inductor" launches the kernels of "triton".
 backends = pytest.mark.parametrize(
     "backend", [pytest.param(b, marks=[pytest.mark.long] if b in ("cpp", "inductor") else []) for b in BACKENDS]
 )
-# More than two of the interpreter's blocks of 512 elements.
+# The size of a step exceeds two of the interpreter's blocks of 512 elements.
 STEP = (3, 371)
 
 
@@ -42,7 +42,7 @@ def two_in_two_out(x: Tensor, y: Tensor, i: Tensor, v: Tensor) -> tuple[Tensor, 
 
 
 class Decay(nn.Module):
-    """A core with a parameter and a buffer that computes another function in evaluation."""
+    """A core with a parameter and a buffer. In evaluation, it computes another function than in training."""
 
     bias: Tensor
 
@@ -66,11 +66,11 @@ def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Te
     return torch.randn(shape, generator=generator, dtype=torch.float64).to(DEVICE, dtype)
 
 
-def neuron(backend: str = "torch", **options: Any) -> FlexSN:
+def make_neuron(backend: str = "torch", **options: Any) -> FlexSN:
     return FlexSN(soft_lif, 1, 1, 1, backend=backend, **options)
 
 
-def tensor(result: Tensor | list[Tensor]) -> Tensor:
+def as_tensor(result: Tensor | list[Tensor]) -> Tensor:
     assert isinstance(result, Tensor)
     return result
 
@@ -81,14 +81,14 @@ def tensor(result: Tensor | list[Tensor]) -> Tensor:
 @pytest.mark.long(all_but=["final-hop", "seqs-torch", "final-inductor", "final-triton", "final-auto", "final-cpp"])
 @backends
 @pytest.mark.parametrize("store", [False, True], ids=["final", "seqs"])
-def test_results_and_gradients(backend: str, store: bool) -> None:
+def test_results_and_gradients_are_equal_on_all_backends(backend: str, store: bool) -> None:
     results = []
     for name in ("torch", backend):
         core = Decay().to(DEVICE)
         layer = FlexSN(core, 1, 1, 1, backend=name, store_state_seqs=store)
         x = random(5, *STEP).requires_grad_()
-        first = tensor(layer(x))
-        second = tensor(layer(x * 0.5))  # from the state of the first call
+        first = as_tensor(layer(x))
+        second = as_tensor(layer(x * 0.5))  # This call continues from the state of the first call.
         total = first.sum() + second.square().sum() + layer.states[0].sum()
         if store:
             total = total + layer.state_seqs[0][1].sum()
@@ -103,59 +103,59 @@ def test_results_and_gradients(backend: str, store: bool) -> None:
 def test_several_outputs_are_a_list(backend: str) -> None:
     x, y = random(4, *STEP).requires_grad_(), random(4, *STEP, seed=1).requires_grad_()
     expected = FlexSN(two_in_two_out, 2, 2, 2, backend="torch")(x, y)
-    got = FlexSN(two_in_two_out, 2, 2, 2, backend=backend)(x, y)
-    assert isinstance(got, list)
-    assert len(got) == 2
-    for a, b in zip(got, expected, strict=True):
+    outputs = FlexSN(two_in_two_out, 2, 2, 2, backend=backend)(x, y)
+    assert isinstance(outputs, list)
+    assert len(outputs) == 2
+    for a, b in zip(outputs, expected, strict=True):
         torch.testing.assert_close(a, b)
     weights = [torch.rand_like(t) for t in expected]
-    found = torch.autograd.grad(got, [x, y], weights)
-    for a, b in zip(found, torch.autograd.grad(expected, [x, y], weights), strict=True):
+    gradients = torch.autograd.grad(outputs, [x, y], weights)
+    for a, b in zip(gradients, torch.autograd.grad(expected, [x, y], weights), strict=True):
         torch.testing.assert_close(a, b)
 
 
 @backends
-def test_inputs_that_broadcast(backend: str) -> None:
+def test_inputs_are_broadcast(backend: str) -> None:
     x, y = random(4, *STEP), random(4, 1, STEP[1], seed=1).requires_grad_()
-    got = FlexSN(two_in_two_out, 2, 2, 2, backend=backend)(x, y)
+    outputs = FlexSN(two_in_two_out, 2, 2, 2, backend=backend)(x, y)
     expected = FlexSN(two_in_two_out, 2, 2, 2, backend="torch")(x, y)
-    for a, b in zip(got, expected, strict=True):
+    for a, b in zip(outputs, expected, strict=True):
         torch.testing.assert_close(a, b)
-    grads = [torch.autograd.grad(outputs[1].sum(), y)[0] for outputs in (got, expected)]
+    grads = [torch.autograd.grad(results[1].sum(), y)[0] for results in (outputs, expected)]
     torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-4)
 
 
 @backends
-def test_without_states(backend: str) -> None:
+def test_a_core_without_states_runs(backend: str) -> None:
     layer = FlexSN(lambda x: x * 2.0 + 1.0, 1, 0, 1, backend=backend)
     x = random(4, *STEP)
-    assert torch.equal(tensor(layer(x)), x * 2.0 + 1.0)
+    assert torch.equal(as_tensor(layer(x)), x * 2.0 + 1.0)
     assert layer.states == []
 
 
 @pytest.mark.parametrize("backend", ["torch", "hop", "auto"])
 def test_single_steps_equal_a_sequence(backend: str) -> None:
     x = random(5, *STEP).requires_grad_()
-    whole, steps = neuron(), neuron(backend, step_mode="s")
-    expected = tensor(whole(x))
-    got = torch.stack([tensor(steps(step)) for step in x])
-    assert torch.equal(got, expected)
-    assert torch.equal(steps.states[0], whole.states[0])
-    (a,), (b,) = (torch.autograd.grad(t.square().sum(), x) for t in (got, expected))
+    sequence_neuron, step_neuron = make_neuron(), make_neuron(backend, step_mode="s")
+    expected = as_tensor(sequence_neuron(x))
+    outputs = torch.stack([as_tensor(step_neuron(step)) for step in x])
+    assert torch.equal(outputs, expected)
+    assert torch.equal(step_neuron.states[0], sequence_neuron.states[0])
+    (a,), (b,) = (torch.autograd.grad(t.square().sum(), x) for t in (outputs, expected))
     torch.testing.assert_close(a, b)
 
 
 @pytest.mark.long(all_but=["torch", "hop", "auto"])
 @backends
-def test_requires_grad_masks(backend: str) -> None:
-    """Checks that a mask blocks the gradient of an input, and of the state from call to call."""
+def test_requires_grad_blocks_gradients(backend: str) -> None:
+    """Checks that a False entry blocks the gradient of an input, or of a state from call to call."""
     x = random(3, *STEP).requires_grad_()
     y = random(3, *STEP, seed=1).requires_grad_()
     layer = FlexSN(two_in_two_out, 2, 2, 2, backend=backend, requires_grad=(True, False, False, True))
     layer(x, y)
     layer(x.detach(), y)[1].sum().backward()
     assert y.grad is None
-    assert x.grad is not None, "through the second state"
+    assert x.grad is not None, "x has a gradient through the second state"
     blocked = FlexSN(two_in_two_out, 2, 2, 2, backend=backend, requires_grad=(True, True, False, False))
     x.grad = None
     blocked(x, y.detach())
@@ -164,9 +164,9 @@ def test_requires_grad_masks(backend: str) -> None:
     assert y.grad is not None
 
 
-def test_requires_grad_of_the_wrong_length() -> None:
+def test_requires_grad_of_the_wrong_length_is_refused() -> None:
     with pytest.raises(ValueError, match=r"requires_grad has 1 entries .* give 2"):
-        neuron(requires_grad=(True,))
+        make_neuron(requires_grad=(True,))
 
 
 # -- no steps ------------------------------------------------------------------------------------------
@@ -175,9 +175,9 @@ def test_requires_grad_of_the_wrong_length() -> None:
 @pytest.mark.long(all_but=["seqs-hop", "final-torch", "final-triton", "final-auto"])
 @backends
 @pytest.mark.parametrize("store", [False, True], ids=["final", "seqs"])
-def test_no_steps(backend: str, store: bool) -> None:
-    layer = neuron(backend, store_state_seqs=store, example_outputs=[torch.zeros(STEP)])
-    output = tensor(layer(random(0, *STEP)))
+def test_a_sequence_without_steps_keeps_the_state(backend: str, store: bool) -> None:
+    layer = make_neuron(backend, store_state_seqs=store, example_outputs=[torch.zeros(STEP)])
+    output = as_tensor(layer(random(0, *STEP)))
     assert output.shape == (0, *STEP)
     assert output.dtype == torch.float32
     assert torch.equal(layer.states[0], torch.zeros(STEP, device=DEVICE))
@@ -190,9 +190,9 @@ def test_no_steps(backend: str, store: bool) -> None:
 
 
 @pytest.mark.parametrize("backend", ["torch", "hop"])
-def test_no_steps_and_no_example_outputs(backend: str) -> None:
+def test_a_sequence_without_steps_needs_example_outputs(backend: str) -> None:
     with pytest.raises(ValueError, match="T == 0"):
-        neuron(backend)(random(0, *STEP))
+        make_neuron(backend)(random(0, *STEP))
 
 
 # -- state ---------------------------------------------------------------------------------------------
@@ -201,14 +201,14 @@ def test_no_steps_and_no_example_outputs(backend: str) -> None:
 @backends
 def test_the_state_continues_until_reset(backend: str) -> None:
     x = random(6, *STEP)
-    layer = neuron(backend)
+    layer = make_neuron(backend)
     assert layer.states == []
-    expected = tensor(layer(x))
+    expected = as_tensor(layer(x))
     final = layer.states[0]
     layer.reset()
     assert layer.states == []
     assert layer.state_seqs == []
-    halves = torch.cat([tensor(layer(x[:2])), tensor(layer(x[2:]))])
+    halves = torch.cat([as_tensor(layer(x[:2])), as_tensor(layer(x[2:]))])
     assert torch.equal(halves, expected)
     assert torch.equal(layer.states[0], final)
 
@@ -216,19 +216,19 @@ def test_the_state_continues_until_reset(backend: str) -> None:
 @backends
 def test_detach_cuts_the_graph(backend: str) -> None:
     x = random(3, *STEP).requires_grad_()
-    layer = neuron(backend, store_state_seqs=True)
+    layer = make_neuron(backend, store_state_seqs=True)
     layer(x)
     assert layer.states[0].requires_grad
     layer.detach()
     assert not layer.states[0].requires_grad
     assert not layer.state_seqs[0].requires_grad
-    output = tensor(layer(x.detach()))
+    output = as_tensor(layer(x.detach()))
     assert not output.requires_grad
 
 
 @backends
 def test_state_sequences_end_in_the_state(backend: str) -> None:
-    layer = neuron(backend, store_state_seqs=True)
+    layer = make_neuron(backend, store_state_seqs=True)
     x = random(4, *STEP)
     layer(x)
     assert layer.state_seqs[0].shape == (4, *STEP)
@@ -239,16 +239,16 @@ def test_state_sequences_end_in_the_state(backend: str) -> None:
 
 
 @backends
-def test_overridden_initial_states(backend: str) -> None:
+def test_overridden_initial_states_are_used(backend: str) -> None:
     x = random(3, *STEP)
     layer = StartsAtHalf(soft_lif, 1, 1, 1, backend=backend)
-    expected = neuron()
+    expected = make_neuron()
     expected.states = [torch.full(STEP, 0.5, device=DEVICE)]
-    assert torch.equal(tensor(layer(x)), tensor(expected(x)))
+    assert torch.equal(as_tensor(layer(x)), as_tensor(expected(x)))
 
 
 @backends
-def test_init_states_of_the_wrong_number(backend: str) -> None:
+def test_a_wrong_number_of_initial_states_is_refused(backend: str) -> None:
     class Wrong(FlexSN):
         def init_states(self, num_states: int, step_mode: str, *inputs: Tensor) -> list[Tensor]:
             return [inputs[0][0]] * 3
@@ -258,36 +258,36 @@ def test_init_states_of_the_wrong_number(backend: str) -> None:
 
 
 @backends
-def test_another_batch_size_without_reset(backend: str) -> None:
-    layer = neuron(backend)
+def test_another_batch_size_without_reset_is_refused(backend: str) -> None:
+    layer = make_neuron(backend)
     layer(random(2, 4, 5))
     with pytest.raises(StateError, match=r"state 0 has shape \[4, 5\].*\[3, 5\].*Call reset\(\)"):
         layer(random(2, 3, 5))
     layer.reset()
-    assert tensor(layer(random(2, 3, 5))).shape == (2, 3, 5)
+    assert as_tensor(layer(random(2, 3, 5))).shape == (2, 3, 5)
 
 
 @pytest.mark.long(all_but=["torch", "hop", "auto"])
 @backends
 def test_truncated_backpropagation_trains(backend: str) -> None:
-    """Trains with two calls and an optimizer step in between. The second backward must not reach the first call."""
+    """Trains with two calls and an optimizer step between them. The second backward must not reach the first call."""
     core = Decay().to(DEVICE)
     layer = FlexSN(core, 1, 1, 1, backend=backend)
     optimizer = torch.optim.SGD(layer.parameters(), lr=1e-4)
     for i in range(2):
         layer.detach()
         optimizer.zero_grad()
-        tensor(layer(random(3, *STEP, seed=i))).mean().backward()
+        as_tensor(layer(random(3, *STEP, seed=i))).mean().backward()
         optimizer.step()
     assert core.decay.grad is not None
     assert core.decay.grad.any()
 
 
 def test_modified_states_are_detected() -> None:
-    layer = neuron("auto" if HAS_GPU else "triton")
+    layer = make_neuron("auto" if HAS_GPU else "triton")
     x = random(3, *STEP).requires_grad_()
     layer(x)
-    output = tensor(layer(x))
+    output = as_tensor(layer(x))
     with torch.no_grad():
         x.mul_(2.0)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -305,54 +305,54 @@ def test_a_module_core_registers_its_parameters() -> None:
 
 @pytest.mark.long(all_but=["torch", "hop", "auto"])
 @backends
-def test_state_dict_round_trip(backend: str) -> None:
+def test_a_state_dict_is_loaded(backend: str) -> None:
     x = random(3, *STEP)
-    one, other = (FlexSN(Decay().to(DEVICE), 1, 1, 1, backend=backend) for _ in range(2))
-    other(x)  # the kernels exist already
-    other.reset()
+    source, target = (FlexSN(Decay().to(DEVICE), 1, 1, 1, backend=backend) for _ in range(2))
+    target(x)  # This call builds the kernels before the new values are loaded.
+    target.reset()
     with torch.no_grad():
-        one.core.decay.mul_(0.5)  # type: ignore[attr-defined]
-        one.core.bias.add_(1.0)  # type: ignore[attr-defined]
-    other.load_state_dict(one.state_dict())
-    assert torch.equal(tensor(one(x)), tensor(other(x)))
+        source.core.decay.mul_(0.5)  # type: ignore[attr-defined]
+        source.core.bias.add_(1.0)  # type: ignore[attr-defined]
+    target.load_state_dict(source.state_dict())
+    assert torch.equal(as_tensor(source(x)), as_tensor(target(x)))
     third = FlexSN(Decay().to(DEVICE), 1, 1, 1, backend=backend)
     third(x)
     third.reset()
-    third.load_state_dict(one.state_dict(), assign=True)
-    tensor(third(x)).sum().backward()
+    third.load_state_dict(source.state_dict(), assign=True)
+    as_tensor(third(x)).sum().backward()
     assert third.core.decay.grad is not None  # type: ignore[attr-defined]
-    one.reset()
+    source.reset()
     third.reset()
-    assert torch.equal(tensor(one(x)), tensor(third(x)))
+    assert torch.equal(as_tensor(source(x)), as_tensor(third(x)))
 
 
 @pytest.mark.long(all_but=["torch", "hop", "auto"])
 @backends
-def test_to_dtype_moves_core_and_state(backend: str) -> None:
+def test_to_converts_core_and_state(backend: str) -> None:
     layer = FlexSN(Decay().to(DEVICE), 1, 1, 1, backend=backend, store_state_seqs=True)
     layer(random(3, *STEP))
     layer.to(torch.float64)
     assert layer.states[0].dtype == torch.float64
     assert layer.state_seqs[0].dtype == torch.float64
     x = random(3, *STEP, dtype=torch.float64)
-    output = tensor(layer(x))
+    output = as_tensor(layer(x))
     assert output.dtype == torch.float64
     assert layer.core.decay.dtype == torch.float64  # type: ignore[attr-defined]
 
 
 @pytest.mark.long(all_but=["torch", "hop", "auto"])
 @backends
-def test_train_and_eval(backend: str) -> None:
+def test_training_mode_changes_the_core(backend: str) -> None:
     layer, x = FlexSN(Decay().to(DEVICE), 1, 1, 1, backend=backend), random(3, *STEP)
     for training in (True, False, True):
         layer.train(training)
         layer.reset()
-        output = tensor(layer(x))
+        output = as_tensor(layer(x))
         state = layer.core(x[0], torch.zeros_like(x[0]))[0]
         assert torch.equal(output[0], state)
 
 
-def copies() -> list[Callable[[FlexSN], FlexSN]]:
+def list_copy_functions() -> list[Callable[[FlexSN], FlexSN]]:
     def by_torch_save(layer: FlexSN) -> FlexSN:
         buffer = io.BytesIO()
         torch.save(layer, buffer)
@@ -369,34 +369,34 @@ def copies() -> list[Callable[[FlexSN], FlexSN]]:
 
 @pytest.mark.long(all_but=["deepcopy-hop", "deepcopy-torch", "by_pickle-triton", "by_torch_save-auto"])
 @backends
-@pytest.mark.parametrize("make", copies(), ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", list_copy_functions(), ids=lambda make: make.__name__)
 def test_copies_continue_separately(backend: str, make: Callable[[FlexSN], FlexSN]) -> None:
     layer = FlexSN(Decay().to(DEVICE), 1, 1, 1, backend=backend)
     x = random(3, *STEP)
     layer(x)
-    other = make(layer)
-    assert torch.equal(other.states[0], layer.states[0])
-    assert not other.states[0].requires_grad
-    assert other.core is not layer.core
-    assert torch.equal(tensor(other(x)), tensor(layer(x)))
+    copied = make(layer)
+    assert torch.equal(copied.states[0], layer.states[0])
+    assert not copied.states[0].requires_grad
+    assert copied.core is not layer.core
+    assert torch.equal(as_tensor(copied(x)), as_tensor(layer(x)))
     with torch.no_grad():
         layer.core.decay.zero_()  # type: ignore[attr-defined]
-    other.reset()
+    copied.reset()
     layer.reset()
-    assert not torch.equal(tensor(other(x)), tensor(layer(x)))
-    tensor(other(x)).sum().backward()
-    assert other.core.decay.grad is not None  # type: ignore[attr-defined]
+    assert not torch.equal(as_tensor(copied(x)), as_tensor(layer(x)))
+    as_tensor(copied(x)).sum().backward()
+    assert copied.core.decay.grad is not None  # type: ignore[attr-defined]
     assert layer.core.decay.grad is None  # type: ignore[attr-defined]
 
 
-def test_a_copy_before_the_first_call() -> None:
-    other = copy.deepcopy(neuron("triton"))
+def test_a_copy_before_the_first_call_runs() -> None:
+    copied = copy.deepcopy(make_neuron("triton"))
     x = random(3, *STEP)
-    assert torch.equal(tensor(other(x)), tensor(neuron()(x)))
+    assert torch.equal(as_tensor(copied(x)), as_tensor(make_neuron()(x)))
 
 
-def test_spawned_processes() -> None:
-    layer = neuron("torch" if HAS_GPU else "triton")
+def test_a_neuron_runs_in_a_spawned_process() -> None:
+    layer = make_neuron("torch" if HAS_GPU else "triton")
     x = random(3, 5)
     expected = layer(x)
     layer.reset()
@@ -408,21 +408,21 @@ def test_spawned_processes() -> None:
 @backends
 def test_two_modules_share_a_core(backend: str) -> None:
     core = Decay().to(DEVICE)
-    one, other = (FlexSN(core, 1, 1, 1, backend=backend) for _ in range(2))
+    first, second = (FlexSN(core, 1, 1, 1, backend=backend) for _ in range(2))
     x = random(3, *STEP)
-    assert torch.equal(tensor(one(x)), tensor(other(x)))
-    (tensor(one(x)).sum() + tensor(other(x)).sum()).backward()
-    got, core.decay.grad = core.decay.grad, None
-    one.reset()
-    one(x)
-    (2 * tensor(one(x)).sum()).backward()
-    assert got is not None
+    assert torch.equal(as_tensor(first(x)), as_tensor(second(x)))
+    (as_tensor(first(x)).sum() + as_tensor(second(x)).sum()).backward()
+    gradient, core.decay.grad = core.decay.grad, None
+    first.reset()
+    first(x)
+    (2 * as_tensor(first(x)).sum()).backward()
+    assert gradient is not None
     assert core.decay.grad is not None
-    torch.testing.assert_close(got, core.decay.grad, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(gradient, core.decay.grad, rtol=1e-4, atol=1e-4)
 
 
-def test_repr() -> None:
-    assert repr(neuron("hop")) == (
+def test_repr_lists_the_arguments() -> None:
+    assert repr(make_neuron("hop")) == (
         "FlexSN(core=soft_lif, num_inputs=1, num_states=1, num_outputs=1, step_mode='m', backend='hop')"
     )
 
@@ -430,12 +430,12 @@ def test_repr() -> None:
 # -- the choice of a backend ---------------------------------------------------------------------------
 
 
-def test_names_that_do_not_exist() -> None:
+def test_unknown_names_are_refused() -> None:
     with pytest.raises(UnknownNameError, match=r"unknown backend 'tritn'; known: .*Did you mean 'triton'\?"):
-        neuron("tritn")
+        make_neuron("tritn")
     with pytest.raises(UnknownNameError, match="unknown step_mode 'x'; known: 's', 'm'"):
-        neuron(step_mode="x")
-    layer = neuron()
+        make_neuron(step_mode="x")
+    layer = make_neuron()
     with pytest.raises(UnknownNameError, match="unknown backend 'cuda'"):
         layer.backend = "cuda"
     with pytest.raises(UnknownNameError, match="unknown step_mode 'multi'"):
@@ -447,16 +447,16 @@ def test_names_that_do_not_exist() -> None:
 def test_kernels_need_sequences(backend: str) -> None:
     message = f"backend='{backend}' compiles the loop over time and needs step_mode='m'.*backend='torch'"
     with pytest.raises(StepModeError, match=message):
-        neuron(backend, step_mode="s")
-    layer = neuron(backend)
+        make_neuron(backend, step_mode="s")
+    layer = make_neuron(backend)
     with pytest.raises(StepModeError, match=message):
         layer.step_mode = "s"
-    layer = neuron("torch", step_mode="s")
+    layer = make_neuron("torch", step_mode="s")
     with pytest.raises(StepModeError, match=message):
         layer.backend = backend
 
 
-def test_kernels_without_gpu_and_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_without_gpu_and_interpreter_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_availability, "_INTERPRETED", False)
     monkeypatch.setenv("CXX", "no-such-compiler")
     layer = FlexSN(lambda x, v: (x + v, x + v), 1, 1, 1, backend="triton")
@@ -467,8 +467,8 @@ def test_kernels_without_gpu_and_interpreter(monkeypatch: pytest.MonkeyPatch) ->
         assert remedy in str(refused.value)
     layer.backend = "auto"
     layer(torch.zeros(2, 3))
-    why = "compiled kernels cannot run: CXX names 'no-such-compiler', which does not exist."
-    assert layer.explain().startswith(f"torch: {why}")
+    reason = "compiled kernels cannot run: CXX names 'no-such-compiler', which does not exist."
+    assert layer.explain().startswith(f"torch: {reason}")
     assert issubclass(BackendUnavailableError, RuntimeError)
 
 
@@ -476,7 +476,7 @@ def test_kernels_without_gpu_and_interpreter(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @backends
-def test_wrong_inputs(backend: str) -> None:
+def test_wrong_inputs_are_refused(backend: str) -> None:
     layer = FlexSN(two_in_two_out, 2, 2, 2, backend=backend)
     x = random(3, *STEP)
     with pytest.raises(InputCountError, match="got 1 inputs; num_inputs is 2"):
@@ -495,21 +495,21 @@ def test_wrong_inputs(backend: str) -> None:
 
 
 @backends
-def test_a_core_that_returns_another_number_of_values(backend: str) -> None:
+def test_a_core_that_returns_a_wrong_number_of_values_is_refused(backend: str) -> None:
     layer = FlexSN(soft_lif, 1, 1, 2, backend=backend)
     with pytest.raises(ValueError, match=r"returned 2 values; num_outputs \+ num_states is .*3"):
         layer(random(3, *STEP))
 
 
 @backends
-def test_a_state_that_changes_dtype(backend: str) -> None:
+def test_a_state_that_changes_its_dtype_is_refused(backend: str) -> None:
     layer = FlexSN(lambda x, v: (x, (v + x).double()), 1, 1, 1, backend=backend)
     with pytest.raises(ValueError, match=r"state 0 .*float32.*float64.*keeps its shape"):
         layer(random(3, *STEP))
 
 
 @backends
-def test_a_state_that_changes_shape(backend: str) -> None:
+def test_a_state_that_changes_its_shape_is_refused(backend: str) -> None:
     layer = FlexSN(lambda x, v: (x, (v + x)[:1]), 1, 1, 1, backend=backend)
     with pytest.raises(ValueError, match=r"state 0 .*\[3, 371\].*\[1, 371\].*keeps its shape"):
         layer(random(3, *STEP))
@@ -521,7 +521,7 @@ def test_examples_make_construction_raise_errors_of_the_core() -> None:
         FlexSN(soft_lif, 1, 1, 2, example_inputs=examples)
     with pytest.raises(ValueError, match="1 example inputs for 1 inputs and 1 states: give 2"):
         FlexSN(soft_lif, 1, 1, 1, example_inputs=examples[:1])
-    assert neuron("triton", example_inputs=examples).states == []
+    assert make_neuron("triton", example_inputs=examples).states == []
 
 
 def test_an_op_without_a_rule_names_op_and_line() -> None:
@@ -533,22 +533,22 @@ def test_an_op_without_a_rule_names_op_and_line() -> None:
     with pytest.raises(NotImplementedError, match=r"(?s)airy_ai.*no rule.*test_nn_flexsn\.py.*airy_ai\(h"):
         FlexSN(core, 1, 1, 1, backend="triton")(x)
     expected = torch.special.airy_ai(x[0])
-    assert torch.equal(tensor(FlexSN(core, 1, 1, 1, backend="torch")(x))[0], expected)
+    assert torch.equal(as_tensor(FlexSN(core, 1, 1, 1, backend="torch")(x))[0], expected)
 
 
 @pytest.mark.long(all_but=["eager-torch", "float32-hop", "eager-triton", "eager-auto"])
 @backends
 @pytest.mark.parametrize("precision", ["eager", "float32"])
-def test_another_core_is_assigned(backend: str, precision: str) -> None:
+def test_an_assigned_core_replaces_the_first_one(backend: str, precision: str) -> None:
     x = random(4, *STEP).requires_grad_()
-    layer = neuron(backend, precision=precision)
+    layer = make_neuron(backend, precision=precision)
     cores: list[Callable[..., Any]] = [soft_lif, lambda x, v: (x * v, x + v), Decay().to(DEVICE), Decay().to(DEVICE)]
     for core in cores:
         layer.core = core
         layer.reset()
         expected = FlexSN(core, 1, 1, 1, backend="torch", precision=precision)
-        torch.testing.assert_close(tensor(layer(x)), tensor(expected(x)), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(as_tensor(layer(x)), as_tensor(expected(x)), rtol=1e-6, atol=1e-6)
     layer.requires_grad = [False, True]
     layer.reset()
-    tensor(layer(x)).sum().backward()
+    as_tensor(layer(x)).sum().backward()
     assert x.grad is None

@@ -1,4 +1,4 @@
-"""Helpers for whole networks: state, step mode and backend."""
+"""Functions for whole networks: state, step mode and backend."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_neurons_are_found_by_name() -> None:
     assert list(functional.neurons(neuron)) == [("IF", neuron)]
 
 
-def test_reset_starts_again() -> None:
+def test_reset_net_restores_the_initial_state() -> None:
     net = make_net()
     first = net(X)
     assert not torch.equal(net(X), first)
@@ -36,10 +36,10 @@ def test_reset_starts_again() -> None:
     assert torch.equal(net(X), first)
 
 
-def test_truncated_backpropagation() -> None:
-    """Checks that `detach_net` keeps the values and cuts the gradient, so that each chunk has its own gradient."""
+def test_detach_net_cuts_gradients_between_chunks() -> None:
+    """Checks that `detach_net` keeps the values of states and cuts the gradients between chunks."""
     net = make_net()
-    whole = net(X)
+    expected = net(X)
     functional.reset_net(net)
     parts, gradients = [], []
     for chunk in torch.split(X, 3):
@@ -48,26 +48,26 @@ def test_truncated_backpropagation() -> None:
         parts.append(output.detach())
         gradients.append(torch.autograd.grad(output.sum(), leaf)[0])
         functional.detach_net(net)
-        states = [state for kept in functional.get_states(net).values() for state in kept]
+        states = [state for states_of_neuron in functional.get_states(net).values() for state in states_of_neuron]
         assert [state.requires_grad for state in states] == [False, False]
-    assert torch.equal(torch.cat(parts), whole)
+    assert torch.equal(torch.cat(parts), expected)
     leaf = X.clone().requires_grad_()
     functional.reset_net(net)
     (full,) = torch.autograd.grad(net(leaf).sum(), leaf)
-    assert torch.equal(gradients[1], full[3:]), "the last chunk has no later one"
-    assert not torch.equal(gradients[0], full[:3]), "the first one lacks its effect on the second"
+    assert torch.equal(gradients[1], full[3:]), "no chunk follows the last chunk"
+    assert not torch.equal(gradients[0], full[:3]), "the gradient of the first chunk excludes its effect on the second"
 
 
-def test_step_mode_and_backend_of_all() -> None:
+def test_step_mode_and_backend_are_set_for_all_neurons() -> None:
     net = make_net()
-    whole = net(X)
+    expected = net(X)
     functional.reset_net(net)
     functional.set_step_mode(net, "s")
-    assert torch.allclose(torch.stack([net(x) for x in X]), whole, rtol=1e-5, atol=1e-6)
+    assert torch.allclose(torch.stack([net(x) for x in X]), expected, rtol=1e-5, atol=1e-6)
     functional.set_step_mode(net, "m")
     functional.set_backend(net, "hop")
     functional.reset_net(net)
-    assert torch.equal(net(X), whole)
+    assert torch.equal(net(X), expected)
     assert all(neuron.explain().startswith("hop") for _, neuron in functional.neurons(net))
 
 
@@ -89,56 +89,56 @@ def test_a_refused_change_changes_nothing() -> None:
         functional.set_backend(net, "triton2")
 
 
-def test_states_are_read_and_set_again() -> None:
+def test_states_are_read_and_restored() -> None:
     net = make_net()
     assert functional.get_states(net) == {"1": [], "2.1": []}
     net(X[:3])
     states = functional.get_states(net)
-    wanted = net(X[3:])
+    expected = net(X[3:])
     net(X)
     functional.set_states(net, states)
-    assert torch.equal(net(X[3:]), wanted)
+    assert torch.equal(net(X[3:]), expected)
     with pytest.raises(UnknownNameError, match=r"neuron '2\.2'.*Did you mean '2\.1'"):
         functional.set_states(net, {"2.2": []})
 
 
-def test_reset_finds_modules_that_are_shared_nested_and_replaced() -> None:
+def test_reset_net_reaches_shared_nested_and_replaced_modules() -> None:
     shared = IF()
     net = nn.Sequential(nn.Sequential(shared, nn.ModuleDict({"a": shared})), IF())
     x = torch.ones(2, 3)
-    for replaced in (False, True):
-        if replaced:
+    for has_replacements in (False, True):
+        if has_replacements:
             net[1] = IF()
             net.register_module("nothing", None)
             net.append(nn.Sequential(IF()))
-        found = [neuron for _, neuron in functional.neurons(net)]
-        assert len(found) == 2 + replaced
-        for neuron in found:
+        members = [neuron for _, neuron in functional.neurons(net)]
+        assert len(members) == 2 + has_replacements
+        for neuron in members:
             neuron(x)
             assert neuron.states
         functional.reset_net(net)
-        assert not any(neuron.states for neuron in found)
+        assert not any(neuron.states for neuron in members)
 
 
-def test_a_reset_of_a_network_takes_a_few_calls_of_python() -> None:
-    """Counts calls instead of time: there is one call per module with a state, and none for other modules."""
+def test_reset_net_calls_python_once_per_module_with_a_state() -> None:
+    """Counts calls instead of time. Modules without a state cause no calls."""
 
-    def calls(blocks: int) -> int:
+    def count_calls(blocks: int) -> int:
         net = nn.Sequential(*(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), IF()) for _ in range(blocks)))
         functional.reset_net(net)
         count = 0
 
-        def look(frame: object, event: str, arg: object) -> None:
+        def count_call(frame: object, event: str, arg: object) -> None:
             nonlocal count
             count += event == "call"
 
-        before = sys.getprofile()
-        sys.setprofile(look)
+        profiler = sys.getprofile()
+        sys.setprofile(count_call)
         try:
             functional.reset_net(net)
         finally:
-            sys.setprofile(before)
+            sys.setprofile(profiler)
         return count
 
-    few, many = calls(10), calls(110)
-    assert many - few <= 100  # for 400 more modules
+    num_few, num_many = count_calls(10), count_calls(110)
+    assert num_many - num_few <= 100  # The larger network has 100 more modules with a state.

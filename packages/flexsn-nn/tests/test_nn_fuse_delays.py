@@ -1,4 +1,4 @@
-"""`fuse_delays`: kernels of neurons that load earlier steps equal a delay before the neuron."""
+"""`fuse_delays`: neurons whose kernels load earlier steps equal a delay before the neuron."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ from flexsn_nn.layer import Delay
 Net = nn.Sequential
 
 
-def random(*shape: int, seed: int = 0) -> Tensor:
+def draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def learned(*shape: int, most: int = 6) -> Delay:
-    """Makes delays, including whole numbers, the largest delay and the smallest one."""
-    delay = most * random(*shape, seed=1)
+def make_learned(*shape: int, max_delay: int = 6) -> Delay:
+    """Makes a layer of learned delays. Its delays include the largest one and a whole number."""
+    delay = max_delay * draw(*shape, seed=1)
     flat = delay.view(-1)
-    flat[0], flat[-1] = most, flat[-1].round()
-    return Delay(delay, max_delay=most, learn=True)
+    flat[0], flat[-1] = max_delay, flat[-1].round()
+    return Delay(delay, max_delay=max_delay, learn=True)
 
 
-# Numbers of steps of more than several chunks, and numbers of steps below the delay.
+# Sequences of more than several chunks, and sequences that are shorter than the delay.
 CASES: dict[str, tuple[Callable[[], Delay], Callable[[], FlexSN], tuple[int, ...]]] = {
-    "for each neuron": (lambda: learned(5), LIF, (21, 3, 5)),
-    "for each channel": (lambda: learned(3, 1), ParametricLIF, (10, 2, 3, 4)),
-    "one for all": (lambda: learned(1), ALIF, (13, 2, 5)),
-    "for each element": (lambda: learned(2, 5), LIF, (9, 2, 5)),
-    "of few steps": (lambda: learned(5), LIF, (4, 2, 5)),
-    "of one step": (lambda: learned(5), LIF, (1, 2, 5)),
+    "for each neuron": (lambda: make_learned(5), LIF, (21, 3, 5)),
+    "for each channel": (lambda: make_learned(3, 1), ParametricLIF, (10, 2, 3, 4)),
+    "one for all": (lambda: make_learned(1), ALIF, (13, 2, 5)),
+    "for each element": (lambda: make_learned(2, 5), LIF, (9, 2, 5)),
+    "of few steps": (lambda: make_learned(5), LIF, (4, 2, 5)),
+    "of one step": (lambda: make_learned(5), LIF, (1, 2, 5)),
     "a number": (lambda: Delay(2.3), LIF, (11, 2, 5)),
     "a whole number": (lambda: Delay(3), LIF, (11, 2, 5)),
     "given, whole": (lambda: Delay(torch.tensor([0.0, 2, 3, 1, 0])), ALIF, (11, 2, 5)),
 }
 
 
-def pair(delay: Delay, neuron: FlexSN) -> tuple[Net, Net]:
-    """Makes a network with its delay in the neuron's kernels, and the network without fusion."""
+def make_pair(delay: Delay, neuron: FlexSN) -> tuple[Net, Net]:
+    """Makes a network whose neuron computes the delay in its kernels, and an equal network without fusion."""
     apart = Net(delay, neuron).double()
     fused = copy.deepcopy(apart)
     assert fuse_delays(fused).fused == {"0": "1"}
     return fused, apart
 
 
-def ran(net: Net, x: Tensor, **options: Any) -> list[Tensor]:
+def run(net: Net, x: Tensor, **options: Any) -> list[Tensor]:
     """Returns outputs, states and gradients."""
     leaf = x.clone().requires_grad_()
     output: Any = net[1](net[0](leaf), **options)
@@ -63,8 +63,8 @@ def ran(net: Net, x: Tensor, **options: Any) -> list[Tensor]:
     return [output.detach(), *(state.detach() for state in states), *gradients]
 
 
-def check(fused: list[Tensor], apart: list[Tensor], num_gradients: int, tolerance: float = 1e-12) -> None:
-    """Checks that results are bitwise equal, and gradients are equal up to the order of sums."""
+def check_results(fused: list[Tensor], apart: list[Tensor], num_gradients: int, tolerance: float = 1e-12) -> None:
+    """Checks that outputs and states are bitwise equal, and that gradients are equal up to the order of sums."""
     assert len(fused) == len(apart)
     for i, (ours, theirs) in enumerate(zip(fused, apart, strict=True)):
         if i < len(fused) - num_gradients:
@@ -73,8 +73,8 @@ def check(fused: list[Tensor], apart: list[Tensor], num_gradients: int, toleranc
             torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
-def forbid(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes delays before a neuron fail."""
+def forbid_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes each delay that runs before a neuron raise an error."""
 
     def refused(self: Delay, x: Tensor) -> Tensor:
         raise AssertionError("the delay ran before the neuron")
@@ -85,40 +85,40 @@ def forbid(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.long(all_but=["for each neuron", "a number"])
-def test_equal_to_a_delay_before(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fused_delay_equals_a_delay_before_the_neuron(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     make, neuron, shape = CASES[case]
-    fused, apart = pair(make(), neuron())
+    fused, apart = make_pair(make(), neuron())
     fused[1].backend, apart[1].backend = "triton", "torch"  # type: ignore[assignment]
-    x = random(*shape) * 2
-    wanted = ran(apart, x)
+    x = draw(*shape) * 2
+    expected = run(apart, x)
     if shape[0] > 1:
-        forbid(monkeypatch)
-    for _ in range(2):  # the second call repeats the first one
+        forbid_delays(monkeypatch)
+    for _ in range(2):  # The second call repeats the recorded operations of the first call.
         fused[0].reset()  # type: ignore[operator]
         fused[1].reset()  # type: ignore[operator]
-        check(ran(fused, x), wanted, 1 + len(list(apart.parameters())))
+        check_results(run(fused, x), expected, 1 + len(list(apart.parameters())))
 
 
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("also", ["lengths", "resets", "both"])
+@pytest.mark.parametrize("option", ["lengths", "resets", "both"])
 @pytest.mark.long(all_but=["both"])
-def test_delays_with_lengths_and_resets(also: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    fused, apart = pair(learned(5), LIF())
+def test_delays_with_lengths_and_resets_equal_those_of_the_loop(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fused, apart = make_pair(make_learned(5), LIF())
     fused[1].backend, apart[1].backend = "triton", "torch"  # type: ignore[assignment]
     options: dict[str, Tensor] = {}
-    if also != "resets":
+    if option != "resets":
         options["lengths"] = torch.tensor([17, 4, 0])
-    if also != "lengths":
-        options["resets"] = random(21, 3) < 0.2
-    x = random(21, 3, 5) * 2
-    wanted = ran(apart, x, **options)
-    forbid(monkeypatch)
-    check(ran(fused, x, **options), wanted, 2)
+    if option != "lengths":
+        options["resets"] = draw(21, 3) < 0.2
+    x = draw(21, 3, 5) * 2
+    expected = run(apart, x, **options)
+    forbid_delays(monkeypatch)
+    check_results(run(fused, x, **options), expected, 2)
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_gradients_are_differences() -> None:
-    fused, _ = pair(learned(4), LIF(backend="triton"))
+def test_gradients_equal_finite_differences() -> None:
+    fused, _ = make_pair(make_learned(4), LIF(backend="triton"))
 
     def function(x: Tensor, delay: Tensor) -> Tensor:
         for layer in fused:
@@ -127,25 +127,25 @@ def test_gradients_are_differences() -> None:
         state: Tensor = fused[1].states[0]  # type: ignore[index]  # spikes have no differences
         return state
 
-    x = 0.2 * random(9, 1, 4)  # so that no neuron fires
-    delay = 0.1 + 5 * random(4, seed=3)
+    x = 0.2 * draw(9, 1, 4)  # With these values, no neuron fires.
+    delay = 0.1 + 5 * draw(4, seed=3)
     fused[1].v_threshold = 1e6  # type: ignore[assignment]
     assert torch.autograd.gradcheck(function, (x.requires_grad_(), delay.requires_grad_()), fast_mode=True)
 
 
-def product(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def add_sum(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     h = v / 2 + x + 0.1 * x.sum(-1, keepdim=True)
     return torch.tanh(h), h
 
 
-def gaussian() -> Delay:
+def make_gaussian() -> Delay:
     return Delay(torch.tensor([0.4, 3.6, 2.0, 1.0, 5.9]), interpolation="gaussian", max_delay=6, learn=True)
 
 
 APART: dict[str, tuple[Callable[[], Delay], Callable[[], FlexSN]]] = {
-    "a step with sums over neurons": (lambda: learned(5), lambda: FlexSN(product, 1, 1, 1)),
-    "a recurrent layer": (lambda: learned(5), lambda: Recurrent(LIF(), 5)),
-    "a delay with a width": (gaussian, LIF),
+    "a step with sums over neurons": (lambda: make_learned(5), lambda: FlexSN(add_sum, 1, 1, 1)),
+    "a recurrent layer": (lambda: make_learned(5), lambda: Recurrent(LIF(), 5)),
+    "a delay with a width": (make_gaussian, LIF),
 }
 
 
@@ -155,22 +155,22 @@ APART: dict[str, tuple[Callable[[], Delay], Callable[[], FlexSN]]] = {
 def test_the_delay_runs_before_neurons_that_cannot_compute_it(case: str) -> None:
     delay, neuron = APART[case]
     torch.manual_seed(0)
-    fused, apart = pair(delay(), neuron())
+    fused, apart = make_pair(delay(), neuron())
     fused[1].backend, apart[1].backend = "triton", "torch"  # type: ignore[assignment]
-    x = random(7, 3, 5)
+    x = draw(7, 3, 5)
     for _ in range(2):
         for net in (fused, apart):
             for layer in net:
                 layer.reset()  # type: ignore[operator]
-        check(ran(fused, x), ran(apart, x), 1 + len(list(apart.parameters())), 1e-9)
+        check_results(run(fused, x), run(apart, x), 1 + len(list(apart.parameters())), 1e-9)
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_calls_of_all_kinds() -> None:
-    """Tests a stream in parts, evaluation, and single steps. Each call continues from the previous one."""
-    fused, apart = pair(gaussian(), LIF())
+def test_parts_of_a_sequence_in_evaluation_continue() -> None:
+    """Runs a sequence in two parts, in evaluation. The second call continues from the states of the first call."""
+    fused, apart = make_pair(make_gaussian(), LIF())
     fused[1].backend, apart[1].backend = "auto", "torch"  # type: ignore[assignment]
-    x = random(8, 3, 5)
+    x = draw(8, 3, 5)
     for backend in ("triton", "torch"):
         fused[1].backend = backend  # type: ignore[assignment]
         for net in (fused, apart):
@@ -183,8 +183,8 @@ def test_calls_of_all_kinds() -> None:
         assert torch.equal(fused[0].states[0], apart[0].states[0])  # type: ignore[index]
 
 
-def test_reasons() -> None:
-    class Mine(Delay):
+def test_unfused_delays_have_a_reason() -> None:
+    class Overriding(Delay):
         def forward(self, x: Tensor) -> Tensor:
             return x
 
@@ -202,7 +202,7 @@ def test_reasons() -> None:
     reasons = {
         "not a neuron": Net(Delay(1), nn.Linear(3, 3)),
         "2 readers": Twice(),
-        "overrides forward": Net(Mine(1), LIF()),
+        "overrides forward": Net(Overriding(1), LIF()),
         "forward hook": hooked,
         "step_mode": Net(Delay(1, step_mode="s"), LIF()),
     }
@@ -221,32 +221,36 @@ def test_reasons() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("case", CASES)
-def test_on_a_gpu(case: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_delays_on_a_gpu_equal_delays_before_the_neuron(
+    case: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make, neuron, (num_steps, *step) = CASES[case]
-    fused, apart = (net.to("cuda", dtype) for net in pair(make(), neuron()))
-    x = (2 * random(num_steps, 2 if case == "for each element" else 37, *step[1:])).to("cuda", dtype)
-    wanted = ran(apart, x)
+    fused, apart = (net.to("cuda", dtype) for net in make_pair(make(), neuron()))
+    x = (2 * draw(num_steps, 2 if case == "for each element" else 37, *step[1:])).to("cuda", dtype)
+    expected = run(apart, x)
     if num_steps > 1:
-        forbid(monkeypatch)
+        forbid_delays(monkeypatch)
     for _ in range(2):
         fused[0].reset()  # type: ignore[operator]
         fused[1].reset()  # type: ignore[operator]
         tolerance = {torch.float32: 1e-4, torch.float64: 1e-10, torch.bfloat16: 5e-2}[dtype]
-        check(ran(fused, x), wanted, 1 + len(list(apart.parameters())), tolerance)
+        check_results(run(fused, x), expected, 1 + len(list(apart.parameters())), tolerance)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", [(40, 64, 512), (100, 7, 130), (12, 16, 8, 20, 20)])
-@pytest.mark.parametrize("also", ["nothing", "lengths", "channels last"])
-def test_large_steps_on_a_gpu(shape: tuple[int, ...], also: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    delay = learned(*shape[2:3], *[1] * (len(shape) - 3), most=20)
-    fused, apart = (net.to("cuda", torch.float32) for net in pair(delay, LIF()))
-    x = (2 * random(*shape)).float().cuda()
+@pytest.mark.parametrize("option", ["nothing", "lengths", "channels last"])
+def test_fused_delays_of_large_steps_on_a_gpu_are_equal(
+    shape: tuple[int, ...], option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delay = make_learned(*shape[2:3], *[1] * (len(shape) - 3), max_delay=20)
+    fused, apart = (net.to("cuda", torch.float32) for net in make_pair(delay, LIF()))
+    x = (2 * draw(*shape)).float().cuda()
     options: dict[str, Tensor] = {}
-    if also == "lengths":
+    if option == "lengths":
         options["lengths"] = torch.randint(0, shape[0] + 1, shape[1:2])
-    if also == "channels last":
+    if option == "channels last":
         x = x.movedim(2, -1).contiguous().movedim(-1, 2)
-    wanted = ran(apart, x, **options)
-    forbid(monkeypatch)
-    check(ran(fused, x, **options), wanted, 2, 1e-3)
+    expected = run(apart, x, **options)
+    forbid_delays(monkeypatch)
+    check_results(run(fused, x, **options), expected, 2, 1e-3)

@@ -1,4 +1,4 @@
-"""Networks whose neurons compute their norms: results equal those of the unchanged network."""
+"""Networks whose neurons compute norms: results equal those of the unchanged network."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from flexsn_nn.monitor import SpikeMonitor
 
 
 @pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
+def reset_compiler() -> Iterator[None]:
     torch.manual_seed(0)
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
 
 
-def convolution(before: int, after: int) -> OverTime:
-    return OverTime(nn.Conv2d(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after))
+def make_convolution(in_channels: int, out_channels: int) -> OverTime:
+    return OverTime(nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=False), nn.BatchNorm2d(out_channels))
 
 
 class Block(nn.Module):
-    """Layers in the order of their calls, with a shortcut around them."""
+    """Layers with a shortcut around them. The attributes of neurons have another order than the calls."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.second_neuron, self.first_neuron = LIF(v_threshold=0.4), PLIF(v_threshold=0.4)
-        self.first, self.second = convolution(channels, channels), convolution(channels, channels)
+        self.first, self.second = make_convolution(channels, channels), make_convolution(channels, channels)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.first_neuron(self.first(x))
@@ -45,9 +45,9 @@ class Block(nn.Module):
         return x + y
 
 
-def network() -> nn.Sequential:
+def make_network() -> nn.Sequential:
     return nn.Sequential(
-        convolution(2, 4),
+        make_convolution(2, 4),
         LIF(v_threshold=0.4),
         Block(4),
         OverTime(nn.Conv2d(4, 3, 3), nn.Sequential(nn.AvgPool2d(2), nn.BatchNorm2d(3))),
@@ -68,7 +68,7 @@ def run(net: nn.Module, x: Tensor) -> Any:
 
 
 def training_step(net: nn.Module, function: Any = run) -> dict[str, Tensor]:
-    """Returns outputs, gradients and buffers."""
+    """Returns the output, the gradients, and the buffers."""
     torch.manual_seed(1)
     x = torch.randn(3, 2, 2, 6, 6, dtype=torch.float64, requires_grad=True)
     output = function(net, x)
@@ -77,62 +77,62 @@ def training_step(net: nn.Module, function: Any = run) -> dict[str, Tensor]:
     return {"output": output, **dict(zip(["x", *parameters], gradients, strict=True)), **dict(net.named_buffers())}
 
 
-def test_the_network_is_restored() -> None:
-    apart = network().double()
-    fused = copy.deepcopy(apart)
+def test_fused_norms_equal_the_unchanged_network_and_are_restored() -> None:
+    unfused = make_network().double()
+    fused = copy.deepcopy(unfused)
     report = fuse_norms(fused)
     assert {pair.norm: pair.neuron for pair in report.fused} == PAIRS
     assert not report.left
     assert report.fused[1] == FusedNorm("2.first.1", "2.first", "2.first_neuron")
-    assert list(fused.state_dict()) == list(apart.state_dict())
-    assert [name for name, _ in fused.named_modules()] == [name for name, _ in apart.named_modules()]
+    assert list(fused.state_dict()) == list(unfused.state_dict())
+    assert [name for name, _ in fused.named_modules()] == [name for name, _ in unfused.named_modules()]
     for _ in range(2):
-        torch.testing.assert_close(training_step(fused), training_step(apart))
-    apart.eval()
+        torch.testing.assert_close(training_step(fused), training_step(unfused))
+    unfused.eval()
     fused.eval()
-    torch.testing.assert_close(training_step(fused), training_step(apart))
-    assert fuse_norms(fused) == report  # a second call changes nothing
+    torch.testing.assert_close(training_step(fused), training_step(unfused))
+    assert fuse_norms(fused) == report  # A second call changes nothing.
     unfuse_norms(fused)
-    for mine, theirs in zip(training_step(fused).values(), training_step(apart).values(), strict=True):
-        assert torch.equal(mine, theirs)
+    for ours, theirs in zip(training_step(fused).values(), training_step(unfused).values(), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 @pytest.mark.long
-def test_copies_checkpoints_and_monitors() -> None:
-    net = network()
+def test_copies_of_fused_networks_return_equal_outputs() -> None:
+    net = make_network()
     fuse_norms(net)
     x = torch.randn(3, 2, 2, 6, 6)
     run(net, x)
     net.eval()
-    wanted = run(net, x)
-    loaded = network()
+    expected = run(net, x)
+    loaded = make_network()
     fuse_norms(loaded)
     loaded.load_state_dict(net.state_dict())
     for twin in (copy.deepcopy(net), pickle.loads(pickle.dumps(net)), loaded.eval()):
         with SpikeMonitor(twin) as monitor:
-            assert torch.equal(run(twin, x), wanted)
+            assert torch.equal(run(twin, x), expected)
         assert monitor.sequence("2.first_neuron").shape == (3, 2, 4, 6, 6)
-        assert torch.equal(run(net, x), wanted)  # the two are independent
+        assert torch.equal(run(net, x), expected)  # The original and the copy are independent.
 
 
-def test_parts() -> None:
-    """Checks separate calls: a fused layer returns its norm's input, and a neuron accepts any input."""
-    layer, neuron = convolution(2, 4), LIF()
+def test_fused_layers_and_neurons_may_be_called_separately() -> None:
+    """Checks that a fused layer returns the input of its norm, and that a neuron accepts inputs from other layers."""
+    layer, neuron = make_convolution(2, 4), LIF()
     net = nn.Sequential(layer, neuron)
     fuse_norms(net)
     x = torch.randn(3, 2, 2, 6, 6)
     assert torch.equal(layer(x), OverTime(layer[0])(x))
     assert "the neuron after it computes" in repr(net)
-    torch.testing.assert_close(layer[:](x), OverTime(*layer)(x))  # a slice of a layer is a separate layer
+    torch.testing.assert_close(layer[:](x), OverTime(*layer)(x))  # A slice of a layer is a separate layer.
     with pytest.raises(HandoverError, match="an input that is not that layer's output"):
         neuron(layer(x) + 1)
     neuron.reset()
-    before = LIF()(x)
-    assert torch.equal(neuron(x), before)  # nothing was handed over
+    expected = LIF()(x)
+    assert torch.equal(neuron(x), expected)  # No layer passed statistics to the neuron.
 
 
-def test_compiled() -> None:
-    net = network().double()
+def test_a_compiled_fused_network_equals_the_unfused_network() -> None:
+    net = make_network().double()
     for module in net.modules():
         if isinstance(module, LIF | PLIF | IF):
             module.backend = "hop"
@@ -146,7 +146,7 @@ def test_compiled() -> None:
 class Twice(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layer, self.neuron = convolution(2, 2), LIF()
+        self.layer, self.neuron = make_convolution(2, 2), LIF()
 
     def forward(self, x: Tensor) -> Any:
         for _ in range(2):
@@ -157,7 +157,7 @@ class Twice(nn.Module):
 class OfTwoLayers(Twice):
     def __init__(self) -> None:
         super().__init__()
-        self.other = convolution(2, 2)
+        self.other = make_convolution(2, 2)
 
     def forward(self, x: Tensor) -> Any:
         return self.neuron(self.layer(x)) + self.neuron(self.other(x))
@@ -192,11 +192,11 @@ class Started(LIF):
         return [inputs[0][0]]
 
 
-def hooked(where: str) -> nn.Module:
-    layer = convolution(2, 2)
+def make_hooked(owner: str) -> nn.Module:
+    layer = make_convolution(2, 2)
     net = nn.Sequential(layer, LIF())
-    module = {"norm": layer[1], "layer": layer, "neuron": net[1]}[where]
-    if where == "neuron":
+    module = {"norm": layer[1], "layer": layer, "neuron": net[1]}[owner]
+    if owner == "neuron":
         module.register_forward_pre_hook(lambda module, args: None)
     else:
         module.register_forward_hook(lambda module, args, output: None)
@@ -209,28 +209,28 @@ LEFT: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "a second reader": (Beside, "2 readers: neuron, relu()"),
     "another in training": (InTraining, "2 readers"),
     "control flow of data": (OnData, "cannot be traced"),
-    "no neuron": (lambda: nn.Sequential(convolution(2, 2), nn.ReLU()), "goes to 1, which is not a neuron"),
-    "the last layer": (lambda: convolution(2, 2), "no traced forward calls its layer"),
+    "no neuron": (lambda: nn.Sequential(make_convolution(2, 2), nn.ReLU()), "goes to 1, which is not a neuron"),
+    "the last layer": (lambda: make_convolution(2, 2), "no traced forward calls its layer"),
     "not the last": (lambda: OverTime(nn.BatchNorm2d(2), nn.ReLU()), "not the last layer of an OverTime"),
     "a residual": (lambda: MSBlock(2, 2, IF), "goes to add(), which is not a neuron"),
-    "hooks of the norm": (lambda: hooked("norm"), "it has hooks"),
-    "hooks of the layer": (lambda: hooked("layer"), "its layer has a forward hook"),
-    "hooks of the neuron": (lambda: hooked("neuron"), "forward pre-hook"),
-    "initial states": (lambda: nn.Sequential(convolution(2, 2), Started()), "overrides init_states"),
-    "step modes": (lambda: nn.Sequential(convolution(2, 2), LIF(step_mode="s")), "its layer has step_mode='m'"),
+    "hooks of the norm": (lambda: make_hooked("norm"), "it has hooks"),
+    "hooks of the layer": (lambda: make_hooked("layer"), "its layer has a forward hook"),
+    "hooks of the neuron": (lambda: make_hooked("neuron"), "forward pre-hook"),
+    "initial states": (lambda: nn.Sequential(make_convolution(2, 2), Started()), "overrides init_states"),
+    "step modes": (lambda: nn.Sequential(make_convolution(2, 2), LIF(step_mode="s")), "its layer has step_mode='m'"),
 }
 
 
 @pytest.mark.usefixtures("loops")
-@pytest.mark.parametrize("what", LEFT)
-def test_reasons_for_unfused_layers(what: str) -> None:
-    make, why = LEFT[what]
+@pytest.mark.parametrize("case", LEFT)
+def test_unfused_layers_have_a_reason(case: str) -> None:
+    make, reason = LEFT[case]
     net = make()
     x = torch.randn(3, 2, 2, 6, 6)
     report = fuse_norms(net)
     assert report.left
-    assert any(why in left.reason for left in report.left), str(report)
-    if what in ("step modes", "initial states"):
+    assert any(reason in left.reason for left in report.left), str(report)
+    if case in ("step modes", "initial states"):
         return
     torch.manual_seed(0)
     twin = make()
@@ -240,13 +240,13 @@ def test_reasons_for_unfused_layers(what: str) -> None:
     assert all(not isinstance(value, torch.fx.Proxy) for module in net.modules() for value in vars(module).values())
 
 
-def test_attributes_that_forward_stores() -> None:
+def test_attributes_that_forward_stores_are_removed_after_tracing() -> None:
     net = Stored()
     assert len(fuse_norms(net).fused) == 1
     assert not hasattr(net, "seen")
 
 
-def test_blocks() -> None:
+def test_blocks_are_fused_except_before_sums() -> None:
     net = nn.Sequential(SEWBlock(2, 3, IF), MSBlock(3, 4, IF))
     report = fuse_norms(net)
     assert len(report.fused) == 4
@@ -254,8 +254,8 @@ def test_blocks() -> None:
     assert all("add()" in left.reason for left in report.left)
 
 
-def test_skip() -> None:
-    net = network()
+def test_skipped_layers_are_not_fused() -> None:
+    net = make_network()
     report = fuse_norms(net, skip=["1", "2.first", "5.0"])
     assert [pair.norm for pair in report.fused] == ["2.second.1", "3.1.1"]
     assert {left.reason for left in report.left} == {"it is in skip"}
@@ -265,11 +265,11 @@ def test_skip() -> None:
 
 
 class Positions(nn.Module):
-    """Makes tensors from sizes, and from numbers that depend on data."""
+    """A module that makes tensors from sizes, or from values that depend on data."""
 
     def __init__(self, make: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.make, self.layer, self.neuron = make, convolution(2, 4), LIF()
+        self.make, self.layer, self.neuron = make, make_convolution(2, 4), LIF()
 
     def forward(self, x: Tensor) -> Any:
         return self.neuron(self.layer(x + self.make(x)))
@@ -285,17 +285,17 @@ class Positions(nn.Module):
     ],
     ids=["linspace", "zeros", "arange", "full"],
 )
-def test_a_forward_that_makes_tensors_of_sizes_does_not_crash(make: Callable[[Tensor], Tensor]) -> None:
+def test_a_forward_that_makes_tensors_from_sizes_is_traced_or_refused(make: Callable[[Tensor], Tensor]) -> None:
     fused = fuse_norms(Positions(make))
     assert len(fused.fused) + len(fused.left) == 1
 
 
 class SizedByValue(nn.Module):
-    """Uses a tensor's value as a size in a function that also calls `isinstance`."""
+    """A module that uses a tensor's value as a size, in a function that also calls `isinstance`."""
 
     def __init__(self, make: Callable[[Any], Any]) -> None:
         super().__init__()
-        self.layer, self.neuron, self.make = convolution(2, 4), LIF(), make
+        self.layer, self.neuron, self.make = make_convolution(2, 4), LIF(), make
 
     def forward(self, x: Tensor) -> Tensor:
         assert isinstance(x, Tensor)
@@ -308,7 +308,7 @@ class SizedByValue(nn.Module):
 
 @pytest.mark.parametrize("make", [torch.zeros, None, torch.arange, lambda n: torch.ones(4)[:n]])
 def test_a_value_as_a_size_does_not_end_the_process(make: Any) -> None:
-    """If classes were guessed from names in the code, `torch.zeros` would read the memory of a number as a tensor."""
+    """Checks that `torch.zeros` receives no traced value as a size, since it would read memory at a wrong address."""
     net = SizedByValue(make)
     report = fuse_norms(net)
     assert len(report.fused) + len(report.left) == 1

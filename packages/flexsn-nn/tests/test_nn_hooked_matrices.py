@@ -16,23 +16,23 @@ from flexsn_nn import LIF, RLIF, FlexSN, Recurrent
 pytestmark = pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated:FutureWarning")
 
 
-def pruned(layer: nn.Module) -> None:
+def prune_weight(layer: nn.Module) -> None:
     prune.l1_unstructured(layer, "weight", 0.5)
 
 
-def normed(layer: nn.Module) -> None:
+def add_weight_norm(layer: nn.Module) -> None:
     nn.utils.weight_norm(layer)
 
 
-def spectral(layer: nn.Module) -> None:
+def add_spectral_norm(layer: nn.Module) -> None:
     nn.utils.spectral_norm(layer)
 
 
-def parametrised(layer: nn.Module) -> None:
+def parametrise(layer: nn.Module) -> None:
     parametrizations.spectral_norm(layer)
 
 
-def rlif(backend: str) -> RLIF:
+def make_rlif(backend: str) -> RLIF:
     torch.manual_seed(3)
     return RLIF(5, tau=1.5, v_threshold=0.4, backend=backend)
 
@@ -41,18 +41,18 @@ def train(neuron: RLIF, x: Tensor) -> list[Tensor]:
     neuron.reset()
     neuron.zero_grad()
     x = x.clone().requires_grad_()
-    out = neuron(x)
-    (out * torch.linspace(0, 1, 5)).sum().backward()
+    output = neuron(x)
+    (output * torch.linspace(0, 1, 5)).sum().backward()
     assert x.grad is not None
-    grads = [p.grad for p in neuron.parameters() if p.grad is not None]
-    return [out.detach(), x.grad, *grads, neuron.V.detach().clone()]
+    gradients = [p.grad for p in neuron.parameters() if p.grad is not None]
+    return [output.detach(), x.grad, *gradients, neuron.V.detach().clone()]
 
 
-@pytest.mark.long(all_but=["pruned"])
-@pytest.mark.parametrize("hook", [pruned, normed])
+@pytest.mark.long(all_but=["prune_weight"])
+@pytest.mark.parametrize("hook", [prune_weight, add_weight_norm])
 def test_training_and_the_attribute_equal_those_of_the_loop(hook: Callable[[nn.Module], None]) -> None:
     x = torch.rand(9, 3, 5)
-    neurons = [rlif("torch"), rlif("cpp")]
+    neurons = [make_rlif("torch"), make_rlif("cpp")]
     optimizers = []
     for neuron in neurons:
         hook(neuron.recurrent)
@@ -68,9 +68,9 @@ def test_training_and_the_attribute_equal_those_of_the_loop(hook: Callable[[nn.M
     assert "grad_fn" in repr(neurons[1].V)
 
 
-def test_pruning_again_and_again() -> None:
+def test_repeated_pruning_equals_that_of_the_loop() -> None:
     x = torch.rand(9, 3, 5)
-    loop, kernels = rlif("torch"), rlif("cpp")
+    loop, kernels = make_rlif("torch"), make_rlif("cpp")
     for amount in (0.3, 0.4, 0.5):
         for neuron in (loop, kernels):
             prune.l1_unstructured(neuron.recurrent, "weight", amount)
@@ -81,7 +81,7 @@ def test_pruning_again_and_again() -> None:
     torch.testing.assert_close(train(kernels, x), train(loop, x))
 
 
-def test_single_steps_and_element_by_element() -> None:
+def test_single_steps_with_element_by_element_weights_equal_the_loop() -> None:
     options: dict[str, Any] = {"features": 5, "all_to_all": False, "V": 0.7, "step_mode": "s"}
     neurons = [Recurrent(LIF(), **options, backend=backend) for backend in ("torch", "cpp")]
     for neuron in neurons:
@@ -93,17 +93,17 @@ def test_single_steps_and_element_by_element() -> None:
     assert torch.equal(neurons[1].V, neurons[0].V)
 
 
-@pytest.mark.long(all_but=["True-parametrised"])
-@pytest.mark.parametrize("hook", [spectral, parametrised])
-@pytest.mark.parametrize("used", [False, True])
+@pytest.mark.long(all_but=["True-parametrise"])
+@pytest.mark.parametrize("hook", [add_spectral_norm, parametrise])
+@pytest.mark.parametrize("is_called_before", [False, True])
 def test_spectral_norm_runs_as_a_loop_in_training_and_in_kernels_in_evaluation(
-    hook: Callable[[nn.Module], None], used: bool
+    hook: Callable[[nn.Module], None], is_called_before: bool
 ) -> None:
-    """Tests a power iteration that writes to buffers at each step in training."""
+    """Checks a power iteration that writes to buffers at each step in training."""
     x = torch.rand(9, 3, 5)
-    loop, auto = rlif("torch"), rlif("auto")
+    loop, auto = make_rlif("torch"), make_rlif("auto")
     for neuron in (loop, auto):
-        if used:
+        if is_called_before:
             neuron(x)
         torch.manual_seed(4)
         hook(neuron.recurrent)
@@ -117,25 +117,25 @@ def test_spectral_norm_runs_as_a_loop_in_training_and_in_kernels_in_evaluation(
 
 
 @pytest.mark.filterwarnings("ignore::flexsn_nn.errors.PortabilityWarning")
-def test_a_module_that_only_the_core_reaches() -> None:
+def test_a_module_that_only_the_core_reaches_is_watched() -> None:
     torch.manual_seed(0)
     layer = parametrizations.spectral_norm(nn.Linear(5, 5)).eval()
-    other = deepcopy(layer)
-    held = {"layer": layer}
+    copied = deepcopy(layer)
+    reachable = {"layer": layer}
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        return x, 0.5 * v + held["layer"](x + v)
+        return x, 0.5 * v + reachable["layer"](x + v)
 
     neuron = FlexSN(core, 1, 1, 1, store_state_seqs=True)
     x = torch.rand(4, 2, 5)
     for training in (False, True, False):
         layer.train(training)
-        other.train(training)
+        copied.train(training)
         neuron.reset()
         neuron(x)
-        held["layer"], found = other, neuron.states[0]
+        reachable["layer"], state = copied, neuron.states[0]
         v = torch.zeros(2, 5)
         for step in x:
             _, v = core(step, v)
-        held["layer"] = layer
-        torch.testing.assert_close(found, v)
+        reachable["layer"] = layer
+        torch.testing.assert_close(state, v)

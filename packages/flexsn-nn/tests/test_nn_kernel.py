@@ -1,4 +1,4 @@
-"""`FlexSNKernel`: a step function as a callable without a state."""
+"""`FlexSNKernel`: a step function as a callable that stores no state."""
 
 from __future__ import annotations
 
@@ -23,40 +23,40 @@ def core(x: Tensor, y: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return h - y, h * h, h
 
 
-def problem() -> tuple[Tensor, Tensor, Tensor]:
+def make_problem() -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     shapes = ((5, *STEP), (5, *STEP), STEP)
     x, y, v = (torch.randn(s, generator=generator).to(DEVICE).requires_grad_() for s in shapes)
     return x, y, v
 
 
-def test_results_and_gradients() -> None:
-    args = problem()
-    got, expected = FlexSNKernel(core, 2, 1, 2)(*args), eager_scan(core, 2, 1, 2, *args)
-    assert isinstance(got, tuple)
-    assert len(got) == 3
+def test_results_and_gradients_equal_those_of_the_loop() -> None:
+    args = make_problem()
+    results, expected = FlexSNKernel(core, 2, 1, 2)(*args), eager_scan(core, 2, 1, 2, *args)
+    assert isinstance(results, tuple)
+    assert len(results) == 3
     weights = [torch.rand_like(t) - 0.4 for t in expected]
-    for a, b in zip(got, expected, strict=True):
+    for a, b in zip(results, expected, strict=True):
         assert torch.equal(a, b)
-    found = torch.autograd.grad(got, args, weights)
-    for a, b in zip(found, torch.autograd.grad(expected, args, weights), strict=True):
+    gradients = torch.autograd.grad(results, args, weights)
+    for a, b in zip(gradients, torch.autograd.grad(expected, args, weights), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
 def test_a_kernel_stores_no_state() -> None:
-    kernel, args = FlexSNKernel(core, 2, 1, 2), problem()
+    kernel, args = FlexSNKernel(core, 2, 1, 2), make_problem()
     for a, b in zip(kernel(*args), kernel(*args), strict=True):
         assert torch.equal(a, b)
 
 
-def test_no_steps() -> None:
-    x, y, v = problem()
+def test_no_steps_return_empty_results() -> None:
+    x, y, v = make_problem()
     for result in FlexSNKernel(core, 2, 1, 2)(x[:0], y[:0], v):
         assert result.shape == (0, *STEP)
 
 
-def test_requires_grad_masks() -> None:
-    x, y, v = problem()
+def test_requires_grad_blocks_gradients() -> None:
+    x, y, v = make_problem()
     FlexSNKernel(core, 2, 1, 2, requires_grad=(True, False, True))(x, y, v)[1].sum().backward()
     assert x.grad is not None
     assert y.grad is None
@@ -65,14 +65,14 @@ def test_requires_grad_masks() -> None:
 
 @pytest.mark.parametrize("make", [copy.deepcopy, lambda k: pickle.loads(pickle.dumps(k))])
 def test_copies_compile_separately(make: Any) -> None:
-    kernel, args = FlexSNKernel(core, 2, 1, 2), problem()
+    kernel, args = FlexSNKernel(core, 2, 1, 2), make_problem()
     expected = kernel(*args)
     for a, b in zip(make(kernel)(*args), expected, strict=True):
         assert torch.equal(a, b)
 
 
-def test_wrong_arguments() -> None:
-    kernel, (x, y, v) = FlexSNKernel(core, 2, 1, 2), problem()
+def test_wrong_arguments_are_refused() -> None:
+    kernel, (x, y, v) = FlexSNKernel(core, 2, 1, 2), make_problem()
     with pytest.raises(InputCountError, match=r"got 2 tensors; num_inputs \+ num_states is 2 \+ 1 = 3"):
         kernel(x, y)
     with pytest.raises(ValueError, match="got 4 tensors"):
@@ -90,13 +90,14 @@ def test_wrong_arguments() -> None:
         FlexSNKernel(core, 2, 1, 1, (torch.zeros(3),) * 3)
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo reads it
-def test_between_the_graphs_of_a_compiler() -> None:
-    kernel, args = FlexSNKernel(core, 2, 1, 2), problem()
+# Dynamo reads this attribute.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_a_kernel_runs_between_the_graphs_of_a_compiler() -> None:
+    kernel, args = FlexSNKernel(core, 2, 1, 2), make_problem()
     torch._dynamo.reset()
     run = torch.compile(lambda x, *rest: kernel(x * 2.0, *rest)[0] + 1.0, backend="aot_eager")
-    got, expected = run(*args), eager_scan(core, 2, 1, 2, args[0] * 2.0, *args[1:])[0] + 1.0
-    assert torch.equal(got, expected)
-    found, wanted = (torch.autograd.grad(result.sum(), args) for result in (got, expected))
-    for a, b in zip(found, wanted, strict=True):
+    result, expected = run(*args), eager_scan(core, 2, 1, 2, args[0] * 2.0, *args[1:])[0] + 1.0
+    assert torch.equal(result, expected)
+    gradients, expected_gradients = (torch.autograd.grad(output.sum(), args) for output in (result, expected))
+    for a, b in zip(gradients, expected_gradients, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)

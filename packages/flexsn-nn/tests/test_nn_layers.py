@@ -1,4 +1,4 @@
-"""Delays, the shared dropout, tdBN and residual blocks."""
+"""Delays, shared dropout, batch norms that depend on the threshold, and residual blocks."""
 
 from __future__ import annotations
 
@@ -37,26 +37,26 @@ def draw(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
-def late(x: Tensor, delays: Tensor) -> Tensor:
-    """Computes the definition, element by element."""
+def delay_by_hand(x: Tensor, delays: Tensor) -> Tensor:
+    """Computes the delayed sequence by its definition, element by element."""
     y = torch.zeros_like(x)
-    flat, out, each = x.flatten(1), y.view(len(x), -1), delays.expand(x.shape[1:]).flatten()
+    flat, out, delay_by_element = x.flatten(1), y.view(len(x), -1), delays.expand(x.shape[1:]).flatten()
     for e in range(flat.shape[1]):
-        n = int(each[e].floor())
-        f = float(each[e]) - n
+        n = int(delay_by_element[e].floor())
+        f = float(delay_by_element[e]) - n
         for t in range(len(x)):
-            here = flat[t - n, e] if t >= n else 0.0
-            behind = flat[t - n - 1, e] if t >= n + 1 else 0.0
-            out[t, e] = (1 - f) * here + f * behind
+            earlier = flat[t - n, e] if t >= n else 0.0
+            previous = flat[t - n - 1, e] if t >= n + 1 else 0.0
+            out[t, e] = (1 - f) * earlier + f * previous
     return y
 
 
 @pytest.mark.parametrize("delay", [0, 1, 2.0, 2.25, 0.5, 7.0, 9.5])
-def test_delays_by_a_number(delay: float) -> None:
+def test_delays_of_a_scalar_equal_their_definition(delay: float) -> None:
     x = draw(7, 2, 3)
-    torch.testing.assert_close(Delay(delay)(x), late(x, torch.tensor(float(delay))))
+    torch.testing.assert_close(Delay(delay)(x), delay_by_hand(x, torch.tensor(float(delay))))
     if delay == int(delay):
-        assert torch.equal(Delay(delay)(x), late(x, torch.tensor(float(delay))))
+        assert torch.equal(Delay(delay)(x), delay_by_hand(x, torch.tensor(float(delay))))
 
 
 @pytest.mark.parametrize(
@@ -65,10 +65,10 @@ def test_delays_by_a_number(delay: float) -> None:
     ids=lambda delay: str(tuple(delay.shape)),
 )
 @pytest.mark.parametrize("learn", [False, True])
-def test_delays_by_a_tensor(delay: Tensor, learn: bool) -> None:
+def test_delays_of_a_tensor_equal_their_definition(delay: Tensor, learn: bool) -> None:
     x = draw(7, 2, 3)
     layer = Delay(delay.double(), learn=learn)
-    torch.testing.assert_close(layer(x), late(x, delay.double()))
+    torch.testing.assert_close(layer(x), delay_by_hand(x, delay.double()))
     assert list(layer.state_dict()) == ["delay"]
     assert len(list(layer.parameters())) == int(learn)
 
@@ -98,12 +98,12 @@ def test_learned_delays_remain_in_their_range() -> None:
     assert isinstance(layer.delay, nn.Parameter)
     layer.delay.data = torch.tensor([-1.0, 9.0])
     x = draw(5, 2).float()
-    assert torch.equal(layer(x), late(x, torch.tensor([0.0, 3.0])))
+    assert torch.equal(layer(x), delay_by_hand(x, torch.tensor([0.0, 3.0])))
 
 
 @pytest.mark.parametrize("interpolation", ["triangle", "gaussian"])
-def test_wide_delays(interpolation: str) -> None:
-    """Compares wide delays with their formulas; in evaluation, they are whole steps."""
+def test_wide_delays_equal_their_formulas(interpolation: str) -> None:
+    """Compares outputs in training with the formulas. In evaluation, delays are rounded to whole steps."""
     delay = torch.tensor([0.3, 1.6, 3.7], dtype=torch.float64)
     layer = Delay(delay, max_delay=4, learn=True, interpolation=interpolation, width=1.5)
     x = draw(9, 2, 3)
@@ -113,14 +113,14 @@ def test_wide_delays(interpolation: str) -> None:
     else:
         weights = torch.softmax(-(steps**2) / (2 * 1.5**2), 0)
     padded = torch.cat([x.new_zeros(4, 2, 3), x])
-    wanted = torch.stack([(padded[t : t + 5].flip(0) * weights.unsqueeze(1)).sum(0) for t in range(9)])
-    torch.testing.assert_close(layer(x), wanted)
+    expected = torch.stack([(padded[t : t + 5].flip(0) * weights.unsqueeze(1)).sum(0) for t in range(9)])
+    torch.testing.assert_close(layer(x), expected)
     layer.reset()
-    whole = layer(x)
+    sequence = layer(x)
     layer.reset()
-    assert torch.equal(torch.cat([layer(part) for part in x.split(2)]), whole)
+    assert torch.equal(torch.cat([layer(part) for part in x.split(2)]), sequence)
     layer.reset()
-    assert torch.equal(layer.eval()(x), late(x, delay.round()))
+    assert torch.equal(layer.eval()(x), delay_by_hand(x, delay.round()))
     layer.train()
 
     def run(x: Tensor, delay: Tensor) -> Tensor:
@@ -142,7 +142,8 @@ def test_wide_delays(interpolation: str) -> None:
     ],
     ids=["whole", "fraction", "learned", "gaussian"],
 )
-@pytest.mark.filterwarnings("ignore:The tensor attribute:UserWarning")  # the last inputs are stored for the next call
+# The last inputs are stored for the next call.
+@pytest.mark.filterwarnings("ignore:The tensor attribute:UserWarning")
 def test_delays_are_exported_for_any_number_of_steps(make: Callable[[], Delay]) -> None:
     layer, x = make(), draw(12, 2, 3).float()
     program = torch.export.export(layer, (x[:7],), dynamic_shapes=({0: torch.export.Dim("T", min=2)},)).module()
@@ -151,16 +152,16 @@ def test_delays_are_exported_for_any_number_of_steps(make: Callable[[], Delay]) 
         assert torch.equal(program(x[:steps]), layer(x[:steps]))
 
 
-def test_a_delay_finds_a_target() -> None:
-    """Trains on the results of a delay of 2.4 until the delay reaches it."""
+def test_a_learned_delay_converges_to_the_target() -> None:
+    """Trains on the outputs of a delay of 2.4 until the learned delay is close to 2.4."""
     x = torch.sin(torch.linspace(0, 12, 60, dtype=torch.float64)).unsqueeze(1)
-    wanted = Delay(2.4)(x)
+    target = Delay(2.4)(x)
     layer = Delay(torch.tensor(1.0, dtype=torch.float64), max_delay=5, learn=True)
     optimizer = torch.optim.Adam(layer.parameters(), lr=0.05)
     for _ in range(150):
         layer.reset()
         optimizer.zero_grad()
-        (layer(x) - wanted).square().mean().backward()
+        (layer(x) - target).square().mean().backward()
         optimizer.step()
     assert float(torch.as_tensor(layer.delay).detach()) == pytest.approx(2.4, abs=0.02)
 
@@ -168,41 +169,41 @@ def test_a_delay_finds_a_target() -> None:
 @pytest.mark.parametrize("make", [lambda: Delay(3), lambda: Delay(1.5), lambda: Delay(torch.tensor([0.5, 2.0, 3.0]))])
 def test_delays_continue_from_call_to_call(make: Callable[[], Delay]) -> None:
     layer, x = make(), draw(7, 2, 3).float()
-    whole = layer(x)
+    expected = layer(x)
     layer.reset()
-    assert torch.equal(torch.cat([layer(part) for part in x.split(2)]), whole)
+    assert torch.equal(torch.cat([layer(part) for part in x.split(2)]), expected)
     functional.reset_net(layer)
     functional.set_step_mode(layer, "s")
-    assert torch.equal(torch.stack([layer(step) for step in x]), whole)
+    assert torch.equal(torch.stack([layer(step) for step in x]), expected)
     twin = copy.deepcopy(layer)
     assert torch.equal(twin(x[0]), layer(x[0]))
     with pytest.raises(StateError, match=r"Call reset\(\) between batches"):
         layer(x[0, :1])
 
 
-def test_delays_out_of_range() -> None:
+def test_delays_out_of_range_are_refused() -> None:
     with pytest.raises(ParameterError, match="delay is -1"):
         Delay(-1)
     with pytest.raises(ParameterError, match="delay is 4, above max_delay=3"):
         Delay(torch.tensor([1.0, 4.0]), max_delay=3)
 
 
-def test_states_of_layers_belong_to_the_network() -> None:
+def test_states_of_layers_are_states_of_the_network() -> None:
     net = nn.Sequential(Delay(2), nn.Linear(3, 3), IF(), SharedDropout(0.5))
     x = draw(4, 2, 3).float()
     net(x)
     states = functional.get_states(net)
-    assert {name: len(kept) for name, kept in states.items()} == {"0": 1, "2": 1, "3": 1}
-    after = net(x)
+    assert {name: len(values) for name, values in states.items()} == {"0": 1, "2": 1, "3": 1}
+    expected = net(x)
     functional.set_states(net, states)
-    assert torch.equal(net(x), after)
+    assert torch.equal(net(x), expected)
     functional.detach_net(net)
     functional.reset_net(net)
-    assert all(not kept for kept in functional.get_states(net).values())
+    assert all(not values for values in functional.get_states(net).values())
 
 
 @pytest.mark.parametrize("channels", [False, True])
-def test_dropout_drops_the_same_elements_at_every_step(channels: bool) -> None:
+def test_dropout_drops_equal_elements_at_every_step(channels: bool) -> None:
     torch.manual_seed(0)
     layer = SharedDropout(0.4, channels=channels)
     x = torch.ones(5, 8, 20, 4, 4)
@@ -237,14 +238,14 @@ def test_dropout_drops_the_same_elements_at_every_step(channels: bool) -> None:
         lambda: StochasticLIF(),
     ],
 )
-def test_under_torch_compile(make: Callable[[], nn.Module]) -> None:
+def test_compiled_layers_equal_eager_layers(make: Callable[[], nn.Module]) -> None:
     layer, x = make(), draw(5, 2, 3).float()
     torch.manual_seed(0)
-    wanted = layer(x)
+    expected = layer(x)
     functional.reset_net(layer)
     torch.manual_seed(0)
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(x), wanted)
+    torch.testing.assert_close(compiled(x), expected)
 
 
 NORMS = [
@@ -262,9 +263,9 @@ def test_tdbn_scales_its_input_to_the_threshold(
     layer = kind(3, alpha=0.5, v_threshold=0.8, momentum=0.3).double()
     x = 7 * draw(*shape) + 3
     y = layer(x)
-    others = [d for d in range(len(shape)) if d != 2]
-    torch.testing.assert_close(y.mean(others), torch.zeros(3).double(), atol=1e-6, rtol=0)
-    torch.testing.assert_close(y.std(others, unbiased=False), torch.full((3,), 0.4).double(), atol=1e-3, rtol=0)
+    dims = [d for d in range(len(shape)) if d != 2]
+    torch.testing.assert_close(y.mean(dims), torch.zeros(3).double(), atol=1e-6, rtol=0)
+    torch.testing.assert_close(y.std(dims, unbiased=False), torch.full((3,), 0.4).double(), atol=1e-3, rtol=0)
     reference = plain(3, momentum=0.3).double()
     torch.testing.assert_close(y, 0.4 * reference(x.flatten(0, 1)).view(x.shape))
     layer.eval()
@@ -285,14 +286,14 @@ def test_sew_blocks_connect_spikes(connect: str) -> None:
     x = (draw(5, 2, 4, 6, 6) > 0).float()
     branch = block.branch(x)
     functional.reset_net(block)
-    wanted = {"add": branch + x, "and": branch * x, "iand": (1 - branch) * x}[connect]
-    assert torch.equal(block(x), wanted)
+    expected = {"add": branch + x, "and": branch * x, "iand": (1 - branch) * x}[connect]
+    assert torch.equal(block(x), expected)
     assert 0.01 < branch.mean() < 0.99
     with pytest.raises(UnknownNameError, match="connect"):
         SEWBlock(4, 4, IF, connect="or")
 
 
-def test_a_silent_branch_of_sew_is_the_identity() -> None:
+def test_a_sew_block_with_a_silent_branch_is_the_identity() -> None:
     for connect in ("add", "iand"):
         block = SEWBlock(3, 3, lambda: IF(v_threshold=1e6), connect=connect)
         x = (draw(4, 2, 3, 5, 5) > 0).float()
@@ -301,7 +302,7 @@ def test_a_silent_branch_of_sew_is_the_identity() -> None:
 
 @pytest.mark.long(all_but=["MSBlock"])
 @pytest.mark.parametrize("kind", [SEWBlock, MSBlock])
-def test_blocks_of_other_shapes(kind: type[SEWBlock] | type[MSBlock]) -> None:
+def test_blocks_change_shapes_and_have_gradients(kind: type[SEWBlock] | type[MSBlock]) -> None:
     block = kind(3, 8, lambda: LIF(v_threshold=0.1), stride=2)
     x = draw(4, 2, 3, 9, 9).float().requires_grad_()
     y = block(x)
@@ -313,7 +314,7 @@ def test_blocks_of_other_shapes(kind: type[SEWBlock] | type[MSBlock]) -> None:
     assert len(neurons) == (3 if kind is SEWBlock else 2)
 
 
-def test_ms_blocks_let_membranes_pass() -> None:
+def test_ms_blocks_add_the_branch_to_membranes() -> None:
     torch.manual_seed(0)
     block = MSBlock(3, 3, IF)
     x = draw(4, 2, 3, 5, 5).float()
@@ -327,4 +328,4 @@ def test_ms_blocks_let_membranes_pass() -> None:
     functional.reset_net(block)
     block(3 * x)
     assert len(convolved) == 2
-    assert all(set(seen.unique().tolist()) <= {0.0, 1.0} for seen in convolved)
+    assert all(set(inputs_of_layer.unique().tolist()) <= {0.0, 1.0} for inputs_of_layer in convolved)

@@ -1,4 +1,4 @@
-"""Layers with a state that are not neurons: checkpointing, export, copies, and passing states on."""
+"""Layers with a state that are not neurons: checkpointing, export, copies, and passed states."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from flexsn_runtime import FreedGraphError
 
 
 class Sum(Stateful):
-    """A layer like those of users, which reads and assigns `states`."""
+    """A user's layer, which reads and assigns `states`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ layers = pytest.mark.parametrize("name", LAYERS)
 reentrant = pytest.mark.parametrize("reentrant", [False, True])
 
 
-def data(T: int = 6) -> Tensor:
+def draw_input(T: int = 6) -> Tensor:
     return 3 * torch.rand(T, 2, 5, generator=torch.Generator().manual_seed(0))
 
 
@@ -54,11 +54,11 @@ def data(T: int = 6) -> Tensor:
 
 @layers
 @reentrant
-@pytest.mark.parametrize("later", [False, True])
-def test_a_second_run_from_another_past_is_refused(name: str, reentrant: bool, later: bool) -> None:
+@pytest.mark.parametrize("has_state", [False, True])
+def test_a_second_run_from_another_state_is_refused(name: str, reentrant: bool, has_state: bool) -> None:
     layer = LAYERS[name]()
-    x = data().requires_grad_()
-    if later:
+    x = draw_input().requires_grad_()
+    if has_state:
         layer(x.detach())
         layer.detach()
     y: Tensor = checkpoint(lambda x: layer(x).square(), x, use_reentrant=reentrant)
@@ -76,7 +76,7 @@ def test_a_detach_in_the_second_run_does_not_count_as_a_reset(name: str, reentra
         y: Tensor = layer(x).square()
         return y
 
-    x = data().requires_grad_()
+    x = draw_input().requires_grad_()
     y: Tensor = checkpoint(run, x, use_reentrant=reentrant)
     with pytest.raises(StateError, match="checkpointing"):
         y.sum().backward()
@@ -84,53 +84,55 @@ def test_a_detach_in_the_second_run_does_not_count_as_a_reset(name: str, reentra
 
 @layers
 @reentrant
-@pytest.mark.parametrize("begin", ["reset", "states"])
-def test_a_function_that_sets_the_state_first(name: str, reentrant: bool, begin: str) -> None:
+@pytest.mark.parametrize("beginning", ["reset", "states"])
+def test_checkpoints_of_a_function_that_sets_the_state_first_are_correct(
+    name: str, reentrant: bool, beginning: str
+) -> None:
     layer = LAYERS[name]()
-    x = data().requires_grad_()
+    x = draw_input().requires_grad_()
     weights = torch.arange(6.0)[:, None, None]
     torch.manual_seed(0)
     layer(x.detach())
-    past = [state.detach() for state in layer.states]
+    states = [state.detach() for state in layer.states]
 
     def run(x: Tensor) -> Tensor:
-        if begin == "reset":
+        if beginning == "reset":
             layer.reset()
         else:
-            layer.states = past
+            layer.states = states
         return torch.cat([layer(chunk) for chunk in x.split(2)])
 
     torch.manual_seed(1)
-    (wanted,) = torch.autograd.grad((run(x) * weights).sum(), x)
+    (expected,) = torch.autograd.grad((run(x) * weights).sum(), x)
     torch.manual_seed(1)
     y: Tensor = checkpoint(run, x, use_reentrant=reentrant)
-    layer(data())  # calls between the two runs do not matter
+    layer(draw_input())  # Calls between the two runs do not matter.
     (y * weights).sum().backward()
-    torch.testing.assert_close(x.grad, wanted)
+    torch.testing.assert_close(x.grad, expected)
 
 
 @reentrant
 def test_an_assigned_state_counts_as_a_reset(reentrant: bool) -> None:
     neuron = LIF()
-    x = data().requires_grad_()
+    x = draw_input().requires_grad_()
     neuron(x.detach())
-    past = list(neuron.states)
+    states = list(neuron.states)
 
     def run(x: Tensor) -> Tensor:
-        neuron.states = past
+        neuron.states = states
         output: Tensor = neuron(x)
         return output
 
-    (wanted,) = torch.autograd.grad(run(x).sum(), x)
+    (expected,) = torch.autograd.grad(run(x).sum(), x)
     y: Tensor = checkpoint(run, x, use_reentrant=reentrant)
     y.sum().backward()
-    torch.testing.assert_close(x.grad, wanted)
+    torch.testing.assert_close(x.grad, expected)
 
 
 @pytest.mark.parametrize("make", [lambda: Delay(0), lambda: SlidingPSN(1), lambda: SharedDropout(0.5).eval()])
-def test_layers_without_a_past_may_run_twice(make: Callable[[], Stateful]) -> None:
+def test_layers_without_a_state_may_run_twice(make: Callable[[], Stateful]) -> None:
     layer = make()
-    x = data().requires_grad_()
+    x = draw_input().requires_grad_()
     checkpoint(layer, x, use_reentrant=False).sum().backward()
     assert x.grad is not None
 
@@ -144,23 +146,23 @@ def test_layers_without_a_past_may_run_twice(make: Callable[[], Stateful]) -> No
 def test_exports_begin_with_the_initial_state_or_raise(name: str, strict: bool) -> None:
     torch.manual_seed(0)
     layer = LAYERS[name]().eval()
-    x = data(3)
-    wanted = layer(x)
+    x = draw_input(3)
+    expected = layer(x)
     if layer.states:
-        kept = [state.clone() for state in layer.states]
+        states = [state.clone() for state in layer.states]
         with pytest.raises(Exception, match="has a state, which an exported program cannot keep") as refusal:
             torch.export.export(layer, (x,), strict=strict)
         assert strict or isinstance(refusal.value, ExportError)
-        assert all(map(torch.equal, layer.states, kept))
+        assert all(map(torch.equal, layer.states, states))
     layer.reset()
     program = torch.export.export(layer, (x,), strict=strict)
-    torch.testing.assert_close(program.module()(x), wanted)
-    torch.testing.assert_close(layer(x), wanted)
+    torch.testing.assert_close(program.module()(x), expected)
+    torch.testing.assert_close(layer(x), expected)
     assert not layer.states or name != "SharedDropout"
 
 
 class Twice(nn.Module):
-    """Calls one layer twice: the second call continues from the state of the first."""
+    """A module that calls one layer twice. The second call continues from the state of the first."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -172,10 +174,10 @@ class Twice(nn.Module):
 
 @layers
 @pytest.mark.filterwarnings("ignore:The tensor attribute")
-def test_calls_in_one_exported_program_continue(name: str) -> None:
+def test_calls_in_one_exported_program_continue_from_the_state(name: str) -> None:
     net = Twice(LAYERS[name]().eval())
-    program = torch.export.export(net, (data(),), strict=False)
-    torch.testing.assert_close(program.module()(data()), net(data()))
+    program = torch.export.export(net, (draw_input(),), strict=False)
+    torch.testing.assert_close(program.module()(draw_input()), net(draw_input()))
 
 
 # -- compilers ---------------------------------------------------------------------------------------------------------
@@ -183,16 +185,16 @@ def test_calls_in_one_exported_program_continue(name: str) -> None:
 
 @layers
 @pytest.mark.long(all_but=["Delay", "Sum"])
-def test_compiled_layers_continue(name: str) -> None:
+def test_compiled_layers_continue_from_their_states(name: str) -> None:
     torch.manual_seed(0)
     layer = LAYERS[name]()
     if name == "SharedDropout":
-        layer(data())
+        layer(draw_input())
     layer.detach()
     compiled = torch.compile(deepcopy(layer), backend="eager", fullgraph=True)
     with torch.no_grad():
         for _ in range(3):
-            torch.testing.assert_close(compiled(data()), layer(data()))
+            torch.testing.assert_close(compiled(draw_input()), layer(draw_input()))
 
 
 # -- helpers and copies ------------------------------------------------------------------------------------------------
@@ -203,21 +205,21 @@ def test_states_are_copied_and_reset_by_functional(name: str) -> None:
     torch.manual_seed(0)
     layer = LAYERS[name]()
     net = nn.Sequential(layer)
-    x = data().requires_grad_()
+    x = draw_input().requires_grad_()
     net(x)
     assert not any("state" in key for key in layer.state_dict())
     copies = [deepcopy(layer), pickle.loads(pickle.dumps(layer))]
-    wanted = layer.states
-    kept = get_states(net)
-    expected = layer(data())
+    states = layer.states
+    stored = get_states(net)
+    expected = layer(draw_input())
     for copy in copies:
         assert not any(state.requires_grad for state in copy.states)
-        torch.testing.assert_close(copy(data()), expected)
-    set_states(net, kept)
-    torch.testing.assert_close(layer(data()), expected)
+        torch.testing.assert_close(copy(draw_input()), expected)
+    set_states(net, stored)
+    torch.testing.assert_close(layer(draw_input()), expected)
     detach_net(net)
     assert not any(state.requires_grad for state in layer.states)
-    assert wanted
+    assert states
     reset_net(net)
     assert layer.states == []
     loaded = LAYERS[name]()
@@ -225,9 +227,9 @@ def test_states_are_copied_and_reset_by_functional(name: str) -> None:
     set_step_mode(net, "s")
     assert layer.step_mode == "s"
     with pytest.raises(TypeError, match="states is a tensor; give a list"):
-        layer.states = data()[0]  # type: ignore[assignment]
+        layer.states = draw_input()[0]  # type: ignore[assignment]
     layer.double()
-    assert layer(data().double()[0]).dtype == torch.float64
+    assert layer(draw_input().double()[0]).dtype == torch.float64
     assert all(state.dtype == torch.float64 for state in layer.states)
 
 
@@ -235,14 +237,14 @@ def test_states_are_copied_and_reset_by_functional(name: str) -> None:
 def test_functional_call_has_gradients(name: str) -> None:
     layer = LAYERS[name]()
     values = {key: (p.detach() * 0.9).requires_grad_() for key, p in layer.named_parameters()}
-    y = torch.func.functional_call(layer, values, (data(),))
-    found = torch.autograd.grad(y.sum(), list(values.values()))
+    y = torch.func.functional_call(layer, values, (draw_input(),))
+    gradients = torch.autograd.grad(y.sum(), list(values.values()))
     layer.reset()
     with torch.no_grad():
         for key, p in layer.named_parameters():
             p.copy_(values[key])
-    wanted = torch.autograd.grad(layer(data()).sum(), list(layer.parameters()))
-    torch.testing.assert_close(found, wanted)
+    expected = torch.autograd.grad(layer(draw_input()).sum(), list(layer.parameters()))
+    torch.testing.assert_close(gradients, expected)
 
 
 # -- inputs ------------------------------------------------------------------------------------------------------------
@@ -254,35 +256,35 @@ def test_functional_call_has_gradients(name: str) -> None:
 )
 def test_integers_are_refused(make: Callable[[], nn.Module], dtype: torch.dtype) -> None:
     with pytest.raises(InputDtypeError, match=r"the input is torch\..* needs floating-point input: x\.float\(\)"):
-        make()(data().to(dtype))
+        make()(draw_input().to(dtype))
 
 
 @pytest.mark.parametrize("name", ["Delay", "SlidingPSN"])
-@pytest.mark.parametrize("other", [lambda x: x.double(), lambda x: x[:, :1]])
-def test_another_input_than_the_past_is_refused(name: str, other: Callable[[Tensor], Tensor]) -> None:
+@pytest.mark.parametrize("change", [lambda x: x.double(), lambda x: x[:, :1]])
+def test_an_input_that_does_not_fit_the_stored_inputs_is_refused(name: str, change: Callable[[Tensor], Tensor]) -> None:
     layer = LAYERS[name]()
-    layer(data())
+    layer(draw_input())
     with pytest.raises(StateError, match=r"earlier inputs is .*; for this input it is .*reset\(\)"):
-        layer(other(data()))
+        layer(change(draw_input()))
 
 
-def test_a_past_on_another_device_is_refused() -> None:
+def test_stored_inputs_on_another_device_are_refused() -> None:
     layer = Delay(2)
-    layer(data())
+    layer(draw_input())
     with pytest.raises(StateError, match=r"earlier inputs is .* on cpu; for this input it is .* on meta"):
-        layer(data().to("meta"))
+        layer(draw_input().to("meta"))
 
 
 # -- a forgotten reset -------------------------------------------------------------------------------------------------
 
 
 class Filter(Stateful):
-    """A layer that stores values from its own operations."""
+    """A layer that stores the results of its own operations."""
 
     def forward(self, x: Tensor) -> Tensor:
-        kept = self.states[0] if self.states else torch.zeros_like(x[0])
-        self.states = [kept * torch.tanh(x[-1] * 2.0) + x.mean(0).square()]
-        return x * 3.0 + kept
+        state = self.states[0] if self.states else torch.zeros_like(x[0])
+        self.states = [state * torch.tanh(x[-1] * 2.0) + x.mean(0).square()]
+        return x * 3.0 + state
 
 
 FORGETFUL: dict[str, Callable[[], Stateful]] = {
@@ -296,25 +298,25 @@ FORGETFUL: dict[str, Callable[[], Stateful]] = {
 
 @pytest.mark.parametrize("step_mode", ["m", "s"])
 @pytest.mark.parametrize("name", list(FORGETFUL))
-def test_a_forgotten_reset_is_named(name: str, step_mode: str) -> None:
+def test_a_forgotten_reset_is_reported(name: str, step_mode: str) -> None:
     if step_mode == "s" and name in ("Sum", "Filter"):
-        pytest.skip("it takes sequences alone")
+        pytest.skip("the layer only accepts sequences")
     layer = FORGETFUL[name]()
     net = nn.Sequential(nn.Linear(5, 5), nn.Sigmoid(), layer)
     set_step_mode(net, step_mode)
-    x = data() if step_mode == "m" else data()[0]
+    x = draw_input() if step_mode == "m" else draw_input()[0]
     net(x).sum().backward()
     with pytest.raises(FreedGraphError, match=r"reset it .*reset_net.*detach_net"):
         net(x).sum().backward()
-    for between in (reset_net, detach_net):
-        between(net)
+    for cut_graph in (reset_net, detach_net):
+        cut_graph(net)
         net(x).sum().backward()
 
 
 @pytest.mark.parametrize("name", list(FORGETFUL))
 def test_retained_graphs_may_be_traversed(name: str) -> None:
     net = nn.Sequential(nn.Linear(5, 5), nn.Sigmoid(), FORGETFUL[name]())
-    net(data()).sum().backward(retain_graph=True)
-    net(data()).sum().backward()
+    net(draw_input()).sum().backward(retain_graph=True)
+    net(draw_input()).sum().backward()
     reset_net(net)
-    (net(data()).sum() + net(data()).sum()).backward()
+    (net(draw_input()).sum() + net(draw_input()).sum()).backward()

@@ -1,4 +1,4 @@
-"""Sequences of several lengths in one batch: results and gradients equal those of separate sequences."""
+"""Sequences of different lengths in one batch: results and gradients equal those of separate sequences."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from flexsn_nn.memory import PackedSpikes
 from flexsn_nn.neuron import Feedback
 from flexsn_nn.transforms import Lengths
 
-# A step has 35 features, which are more than one block of the smallest kernels, and not a multiple of it.
+# A step has 35 features. They fill more than one block of the smallest kernels, but not a whole number of blocks.
 FEATURES = 35
-# Kernels of more than 8 steps do not depend on the number of steps.
+# The kernels are equal for all numbers of steps above 8.
 LENGTHS = torch.tensor([19, 11, 0, 9, 12])
 T = 19
 
-Ran = tuple[Tensor, list[Tensor], list[Tensor]]
+RunResults = tuple[Tensor, list[Tensor], list[Tensor]]
 
 
-def run(neuron: FlexSN, inputs: Sequence[Tensor], states: Sequence[Tensor], **options: Any) -> Ran:
-    """Returns outputs, final states, and the gradients of inputs and initial states."""
+def run(neuron: FlexSN, inputs: Sequence[Tensor], states: Sequence[Tensor], **options: Any) -> RunResults:
+    """Returns the output, the final states, and the gradients of inputs and initial states."""
     leaves = [tensor.clone().requires_grad_() for tensor in (*inputs, *states)]
     output, final = neuron.step(leaves[: len(inputs)], leaves[len(inputs) :], **options)
     assert isinstance(output, Tensor)
-    # The weights depend only on step and sequence, not on the numbers of steps and sequences.
+    # The weights depend on step and feature, but not on the number of steps or sequences.
     steps, rows = torch.arange(len(output)), torch.arange(FEATURES, dtype=output.dtype).cos()
     loss = (output * (1 + steps).view(-1, 1, 1) * rows).sum()
     for i, state in enumerate(final):
@@ -51,7 +51,7 @@ def run(neuron: FlexSN, inputs: Sequence[Tensor], states: Sequence[Tensor], **op
     return output.detach(), [s.detach() for s in final], list(torch.autograd.grad(loss, leaves, materialize_grads=True))
 
 
-def inputs_of(case: Case, neuron: FlexSN) -> list[Tensor]:
+def make_inputs(case: Case, neuron: FlexSN) -> list[Tensor]:
     x = draw_input(case, T, (len(LENGTHS), FEATURES))
     return [
         x,
@@ -60,94 +60,96 @@ def inputs_of(case: Case, neuron: FlexSN) -> list[Tensor]:
     ]
 
 
-def states_of(neuron: FlexSN) -> list[Tensor]:
+def make_states(neuron: FlexSN) -> list[Tensor]:
     generator = torch.Generator().manual_seed(3)
     shape = len(LENGTHS), FEATURES
     return [0.3 * torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(neuron.num_states)]
 
 
-def alone(neuron: FlexSN, inputs: Sequence[Tensor], states: Sequence[Tensor], b: int, end: int) -> Ran:
+def run_alone(neuron: FlexSN, inputs: Sequence[Tensor], states: Sequence[Tensor], b: int, end: int) -> RunResults:
     """Runs one sequence at its own length.
 
-    Runs all sequences if a batch of one would be computed in another order: in products, and in a loop's exponentials.
+    Runs all sequences if products, or exponentials of the loop, depend on the size of the batch.
     """
-    everything = isinstance(neuron, Feedback) or neuron.backend == "torch"
-    rows, row = (slice(None), slice(b, b + 1)) if everything else (slice(b, b + 1), slice(None))
+    needs_whole_batch = isinstance(neuron, Feedback) or neuron.backend == "torch"
+    rows, row = (slice(None), slice(b, b + 1)) if needs_whole_batch else (slice(b, b + 1), slice(None))
     output, final, gradients = run(neuron, [x[:end, rows] for x in inputs], [s[rows] for s in states])
     count = len(inputs)
-    of_inputs, of_states = [g[:, row] for g in gradients[:count]], [g[row] for g in gradients[count:]]
-    return output[:, row], [state[row] for state in final], [*of_inputs, *of_states]
+    input_gradients, state_gradients = [g[:, row] for g in gradients[:count]], [g[row] for g in gradients[count:]]
+    return output[:, row], [state[row] for state in final], [*input_gradients, *state_gradients]
 
 
-def assert_alone(neuron: FlexSN, inputs: list[Tensor], states: list[Tensor], got: Ran) -> None:
-    output, final, gradients = got
+def assert_equal_to_separate_runs(
+    neuron: FlexSN, inputs: list[Tensor], states: list[Tensor], results: RunResults
+) -> None:
+    output, final, gradients = results
     for b, end in enumerate(LENGTHS.tolist()):
         row = slice(b, b + 1)
         assert not output[end:, row].any()
-        for gradient in gradients[: len(inputs)]:
-            assert not gradient[end:, row].any()
+        for input_gradient in gradients[: len(inputs)]:
+            assert not input_gradient[end:, row].any()
         if end == 0:
             assert all(torch.equal(a[row], s[row]) for a, s in zip(final, states, strict=True))
             continue
-        wanted = alone(neuron, inputs, states, b, end)
-        assert torch.equal(output[:end, row], wanted[0])
-        assert all(torch.equal(a[row], s) for a, s in zip(final, wanted[1], strict=True))
-        for i, (found, expected) in enumerate(zip(gradients, wanted[2], strict=True)):
-            part = found[:end, row] if i < len(inputs) else found[row]
-            # Sums of more than two gradients have another order in the loop's autograd and in products step by step.
+        expected = run_alone(neuron, inputs, states, b, end)
+        assert torch.equal(output[:end, row], expected[0])
+        assert all(torch.equal(a[row], s) for a, s in zip(final, expected[1], strict=True))
+        for i, (gradient, expected_gradient) in enumerate(zip(gradients, expected[2], strict=True)):
+            part = gradient[:end, row] if i < len(inputs) else gradient[row]
+            # The loop's autograd, and products step by step, add more than two gradients in another order.
             if neuron.backend == "torch" or isinstance(neuron, Feedback):
-                torch.testing.assert_close(part, expected, rtol=1e-12, atol=1e-12)
+                torch.testing.assert_close(part, expected_gradient, rtol=1e-12, atol=1e-12)
             else:
-                assert torch.equal(part, expected), f"gradient {i} of sequence {b}"
+                assert torch.equal(part, expected_gradient), f"gradient {i} of sequence {b}"
 
 
-def compare(case: Case, backend: str) -> None:
+def compare_lengths(case: Case, backend: str) -> None:
     neuron = case.make(backend=backend)
-    inputs, states = inputs_of(case, neuron), states_of(neuron)
+    inputs, states = make_inputs(case, neuron), make_states(neuron)
     poisoned = [x.clone() for x in inputs]
     for x in poisoned:
         for b, end in enumerate(LENGTHS.tolist()):
             x[end:, b] = torch.nan
-    got = run(neuron, poisoned, states, lengths=LENGTHS)
-    assert_alone(neuron, inputs, states, got)
+    results = run(neuron, poisoned, states, lengths=LENGTHS)
+    assert_equal_to_separate_runs(neuron, inputs, states, results)
 
 
 EACH = [case for case in CASES if not case.name.startswith("gated_lif_t")]
 
 
 @pytest.mark.parametrize("case", EACH, ids=lambda case: case.name)
-def test_each_neuron_in_a_loop(case: Case) -> None:
-    compare(case, "torch")
+def test_each_neuron_has_lengths_in_the_loop(case: Case) -> None:
+    compare_lengths(case, "torch")
 
 
 @pytest.mark.long(all_but=["recurrent_lif"])
 @pytest.mark.parametrize("case", EACH, ids=lambda case: case.name)
-def test_each_neuron_in_cpp(case: Case) -> None:
-    compare(case, "auto")
+def test_each_neuron_has_lengths_in_cpp(case: Case) -> None:
+    compare_lengths(case, "auto")
 
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.long(all_but=["ilif"])
 @pytest.mark.parametrize("case", [c for c in EACH if c.name != "recurrent_gated_lif"], ids=lambda case: case.name)
-def test_each_neuron_in_triton(case: Case) -> None:
-    compare(case, "triton")
+def test_each_neuron_has_lengths_in_triton(case: Case) -> None:
+    compare_lengths(case, "triton")
 
 
 # -- networks ----------------------------------------------------------------------------------------------------
 
 
-def data(*shape: int, seed: int = 0) -> Tensor:
+def draw_uniform(*shape: int, seed: int = 0) -> Tensor:
     return 3 * torch.rand(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def network(backend: str) -> nn.Sequential:
+def make_network(backend: str) -> nn.Sequential:
     torch.manual_seed(0)
     net = nn.Sequential(
         OverTime(nn.Linear(6, 5), nn.LayerNorm(5)), LIF(), nn.Linear(5, 4), RLIF(4), SharedDropout(0.0), Leaky(0.9)
     )
     with torch.no_grad():
         for parameter in net.parameters():
-            parameter.abs_().mul_(2)  # so that all neurons fire
+            parameter.abs_().mul_(2)  # With these weights, all neurons fire.
     functional.set_backend(net, backend)
     return net
 
@@ -155,9 +157,9 @@ def network(backend: str) -> nn.Sequential:
 @pytest.mark.long(all_but=["torch"])
 @pytest.mark.parametrize("backend", ["torch", "auto", "hop"])
 def test_a_network_returns_the_results_of_separate_sequences(backend: str) -> None:
-    net, lengths = network(backend), torch.tensor([12, 9, 0])
-    for seed in range(3):  # a repeated call has other lengths
-        x = data(12, 3, 6, seed=seed).requires_grad_()
+    net, lengths = make_network(backend), torch.tensor([12, 9, 0])
+    for seed in range(3):  # The second and third calls have other lengths.
+        x = draw_uniform(12, 3, 6, seed=seed).requires_grad_()
         functional.reset_net(net)
         output = functional.run(net, x, lengths=lengths)
         (gradient,) = torch.autograd.grad(output.square().sum(), x)
@@ -167,30 +169,30 @@ def test_a_network_returns_the_results_of_separate_sequences(backend: str) -> No
             assert not gradient[end:, b].any()
             if end:
                 functional.reset_net(net)
-                alone = net(x[:end])
-                torch.testing.assert_close(output[:end, b], alone[:, b])
-                (wanted,) = torch.autograd.grad(alone[:, b].square().sum(), x)
-                torch.testing.assert_close(gradient[:end, b], wanted[:end, b])
-                for name, found in functional.get_states(net).items():
+                separate = net(x[:end])
+                torch.testing.assert_close(output[:end, b], separate[:, b])
+                (expected,) = torch.autograd.grad(separate[:, b].square().sum(), x)
+                torch.testing.assert_close(gradient[:end, b], expected[:end, b])
+                for name, separate_states in functional.get_states(net).items():
                     if name != "4":
-                        for state, other in zip(found, states[name], strict=True):
+                        for state, other in zip(separate_states, states[name], strict=True):
                             torch.testing.assert_close(other[b], state[b])
         lengths = lengths.roll(1)
     functional.reset_net(net)
-    assert net(x).square().sum() > output.square().sum(), "without lengths, nothing ends"
+    assert net(x).square().sum() > output.square().sum(), "without lengths, every sequence has all steps"
 
 
 def test_layers_that_read_several_steps_are_refused() -> None:
     for layer in (Delay(1), PSN(T=3)):
         net = nn.Sequential(LIF(), layer)
         with pytest.raises(StepModeError, match=f"layer 1 \\({type(layer).__name__}\\) reads several steps"):
-            functional.run(net, data(3, 2, 4), lengths=torch.tensor([1, 2]))
-        assert functional.run(net, data(3, 2, 4)).shape == (3, 2, 4)
+            functional.run(net, draw_uniform(3, 2, 4), lengths=torch.tensor([1, 2]))
+        assert functional.run(net, draw_uniform(3, 2, 4)).shape == (3, 2, 4)
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "between graphs", "inductor"])
 @pytest.mark.long(all_but=["aot_eager"])
-def test_compiled(backend: str, compiler: None) -> None:
+def test_a_compiled_network_accepts_lengths(backend: str, compiler: None) -> None:
     net, lengths = nn.Sequential(OverTime(nn.Linear(6, 5)), LIF(), nn.Linear(5, 4), RLIF(4)), torch.tensor([5, 2, 0])
 
     def run(x: Tensor, lengths: Tensor) -> Tensor:
@@ -200,23 +202,23 @@ def test_compiled(backend: str, compiler: None) -> None:
     kernels = backend == "between graphs"
     compiled = torch.compile(run, backend="aot_eager" if kernels else backend, fullgraph=not kernels)
     for seed in range(2):
-        x = data(5, 3, 6, seed=seed).requires_grad_()
+        x = draw_uniform(5, 3, 6, seed=seed).requires_grad_()
         functional.reset_net(net)
         functional.set_backend(net, "torch")
-        wanted = functional.run(net, x, lengths=lengths)
+        expected = functional.run(net, x, lengths=lengths)
         states = functional.get_states(net)
         functional.set_backend(net, "cpp" if kernels else "auto")
         functional.reset_net(net)
-        got = compiled(x, lengths)
-        torch.testing.assert_close(got, wanted)
-        for name, found in functional.get_states(net).items():
-            torch.testing.assert_close(found, states[name])
-        pair = [torch.autograd.grad(y.square().sum(), x)[0] for y in (got, wanted)]
+        output = compiled(x, lengths)
+        torch.testing.assert_close(output, expected)
+        for name, states_of_layer in functional.get_states(net).items():
+            torch.testing.assert_close(states_of_layer, states[name])
+        pair = [torch.autograd.grad(y.square().sum(), x)[0] for y in (output, expected)]
         torch.testing.assert_close(*pair)
         lengths = lengths.roll(1)
 
 
-def test_exported_with_any_number_of_steps() -> None:
+def test_lengths_are_exported_with_any_number_of_steps() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -228,23 +230,23 @@ def test_exported_with_any_number_of_steps() -> None:
 
     net, T = Net(), torch.export.Dim("T", min=2)
     resets = torch.zeros(6, 3, dtype=torch.bool)
-    example = data(6, 3, 4), torch.tensor([6, 2, 0]), resets
+    example = draw_uniform(6, 3, 4), torch.tensor([6, 2, 0]), resets
     program = torch.export.export(net, example, dynamic_shapes=({0: T}, {}, {0: T}))
     lengths, resets = torch.tensor([11, 3, 8]), torch.rand(11, 3, generator=torch.Generator().manual_seed(0)) > 0.7
-    x = data(11, 3, 4)
+    x = draw_uniform(11, 3, 4)
     assert torch.equal(program.module()(x, lengths, resets), net(x, lengths, resets))
 
 
-# -- together with everything else -------------------------------------------------------------------------------
+# -- together with other options ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("backend", ["torch", "cpp"])
-def test_counts_sequences_of_states_bits_and_norms(backend: str) -> None:
+def test_lengths_apply_to_counts_state_sequences_bits_and_norms(backend: str) -> None:
     norm = nn.BatchNorm1d(4)
     layer, lengths = NormNeuron(norm, ParametricLIF(backend=backend)), torch.tensor([3, 9])
     plain = nn.Sequential(OverTime(deepcopy(norm)), deepcopy(layer.neuron))
     layer.neuron.count_spikes = layer.neuron.store_state_seqs = True
-    x = data(9, 2, 4)
+    x = draw_uniform(9, 2, 4)
     with PackedSpikes(layer):
         for _ in range(3):
             layer.neuron.reset()
@@ -262,9 +264,9 @@ def test_counts_sequences_of_states_bits_and_norms(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["torch", "cpp"])
-def test_half_precision_in_float32(backend: str) -> None:
+def test_half_precision_with_lengths_computes_in_float32(backend: str) -> None:
     neuron = LIF(backend=backend, precision="float32")
-    x, lengths = data(9, 2, 4).bfloat16(), torch.tensor([3, 9])
+    x, lengths = draw_uniform(9, 2, 4).bfloat16(), torch.tensor([3, 9])
     output = neuron(x, lengths=lengths)
     assert output.dtype == torch.bfloat16
     assert neuron.states[0].dtype == torch.float32
@@ -272,8 +274,8 @@ def test_half_precision_in_float32(backend: str) -> None:
     assert torch.equal(output[:3, :1], neuron(x[:3, :1]))
 
 
-def test_mismatches_are_refused() -> None:
-    neuron, x = LIF(), data(3, 2, 4)
+def test_wrong_lengths_are_refused() -> None:
+    neuron, x = LIF(), draw_uniform(3, 2, 4)
     wrong: list[tuple[Any, type[Exception], str]] = [
         ([1, 2], TypeError, "lengths is a list"),
         (torch.tensor([1.0, 2.0]), ParameterError, "torch.float32; give whole numbers"),
@@ -290,19 +292,20 @@ def test_mismatches_are_refused() -> None:
 
 
 def test_lengths_that_are_written_to_are_read_again() -> None:
-    neuron, x, lengths = LIF(), data(9, 2, 4) + 2, torch.tensor([9, 9])
-    kept = Lengths(lengths)
-    output, _ = neuron.step(x, transforms=[kept])
+    neuron, x, lengths = LIF(), draw_uniform(9, 2, 4) + 2, torch.tensor([9, 9])
+    transform = Lengths(lengths)
+    output, _ = neuron.step(x, transforms=[transform])
     assert output[5:].any()
     lengths.fill_(5)
-    output, _ = neuron.step(x, transforms=[kept])
+    output, _ = neuron.step(x, transforms=[transform])
     assert output[:5].any()
     assert not output[5:].any()
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("features", [35, 128])  # blocks with several sequences, and blocks with a part of one
-@pytest.mark.parametrize("num_steps", [6, 40])  # one chunk, and several
+# In the first case, a block contains several sequences. In the second one, it contains a part of one sequence.
+@pytest.mark.parametrize("features", [35, 128])
+@pytest.mark.parametrize("num_steps", [6, 40])  # One chunk, and several chunks.
 def test_results_equal_those_of_separate_sequences_on_a_gpu(num_steps: int, features: int) -> None:
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(0, num_steps + 1, (9,), generator=generator)
@@ -314,14 +317,14 @@ def test_results_equal_those_of_separate_sequences_on_a_gpu(num_steps: int, feat
         assert not output[end:, b].any()
         assert not gradients[end:, b].any()
         if end:
-            alone = run_on_gpu(neuron, x[:end, b : b + 1], None)
-            assert torch.equal(output[:end, b], alone[0][:, 0])
-            assert torch.equal(final[b], alone[1][0])
-            assert torch.equal(gradients[:end, b], alone[2][:, 0])
+            separate = run_on_gpu(neuron, x[:end, b : b + 1], None)
+            assert torch.equal(output[:end, b], separate[0][:, 0])
+            assert torch.equal(final[b], separate[1][0])
+            assert torch.equal(gradients[:end, b], separate[2][:, 0])
 
 
 def run_on_gpu(neuron: LIF, x: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns output, final state, and gradient of the input."""
+    """Returns the output, the final state, and the gradient of the input."""
     functional.reset_net(neuron)
     leaf = x.clone().requires_grad_()
     output = neuron(leaf) if lengths is None else neuron(leaf, lengths=lengths)
@@ -333,7 +336,7 @@ def run_on_gpu(neuron: LIF, x: Tensor, lengths: Tensor | None) -> tuple[Tensor, 
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("num_steps", [6, 21])
-def test_programs_end_with_their_sequences(num_steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_stop_at_the_end_of_a_sequence(num_steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Checks that a kernel reads neither inputs nor checkpoints after the end of a sequence."""
     from flexsn_codegen.scan._spec import BackwardSpec, ForwardSpec
     from flexsn_runtime.step import _pointwise_step
@@ -342,12 +345,12 @@ def test_programs_end_with_their_sequences(num_steps: int, monkeypatch: pytest.M
     for name in ("forward_source", "backward_source"):
         write = getattr(_pointwise_step, name)
 
-        def noted(*a: Any, write: Any = write) -> Any:
+        def note(*a: Any, write: Any = write) -> Any:
             specs.append(a[-1])
             return write(*a)
 
-        monkeypatch.setattr(_pointwise_step, name, noted)
-    neuron = LIF(backend="triton", tau=1.75)  # no other test compiles these kernels
+        monkeypatch.setattr(_pointwise_step, name, note)
+    neuron = LIF(backend="triton", tau=1.75)  # No other test compiles kernels of this tau.
     x = torch.randn(num_steps, 3, FEATURES).requires_grad_()
     neuron(x, lengths=torch.tensor([num_steps, 2, 0])).sum().backward()
     assert [spec.ends for spec in specs] == [True, True]

@@ -1,4 +1,4 @@
-"""Mistakes of users: errors name them in the user's terms, and name the remedy."""
+"""Mistakes of users: errors describe the mistake in the user's terms and name the remedy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from flexsn_runtime import ShapeError, TransformError
 
 pytestmark = [
     pytest.mark.usefixtures("interpreted"),
-    pytest.mark.filterwarnings("ignore:.*torch.jit.*"),  # deprecated, but still in use
+    pytest.mark.filterwarnings("ignore:.*torch.jit.*"),  # These functions are deprecated, but still in use.
     pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning"),
 ]
 
@@ -45,51 +45,51 @@ def leaky(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return torch.tanh(h), h
 
 
-def made(core: Callable[..., Any] = leaky, **options: Any) -> FlexSN:
+def make_neuron(core: Callable[..., Any] = leaky, **options: Any) -> FlexSN:
     return FlexSN(core, 1, 1, 1, **options)
 
 
 # -- torch's transforms and recorders ------------------------------------------------------------------
 
 
-def test_several_gradients_at_once() -> None:
-    """Checks that the loop supports batched gradients, and that kernels report that they do not."""
+def test_several_gradients_at_once_are_supported_by_loops_and_refused_by_kernels() -> None:
+    """Checks batched gradients. The error of kernels suggests one gradient at a time."""
 
-    def batched(backend: str) -> Tensor:
+    def differentiate_batched(backend: str) -> Tensor:
         x = X.clone().requires_grad_()
-        output = cast(Tensor, made(backend=backend)(x))
+        output = cast(Tensor, make_neuron(backend=backend)(x))
         (gradient,) = torch.autograd.grad(output, x, torch.stack([output, -output]).detach(), is_grads_batched=True)
         return gradient
 
-    def jacobian(backend: str) -> Any:
-        layer = made(backend=backend)
+    def compute_jacobian(backend: str) -> Any:
+        layer = make_neuron(backend=backend)
         return torch.autograd.functional.jacobian(lambda x: layer.step(x)[0], X, vectorize=True)
 
-    torch.testing.assert_close(batched("hop"), batched("torch"))
-    torch.testing.assert_close(jacobian("hop"), jacobian("torch"))
-    for run in (batched, jacobian):
+    torch.testing.assert_close(differentiate_batched("hop"), differentiate_batched("torch"))
+    torch.testing.assert_close(compute_jacobian("hop"), compute_jacobian("torch"))
+    for run in (differentiate_batched, compute_jacobian):
         with pytest.raises(TransformError, match=r"one gradient at a time.*vectorize=False, or use backend='torch'"):
             run("triton")
-    layer = made(backend="triton")
+    layer = make_neuron(backend="triton")
     one_by_one = torch.autograd.functional.jacobian(lambda x: layer.step(x)[0], X)
-    torch.testing.assert_close(one_by_one, jacobian("torch"))
+    torch.testing.assert_close(one_by_one, compute_jacobian("torch"))
 
 
 @backends
-def test_jit_trace(backend: str) -> None:
+def test_jit_trace_of_a_neuron_is_refused(backend: str) -> None:
     with pytest.raises(ExportError, match=r"torch\.jit\.trace records .*torch\.export\.export"):
-        torch.jit.trace(made(backend=backend), (X,), check_trace=False)
+        torch.jit.trace(make_neuron(backend=backend), (X,), check_trace=False)
 
 
-def test_kernels_inside_of_jit_trace() -> None:
-    layer = made(backend="triton")
+def test_jit_trace_of_a_step_in_kernels_is_refused() -> None:
+    layer = make_neuron(backend="triton")
     with pytest.raises(TransformError, match=r"inside of torch\.jit\.trace"):
         torch.jit.trace(lambda x: layer.step(x)[0], (X,), check_trace=False)
 
 
-def test_torch_func_jvp() -> None:
+def test_jvp_of_torch_func_is_supported_by_loops_and_refused_by_kernels() -> None:
     def jvp(backend: str) -> Any:
-        layer = made(backend=backend)
+        layer = make_neuron(backend=backend)
         return torch.func.jvp(lambda x: layer.step(x)[0], (X,), (X,))
 
     torch.testing.assert_close(jvp("hop"), jvp("torch"))
@@ -97,18 +97,18 @@ def test_torch_func_jvp() -> None:
         jvp("triton")
 
 
-def test_a_captured_tensor_of_inference_mode() -> None:
+def test_a_captured_tensor_of_inference_mode_is_refused_by_kernels() -> None:
     with torch.inference_mode():
         w = torch.ones(4)
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return x * w, v + x
 
-    assert torch.equal(cast(Tensor, made(core, backend="torch")(X)), X)
+    assert torch.equal(cast(Tensor, make_neuron(core, backend="torch")(X)), X)
     with pytest.raises(NotImplementedError, match=r"(?s)inference_mode.*\.clone\(\).*return x \* w"):
-        made(core, backend="triton")(X)
+        make_neuron(core, backend="triton")(X)
     w = w.clone()
-    assert torch.equal(cast(Tensor, made(core, backend="triton")(X)), X)
+    assert torch.equal(cast(Tensor, make_neuron(core, backend="triton")(X)), X)
 
 
 # -- examples and empty sequences ----------------------------------------------------------------------
@@ -123,9 +123,9 @@ def test_a_captured_tensor_of_inference_mode() -> None:
         ((ONE,), ValueError, "1 example inputs for 1 inputs and 1 states: give 2"),
     ],
 )
-def test_example_inputs(examples: Any, kind: type[Exception], message: str) -> None:
+def test_wrong_example_inputs_are_refused(examples: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
-        made(example_inputs=examples)
+        make_neuron(example_inputs=examples)
 
 
 @pytest.mark.parametrize(
@@ -139,9 +139,9 @@ def test_example_inputs(examples: Any, kind: type[Exception], message: str) -> N
         ((ONE.double(),), ExampleError, r"is \[2, 4\] torch.float64; .*returns \[2, 4\] torch.float32"),
     ],
 )
-def test_example_outputs(outputs: Any, kind: type[Exception], message: str) -> None:
+def test_wrong_example_outputs_are_refused(outputs: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
-        made(example_inputs=(ONE, ONE), example_outputs=outputs)
+        make_neuron(example_inputs=(ONE, ONE), example_outputs=outputs)
 
 
 @loops
@@ -151,14 +151,14 @@ def test_no_steps_need_example_outputs(backend: str) -> None:
 
     for core in (leaky, draws):
         with pytest.raises(ExampleError, match=r"no steps \(T == 0\).*example_outputs=\(\.\.\.\)"):
-            made(core, backend=backend)(X[:0])
-        assert cast(Tensor, made(core, backend=backend, example_outputs=(ONE,))(X[:0])).shape == (0, 2, 4)
+            make_neuron(core, backend=backend)(X[:0])
+        assert cast(Tensor, make_neuron(core, backend=backend, example_outputs=(ONE,))(X[:0])).shape == (0, 2, 4)
 
 
 @loops
-def test_example_outputs_of_another_batch(backend: str) -> None:
+def test_example_outputs_of_another_batch_size_are_refused(backend: str) -> None:
     with pytest.raises(ExampleError, match=r"example_outputs\[0\] is \[3, 4\]"):
-        made(backend=backend, example_outputs=(torch.zeros(3, 4),))(X[:0])
+        make_neuron(backend=backend, example_outputs=(torch.zeros(3, 4),))(X[:0])
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_example_outputs_of_another_batch(backend: str) -> None:
         (lambda: FlexSN(leaky, 1, 1, cast(Any, "1")), "num_outputs is '1'"),
     ],
 )
-def test_cores_and_counts(make: Callable[[], object], message: str) -> None:
+def test_wrong_cores_and_counts_are_refused(make: Callable[[], object], message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         make()
 
@@ -181,7 +181,7 @@ def test_cores_and_counts(make: Callable[[], object], message: str) -> None:
 
 @backends
 def test_assigning_none_to_states_resets_them(backend: str) -> None:
-    layer = made(backend=backend)
+    layer = make_neuron(backend=backend)
     first = layer(X)
     layer.states = None  # type: ignore[assignment]
     assert layer.states == []
@@ -195,7 +195,7 @@ def test_assigning_none_to_states_resets_them(backend: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "given", "message"),
+    ("make", "arguments", "message"),
     [
         (LIF, {"beta": 0.9}, r"LIF has no argument 'beta'\. .*tau=1 / \(1 - beta\).*Leaky"),
         (LIF, {"threshold": 1.0}, r"LIF has no argument 'threshold'\. Did you mean 'v_threshold'"),
@@ -207,11 +207,11 @@ def test_assigning_none_to_states_resets_them(backend: str) -> None:
         (LI, {"nonsense": 1}, r"LI has no argument 'nonsense'\. It has tau, decay_input, "),
     ],
 )
-def test_an_argument_that_a_neuron_does_not_have(
-    make: Callable[..., object], given: dict[str, Any], message: str
+def test_an_unknown_argument_is_refused_with_a_hint(
+    make: Callable[..., object], arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UnknownParameterError, match=message):
-        make(**given)
+        make(**arguments)
     assert issubclass(UnknownParameterError, TypeError)
 
 
@@ -224,13 +224,13 @@ def test_an_argument_that_a_neuron_does_not_have(
         (lambda f: neuron.GatedLIF(T=2, surrogate_function=f), "surrogate_function is the class ATan"),
     ],
 )
-def test_a_surrogate_by_its_class(make: Callable[[Any], object], message: str) -> None:
+def test_a_class_as_surrogate_is_refused(make: Callable[[Any], object], message: str) -> None:
     with pytest.raises(ParameterError, match=re.escape(message)):
         make(surrogate.ATan)
 
 
 @pytest.mark.parametrize("value", [torch.tensor(0.0), nn.Parameter(torch.zeros(4))])
-def test_v_reset_as_a_tensor(value: Tensor) -> None:
+def test_a_tensor_as_v_reset_is_refused(value: Tensor) -> None:
     with pytest.raises(ParameterError, match=r"v_reset is a tensor; expected one number.*float\(v_reset\)"):
         LIF(v_reset=cast(Any, value))
     for wrong in ("zero", True):
@@ -261,16 +261,16 @@ def test_names_of_other_libraries_get_hints(make: Callable[[], Any], name: str, 
         _ = layer.nonsense
 
 
-def test_a_state_that_is_assigned_by_name() -> None:
+def test_a_state_cannot_be_assigned_by_name() -> None:
     layer = LIF()
     with pytest.raises(UnknownAttributeError, match=r"no step would read 'v'.*neuron\.states = \[\.\.\.\]"):
         layer.v = 0.0
 
 
-# -- among SpikingJelly's layers -----------------------------------------------------------------------
+# -- together with SpikingJelly's layers --------------------------------------------------------------
 
 
-def test_supported_backends() -> None:
+def test_supported_backends_depend_on_the_step_mode() -> None:
     layer = LIF()
     assert layer.supported_backends == ("auto", "triton", "inductor", "cpp", "hop", "torch")
     layer.step_mode = "s"
@@ -279,8 +279,8 @@ def test_supported_backends() -> None:
     assert "triton" not in layer.supported_backends
 
 
-def test_the_backend_of_only_some_neurons() -> None:
-    net = nn.Sequential(LIF(), nn.Linear(2, 2), Leaky(0.9), made())
+def test_the_backend_of_selected_neurons_is_set() -> None:
+    net = nn.Sequential(LIF(), nn.Linear(2, 2), Leaky(0.9), make_neuron())
     functional.set_backend(net, "torch", instance=LIF)
     assert [cast(FlexSN, net[i]).backend for i in (0, 2, 3)] == ["torch", "auto", "auto"]
     functional.set_backend(net, "hop", instance=(Leaky, nn.Linear))

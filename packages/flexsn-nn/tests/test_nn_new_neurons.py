@@ -1,4 +1,4 @@
-"""Purposes of some neurons' equations: rests after spikes, spikes of two signs, random spikes."""
+"""Behaviour of some neurons: refractory periods, spikes of two signs, and random spikes."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from flexsn_nn import (
     UnknownNameError,
 )
 
-pytestmark = pytest.mark.usefixtures("loops")  # other tests compare kernels with the equations
+pytestmark = pytest.mark.usefixtures("loops")  # Other tests compare kernels with the equations.
 
 
-def test_refractory_neurons_rest() -> None:
+def test_refractory_neurons_pause_after_a_spike() -> None:
     x = torch.full((10, 1), 5.0)
     silent = RefractoryLIF(absolute=3, tau=1.0)
     assert silent(x).flatten().tolist() == [1, 0, 0, 0, 1, 0, 0, 0, 1, 0]
     assert RefractoryLIF(absolute=0, tau=1.0)(x).flatten().tolist() == [1] * 10
     assert torch.equal(RefractoryLIF(absolute=0)(x), LIF()(x))
-    # The threshold is 1 + 2 r / 4: 3 at first, then 2.5, 2, 1.5, with an input of 2.2.
+    # The threshold is 1 + 2 r / 4. After a spike it is 3, then 2.5, 2 and 1.5. The input is 2.2.
     raised = RefractoryLIF(absolute=1, relative=4, rise=2.0, tau=1.0)
     assert raised(torch.full((10, 1), 2.2)).flatten().tolist() == [1, 0, 0, 0, 1, 0, 0, 0, 1, 0]
-    each = RefractoryLIF(absolute=torch.tensor([0.0, 2.0]), tau=1.0)
-    assert each(torch.full((4, 2), 5.0)).T.tolist() == [[1, 1, 1, 1], [1, 0, 0, 1]]
+    per_neuron = RefractoryLIF(absolute=torch.tensor([0.0, 2.0]), tau=1.0)
+    assert per_neuron(torch.full((4, 2), 5.0)).T.tolist() == [[1, 1, 1, 1], [1, 0, 0, 1]]
     with pytest.raises(ParameterError, match="give relative above 0"):
         RefractoryLIF(rise=1.0)
     with pytest.raises(ParameterError, match="absolute is -1"):
         RefractoryLIF(absolute=-1)
 
 
-def test_a_silent_neuron_keeps_its_membrane_and_lets_no_gradient_in() -> None:
+def test_a_silent_neuron_keeps_its_membrane_and_has_no_gradient() -> None:
     neuron = RefractoryLIF(absolute=2, tau=2.0, v_reset=0.25, store_state_seqs=True)
     x = torch.tensor([[4.0], [9.0], [9.0], [0.0]], requires_grad=True)
     neuron(x)
@@ -73,9 +73,9 @@ def test_firing_probabilities_are_as_documented(kind: str) -> None:
     neuron = StochasticLIF(scale=scale, noise=kind, tau=1.0)
     rate = neuron(torch.full((50, 4000), 1.0 - distance)).mean().item()
     z = torch.tensor(-distance / scale)
-    wanted = torch.sigmoid(z) if kind == "logistic" else torch.special.ndtr(z)
-    # Five standard deviations of 200,000 draws are 0.0056.
-    assert rate == pytest.approx(wanted.item(), abs=0.0056)
+    expected = torch.sigmoid(z) if kind == "logistic" else torch.special.ndtr(z)
+    # Five standard deviations of the mean of 200,000 values are 0.0056.
+    assert rate == pytest.approx(expected.item(), abs=0.0056)
 
 
 def test_noise_is_drawn_again_or_passed() -> None:
@@ -99,9 +99,9 @@ def test_noise_is_drawn_again_or_passed() -> None:
         neuron(x, x, x)
 
 
-def test_noise_in_single_steps() -> None:
+def test_noise_in_single_steps_equals_noise_of_a_sequence() -> None:
     x = torch.rand(6, 5) * 2
     noise = StochasticLIF().draw(x)
-    whole = StochasticLIF()(x, noise)
+    expected = StochasticLIF()(x, noise)
     steps = StochasticLIF(step_mode="s")
-    assert torch.equal(torch.stack([steps(a, n) for a, n in zip(x, noise, strict=True)]), whole)
+    assert torch.equal(torch.stack([steps(a, n) for a, n in zip(x, noise, strict=True)]), expected)

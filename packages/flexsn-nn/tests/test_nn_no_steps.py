@@ -1,4 +1,4 @@
-"""Sequences of zero steps: empty outputs, an unchanged state, and the gradient of the state."""
+"""Sequences without steps: empty outputs, unchanged states, and the gradients of the states."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ EACH = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 BACKENDS = pytest.mark.parametrize("backend", ["torch", "hop", "auto", "cpp"])
 
 
-def empty(case: Case, neuron: FlexSN) -> list[Tensor]:
-    one = torch.zeros(STEP, dtype=torch.float64)
-    return [one.new_zeros(0, *STEP).requires_grad_() for _ in range(neuron.num_inputs)]
+def make_empty_inputs(case: Case, neuron: FlexSN) -> list[Tensor]:
+    step = torch.zeros(STEP, dtype=torch.float64)
+    return [step.new_zeros(0, *STEP).requires_grad_() for _ in range(neuron.num_inputs)]
 
 
-# Neurons with one and several states, learned parameters, random numbers, and recurrent weights.
+# Neurons with one and several states, learned parameters, random values, and recurrent weights.
 IN_CPP = ("lif", "plif", "synaptic_zero", "stochastic", "recurrent_gated_lif", "rleaky_none")
 
 
 @pytest.mark.long(all_but=["torch-*", *(f"cpp-{name}" for name in IN_CPP)])
 @EACH
 @pytest.mark.parametrize("backend", ["torch", "hop", "cpp"])
-def test_every_neuron(case: Case, backend: str) -> None:
+def test_every_neuron_keeps_its_states_without_steps(case: Case, backend: str) -> None:
     neuron: Any = case.make(backend=backend).double()
     if getattr(neuron, "T", None) is not None:
         pytest.skip("a neuron for a fixed number of steps")
-    inputs = empty(case, neuron)
+    inputs = make_empty_inputs(case, neuron)
     states = [torch.rand(STEP, dtype=torch.float64).requires_grad_() for _ in range(neuron.num_states)]
-    output, after = neuron.step(inputs, states)
+    output, final = neuron.step(inputs, states)
     assert output.shape == (0, *STEP)
     assert output.dtype == torch.float64
-    for before, state in zip(states, after, strict=True):
-        assert torch.equal(state, before)
-        assert state is not before
-    found = torch.autograd.grad(sum(2 * state.sum() for state in after), states)
-    assert all(torch.equal(gradient, torch.full_like(gradient, 2)) for gradient in found)
+    for initial, state in zip(states, final, strict=True):
+        assert torch.equal(state, initial)
+        assert state is not initial
+    gradients = torch.autograd.grad(sum(2 * state.sum() for state in final), states)
+    assert all(torch.equal(gradient, torch.full_like(gradient, 2)) for gradient in gradients)
     neuron.store_state_seqs = neuron.count_spikes = True
     neuron(*inputs)
     assert [tuple(sequence.shape) for sequence in neuron.state_seqs] == [(0, *STEP)] * neuron.num_states
@@ -55,31 +55,31 @@ def test_every_neuron(case: Case, backend: str) -> None:
 
 @pytest.mark.parametrize("precision", ["eager", "float32"])
 @BACKENDS
-def test_dtypes(backend: str, precision: str) -> None:
+def test_results_without_steps_have_the_usual_dtypes(backend: str, precision: str) -> None:
     neuron = LIF(backend=backend, precision=precision)
     output, (v,) = neuron.step(torch.zeros(0, 2, 5, dtype=torch.bfloat16))
     assert output.dtype == torch.bfloat16
     assert v.dtype == (torch.float32 if precision == "float32" else torch.bfloat16)
 
 
-def test_under_a_compiler() -> None:
+def test_a_compiled_step_without_steps_keeps_the_state() -> None:
     neuron = LIF()
     step = torch.compile(neuron.step, backend="aot_eager", fullgraph=True)
     v = torch.rand(2, 5, requires_grad=True)
-    output, (after,) = step(torch.zeros(0, 2, 5), [v])
+    output, (final,) = step(torch.zeros(0, 2, 5), [v])
     assert output.shape == (0, 2, 5)
-    assert torch.equal(after, v)
-    assert torch.equal(torch.autograd.grad(after.sum(), v)[0], torch.ones(2, 5))
+    assert torch.equal(final, v)
+    assert torch.equal(torch.autograd.grad(final.sum(), v)[0], torch.ones(2, 5))
 
 
-def test_in_the_middle_of_a_sequence() -> None:
+def test_a_part_without_steps_does_not_change_a_sequence() -> None:
     for layer in (LIF(), LIF(backend="torch"), SlidingPSN(3), NormNeuron(torch.nn.BatchNorm1d(5), LIF()).eval()):
         x = 2 * torch.rand(4, 2, 5)
         with torch.no_grad():
-            whole = layer(x)
+            expected = layer(x)
             (layer.neuron if isinstance(layer, NormNeuron) else layer).reset()
             parts = torch.cat([layer(part) for part in (x[:2], x[:0], x[2:])])
-        torch.testing.assert_close(parts, whole)
+        torch.testing.assert_close(parts, expected)
 
 
 @BACKENDS
@@ -102,10 +102,10 @@ def test_examples_replace_a_run_of_the_core(backend: str) -> None:
 def test_a_step_without_outputs_needs_no_example(backend: str) -> None:
     neuron = FlexSN(lambda x, v: (x + v,), 1, 1, 0, backend=backend)
     v = torch.rand(2, 4, requires_grad=True)
-    outputs, (after,) = neuron.step(torch.zeros(0, 2, 4), [v])
+    outputs, (final,) = neuron.step(torch.zeros(0, 2, 4), [v])
     assert outputs == []
-    assert torch.equal(after, v)
-    assert torch.equal(torch.autograd.grad(after.sum(), v)[0], torch.ones(2, 4))
+    assert torch.equal(final, v)
+    assert torch.equal(torch.autograd.grad(final.sum(), v)[0], torch.ones(2, 4))
 
 
 class Wide(Neuron):
@@ -122,7 +122,7 @@ class Random(Neuron):
         return x + v, v
 
 
-def test_neurons_of_users() -> None:
+def test_users_neurons_determine_the_dtype_or_are_refused() -> None:
     assert Wide(backend="torch")(torch.zeros(0, 2)).dtype == torch.float64
     with pytest.raises(ExampleError, match=r"no steps.*Random\.dynamics cannot be traced.*leave out sequences"):
         Random(backend="torch")(torch.zeros(0, 2))
@@ -134,13 +134,13 @@ def test_wider_states_determine_the_dtype_for_zero_steps(backend: str, precision
     dtypes = []
     for steps in (0, 3):
         neuron = LIF(backend=backend, precision=precision)
-        neuron(torch.zeros(2, 2, 4))  # makes the state float32
+        neuron(torch.zeros(2, 2, 4))  # This call makes the state float32.
         dtypes.append(neuron(torch.zeros(steps, 2, 4, dtype=torch.bfloat16)).dtype)
     assert dtypes == [torch.bfloat16 if precision == "float32" else torch.float32] * 2
 
 
 class Followed(torch.autograd.Function):
-    """The identity. If its result is part of a graph, its gradient is zeros even if none arrives."""
+    """The identity. If autograd reaches it, its input has a gradient, even one of zeros."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -156,14 +156,14 @@ class Followed(torch.autograd.Function):
 def test_graphs_of_no_steps_exclude_inputs_and_parameters(make: Callable[..., Neuron], backend: str) -> None:
     neuron = make(backend=backend)
     neuron.count_spikes = True
-    for _ in range(2):  # the second call repeats the first
+    for _ in range(2):  # The second call repeats the recorded operations of the first call.
         neuron.reset()
-        before = torch.rand(3, 2, 4, requires_grad=True)
-        neuron(before)
+        earlier = torch.rand(3, 2, 4, requires_grad=True)
+        neuron(earlier)
         x = torch.zeros(0, 2, 4, requires_grad=True)
         neuron(Followed.apply(x))
         assert neuron.spike_counts is not None
         loss = neuron.states[0].sum() + neuron.spike_counts.sum()
-        gradients = torch.autograd.grad(loss, [x, before], allow_unused=True)
+        gradients = torch.autograd.grad(loss, [x, earlier], allow_unused=True)
         assert gradients[0] is None
         assert gradients[1] is not None

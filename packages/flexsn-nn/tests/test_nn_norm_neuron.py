@@ -37,7 +37,7 @@ def smooth(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return torch.sigmoid(3.0 * (h - 0.5)), torch.tanh(h)
 
 
-def smooth_neuron(backend: str) -> FlexSN:
+def make_smooth_neuron(backend: str) -> FlexSN:
     return FlexSN(smooth, 1, 1, 1, backend=backend)
 
 
@@ -54,8 +54,8 @@ NORMS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
-def pair(kind: str, neuron: Callable[[], FlexSN], **to: Any) -> tuple[nn.Sequential, NormNeuron, nn.Module]:
-    """Returns the norm before the neuron, both as one layer, and the norm of this layer."""
+def make_pair(kind: str, neuron: Callable[[], FlexSN], **to: Any) -> tuple[nn.Sequential, NormNeuron, nn.Module]:
+    """Returns a network with the norm before the neuron, an equal `NormNeuron`, and the norm of the latter."""
     norm = NORMS[kind][0]().to(**to)
     for tensor in norm.parameters():
         nn.init.uniform_(tensor, 0.2, 1.0)
@@ -77,8 +77,8 @@ def pair(kind: str, neuron: Callable[[], FlexSN], **to: Any) -> tuple[nn.Sequent
         "sync_alone-torch",
     ]
 )
-def test_the_norm_before_the_neuron(kind: str, backend: str) -> None:
-    apart, fused, norm = pair(kind, lambda: smooth_neuron(backend), dtype=torch.float64)
+def test_a_norm_in_the_step_equals_the_norm_before_the_neuron(kind: str, backend: str) -> None:
+    apart, fused, norm = make_pair(kind, lambda: make_smooth_neuron(backend), dtype=torch.float64)
     for training in (True, True, False):
         apart.train(training)
         fused.train(training)
@@ -88,40 +88,44 @@ def test_the_norm_before_the_neuron(kind: str, backend: str) -> None:
         weight = torch.randn(x.shape, dtype=torch.float64)
         outputs = [net(x) for net in (apart, fused)]
         torch.testing.assert_close(outputs[1], outputs[0])
-        wanted, got = (
+        expected, gradients = (
             torch.autograd.grad((output * weight).sum(), [x, *net.parameters()])
             for output, net in zip(outputs, (apart, fused), strict=True)
         )
-        assert all(gradient.abs().max() > 0 for gradient in wanted)
-        torch.testing.assert_close(got, wanted)
-        for mine, theirs in zip(norm.buffers(), apart[0].buffers(), strict=True):
-            torch.testing.assert_close(mine, theirs, rtol=1e-14, atol=0)
+        assert all(gradient.abs().max() > 0 for gradient in expected)
+        torch.testing.assert_close(gradients, expected)
+        for buffer, expected_buffer in zip(norm.buffers(), apart[0].buffers(), strict=True):
+            torch.testing.assert_close(buffer, expected_buffer, rtol=1e-14, atol=0)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.long(all_but=["memory_format1-dtype1-*"])
-def test_spikes_are_bitwise_equal(dtype: torch.dtype, memory_format: torch.memory_format, device: str) -> None:
-    """Compares with the documented reference: the neuron with the input `(x - mean) scale + shift`."""
+def test_spikes_with_a_scale_are_bitwise_equal_to_the_reference(
+    dtype: torch.dtype, memory_format: torch.memory_format, device: str
+) -> None:
+    """Compares with the documented reference, a neuron whose input is `(x - mean) scale + shift`."""
     x = torch.randn(4 * 3, 5, 9, 17, device=device).to(dtype).contiguous(memory_format=memory_format)
     x = x.unflatten(0, (4, 3))
     channels = (torch.randn(5, 1, 1, device=device), torch.rand(5, 1, 1, device=device) + 0.5)
     affine = Affine(*channels, torch.rand(5, 1, 1, device=device))
     for backend in BACKENDS if device == "cpu" else ["torch", "triton"]:
-        before, inside = LIF(backend=backend), LIF(backend=backend)
-        wanted, got = before(affine.of(x)), inside(x, affine=affine)
-        assert 0.05 < wanted.float().mean() < 0.95
-        assert torch.equal(got, wanted)
-        assert torch.equal(inside.states[0], before.states[0])
-        assert got.stride() == x.stride()
+        reference, inside = LIF(backend=backend), LIF(backend=backend)
+        expected, output = reference(affine.of(x)), inside(x, affine=affine)
+        assert 0.05 < expected.float().mean() < 0.95
+        assert torch.equal(output, expected)
+        assert torch.equal(inside.states[0], reference.states[0])
+        assert output.stride() == x.stride()
 
 
 @pytest.mark.parametrize("backend", BACKENDS[-2:])
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.long(all_but=[f"True-{KERNELS[-1]}"])
-def test_gradcheck(training: bool, backend: str) -> None:
-    layer = NormNeuron(nn.BatchNorm1d(3, dtype=torch.float64, track_running_stats=not training), smooth_neuron(backend))
+def test_gradients_pass_gradcheck(training: bool, backend: str) -> None:
+    layer = NormNeuron(
+        nn.BatchNorm1d(3, dtype=torch.float64, track_running_stats=not training), make_smooth_neuron(backend)
+    )
     layer.train(training)
     norm = layer.norm
     assert isinstance(norm, nn.BatchNorm1d)
@@ -136,8 +140,8 @@ def test_gradcheck(training: bool, backend: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_statistics_are_bitwise_equal(device: str) -> None:
-    """Compares with the documented reference if the step computes the scale from a norm's statistics."""
+def test_spikes_with_statistics_are_bitwise_equal_to_the_reference(device: str) -> None:
+    """Compares with the documented reference. Here the step computes the scale from the statistics of a norm."""
     norm = nn.BatchNorm2d(5).to(device).eval()
     for tensor in (norm.running_mean, norm.running_var, norm.weight, norm.bias):
         assert tensor is not None
@@ -148,16 +152,16 @@ def test_statistics_are_bitwise_equal(device: str) -> None:
     scale = torch.rsqrt(norm.running_var + norm.eps) * norm.weight
     affine = Affine(*(tensor.view(5, 1, 1) for tensor in (norm.running_mean, scale, norm.bias)))
     for backend in KERNELS if device == "cpu" else ["triton"]:
-        before, inside = LIF(backend=backend), LIF(backend=backend)
-        wanted, got = before(affine.of(x)), NormNeuron(norm, inside)(x)
-        assert isinstance(got, Tensor)
-        assert 0.05 < wanted.mean() < 0.95
-        assert torch.equal(got, wanted)
-        assert torch.equal(inside.states[0], before.states[0])
+        reference, inside = LIF(backend=backend), LIF(backend=backend)
+        expected, output = reference(affine.of(x)), NormNeuron(norm, inside)(x)
+        assert isinstance(output, Tensor)
+        assert 0.05 < expected.mean() < 0.95
+        assert torch.equal(output, expected)
+        assert torch.equal(inside.states[0], reference.states[0])
 
 
-def test_a_second_gradient_in_a_loop() -> None:
-    layer = NormNeuron(nn.BatchNorm1d(3, dtype=torch.float64), smooth_neuron("torch"))
+def test_second_gradients_of_the_loop_pass_gradgradcheck() -> None:
+    layer = NormNeuron(nn.BatchNorm1d(3, dtype=torch.float64), make_smooth_neuron("torch"))
     x = torch.randn(3, 4, 3, dtype=torch.float64, requires_grad=True)
 
     def run(x: Tensor) -> Tensor:
@@ -171,9 +175,9 @@ def test_a_second_gradient_in_a_loop() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_on_a_gpu(memory_format: torch.memory_format, dtype: torch.dtype) -> None:
-    """Compares gradients and running statistics with the unfused network, in both memory formats."""
-    apart, fused, norm = pair("2d", lambda: smooth_neuron("triton"), device="cuda")
+def test_norms_on_a_gpu_equal_the_unfused_network(memory_format: torch.memory_format, dtype: torch.dtype) -> None:
+    """Compares outputs, gradients and running statistics with the unfused network, in both memory formats."""
+    apart, fused, norm = make_pair("2d", lambda: make_smooth_neuron("triton"), device="cuda")
     for _ in range(2):
         functional.reset_net(apart)
         functional.reset_net(fused)
@@ -181,21 +185,21 @@ def test_on_a_gpu(memory_format: torch.memory_format, dtype: torch.dtype) -> Non
         x = x.unflatten(0, (4, 6)).requires_grad_()
         weight = torch.randn(x.shape, device="cuda").to(dtype)
         outputs = [net(x) for net in (apart, fused)]
-        got, wanted = (
+        gradients, expected = (
             torch.autograd.grad((output * weight).sum(), [x, *net.parameters()])
             for output, net in zip(outputs[::-1], (fused, apart), strict=True)
         )
-        assert outputs[1].stride() == x.stride() == got[0].stride()
-        near = 1e-3 if dtype == torch.float32 else 5e-2
-        torch.testing.assert_close(outputs[1], outputs[0], rtol=near, atol=near)
-        for mine, theirs in zip(got, wanted, strict=True):
-            assert (mine - theirs).abs().max() <= near * theirs.abs().max()
+        assert outputs[1].stride() == x.stride() == gradients[0].stride()
+        tolerance = 1e-3 if dtype == torch.float32 else 5e-2
+        torch.testing.assert_close(outputs[1], outputs[0], rtol=tolerance, atol=tolerance)
+        for mine, theirs in zip(gradients, expected, strict=True):
+            assert (mine - theirs).abs().max() <= tolerance * theirs.abs().max()
         for mine, theirs in zip(norm.buffers(), apart[0].buffers(), strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
 class Saved:
-    """Counts bytes that autograd stores. Each piece of memory counts once."""
+    """Counts the bytes that autograd stores. Memory that several tensors share counts once."""
 
     def __init__(self) -> None:
         self.bytes: dict[int, int] = {}
@@ -208,46 +212,46 @@ class Saved:
         return tensor
 
 
-def saved_by(net: nn.Module, x: Tensor) -> Saved:
-    counted = Saved()
-    with torch.autograd.graph.saved_tensors_hooks(counted.pack, lambda tensor: tensor):
+def count_saved(net: nn.Module, x: Tensor) -> Saved:
+    saved = Saved()
+    with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda tensor: tensor):
         net(x).sum().backward()
     for parameter in net.parameters():
-        counted.bytes.pop(parameter.untyped_storage().data_ptr(), None)
-    return counted
+        saved.bytes.pop(parameter.untyped_storage().data_ptr(), None)
+    return saved
 
 
 @pytest.mark.long(all_but=["triton"])
 @pytest.mark.parametrize("backend", KERNELS)
-def test_kept_tensors(backend: str) -> None:
-    """Checks that only a convolution's output, spikes, checkpoints and numbers per channel are stored."""
+def test_few_tensors_are_stored_for_the_backward(backend: str) -> None:
+    """Checks that only the convolution's output, the spikes, checkpoints and values per channel are stored."""
     steps, channels = 16, 8
 
-    def net(*middle: nn.Module) -> nn.Sequential:
+    def make_net(*middle: nn.Module) -> nn.Sequential:
         return nn.Sequential(
             OverTime(nn.Conv2d(2, channels, 3, bias=False)), *middle, OverTime(nn.Conv2d(channels, 1, 1))
         )
 
-    fused = net(NormNeuron(nn.BatchNorm2d(channels), LIF(backend=backend)))
+    fused = make_net(NormNeuron(nn.BatchNorm2d(channels), LIF(backend=backend)))
     x = torch.rand(steps, 2, 2, 10, 10)
     sequence = steps * 2 * channels * 8 * 8 * 4
-    kept = saved_by(fused, x).bytes
-    sequences = [count for count in kept.values() if count == sequence]
-    others = [count for count in kept.values() if count not in (sequence, x.untyped_storage().nbytes())]
-    assert len(sequences) == 2  # the convolution's output, and the spikes
+    sizes = count_saved(fused, x).bytes
+    sequences = [count for count in sizes.values() if count == sequence]
+    others = [count for count in sizes.values() if count not in (sequence, x.untyped_storage().nbytes())]
+    assert len(sequences) == 2  # These are the convolution's output and the spikes.
     checkpoints = [count for count in others if count > 64 * channels]
     assert sum(checkpoints) < sequence / 2
-    assert len(others) - len(checkpoints) <= 4  # mean, scale, shift, 1 / std
-    apart = net(OverTime(nn.BatchNorm2d(channels)), LIF(backend=backend))
-    assert sum(saved_by(apart, x).bytes.values()) >= sum(kept.values()) + sequence
+    assert len(others) - len(checkpoints) <= 4  # These are mean, scale, shift, and 1 / std.
+    apart = make_net(OverTime(nn.BatchNorm2d(channels)), LIF(backend=backend))
+    assert sum(count_saved(apart, x).bytes.values()) >= sum(sizes.values()) + sequence
 
 
 @pytest.mark.parametrize("fullgraph_backend", ["hop", "torch"])
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.long(all_but=["True-hop"])
-def test_compiled(training: bool, fullgraph_backend: str) -> None:
+def test_a_compiled_layer_equals_the_eager_layer(training: bool, fullgraph_backend: str) -> None:
     norm = nn.BatchNorm2d(3)
-    layer = NormNeuron(norm, smooth_neuron(fullgraph_backend)).train(training)
+    layer = NormNeuron(norm, make_smooth_neuron(fullgraph_backend)).train(training)
     x = torch.randn(4, 2, 3, 5, 4, requires_grad=True)
     weight = torch.randn(x.shape)
     twin = copy.deepcopy(layer)
@@ -264,28 +268,28 @@ def test_compiled(training: bool, fullgraph_backend: str) -> None:
     torch.testing.assert_close(results[0], results[1])
 
 
-def test_steps_in_a_graph_absorb_the_affine_part() -> None:
-    """Checks that the operator reads the network's input, and that no normalised sequence exists."""
-    layer = NormNeuron(nn.BatchNorm2d(3), smooth_neuron("hop"))
+def test_the_operator_in_a_graph_computes_the_norm() -> None:
+    """Checks that the operator reads the network's input, so that no normalised sequence exists."""
+    layer = NormNeuron(nn.BatchNorm2d(3), make_smooth_neuron("hop"))
     graphs: list[torch.fx.GraphModule] = []
 
-    def look(graph: torch.fx.GraphModule, example_inputs: Any) -> Any:
+    def append_graph(graph: torch.fx.GraphModule, example_inputs: Any) -> Any:
         graphs.append(graph)
         return graph.forward
 
     x = torch.randn(4, 2, 3, 5, 4)
-    torch.compile(layer, backend=look, fullgraph=True)(x)
+    torch.compile(layer, backend=append_graph, fullgraph=True)(x)
     nodes = graphs[0].graph.nodes
     (scan,) = [node for node in nodes if node.op == "call_function" and "flex_sn_scan" in str(node.target)]
     values = [node.meta.get("example_value") for node in scan.all_input_nodes]
-    read = [node for node, value in zip(scan.all_input_nodes, values, strict=True) if isinstance(value, Tensor)]
-    assert [node.op for node in read if node.meta["example_value"].shape == x.shape] == ["placeholder"]
+    inputs = [node for node, value in zip(scan.all_input_nodes, values, strict=True) if isinstance(value, Tensor)]
+    assert [node.op for node in inputs if node.meta["example_value"].shape == x.shape] == ["placeholder"]
 
 
 @pytest.mark.parametrize("backend", ["torch", "auto"])
-def test_transforms(backend: str) -> None:
-    """Also tests a call after a usual one: now the loop computes the norm before the step, and not in it."""
-    layer = NormNeuron(nn.BatchNorm1d(3, track_running_stats=False, dtype=torch.float64), smooth_neuron(backend))
+def test_torch_func_differentiates_the_layer(backend: str) -> None:
+    """Checks gradients in `torch.func` after a plain call. There, the loop computes the norm before the step."""
+    layer = NormNeuron(nn.BatchNorm1d(3, track_running_stats=False, dtype=torch.float64), make_smooth_neuron(backend))
     x = torch.randn(4, 5, 3, dtype=torch.float64)
 
     def loss(x: Tensor) -> Tensor:
@@ -294,32 +298,32 @@ def test_transforms(backend: str) -> None:
         return output.square().sum()
 
     for _ in range(2):
-        wanted = torch.autograd.grad(loss(x.requires_grad_()), x)[0]
-        torch.testing.assert_close(torch.func.grad(loss)(x.detach()), wanted)
+        expected = torch.autograd.grad(loss(x.requires_grad_()), x)[0]
+        torch.testing.assert_close(torch.func.grad(loss)(x.detach()), expected)
 
 
 @pytest.mark.parametrize("backend", BACKENDS[-2:])
 @pytest.mark.parametrize("learned", ["x", "norm"])
 @pytest.mark.long(all_but=["x-triton", "norm-cpp"])
-def test_gradients_of_only_the_norm_or_only_the_neuron(learned: str, backend: str) -> None:
-    """Checks gradients of the input of a frozen norm, and of a norm whose input requires no gradient."""
-    apart, fused, _ = pair("2d", lambda: smooth_neuron(backend), dtype=torch.float64)
+def test_gradients_of_only_the_norm_or_only_the_input_are_equal(learned: str, backend: str) -> None:
+    """Checks the input's gradient with a frozen norm, and the norm's gradients with an input that requires none."""
+    apart, fused, _ = make_pair("2d", lambda: make_smooth_neuron(backend), dtype=torch.float64)
     for net in (apart, fused):
         for parameter in net.parameters():
             parameter.requires_grad_(learned == "norm")
     x = torch.randn(NORMS["2d"][1], dtype=torch.float64, requires_grad=learned == "x")
     weight = torch.randn(x.shape, dtype=torch.float64)
-    for _ in range(2):  # the second call repeats the first one
+    for _ in range(2):  # The second call repeats the recorded operations of the first call.
         gradients = []
         for net in (apart, fused):
             functional.reset_net(net)
-            wanted = [x] if learned == "x" else list(net.parameters())
-            gradients.append(torch.autograd.grad((net(x) * weight).sum(), wanted))
+            leaves = [x] if learned == "x" else list(net.parameters())
+            gradients.append(torch.autograd.grad((net(x) * weight).sum(), leaves))
         assert all(gradient.abs().max() > 0 for gradient in gradients[0])
         torch.testing.assert_close(gradients[1], gradients[0])
 
 
-def test_single_steps() -> None:
+def test_single_steps_equal_a_sequence() -> None:
     layer = NormNeuron(nn.BatchNorm2d(3), LIF(v_threshold=0.3, step_mode="s")).eval()
     assert isinstance(layer.norm, nn.BatchNorm2d)
     assert layer.norm.running_mean is not None
@@ -337,7 +341,7 @@ def test_single_steps() -> None:
 
 @pytest.mark.long(all_but=["<lambda>1"])
 @pytest.mark.parametrize("make", [lambda: GatedLIF(T=4), lambda: StochasticLIF(scale=0.0), lambda: LIF(v_reset=0.2)])
-def test_neurons_with_several_inputs_and_states(make: Callable[[], FlexSN]) -> None:
+def test_neurons_with_several_inputs_and_states_accept_a_norm(make: Callable[[], FlexSN]) -> None:
     neuron = make()
     norm = nn.BatchNorm1d(5)
     layer = NormNeuron(norm, copy.deepcopy(neuron))
@@ -345,7 +349,8 @@ def test_neurons_with_several_inputs_and_states(make: Callable[[], FlexSN]) -> N
     with RateMonitor(layer) as monitor:
         output = layer(x)
     assert isinstance(output, Tensor)
-    assert (output != neuron(OverTime(nn.BatchNorm1d(5))(x))).float().mean() < 0.02  # the norm's last bits differ
+    # The last bits of the two norms differ.
+    assert (output != neuron(OverTime(nn.BatchNorm1d(5))(x))).float().mean() < 0.02
     assert monitor.rates() == {"neuron": pytest.approx(output.mean().item())}
 
 
@@ -363,9 +368,9 @@ def test_init_states_of_a_user_receives_the_normalised_input() -> None:
     assert "init_states reads the input" in layer.explain(x)
 
 
-def test_backward_after_another_forward() -> None:
-    """Checks that values that a call passes to the step stay valid for its backward, also after other calls."""
-    apart, fused, _ = pair("1d", lambda: smooth_neuron("auto"), dtype=torch.float64)
+def test_backwards_after_other_forwards_have_correct_gradients() -> None:
+    """Checks that values that a call passes to the step remain valid for its backward, even after other calls."""
+    apart, fused, _ = make_pair("1d", lambda: make_smooth_neuron("auto"), dtype=torch.float64)
     gradients = []
     for net in (apart, fused):
         torch.manual_seed(1)
@@ -386,7 +391,7 @@ def test_no_memory_remains_after_the_outputs_are_deleted() -> None:
     assert alive() is None
 
 
-def test_copies_and_checkpoints() -> None:
+def test_copies_and_checkpoints_return_equal_outputs() -> None:
     layer = NormNeuron(nn.BatchNorm1d(5), LIF(tau=nn.Parameter(torch.tensor([2.0]))))
     x = 3 * torch.randn(4, 3, 5)
     layer(x)
@@ -405,16 +410,16 @@ def test_copies_and_checkpoints() -> None:
     assert torch.equal(layer(x), twin(x))
 
 
-def test_no_steps() -> None:
+def test_no_steps_return_an_empty_output() -> None:
     layer = NormNeuron(nn.BatchNorm1d(5), LIF(backend=KERNELS[-1]))
     x = torch.zeros(0, 3, 5, requires_grad=True)
     output = layer(x)
     assert isinstance(output, Tensor)
     assert output.shape == (0, 3, 5)
-    assert not output.requires_grad  # as in a loop, since it depends on no input
+    assert not output.requires_grad  # As in a loop, the output depends on no input.
 
 
-def test_mistakes() -> None:
+def test_wrong_norms_neurons_and_inputs_are_refused() -> None:
     with pytest.raises(ParameterError, match="norm is LayerNorm"):
         NormNeuron(nn.LayerNorm(3), LIF())
     with pytest.raises(ParameterError, match="neuron is PSN"):
@@ -428,14 +433,15 @@ def test_mistakes() -> None:
         layer(torch.zeros(2, 2, 3, 5))
     with pytest.raises(InputShapeError, match="more than 1 value per channel"):
         layer(torch.zeros(1, 1, 3, 1, 1))
-    with pytest.raises(ParameterError, match="norm is LazyBatchNorm1d"):  # it becomes a BatchNorm1d in its first call
+    # A lazy norm becomes a BatchNorm1d in its first call.
+    with pytest.raises(ParameterError, match="norm is LazyBatchNorm1d"):
         NormNeuron(nn.LazyBatchNorm1d(), LIF())
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("training", [True, False])
-def test_a_batch_that_is_empty(backend: str, training: bool) -> None:
-    for net in pair("2d", lambda: smooth_neuron(backend))[:2]:
+def test_an_empty_batch_returns_an_empty_output(backend: str, training: bool) -> None:
+    for net in make_pair("2d", lambda: make_smooth_neuron(backend))[:2]:
         x = torch.rand(4, 0, 5, 6, 7, requires_grad=True)
         output = net.train(training)(x)
         assert output.shape == x.shape
@@ -455,12 +461,12 @@ RECURRENT: dict[str, Callable[[], FlexSN]] = {
 @pytest.mark.long(all_but=["rlif-cpp", "leaky-triton", "each to itself-cpp"])
 @pytest.mark.parametrize("backend", BACKENDS[1:])
 @pytest.mark.parametrize("name", RECURRENT)
-def test_a_neuron_with_recurrent_weights(name: str, backend: str) -> None:
-    """Checks that values that the step computes from the norm's tensors before the loop belong to one call, too."""
-    apart, fused, _ = pair("1d", RECURRENT[name])
+def test_recurrent_neurons_with_a_norm_equal_the_loop(name: str, backend: str) -> None:
+    """Checks that values that are computed from the norm's tensors before the loop do not remain for later calls."""
+    apart, fused, _ = make_pair("1d", RECURRENT[name])
     with torch.no_grad():
-        for mine, other in zip(fused.neuron.parameters(), apart[1].parameters(), strict=True):
-            mine.copy_(other)
+        for parameter, source in zip(fused.neuron.parameters(), apart[1].parameters(), strict=True):
+            parameter.copy_(source)
     functional.set_backend(fused, backend)
     functional.set_backend(apart, "torch")
     for training in (True, True, True, False):

@@ -1,4 +1,4 @@
-"""Schedules of numbers of neurons and surrogates: kernels follow them, without a compilation for each number."""
+"""Schedules of attributes of neurons and surrogates: kernels use the current values without new compilations."""
 
 from __future__ import annotations
 
@@ -19,65 +19,65 @@ pytestmark = pytest.mark.usefixtures("interpreted")
 
 STEP = (2, 35)
 FACTORS = (1.0, 1.0625, 0.96875)
-ONE_OF_EACH = list({type(case.make()): case for case in CASES}.values())
+CASE_BY_CLASS = list({type(case.make()): case for case in CASES}.values())
 SURROGATES = [
-    made
+    function
     for name in surrogate.__all__
     if isinstance(kind := getattr(surrogate, name), type) and issubclass(kind, Surrogate) and kind is not Surrogate
-    for made in [kind()]
-    if any(isinstance(getattr(made, f.name), float) for f in fields(made))
+    for function in [kind()]
+    if any(isinstance(getattr(function, f.name), float) for f in fields(function))
 ]
 
 
-def numbers_of(made: Neuron) -> dict[str, float]:
-    return {name: value for name, value in vars(made).items() if type(value) is float}
+def read_scalars(layer: Neuron) -> dict[str, float]:
+    return {name: value for name, value in vars(layer).items() if type(value) is float}
 
 
-def kernels_of(made: Neuron, direction: str) -> set[str]:
-    names = {kernel.function.__name__ for kernel in made._get_program()._kernels.values()}
+def list_kernels(layer: Neuron, direction: str) -> set[str]:
+    names = {kernel.function.__name__ for kernel in layer._get_program()._kernels.values()}
     return {name for name in names if f"_{direction}_" in name}
 
 
 @pytest.mark.long(all_but=["clif"])
-@pytest.mark.parametrize("case", ONE_OF_EACH, ids=[case.name for case in ONE_OF_EACH])
-def test_numbers_of_a_neuron(case: Case) -> None:
-    made = case.make(backend="triton")
-    loop = copy.deepcopy(made)
+@pytest.mark.parametrize("case", CASE_BY_CLASS, ids=[case.name for case in CASE_BY_CLASS])
+def test_kernels_use_changed_attributes_of_a_neuron(case: Case) -> None:
+    layer = case.make(backend="triton")
+    loop = copy.deepcopy(layer)
     loop.backend = "torch"
-    numbers = numbers_of(made)
+    scalars = read_scalars(layer)
     x, states = draw_input(case, 3, STEP), draw_states(case, STEP)
-    for factor in FACTORS if numbers else ():
-        for name, value in numbers.items():
-            setattr(made, name, value * factor)
+    for factor in FACTORS if scalars else ():
+        for name, value in scalars.items():
+            setattr(layer, name, value * factor)
             setattr(loop, name, value * factor)
-        assert_same(run_neuron(made, x, states), run_neuron(loop, x, states))
-    if numbers:
-        assert len(kernels_of(made, "forward")) <= 2
-        assert len(kernels_of(made, "backward")) <= 2
+        assert_same(run_neuron(layer, x, states), run_neuron(loop, x, states))
+    if scalars:
+        assert len(list_kernels(layer, "forward")) <= 2
+        assert len(list_kernels(layer, "backward")) <= 2
 
 
 @pytest.mark.long(all_but=["ATan"])
-@pytest.mark.parametrize("made", SURROGATES, ids=[type(made).__name__ for made in SURROGATES])
-def test_width_of_a_surrogate(made: Surrogate) -> None:
-    """Assigns another surrogate, with another width."""
+@pytest.mark.parametrize("function", SURROGATES, ids=[type(function).__name__ for function in SURROGATES])
+def test_kernels_use_the_width_of_an_assigned_surrogate(function: Surrogate) -> None:
+    """Assigns surrogates of one class that have different widths."""
     compiled, loop = LIF(backend="triton"), LIF(backend="torch")
     x = torch.linspace(-1.0, 4.0, 3 * 70).reshape(3, *STEP)
-    widths: dict[str, Any] = {f.name: w for f in fields(made) if isinstance(w := getattr(made, f.name), float)}
+    widths: dict[str, Any] = {f.name: w for f in fields(function) if isinstance(w := getattr(function, f.name), float)}
     for factor in FACTORS:
-        scaled = replace(made, **{name: value * factor for name, value in widths.items()})
-        found = []
+        scaled = replace(function, **{name: value * factor for name, value in widths.items()})
+        gradients = []
         for lif in (compiled, loop):
             lif.surrogate_function = scaled
             lif.reset()
             leaf = x.clone().requires_grad_()
             lif(leaf).sum().backward()
-            found.append(leaf.grad)
-        torch.testing.assert_close(*found)
-    assert len(kernels_of(compiled, "forward")) <= 2
-    assert len(kernels_of(compiled, "backward")) <= 2
+            gradients.append(leaf.grad)
+        torch.testing.assert_close(*gradients)
+    assert len(list_kernels(compiled, "forward")) <= 2
+    assert len(list_kernels(compiled, "backward")) <= 2
 
 
-def test_numbers_to_change_are_found() -> None:
-    with_numbers = {type(case.make()) for case in ONE_OF_EACH if numbers_of(case.make())}
-    assert {neuron.LIF, neuron.AdEx, neuron.Izhikevich, neuron.QIF} <= with_numbers
+def test_several_neurons_and_surrogates_have_such_attributes() -> None:
+    classes = {type(case.make()) for case in CASE_BY_CLASS if read_scalars(case.make())}
+    assert {neuron.LIF, neuron.AdEx, neuron.Izhikevich, neuron.QIF} <= classes
     assert len(SURROGATES) > 10

@@ -1,4 +1,4 @@
-"""Every neuron on a GPU with all results of its kernels, for steps whose distance is not a multiple of 16 bytes."""
+"""Every neuron on a GPU, with all results of its kernels. The size of a step in bytes is no multiple of 16."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from flexsn_nn.neuron import Neuron
 
 pytestmark = pytest.mark.gpu
 
-# Their products are tested elsewhere.
+# Other tests cover the products of these neurons.
 RECURRENT = ("recurrent", "rlif", "ralif", "rleaky", "rsynaptic")
-# With 315 elements, the starts of steps are alternately 0, 12, 8 and 4 bytes after multiples of 16.
+# With 315 elements of 4 bytes, the starts of steps are 0, 12, 8 and 4 bytes after multiples of 16, in turn.
 STEP = (9, 35)
 
 
-def trained(made: Neuron, x: Tensor) -> list[Tensor]:
+def train_once(layer: Neuron, x: Tensor) -> list[Tensor]:
     leaf = x.clone().requires_grad_()
-    y = made(leaf)
-    results = [y, *made.states, *made.state_seqs]
+    y = layer(leaf)
+    results = [y, *layer.states, *layer.state_seqs]
     sum(r.double().square().sum() for r in results if r.requires_grad).backward()
     assert leaf.grad is not None
     return [*(r.detach() for r in results), leaf.grad]
@@ -33,15 +33,15 @@ def trained(made: Neuron, x: Tensor) -> list[Tensor]:
 def test_kernels_equal_the_loop(case: Case, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     loop = case.make(backend="torch").to("cuda", dtype)
-    made = case.make().to("cuda", dtype)
-    made.load_state_dict(copy.deepcopy(loop.state_dict()))
-    loop.store_state_seqs = made.store_state_seqs = True
+    layer = case.make().to("cuda", dtype)
+    layer.load_state_dict(copy.deepcopy(loop.state_dict()))
+    loop.store_state_seqs = layer.store_state_seqs = True
     x = torch.randn(17, *STEP, device="cuda").to(dtype)
-    found, wanted = trained(made, x), trained(loop, x)
-    assert made.explain().startswith("triton")
-    # A spike with another rounding changes the sequence of one neuron. This is allowed for few neurons.
-    for mine, theirs in zip(found, wanted, strict=True):
-        assert mine.dtype == theirs.dtype
-        assert mine.shape == theirs.shape
-        close = torch.isclose(mine.double(), theirs.double(), rtol=0.05, atol=0.05)
+    results, expected = train_once(layer, x), train_once(loop, x)
+    assert layer.explain().startswith("triton")
+    # Another rounding can change a spike, and then the later steps of one neuron. This is allowed for few neurons.
+    for ours, theirs in zip(results, expected, strict=True):
+        assert ours.dtype == theirs.dtype
+        assert ours.shape == theirs.shape
+        close = torch.isclose(ours.double(), theirs.double(), rtol=0.05, atol=0.05)
         assert (~close).double().mean() < 0.02, case.name

@@ -1,4 +1,4 @@
-"""Weights on a grid: sums are exact in any order, so recurrent layers return equal spikes on every path."""
+"""Weights on a grid: sums are exact in any order, so recurrent layers return equal spikes in all backends."""
 
 from __future__ import annotations
 
@@ -17,62 +17,63 @@ from flexsn_nn.errors import ParameterError
 from flexsn_nn.exact import is_on_grid, whole_numbers
 
 
-def whole(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """Returns rows as whole numbers, and their exponents; fails unless the sums of each row are exact."""
+def find_integers(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """Returns the rows as integers, with their exponents. Fails if a row is not on a grid or its sums are not exact."""
     rows = weight.detach().flatten(1).double()
     exponents = torch.zeros(len(rows), dtype=torch.float64)
     for i, row in enumerate(rows):
         for e in range(-60, 100):
-            numbers = row * 2.0**e
-            if torch.equal(numbers, numbers.round()):
+            integers = row * 2.0**e
+            if torch.equal(integers, integers.round()):
                 exponents[i] = e
                 break
         else:
             raise AssertionError(f"row {i} is not on a grid")
-    numbers = rows * 2.0 ** exponents[:, None]
-    assert float(numbers.abs().max()) < 2 ** (bits - 1)
-    assert float(numbers.abs().sum(1).max()) < 2**24
-    return numbers, exponents
+    integers = rows * 2.0 ** exponents[:, None]
+    assert float(integers.abs().max()) < 2 ** (bits - 1)
+    assert float(integers.abs().sum(1).max()) < 2**24
+    return integers, exponents
 
 
 @pytest.mark.parametrize("bits", [8, 12, 16])
 @pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
 @pytest.mark.parametrize("features", [1, 7, 4096])
-def test_rows_are_whole_numbers_whose_sums_are_exact(bits: int, scale: float, features: int) -> None:
+def test_rows_are_integers_whose_sums_are_exact(bits: int, scale: float, features: int) -> None:
     torch.manual_seed(0)
     layer: Any = nn.Linear(features, 9)
     with torch.no_grad():
         layer.weight.mul_(scale * 10.0 ** torch.arange(-4, 5)[:, None])
         layer.bias.mul_(scale)
         layer.weight[3] = 0
-    before = layer.weight.detach().clone()
+    original = layer.weight.detach().clone()
     weight, bias = on_grid(layer, bits=bits)
-    numbers, exponents = whole(layer.weight, bits)
+    integers, exponents = find_integers(layer.weight, bits)
     unit = 2.0**-exponents
     shifted = layer.bias.detach().double() / unit
-    assert bool((torch.nn.functional.pad(numbers.abs(), (0, 1)).sum(1) + shifted.abs() < 2**24).all())
-    change = (layer.weight.detach() - before).abs()
+    assert bool((torch.nn.functional.pad(integers.abs(), (0, 1)).sum(1) + shifted.abs() < 2**24).all())
+    change = (layer.weight.detach() - original).abs()
     assert weight.largest_change == float(change.max())
-    # The tolerance is half a unit of the coarsest necessary grid, which the bits or the sum with the bias determine.
-    total = before.double().abs().sum(1) + layer.parametrizations.bias.original.detach().double().abs()
-    coarse = torch.maximum(before.double().abs().amax(1) * 2.0 ** (2 - bits), total * 2.0**-22)
+    # The tolerance is half a unit of the coarsest grid that may be necessary. The bits or the sum with the bias
+    # determine it.
+    total = original.double().abs().sum(1) + layer.parametrizations.bias.original.detach().double().abs()
+    coarse = torch.maximum(original.double().abs().amax(1) * 2.0 ** (2 - bits), total * 2.0**-22)
     assert bool((change.double() <= coarse[:, None]).all())
     assert weight.bits == bias.bits == bits
     assert f"{bits} bits" in str(weight)
 
 
 @pytest.mark.parametrize("value", [1.0, 2.0**-3, 1 - 2.0**-24, 1 + 2.0**-23, 2.0**15, 3.0])
-def test_rows_at_powers_of_two(value: float) -> None:
+def test_rows_at_powers_of_two_are_on_a_grid(value: float) -> None:
     for features in (1, 2, 512, 1023, 1024):
         layer: Any = nn.Linear(features, 1, bias=False)
         nn.init.constant_(layer.weight, value)
         (report,) = on_grid(layer)
-        whole(layer.weight, 16)
+        find_integers(layer.weight, 16)
         assert report.relative_change <= 2.0**-15
         assert is_on_grid(layer.weight)
 
 
-def test_the_gradient_passes_straight_through_and_torch_removes_it() -> None:
+def test_the_gradient_passes_through_and_torch_removes_the_grid() -> None:
     torch.manual_seed(0)
     layer: Any = nn.Linear(30, 20)
     x = (torch.rand(5, 30) < 0.5).float()
@@ -85,7 +86,7 @@ def test_the_gradient_passes_straight_through_and_torch_removes_it() -> None:
     twin = copy.deepcopy(layer)
     with torch.no_grad():
         twin.parametrizations.weight.original.mul_(2)
-    assert torch.equal(twin.weight, layer.weight * 2)  # follows its own weight
+    assert torch.equal(twin.weight, layer.weight * 2)  # The copy has the grid of its own weight.
     assert torch.equal(layer.weight, grid)
     for name in ("weight", "bias"):
         parametrize.remove_parametrizations(layer, name)
@@ -95,24 +96,24 @@ def test_the_gradient_passes_straight_through_and_torch_removes_it() -> None:
     assert not is_on_grid(weight)
 
 
-def test_checkpoints_of_a_layer_on_a_grid() -> None:
+def test_checkpoints_of_a_layer_on_a_grid_are_loaded() -> None:
     layer, other = nn.Linear(30, 20), nn.Linear(30, 20)
-    for one in (layer, other):
-        on_grid(one)
+    for module in (layer, other):
+        on_grid(module)
     other.load_state_dict(layer.state_dict())
     assert torch.equal(layer.weight, other.weight)
 
 
-def test_sums_of_larger_numbers() -> None:
+def test_sums_of_larger_inputs_are_exact() -> None:
     torch.manual_seed(0)
     layer = nn.Linear(1000, 50, bias=False)
     on_grid(layer, largest_input=40)
-    numbers, _ = whole(layer.weight, 16)
-    assert float(numbers.abs().sum(1).max()) * 40 < 2**24
+    integers, _ = find_integers(layer.weight, 16)
+    assert float(integers.abs().sum(1).max()) * 40 < 2**24
     s = torch.randint(0, 41, (64, 1000)).float()
-    want = s.double() @ layer.weight.detach().double().t()
+    expected = s.double() @ layer.weight.detach().double().t()
     for order in (torch.arange(1000), torch.randperm(1000)):
-        assert torch.equal(s[:, order] @ layer.weight[:, order].t(), want.float())
+        assert torch.equal(s[:, order] @ layer.weight[:, order].t(), expected.float())
 
 
 def test_tensors_without_a_grid_are_refused() -> None:
@@ -138,7 +139,7 @@ def test_tensors_without_a_grid_are_refused() -> None:
 # -- equal spikes ------------------------------------------------------------------------------------------------------
 
 
-def recurrent(features: int, backend: str, *, bias: bool = False, seed: int = 0) -> Any:
+def make_recurrent(features: int, backend: str, *, bias: bool = False, seed: int = 0) -> Any:
     torch.manual_seed(seed)
     layer: Any = Recurrent(LIF(), features, bias=bias, backend=backend)
     with torch.no_grad():
@@ -157,74 +158,74 @@ def run(layer: nn.Module, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("backend", ["cpp", "torch"])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.long(all_but=["False-cpp"])
-def test_a_recurrent_layer_has_the_loops_spikes(backend: str, bias: bool, compiler: None) -> None:
+def test_a_recurrent_layer_has_the_spikes_of_the_loop(backend: str, bias: bool, compiler: None) -> None:
     torch.manual_seed(1)
     x = torch.randn(9, 16, 96) + 0.5
-    want = run(recurrent(96, "torch", bias=bias), x)
-    layer = recurrent(96, backend, bias=bias)
-    assert torch.equal(run(layer, x), want)
+    expected = run(make_recurrent(96, "torch", bias=bias), x)
+    layer = make_recurrent(96, backend, bias=bias)
+    assert torch.equal(run(layer, x), expected)
     halves = [run(layer, part) for part in x.split(8, 1)]
-    assert torch.equal(torch.cat(halves, 1), want)
+    assert torch.equal(torch.cat(halves, 1), expected)
     order = torch.randperm(96)
     with torch.no_grad():
-        moved = recurrent(96, backend, bias=bias)
+        permuted = make_recurrent(96, backend, bias=bias)
         for name, index in (("weight", (order[:, None], order)), ("bias", order)):
             if bias or name == "weight":
-                original = moved.recurrent.parametrizations[name].original
+                original = permuted.recurrent.parametrizations[name].original
                 original.copy_(original[index])
-    assert torch.equal(run(moved, x[..., order]), want[..., order])
-    assert 0.05 < float(want.mean()) < 0.95
+    assert torch.equal(run(permuted, x[..., order]), expected[..., order])
+    assert 0.05 < float(expected.mean()) < 0.95
 
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("one_launch", ["1", "0"])
 @pytest.mark.long(all_but=["1"])
-def test_kernels_in_triton_have_the_loops_spikes(one_launch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_in_triton_have_the_spikes_of_the_loop(one_launch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEXSN_ONE_LAUNCH", one_launch)
     torch.manual_seed(1)
     x = torch.randn(7, 9, 48) + 0.5
-    assert torch.equal(run(recurrent(48, "triton", bias=True), x), run(recurrent(48, "torch", bias=True), x))
+    assert torch.equal(run(make_recurrent(48, "triton", bias=True), x), run(make_recurrent(48, "torch", bias=True), x))
 
 
-def test_a_stack_of_layers_has_equal_spikes_in_any_batch(compiler: None) -> None:
+def test_several_layers_have_equal_spikes_in_any_batch(compiler: None) -> None:
     torch.manual_seed(0)
-    made: list[Any] = [nn.Linear(40, 96), LIF(), nn.Linear(96, 64), LIF(), nn.Linear(64, 32), RLIF(32)]
-    for layer in made[::2]:
+    layers: list[Any] = [nn.Linear(40, 96), LIF(), nn.Linear(96, 64), LIF(), nn.Linear(64, 32), RLIF(32)]
+    for layer in layers[::2]:
         nn.init.normal_(layer.weight, std=0.4)
         on_grid(layer)
-    on_grid(made[5].recurrent)
-    net = nn.Sequential(*made)
+    on_grid(layers[5].recurrent)
+    net = nn.Sequential(*layers)
     loop = copy.deepcopy(net)
     functional.set_backend(loop, "torch")
     x = (torch.rand(20, 12, 40) < 0.3).float()
-    want = run(loop, x)
-    assert torch.equal(run(net, x), want)
-    assert torch.equal(torch.cat([run(net, part) for part in x.split(6, 1)], 1), want)
-    assert 0.02 < float(want.mean()) < 0.98
+    expected = run(loop, x)
+    assert torch.equal(run(net, x), expected)
+    assert torch.equal(torch.cat([run(net, part) for part in x.split(6, 1)], 1), expected)
+    assert 0.02 < float(expected.mean()) < 0.98
 
 
-def test_a_convolution_on_a_grid() -> None:
+def test_a_convolution_on_a_grid_is_exact() -> None:
     torch.manual_seed(0)
     layer: Any = nn.Conv2d(8, 6, 3)
     on_grid(layer)
     s = (torch.rand(3, 8, 9, 9) < 0.3).float()
-    want = nn.functional.conv2d(s.double(), layer.weight.double(), layer.bias.double())
-    assert torch.equal(layer(s), want.float())
-    assert torch.equal(layer(s.contiguous(memory_format=torch.channels_last)), want.float())
+    expected = nn.functional.conv2d(s.double(), layer.weight.double(), layer.bias.double())
+    assert torch.equal(layer(s), expected.float())
+    assert torch.equal(layer(s.contiguous(memory_format=torch.channels_last)), expected.float())
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_spikes_equal_those_of_other_versions_and_machines(device: str, compiler: None) -> None:
-    """Computes weights and inputs by a formula. The digest was equal with torch 2.11 and 2.15."""
+    """Runs weights and inputs that a formula defines. The digest was equal with torch 2.11 and torch 2.15."""
     torch.set_float32_matmul_precision("highest")
     layer: Any = Recurrent(LIF(), 96, bias=False)
-    places = torch.arange(96)
+    indices = torch.arange(96)
     with torch.no_grad():
-        mixed = (places[:, None] * 7919 + places * 104729 + places[:, None] * places * 31) % 1009
-        layer.recurrent.weight.copy_((mixed - 504) / 1999)
+        integers = (indices[:, None] * 7919 + indices * 104729 + indices[:, None] * indices * 31) % 1009
+        layer.recurrent.weight.copy_((integers - 504) / 1999)
     on_grid(layer.recurrent)
     steps, rows = torch.arange(400)[:, None, None], torch.arange(7)[:, None]
-    x = ((steps * 131 + rows * 17 + places * 977 + steps * places) % 97).float() / 64
+    x = ((steps * 131 + rows * 17 + indices * 977 + steps * indices) % 97).float() / 64
     spikes = run(layer.to(device), x.to(device)).cpu()
     assert 0.05 < float(spikes.mean()) < 0.95
     digest = hashlib.sha256(spikes.to(torch.uint8).numpy().tobytes()).hexdigest()[:16]
@@ -233,27 +234,27 @@ def test_spikes_equal_those_of_other_versions_and_machines(device: str, compiler
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("features", [64, 128, 256, 300, 512])
-def test_a_gpu_has_the_spikes_of_the_cpus_loop(features: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_has_the_spikes_of_the_loop_on_a_cpu(features: int, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_float32_matmul_precision("highest")
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(100, 33, features, generator=generator) + 0.5
-    want = run(recurrent(features, "torch", bias=True), x)
-    layer = recurrent(features, "auto", bias=True).cuda()
-    assert torch.equal(run(layer, x.cuda()).cpu(), want)
-    assert torch.equal(torch.cat([run(layer, part) for part in x.cuda().split(10, 1)], 1).cpu(), want)
+    expected = run(make_recurrent(features, "torch", bias=True), x)
+    layer = make_recurrent(features, "auto", bias=True).cuda()
+    assert torch.equal(run(layer, x.cuda()).cpu(), expected)
+    assert torch.equal(torch.cat([run(layer, part) for part in x.cuda().split(10, 1)], 1).cpu(), expected)
     monkeypatch.setenv("FLEXSN_ONE_LAUNCH", "0")
-    layer = recurrent(features, "auto", bias=True).cuda()
-    assert torch.equal(run(layer, x.cuda()).cpu(), want)
+    layer = make_recurrent(features, "auto", bias=True).cuda()
+    assert torch.equal(run(layer, x.cuda()).cpu(), expected)
 
 
 @pytest.mark.parametrize("bits", [8, 9, 16])
-def test_a_weight_equals_its_whole_numbers_times_its_scales(bits: int) -> None:
+def test_a_weight_equals_its_integers_times_its_scales(bits: int) -> None:
     torch.manual_seed(0)
     layer = nn.Conv2d(3, 5, 3)
     with pytest.raises(ParameterError, match=f"not on a grid of {bits} bits"):
         whole_numbers(layer.weight, bits)
     on_grid(layer, bits=bits)
-    numbers, scales = whole_numbers(layer.weight, bits)
-    assert numbers.dtype == (torch.int8 if bits == 8 else torch.int16)
-    assert torch.equal(numbers * scales.view(-1, 1, 1, 1), layer.weight)
+    integers, scales = whole_numbers(layer.weight, bits)
+    assert integers.dtype == (torch.int8 if bits == 8 else torch.int16)
+    assert torch.equal(integers * scales.view(-1, 1, 1, 1), layer.weight)
     assert torch.equal(scales, torch.exp2(scales.log2().round()))

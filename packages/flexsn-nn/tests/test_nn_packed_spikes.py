@@ -1,4 +1,4 @@
-"""Spikes as bits for the backward: bitwise equal gradients, and numbers of stored bytes."""
+"""Spikes as bits for the backward: gradients are bitwise equal, and fewer bytes are stored."""
 
 from __future__ import annotations
 
@@ -40,61 +40,64 @@ from flexsn_runtime.native import compiled_launcher
 @pytest.mark.parametrize(
     ("low", "high", "bits"), [(0, 1, 1), (-1, 1, 2), (0, 3, 2), (0, 4, 4), (-7, 8, 4), (-99, 99, 8)]
 )
-def test_numbers_in_bits(low: int, high: int, bits: int, count: int) -> None:
+def test_integers_are_packed_into_bits(low: int, high: int, bits: int, count: int) -> None:
     assert bits_for(low, high) == bits
-    narrow = [torch.float8_e4m3fn] if bits < 8 else []  # float8 has 8 bits, too
+    narrow = [torch.float8_e4m3fn] if bits < 8 else []  # Packing into 8 bits saves nothing for float8.
     for dtype in (torch.float32, torch.bfloat16, torch.float64, *narrow):
-        numbers = torch.randint(low, high + 1, (count,), generator=torch.Generator().manual_seed(count)).to(dtype)
-        packed = Bits.of(numbers, low, bits)
+        integers = torch.randint(low, high + 1, (count,), generator=torch.Generator().manual_seed(count)).to(dtype)
+        packed = Bits.of(integers, low, bits)
         assert packed.packed.nbytes == -(-count * bits // 8)
-        assert torch.equal(packed.numbers(dtype).double(), numbers.double())
+        assert torch.equal(packed.numbers(dtype).double(), integers.double())
         assert packed.numbers(dtype).dtype == dtype
     assert bits_for(0, 256) is None
 
 
 @pytest.fixture(params=["python", "compiled"])
 def launcher(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Saved tensors are replaced by Python, or by the compiled launcher."""
+    """Replaces saved tensors in Python, or in the compiled launcher."""
     monkeypatch.setenv("FLEXSN_LAUNCHER", request.param)
     if request.param == "compiled":
         request.getfixturevalue("compiler")
         compiled_launcher(torch.device("cpu"), 1)
 
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # device of Triton's kernels
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # the device of Triton's kernels
 
 
-class Counted:
-    """Counts bytes that autograd stores, each memory once. A network runs inside, with or without `PackedSpikes`."""
+class SavedBytes:
+    """Counts the bytes that autograd stores for a network. Memory that several tensors share counts once."""
 
     def __init__(self, net: nn.Module) -> None:
-        self._of_parameters = {p.untyped_storage().data_ptr() for p in net.parameters()}
+        self._parameter_addresses = {p.untyped_storage().data_ptr() for p in net.parameters()}
 
     def __call__(self, output: Tensor) -> int:
         """Counts the bytes that the graph of a tensor stores."""
-        seen, bytes_of = set(), {}
+        visited, bytes_of = set(), {}
         waiting = [output.grad_fn]
         while waiting:
             node = waiting.pop()
-            if node is None or node in seen:
+            if node is None or node in visited:
                 continue
-            seen.add(node)
+            visited.add(node)
             waiting += [source for source, _ in node.next_functions]
             for name in dir(node):
                 if not name.startswith("_raw_saved") and name != "_raw_saved_tensors":
                     continue
                 saved = getattr(node, name)
-                for one in saved if isinstance(saved, tuple | list) else [saved]:
-                    kept = one.data if hasattr(one, "data") else None
-                    kept = getattr(kept, "tensor", kept)  # stored with its version
-                    memory = kept if isinstance(kept, Tensor) else getattr(getattr(kept, "bits", None), "packed", None)
+                for entry in saved if isinstance(saved, tuple | list) else [saved]:
+                    tensor = entry.data if hasattr(entry, "data") else None
+                    # Some entries store the tensor together with its version.
+                    tensor = getattr(tensor, "tensor", tensor)
+                    memory = (
+                        tensor if isinstance(tensor, Tensor) else getattr(getattr(tensor, "bits", None), "packed", None)
+                    )
                     if memory is not None:
                         storage = memory.untyped_storage()
                         bytes_of[storage.data_ptr()] = storage.nbytes()
-        return sum(count for pointer, count in bytes_of.items() if pointer not in self._of_parameters)
+        return sum(count for pointer, count in bytes_of.items() if pointer not in self._parameter_addresses)
 
 
-def convolutional() -> nn.Sequential:
+def make_convolutional() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(
         OverTime(nn.Conv2d(2, 8, 3, padding=1)),
@@ -110,7 +113,7 @@ def convolutional() -> nn.Sequential:
     )
 
 
-def gradients(net: nn.Module, x: Tensor, packing: PackedSpikes | None) -> list[Tensor]:
+def compute_gradients(net: nn.Module, x: Tensor, packing: PackedSpikes | None) -> list[Tensor]:
     functional.reset_net(net)
     if packing is None:
         output = net(x)
@@ -118,9 +121,9 @@ def gradients(net: nn.Module, x: Tensor, packing: PackedSpikes | None) -> list[T
         with packing:
             output = net(x)
     output.square().sum().backward()
-    found = [output.detach(), *(p.grad for p in net.parameters() if p.grad is not None)]
+    gradients = [output.detach(), *(p.grad for p in net.parameters() if p.grad is not None)]
     net.zero_grad()
-    return found
+    return gradients
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -128,27 +131,27 @@ def gradients(net: nn.Module, x: Tensor, packing: PackedSpikes | None) -> list[T
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.long(all_but=["True-memory_format0-*"])
 def test_packing_changes_no_bit(autocast: bool, memory_format: torch.memory_format, device: str) -> None:
-    net = convolutional().to(device).to(memory_format=memory_format)
+    net = make_convolutional().to(device).to(memory_format=memory_format)
     fuse_norms(net)
     x = torch.rand(4, 3, 2, 16, 16, device=device)
     packing = PackedSpikes(net)
     deterministic = torch.backends.cudnn.flags(deterministic=True)
     with deterministic, torch.autocast(device, dtype=torch.bfloat16, enabled=autocast):
         twin = copy.deepcopy(net)
-        wanted = gradients(twin, x, None)
-        got = gradients(net, x, packing)
-    assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
-    assert any(gradient.abs().max() > 0 for gradient in got[1:3])
+        expected = compute_gradients(twin, x, None)
+        results = compute_gradients(net, x, packing)
+    assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
+    assert any(gradient.abs().max() > 0 for gradient in results[1:3])
     assert packing.bytes_packed * 7 < packing.bytes_whole
     assert not packing.kept_whole
 
 
-def test_the_bytes_that_are_kept() -> None:
+def test_packing_stores_fewer_bytes() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(16, 512), LIF(), nn.Linear(512, 512), LIF(), nn.Linear(512, 4))
     x = torch.rand(8, 32, 16)
-    counted = Counted(net)
-    whole = counted(net(x))
+    counted = SavedBytes(net)
+    num_unpacked = counted(net(x))
     functional.reset_net(net)
     packing = PackedSpikes(net)
     with packing:
@@ -156,11 +159,11 @@ def test_the_bytes_that_are_kept() -> None:
     sequence = 8 * 32 * 512 * 4
     assert packing.bytes_whole == 2 * sequence
     assert packing.bytes_packed == 2 * sequence // 32
-    assert counted(output) == whole - packing.bytes_whole + packing.bytes_packed
+    assert counted(output) == num_unpacked - packing.bytes_whole + packing.bytes_packed
 
 
 @pytest.mark.usefixtures("launcher")
-def test_one_memory_is_packed_once() -> None:
+def test_several_readers_of_a_tensor_share_its_bits() -> None:
     torch.manual_seed(0)
     neuron = LIF()
     layers = nn.ModuleList([nn.Linear(64, 8) for _ in range(3)])
@@ -175,7 +178,7 @@ def test_one_memory_is_packed_once() -> None:
 
 @pytest.mark.parametrize("backend", ["triton", "cpp"])
 @pytest.mark.long(all_but=["triton"])
-def test_kernels_write_the_bits(backend: str) -> None:
+def test_kernels_write_bits(backend: str) -> None:
     torch.manual_seed(0)
     device = DEVICE if backend == "triton" else "cpu"
     layers = [nn.Linear(6, 45), LIF(v_threshold=0.1, backend=backend), nn.Linear(45, 64), nn.LayerNorm(64)]
@@ -183,25 +186,25 @@ def test_kernels_write_the_bits(backend: str) -> None:
     last.count_spikes = True
     net = nn.Sequential(*layers, last, nn.Linear(64, 3)).to(device)
     x = torch.rand(5, 3, 6, device=device)
-    wanted = gradients(net, x, None)
-    for _ in range(2):  # the second call equals the first one
+    expected = compute_gradients(net, x, None)
+    for _ in range(2):  # The second call equals the first call.
         outer, packing = PackedSpikes(net), PackedSpikes(net)
         with outer:
-            got = gradients(net, x, packing)
-        assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+            results = compute_gradients(net, x, packing)
+        assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
         assert packing.bytes_by_kernels == packing.bytes_packed == 5 * (4 * -(-3 * 45 // 32) + 3 * 64 // 8)
         assert packing.bytes_whole == 5 * 3 * (45 + 64) * 4
         assert last.spike_counts is not None
         assert [states.shape for states in last.state_seqs] == [(5, 3, 64)]
     packing = PackedSpikes(net, by_kernels=False)
-    assert all(torch.equal(a, b) for a, b in zip(gradients(net, x, packing), wanted, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(compute_gradients(net, x, packing), expected, strict=True))
     assert packing.bytes_by_kernels == 0
     assert not last._bits.num_users
     assert last._bits._written is None
 
 
 @pytest.mark.usefixtures("launcher")
-def test_bits_are_those_of_the_memory_that_is_kept() -> None:
+def test_bits_belong_to_the_saved_memory() -> None:
     neurons = nn.ModuleList([IF(v_threshold=0.3, backend="triton")])
     weight = torch.randn(64, 4, device=DEVICE, requires_grad=True)
     for make, by_kernels in ((Tensor.clone, False), (lambda a: a[1:], False), (lambda a: a.view(2, -1, 64), True)):
@@ -216,7 +219,7 @@ def test_bits_are_those_of_the_memory_that_is_kept() -> None:
 
 
 @pytest.mark.usefixtures("launcher")
-def test_bits_are_those_of_the_output_that_a_call_returns() -> None:
+def test_bits_belong_to_the_output_that_a_call_returns() -> None:
     class Silences(IF):
         def forward(self, *inputs: Tensor, **options: Any) -> Tensor:
             return 1 - super().forward(*inputs, **options)
@@ -228,12 +231,12 @@ def test_bits_are_those_of_the_output_that_a_call_returns() -> None:
     weight = torch.randn(64, 4, device=DEVICE, requires_grad=True)
     x = torch.randn(4, 6, 64, device=DEVICE, requires_grad=True)
     for neuron in (Silences(v_threshold=0.3, backend="triton"), Clears(v_threshold=0.3, backend="triton")):
-        assert neuron.spike_range is None  # calls may return any numbers
+        assert neuron.spike_range is None  # Calls may return any values.
         neuron.spike_range = (0, 1)
         for batch in (x, x.transpose(0, 1)):
             neuron.reset()
             with PackedSpikes(neuron) as packing:
-                IF.forward(neuron, batch)  # the bits of a direct `forward` are not used
+                IF.forward(neuron, batch)  # The bits of a direct call of `forward` are not used.
                 neuron.reset()
                 spikes = neuron(batch)
                 (spikes.contiguous() @ weight).sum().backward()
@@ -243,7 +246,7 @@ def test_bits_are_those_of_the_output_that_a_call_returns() -> None:
             weight.grad = None
 
 
-def test_outputs_without_kernel_bits_are_packed_afterwards() -> None:
+def test_outputs_without_bits_from_kernels_are_packed_afterwards() -> None:
     def step(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return torch.round(torch.sigmoid(x + v)), v
 
@@ -264,9 +267,9 @@ def test_bits_are_freed_with_the_graph() -> None:
     net = nn.Sequential(nn.Linear(4, 67), LIF(), nn.Linear(67, 4))
     with PackedSpikes(net):
         output = net(torch.rand(4, 8, 4))
-    found = [one for one in gc.get_objects() if type(one) is Bits]
-    (bits,) = [weakref.ref(one) for one in found if one.count == 4 * 8 * 67]
-    del found
+    instances = [instance for instance in gc.get_objects() if type(instance) is Bits]
+    (bits,) = [weakref.ref(instance) for instance in instances if instance.count == 4 * 8 * 67]
+    del instances
     assert bits() is not None
     del output
     functional.reset_net(net)
@@ -274,8 +277,8 @@ def test_bits_are_freed_with_the_graph() -> None:
     assert bits() is None
 
 
-Make = Callable[[Tensor, Tensor], Tensor]
-MADE: dict[str, tuple[Make, int | None]] = {
+Combine = Callable[[Tensor, Tensor], Tensor]
+COMBINATIONS: dict[str, tuple[Combine, int | None]] = {
     "spikes": (lambda a, b: a, 1),
     "a view": (lambda a, b: a.flatten(0, 1).unsqueeze(0), 1),
     "a copy": (lambda a, b: a.transpose(0, 1).contiguous(), 1),
@@ -301,34 +304,34 @@ MADE: dict[str, tuple[Make, int | None]] = {
 }
 
 
-@pytest.mark.parametrize("what", MADE)
-def test_ranges_of_values_that_are_computed_from_spikes(what: str) -> None:
-    make, bits = MADE[what]
+@pytest.mark.parametrize("combination", COMBINATIONS)
+def test_ranges_of_values_that_are_computed_from_spikes(combination: str) -> None:
+    combine, bits = COMBINATIONS[combination]
     neurons = nn.ModuleList([LIF(v_threshold=0.3, backend="torch"), IF(v_threshold=0.3, backend="torch")])
     x = 2 * torch.randn(4, 6, 8, 16, generator=torch.Generator().manual_seed(0))[:, 0].requires_grad_()
 
     def run() -> tuple[Tensor, ...]:
         torch.manual_seed(0)
         functional.reset_net(neurons)
-        made = make(neurons[0](x), neurons[1](x))
-        weight = torch.randn(made.shape, dtype=made.dtype, requires_grad=True)
-        return made.detach().clone(), *torch.autograd.grad((made * weight).sum(), [x, weight])
+        value = combine(neurons[0](x), neurons[1](x))
+        weight = torch.randn(value.shape, dtype=value.dtype, requires_grad=True)
+        return value.detach().clone(), *torch.autograd.grad((value * weight).sum(), [x, weight])
 
-    wanted = run()
+    expected = run()
     with PackedSpikes(neurons) as packing:
-        got = run()
-    assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+        results = run()
+    assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
     if bits is None:
         assert packing.kept_whole, str(packing)
-        assert got[1].abs().max() > 0
+        assert results[1].abs().max() > 0
     else:
         assert not packing.kept_whole, str(packing)
-        assert packing.bytes_packed * 8 * got[0].element_size() <= bits * packing.bytes_whole
-        assert packing.bytes_whole >= got[0].nbytes
+        assert packing.bytes_packed * 8 * results[0].element_size() <= bits * packing.bytes_whole
+        assert packing.bytes_whole >= results[0].nbytes
 
 
 @pytest.mark.usefixtures("launcher")
-def test_changed_in_place_without_the_graph() -> None:
+def test_values_changed_in_place_without_a_graph_are_stored_unpacked() -> None:
     neurons = nn.ModuleList([LIF(v_threshold=0.3)])
     x = 2 * torch.randn(4, 8, 16)
     weight = torch.randn(16, 4, requires_grad=True)
@@ -359,7 +362,7 @@ RANGES: list[tuple[nn.Module, tuple[int, int] | None]] = [
 
 @pytest.mark.usefixtures("loops")
 @pytest.mark.parametrize(("neuron", "spike_range"), RANGES)
-def test_ranges_of_neurons_outputs(neuron: nn.Module, spike_range: tuple[int, int] | None) -> None:
+def test_outputs_of_neurons_are_in_their_spike_range(neuron: nn.Module, spike_range: tuple[int, int] | None) -> None:
     assert neuron.spike_range == spike_range
     if spike_range is not None:
         output = neuron(3 * torch.randn(4, 50, 20))
@@ -367,7 +370,7 @@ def test_ranges_of_neurons_outputs(neuron: nn.Module, spike_range: tuple[int, in
         assert output.max() > 0
 
 
-def test_a_custom_step() -> None:
+def test_a_custom_step_needs_a_spike_range() -> None:
     class Doubled(LIF):
         def fire(self, h: Tensor, threshold: float | Tensor | None = None) -> Tensor:
             return 2.5 * super().fire(h, threshold)
@@ -387,8 +390,8 @@ def test_a_custom_step() -> None:
 
 @pytest.mark.long(all_but=["(300,)", "(300, 1, 1)", "(41, 1, 9)"])
 @pytest.mark.parametrize("shape", [(300,), (300, 1), (300, 1, 1), (300, 2), (41, 1, 9)], ids=str)
-def test_steps_of_few_elements(shape: tuple[int, ...]) -> None:
-    """Checks that the bits of a step fill whole words, even if it has few. The other bits do not matter."""
+def test_bits_of_small_steps_fill_whole_words(shape: tuple[int, ...]) -> None:
+    """Checks steps whose bits do not fill a word. The remaining bits of the word do not matter."""
     torch.manual_seed(0)
     neuron = LIF(backend="triton")
     x = (3 * torch.rand(shape, device=DEVICE)).requires_grad_()
@@ -403,28 +406,28 @@ def test_steps_of_few_elements(shape: tuple[int, ...]) -> None:
 
 
 def test_a_change_between_forward_and_backward_is_refused(loops: None) -> None:
-    """Tests hooks for saved tensors, with which torch does not check for changes in place."""
+    """Checks changes that torch cannot detect here, because saved tensors have hooks."""
     net = nn.Sequential(nn.Linear(16, 16), LIF(), nn.Linear(16, 16), LIF())
     x = torch.rand(4, 8, 16)
 
-    def loss() -> tuple[Tensor, Tensor]:
+    def run() -> tuple[Tensor, Tensor]:
         functional.reset_net(net)
         with PackedSpikes(net):
             spikes = net[:2](x)
             return spikes, net[2:](spikes).sum()
 
-    spikes, total = loss()
+    spikes, total = run()
     total.backward()
     weight = net[2].get_parameter("weight")
     assert weight.grad is not None
     expected = weight.grad.clone()
-    spikes, total = loss()
+    spikes, total = run()
     with torch.no_grad():
-        spikes.mul_(2)  # its bits do not change
+        spikes.mul_(2)  # This does not change the bits.
     net.zero_grad()
     total.backward()
     assert torch.equal(weight.grad, expected)
-    _, total = loss()
+    _, total = run()
     with torch.no_grad():
         weight.mul_(2)
     with pytest.raises(RuntimeError, match=r"\[16, 16\].*changed in place"):

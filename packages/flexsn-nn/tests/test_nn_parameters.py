@@ -1,4 +1,4 @@
-"""Errors of neurons and their messages; parameters that are numbers, tensors or learned."""
+"""Errors of neurons and their messages; parameters that are scalars, tensors or learned."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_integer_input_is_refused(dtype: torch.dtype) -> None:
         LIF()(torch.ones(2, 3, dtype=dtype))
 
 
-def test_a_number_is_a_constant_a_tensor_a_buffer_and_a_parameter_learned() -> None:
+def test_scalars_are_constants_tensors_are_buffers_and_parameters_are_learned() -> None:
     shapes: list[tuple[Any, list[str], list[str]]] = [
         (2.0, [], []),
         (torch.tensor([2.0, 3.0]), [], ["tau"]),
@@ -136,8 +136,8 @@ def test_a_number_is_a_constant_a_tensor_a_buffer_and_a_parameter_learned() -> N
         assert [name for name, _ in neuron.named_buffers()] == buffers
     learned = Leaky(0.5, learn_beta=True)
     assert isinstance(learned.beta, torch.nn.Parameter)
-    given = torch.nn.Parameter(torch.tensor(0.5))
-    assert Leaky(given, learn_beta=True).beta is given
+    parameter = torch.nn.Parameter(torch.tensor(0.5))
+    assert Leaky(parameter, learn_beta=True).beta is parameter
 
 
 LEARNING: list[Callable[[], torch.nn.Module]] = [
@@ -156,8 +156,8 @@ LEARNING: list[Callable[[], torch.nn.Module]] = [
 
 
 @pytest.mark.parametrize("make", LEARNING)
-def test_learned_numbers_have_a_dimension(make: Callable[[], torch.nn.Module]) -> None:
-    """Tests dimensions, which `fully_shard` requires. Checkpoints with numbers without dimensions load, too."""
+def test_learned_scalars_have_a_dimension(make: Callable[[], torch.nn.Module]) -> None:
+    """Checks that learned scalars have a dimension, as `fully_shard` requires, and that older checkpoints load."""
     net = make()
     parameters = dict(net.named_parameters())
     assert parameters
@@ -169,18 +169,18 @@ def test_learned_numbers_have_a_dimension(make: Callable[[], torch.nn.Module]) -
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])
-def test_a_value_per_channel(backend: str) -> None:
-    """Tests channels of an image: each channel runs like a neuron with the channel's value."""
+def test_each_channel_may_have_a_value(backend: str) -> None:
+    """Compares each channel of an image with a neuron that has the channel's value."""
     tau = torch.tensor([1.5, 2.0, 4.0])
     x = torch.randn(4, 2, 3, 5, 4, generator=torch.Generator().manual_seed(0)) + 1
-    whole = LIF(tau=tau.view(3, 1, 1), backend=backend)(x)
+    output = LIF(tau=tau.view(3, 1, 1), backend=backend)(x)
     for channel, value in enumerate(tau.tolist()):
-        assert torch.equal(whole[:, :, channel], LIF(tau=value, backend="torch")(x[:, :, channel]))
+        assert torch.equal(output[:, :, channel], LIF(tau=value, backend="torch")(x[:, :, channel]))
 
 
 @pytest.mark.parametrize("backend", ["torch", "hop", "triton"])
-def test_mismatches_with_the_input_are_refused(backend: str) -> None:
-    """Checks that the error describes the neuron and names the remedy, instead of the failed op."""
+def test_parameters_and_states_that_do_not_fit_the_input_are_refused(backend: str) -> None:
+    """Checks that the error describes the neuron and names the remedy, instead of the operation that failed."""
     x = torch.ones(5, 2, 3, 4)
     for tau in (torch.full((3,), 2.0), torch.full((2, 2, 3, 4), 2.0)):
         with pytest.raises(ParameterError, match=r"tau has shape .* step of \[2, 3, 4\].*\[C, 1, 1\]"):
@@ -201,7 +201,7 @@ def test_mismatches_with_the_input_are_refused(backend: str) -> None:
 @pytest.mark.filterwarnings("ignore::flexsn_nn.errors.RangeWarning")
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_learned_decays_remain_in_range(backend: str) -> None:
-    """Checks that a learned beta outside of [0, 1] counts as the nearest limit, as in snnTorch."""
+    """Checks that a learned beta outside of [0, 1] acts as the nearest limit, as in snnTorch."""
     neuron = Leaky(0.5, learn_beta=True, backend=backend)
     assert isinstance(neuron.beta, torch.nn.Parameter)
     neuron.beta.data.fill_(1.5)
@@ -210,7 +210,8 @@ def test_learned_decays_remain_in_range(backend: str) -> None:
     assert neuron.states[0].item() == 0.75
 
 
-# A neuron with a learned parameter, a value to which an optimizer may move it, and the value that it then counts as.
+# A neuron, its learned parameter, the start, a value beyond the range, and the value inside the range that acts
+# instead.
 LEARNED: list[tuple[Callable[..., Neuron], str, float, float, float]] = [
     (LIF, "tau", 2.0, -47.0, 1.0),
     (LI, "tau", 2.0, 0.3, 1.0),
@@ -229,7 +230,7 @@ LEARNED: list[tuple[Callable[..., Neuron], str, float, float, float]] = [
     (partial(Lapicque, beta=0.5), "R", 0.5, -1.5, TINY),
 ]
 learned = pytest.mark.parametrize(
-    ("make", "name", "start", "beyond", "counts_as"),
+    ("make", "name", "start", "beyond", "acts_as"),
     LEARNED,
     ids=[f"{getattr(make, 'func', make).__name__}.{name}" for make, name, *_ in LEARNED],
 )
@@ -257,8 +258,8 @@ learned = pytest.mark.parametrize(
 )
 @learned
 @pytest.mark.parametrize("backend", ["torch", "triton"])
-def test_a_learned_parameter_counts_as_in_its_range(
-    make: Callable[..., Neuron], name: str, start: float, beyond: float, counts_as: float, backend: str
+def test_a_learned_parameter_beyond_its_range_acts_as_the_limit(
+    make: Callable[..., Neuron], name: str, start: float, beyond: float, acts_as: float, backend: str
 ) -> None:
     x = torch.linspace(-1.0, 3.0, 20).reshape(5, 4)
     neuron = make(**{name: torch.nn.Parameter(torch.tensor(start))}, backend=backend)
@@ -267,16 +268,16 @@ def test_a_learned_parameter_counts_as_in_its_range(
     neuron.reset()
     parameter: Any = getattr(neuron, name)
     parameter.data.fill_(beyond)
-    got = neuron(x)
+    output = neuron(x)
     assert re.search(rf"has left its range, .*: {name} is {beyond:g}; it must be ", neuron.explain())
     within = make(**{name: torch.nn.Parameter(torch.tensor(start))}, backend=backend)
-    getattr(within, name).data.fill_(counts_as)
-    torch.testing.assert_close(got, within(x), rtol=0, atol=0, equal_nan=True)
+    getattr(within, name).data.fill_(acts_as)
+    torch.testing.assert_close(output, within(x), rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.filterwarnings("ignore::flexsn_nn.errors.RangeWarning")
 @pytest.mark.parametrize("make", [LIF, LI, ILIF, QIF, EIF, AdEx, Izhikevich, ALIF, KLIF])
-def test_an_optimizer_that_only_decreases_stops_at_the_end_of_the_range(make: Callable[..., Neuron]) -> None:
+def test_an_optimizer_that_only_decreases_tau_does_not_break_the_neuron(make: Callable[..., Neuron]) -> None:
     neuron = make(tau=torch.nn.Parameter(torch.tensor(1.5)), backend="torch")
     parameter: Any = neuron.tau
     optimizer = torch.optim.SGD([parameter], lr=0.25)
@@ -284,16 +285,16 @@ def test_an_optimizer_that_only_decreases_stops_at_the_end_of_the_range(make: Ca
     for _ in range(40):
         neuron.reset()
         optimizer.zero_grad()
-        (neuron(x).sum() * 0.0 + parameter).backward()  # the gradient moves tau towards minus infinity
+        (neuron(x).sum() * 0.0 + parameter).backward()  # The gradient decreases tau in each step.
         neuron.reset()
         optimizer.step()
         assert neuron(x).isfinite().all()
-    assert parameter.item() < -8  # moved by its own gradient, without the neuron
+    assert parameter.item() < -8  # The optimizer moved tau far beyond its range.
     assert "tau has left" not in neuron.explain()
     assert "tau is -8.5; it must be" in neuron.explain()
 
 
-def test_later_assignments_are_checked() -> None:
+def test_assigned_values_are_checked() -> None:
     neuron = LIF(tau=2.0)
     with pytest.raises(ParameterError, match=r"tau is 0\.5; it must be at least 1"):
         neuron.tau = 0.5
@@ -304,13 +305,13 @@ def test_later_assignments_are_checked() -> None:
     assert alpha(torch.ones(4, 2)).isfinite().all()
 
 
-def test_repr_shows_the_parameters() -> None:
+def test_repr_shows_parameters() -> None:
     text = repr(LIF(tau=torch.nn.Parameter(torch.tensor(2.0)), v_threshold=torch.ones(3)))
     for part in ("tau=2 (Parameter)", "v_threshold=Tensor[3]", "v_reset=0.0", "backend='auto'"):
         assert part in text
 
 
-def test_neurons_are_flexsn_modules() -> None:
+def test_neurons_are_flexsn_modules_with_named_parameters() -> None:
     neuron = PLIF()
     assert isinstance(neuron, Neuron)
     assert isinstance(neuron, FlexSN)

@@ -1,4 +1,4 @@
-"""Plots show the passed numbers. Without matplotlib, the error names the way to install it."""
+"""Plots show the values of tensors. Without matplotlib, the error names the command that installs it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_trace_shows_membrane_threshold_and_spikes() -> None:
         plot.trace(v, SPIKES[0])
 
 
-def test_trace_shows_changing_thresholds_and_labels() -> None:
+def test_trace_shows_variable_thresholds_and_labels() -> None:
     v, moving = torch.tensor([0.5, 0.0, 0.75, 0.0]), torch.tensor([1.0, 1.5, 2.5, 2.0])
     ax = plot.trace(v, SPIKES[:, 0], threshold=moving, label="current")
     _, threshold = ax.lines
@@ -58,7 +58,7 @@ def test_trace_shows_changing_thresholds_and_labels() -> None:
     assert np.asarray(ax.collections[0].get_offsets()).tolist() == [[1, 2.5], [3, 2.5]]
     assert ax.get_legend_handles_labels()[1] == ["current", "threshold", "spike"]
     assert ax.get_ylabel() == "current"
-    assert len(plot.trace(v, threshold=torch.tensor(1.0)).lines) == 2, "a tensor of one number is a line"
+    assert len(plot.trace(v, threshold=torch.tensor(1.0)).lines) == 2, "a tensor of one value is a line"
     with pytest.raises(ParameterError, match=r"\[\[4\], \[3\]\]"):
         plot.trace(v, threshold=moving[:3])
     bar = plot.heatmap(SPIKES, label="current").figure
@@ -66,21 +66,21 @@ def test_trace_shows_changing_thresholds_and_labels() -> None:
     assert bar.axes[1].get_ylabel() == "current"
 
 
-def test_heatmap_has_time_to_the_right() -> None:
+def test_heatmap_has_time_on_the_horizontal_axis() -> None:
     ax = plot.heatmap(SPIKES)
     (image,) = ax.images
     assert np.asarray(image.get_array()).tolist() == SPIKES.T.tolist()
     assert ax.figure is not None
-    assert len(ax.figure.axes) == 2, "the picture and its colour bar"
+    assert len(ax.figure.axes) == 2, "expected the image and its colour bar"
 
 
-def test_a_bar_per_layer() -> None:
+def test_firing_rates_has_a_bar_per_layer() -> None:
     ax = plot.firing_rates({"first": 0.25, "second": 0.5})
     assert [bar.get_height() for bar in ax.patches] == [0.25, 0.5]  # type: ignore[attr-defined]
     assert [label.get_text() for label in ax.get_xticklabels()] == ["first", "second"]
 
 
-def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_matplotlib_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     calls: list[Callable[[], object]] = [
         lambda: plot.raster(SPIKES),

@@ -1,4 +1,4 @@
-"""Reports of `backend="auto"` without a GPU. Each refusal on a GPU is reported once, with operation and line."""
+"""Reports of `backend="auto"` without a GPU: each refusal on a GPU is reported once, with operation and line."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from flexsn_nn import (
 from flexsn_nn.neuron import ImmediateReset
 
 HAS_GPU = torch.cuda.is_available()
-X = torch.linspace(-1.0, 1.0, 24).reshape(3, 2, 4)  # on the CPU, also on machines with a GPU
+X = torch.linspace(-1.0, 1.0, 24).reshape(3, 2, 4)  # These values are on the CPU, also on machines with a GPU.
 
 Pair = tuple[Tensor, Tensor]
 
@@ -120,36 +120,36 @@ refused = pytest.mark.parametrize(
 )
 
 
-def made(core: Callable[..., Any], **options: Any) -> FlexSN:
+def make_neuron(core: Callable[..., Any], **options: Any) -> FlexSN:
     return FlexSN(core, 1, 1, 1, **options)
 
 
-def quietly(layer: nn.Module, x: Tensor) -> Any:
+def call_without_warnings(layer: nn.Module, x: Tensor) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         return layer(x.clone())
 
 
-@pytest.mark.long(all_but=["shifts", "Recurrent"])
 @refused
-def test_the_warning_is_given_once_at_the_first_call(core: Callable[..., Any], words: str) -> None:
-    layer = made(core)
+@pytest.mark.long(all_but=["shifts", "Recurrent"])
+def test_the_first_call_warns_once(core: Callable[..., Any], words: str) -> None:
+    layer = make_neuron(core)
     with torch.no_grad():
-        with pytest.warns(PortabilityWarning, match=f"(?s){words}.*backend='torch'") as told:
+        with pytest.warns(PortabilityWarning, match=f"(?s){words}.*backend='torch'") as caught:
             layer(X.clone())
-        assert len(told) == 1
-        assert told[0].filename == __file__
-        quietly(layer, X)
+        assert len(caught) == 1
+        assert caught[0].filename == __file__
+        call_without_warnings(layer, X)
         layer.reset()
-        quietly(layer, X[:2])
+        call_without_warnings(layer, X[:2])
     assert f"on a GPU, compiled kernels refuse the core: {words.split(':')[0]}" in layer.explain()
 
 
-@pytest.mark.long(all_but=["shifts", "sorts", "has_no_rule"])
 @refused
-def test_the_reaction_error_raises_in_every_call(core: Callable[..., Any], words: str) -> None:
+@pytest.mark.long(all_but=["shifts", "sorts", "has_no_rule"])
+def test_every_call_raises_after_set_portability_error(core: Callable[..., Any], words: str) -> None:
     set_portability("error")
-    layer = made(core)
+    layer = make_neuron(core)
     for _ in range(2):
         with pytest.raises(PortabilityError, match=f"(?s){words}"), torch.no_grad():
             layer(X.clone())
@@ -161,46 +161,46 @@ def test_the_reaction_error_raises_in_every_call(core: Callable[..., Any], words
 def test_a_requested_loop_runs(core: Callable[..., Any], words: str, backend: str) -> None:
     set_portability("error")
     with torch.no_grad():
-        quietly(made(core, backend=backend), X)
+        call_without_warnings(make_neuron(core, backend=backend), X)
 
 
 @refused
-def test_the_reaction_ignore_is_silent(core: Callable[..., Any], words: str, compiler: None) -> None:
+def test_no_call_warns_after_set_portability_ignore(core: Callable[..., Any], words: str, compiler: None) -> None:
     set_portability("ignore")
-    layer = made(core)
+    layer = make_neuron(core)
     with torch.no_grad():
-        quietly(layer, X)
+        call_without_warnings(layer, X)
     assert "the loop ran instead" in layer.explain()
 
 
-def test_the_results_are_those_of_the_loop() -> None:
-    """Checks random numbers, too, so that no other code draws any."""
+def test_the_results_are_those_of_the_loop_with_warnings_too() -> None:
+    """Compares results with random values, which shows that the check draws none."""
     results = []
     for options in ({}, {"backend": "torch"}):
         torch.manual_seed(0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", PortabilityWarning)
-            layer = made(draws, **options)
+            layer = make_neuron(draws, **options)
             results.append([layer(X), layer(X), layer.states[0]])
-    for got, expected in zip(*results, strict=True):
-        assert torch.equal(got, expected)
+    for result, expected in zip(*results, strict=True):
+        assert torch.equal(result, expected)
 
 
 def test_refusals_of_training_are_reported_in_the_first_training_call() -> None:
-    layer = made(backward_mixes)
-    quietly(layer, X)
+    layer = make_neuron(backward_mixes)
+    call_without_warnings(layer, X)
     x = X.clone().requires_grad_()
     with pytest.warns(PortabilityWarning, match=r"(?s)flip.*return grads\[0\]\.flip"):
         layer(x)
-    quietly(layer, x)
+    call_without_warnings(layer, x)
 
 
-def test_other_dtypes_and_dimensions_are_checked_again() -> None:
-    def of_two(x: Tensor, v: Tensor) -> Pair:
+def test_other_dtypes_and_numbers_of_dimensions_are_checked_again() -> None:
+    def sum_vectors(x: Tensor, v: Tensor) -> Pair:
         return (x if x.dim() == 2 else x.cumsum(0)), v
 
-    layer = made(of_two)
-    quietly(layer, X)
+    layer = make_neuron(sum_vectors)
+    call_without_warnings(layer, X)
     layer.reset()
     with pytest.warns(PortabilityWarning, match="cumsum"):
         layer(X[:, 0])
@@ -208,9 +208,14 @@ def test_other_dtypes_and_dimensions_are_checked_again() -> None:
 
 def test_accepted_cores_cause_no_warning() -> None:
     set_portability("error")
-    for layer in (LIF(), made(lambda x, v: (x * 2.0, v + x)), neuron.PLIF(), LIF(tau=nn.Parameter(torch.tensor(2.0)))):
-        quietly(layer, X)
-        quietly(layer, X.clone().requires_grad_())
+    for layer in (
+        LIF(),
+        make_neuron(lambda x, v: (x * 2.0, v + x)),
+        neuron.PLIF(),
+        LIF(tau=nn.Parameter(torch.tensor(2.0))),
+    ):
+        call_without_warnings(layer, X)
+        call_without_warnings(layer, X.clone().requires_grad_())
 
 
 def test_ready_made_neurons_are_not_traced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +224,7 @@ def test_ready_made_neurons_are_not_traced(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr("flexsn_nn._refusals.why_refused", not_called)
     for layer in (LIF(), neuron.Leaky(0.9), neuron.KLIF(), LIF(surrogate_function=surrogate.ATan())):
-        quietly(layer, X)
+        call_without_warnings(layer, X)
 
 
 def test_custom_surrogates_and_subclasses_are_checked() -> None:
@@ -229,50 +234,50 @@ def test_custom_surrogates_and_subclasses_are_checked() -> None:
     with pytest.warns(PortabilityWarning, match="rand_like"):
         LIF(surrogate_function=noisy)(X)
 
-    class Own(ImmediateReset):
+    class Custom(ImmediateReset):
         def dynamics(self, x: Tensor, v: Tensor) -> Pair:
             return self.fire(v), v + x.mean()
 
     with pytest.warns(PortabilityWarning, match=r"x\.mean\(\)"):
-        Own(1.0, 0.0, surrogate.Sigmoid(), False)(X)
+        Custom(1.0, 0.0, surrogate.Sigmoid(), False)(X)
 
 
 @pytest.mark.parametrize("precision", ["eager", "float32"])
-def test_half_precision(precision: str) -> None:
+def test_half_precision_is_checked(precision: str) -> None:
     set_portability("error")
-    quietly(made(lambda x, v: (x * 2.0, v + x), precision=precision), X.bfloat16())
+    call_without_warnings(make_neuron(lambda x, v: (x * 2.0, v + x), precision=precision), X.bfloat16())
     with pytest.raises(PortabilityError, match="cumsum"):
-        made(lambda x, v: (x.cumsum(-1), v), precision=precision)(X.bfloat16())
+        make_neuron(lambda x, v: (x.cumsum(-1), v), precision=precision)(X.bfloat16())
 
 
-def test_single_steps_run_as_a_loop_everywhere() -> None:
+def test_single_steps_are_not_checked() -> None:
     set_portability("error")
-    layer = made(inhibits, step_mode="s")
-    quietly(layer, X[0])
+    layer = make_neuron(inhibits, step_mode="s")
+    call_without_warnings(layer, X[0])
 
 
 def test_transforms_and_tracers_are_not_checked() -> None:
     set_portability("error")
-    layer = made(lambda x, v: (x * 2.0, v + x))
+    layer = make_neuron(lambda x, v: (x * 2.0, v + x))
     torch.vmap(lambda x: layer.step(x)[0])(X[None].expand(2, -1, -1, -1).clone())
     torch.func.grad(lambda x: layer.step(x)[0].sum())(X)  # type: ignore[union-attr]
 
 
-def test_no_steps_call_no_core() -> None:
+def test_calls_without_steps_are_not_checked() -> None:
     set_portability("error")
-    layer = made(inhibits, example_outputs=(X[0],))
-    quietly(layer, X[:0])
+    layer = make_neuron(inhibits, example_outputs=(X[0],))
+    call_without_warnings(layer, X[:0])
 
 
-def test_no_tensor_of_the_call_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_record_of_refusals_is_small_and_without_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_refusals, "_MOST", 3)
-    layer = made(inhibits)
+    layer = make_neuron(inhibits)
     with pytest.warns(PortabilityWarning):
         layer(X)
-    assert all(isinstance(why, str) for why in layer._refusals._reasons.values())
-    assert pickle.loads(pickle.dumps(made(inhibits))).explain()
+    assert all(isinstance(reason, str) for reason in layer._refusals._reasons.values())
+    assert pickle.loads(pickle.dumps(make_neuron(inhibits))).explain()
     twin = copy.deepcopy(layer)
-    quietly(twin, X)
+    call_without_warnings(twin, X)
     for dimension in range(1, 7):
         layer.reset()
         with warnings.catch_warnings():
@@ -281,36 +286,36 @@ def test_no_tensor_of_the_call_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(layer._refusals._reasons) <= 3
 
 
-def test_networks_of_neurons() -> None:
+def test_each_neuron_of_a_network_is_checked() -> None:
     set_portability("error")
-    net = nn.Sequential(nn.Linear(4, 4), LIF(), made(Recurrent()))
+    net = nn.Sequential(nn.Linear(4, 4), LIF(), make_neuron(Recurrent()))
     with pytest.raises(PortabilityError, match="mean"):
         net(X)
     functional.set_backend(net, "torch")
     functional.reset_net(net)
-    quietly(net, X)
+    call_without_warnings(net, X)
 
 
-def test_names() -> None:
+def test_unknown_reactions_are_refused() -> None:
     with pytest.raises(UnknownNameError, match=r"unknown portability 'warning'.*Did you mean 'warn'"):
         set_portability("warning")
     assert issubclass(PortabilityError, NotImplementedError)
     assert issubclass(PortabilityWarning, UserWarning)
 
 
-def started_with(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sets the reaction as at the start of a process with this environment variable."""
+def reload_with(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sets the environment variable and reloads the module, as at the start of a process."""
     with monkeypatch.context() as environment:
         environment.setenv("FLEXSN_PORTABILITY", setting)
         importlib.reload(_portability)
 
 
 def test_the_environment_sets_the_reaction(monkeypatch: pytest.MonkeyPatch) -> None:
-    started_with("error", monkeypatch)
+    reload_with("error", monkeypatch)
     with pytest.raises(PortabilityError):
-        made(shifts)(X)
-    started_with("", monkeypatch)
+        make_neuron(shifts)(X)
+    reload_with("", monkeypatch)
     with pytest.warns(PortabilityWarning):
-        made(shifts)(X)
+        make_neuron(shifts)(X)
     with pytest.raises(UnknownNameError, match="FLEXSN_PORTABILITY"):
-        started_with("errr", monkeypatch)
+        reload_with("errr", monkeypatch)

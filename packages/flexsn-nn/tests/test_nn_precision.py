@@ -1,4 +1,4 @@
-"""`precision="float32"`: equal to the plain loop with a float32 membrane, on every backend."""
+"""`precision="float32"`: results equal those of a plain loop with a float32 membrane, on every backend."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Decay(nn.Module):
 
 
 def draw(steps: int, dtype: torch.dtype) -> Tensor:
-    drawn = torch.randn((steps, *STEP), generator=torch.Generator().manual_seed(0))
-    return drawn.to(DEVICE, dtype).requires_grad_()
+    values = torch.randn((steps, *STEP), generator=torch.Generator().manual_seed(0))
+    return values.to(DEVICE, dtype).requires_grad_()
 
 
 @backends
@@ -40,26 +40,26 @@ def test_results_equal_a_loop_with_a_float32_membrane(backend: str, dtype: torch
     assert neuron.precision == "float32"
     x = draw(6, dtype)
     squares, fired = neuron(x)
-    v, expected = torch.zeros(STEP, device=DEVICE), []
+    v, rows = torch.zeros(STEP, device=DEVICE), []
     for step in x:
         square, above, v = core(step.float(), v)
-        expected.append((square.to(dtype), above, v))
-    wanted = [torch.stack(values) for values in zip(*expected, strict=True)]
-    for got, value in zip((squares, fired, neuron.state_seqs[0]), wanted, strict=True):
-        assert got.dtype == value.dtype
-        assert torch.equal(got, value)
+        rows.append((square.to(dtype), above, v))
+    expected_sequences = [torch.stack(values) for values in zip(*rows, strict=True)]
+    for result, value in zip((squares, fired, neuron.state_seqs[0]), expected_sequences, strict=True):
+        assert result.dtype == value.dtype
+        assert torch.equal(result, value)
     assert neuron.states[0].dtype == torch.float32
     weights = torch.linspace(-1, 1, x.numel(), device=DEVICE).reshape(x.shape).to(dtype)
     grads = torch.autograd.grad((squares * weights).sum(), [x, core.decay])
-    wanted_grads = torch.autograd.grad((wanted[0] * weights).sum(), [x, core.decay])
-    for grad, value in zip(grads, wanted_grads, strict=True):
+    expected_grads = torch.autograd.grad((expected_sequences[0] * weights).sum(), [x, core.decay])
+    for grad, value in zip(grads, expected_grads, strict=True):
         assert grad.dtype == value.dtype
         torch.testing.assert_close(grad, value)
 
 
 @backends
 def test_results_differ_from_a_half_precision_membrane(backend: str) -> None:
-    """An addition of 0.25 is lost in a float16 membrane at 1000, but counts in a float32 membrane."""
+    """Checks that a float32 membrane of 1000 adds 0.25, which a float16 membrane does not."""
     x = torch.full((101, 1), 0.25, dtype=torch.float16, device=DEVICE)
     x[0] = 1000.0
     for precision, final in (("eager", 1000.0), ("float32", 1025.0)):
@@ -78,21 +78,21 @@ def test_wider_inputs_are_unchanged(backend: str, dtype: torch.dtype) -> None:
 
 
 @backends
-def test_chunks_empty_sequences_single_steps_and_moves(backend: str) -> None:
+def test_chunks_empty_sequences_single_steps_and_conversions_keep_float32_states(backend: str) -> None:
     neuron = PLIF(backend=backend, precision="float32", v_reset=-0.25).to(DEVICE)
     x = draw(6, torch.float16).detach()
-    whole = neuron(x)
+    expected = neuron(x)
     neuron.reset()
     neuron(x[:0]) if backend == "triton" else neuron(x[:1])
     assert neuron.states[0].dtype == torch.float32
     neuron.reset()
     parts = [neuron(x[:4]), neuron(x[4:])]
-    assert torch.equal(torch.cat(parts), whole)
+    assert torch.equal(torch.cat(parts), expected)
     neuron.reset()
     neuron.backend = "torch"
     neuron.step_mode = "s"
-    assert torch.equal(torch.stack([neuron(step) for step in x]), whole)
-    # After the module is converted to half precision, its state is widened again.
+    assert torch.equal(torch.stack([neuron(step) for step in x]), expected)
+    # The module is now in half precision, but its state becomes float32 again.
     neuron.half()
     assert neuron(x[0]).dtype == torch.float16
     assert neuron.states[0].dtype == torch.float32
@@ -106,10 +106,10 @@ def test_copies_keep_the_precision() -> None:
         assert isinstance(twin.core, Decay)
         with torch.no_grad():
             twin.core.decay.zero_()
-        assert torch.equal(twin(x)[0], x.float().square().half())  # it has its own parameter
+        assert torch.equal(twin(x)[0], x.float().square().half())  # The copy has a separate parameter.
         assert list(twin.state_dict()) == ["core.decay"]
 
 
-def test_unknown_precision() -> None:
+def test_an_unknown_precision_is_refused() -> None:
     with pytest.raises(UnknownNameError, match=r"unknown precision 'float23'.*Did you mean 'float32'\?"):
         LIF(precision="float23")

@@ -1,4 +1,4 @@
-"""Learned numbers at and beyond the limits of their ranges: gradients lead them back, with a warning."""
+"""Learned values at the limits of their ranges and beyond: a warning is issued, and gradients move them back."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from flexsn_nn.functional import within
 from flexsn_nn.layer import Delay
 from flexsn_nn.neuron import Neuron
 
-# Other arguments that constructors need.
-NEEDED: dict[str, dict[str, Any]] = {
+# Arguments that constructors require.
+REQUIRED: dict[str, dict[str, Any]] = {
     "Alpha": {"alpha": 0.9, "beta": 0.8},
     "Lapicque": {"beta": 0.9, "R": 0.5},
     "Leaky": {"beta": 0.9},
@@ -34,14 +34,14 @@ NEEDED: dict[str, dict[str, Any]] = {
 }
 
 
-def neurons() -> Iterator[tuple[type[Neuron], str, float, float]]:
-    """Yields `(class, name, limit, beyond)` for each number with a closed limit, of neurons with one input."""
+def list_limits() -> Iterator[tuple[type[Neuron], str, float, float]]:
+    """Yields `(class, name, limit, beyond)` for each closed limit of a parameter, for neurons with one input."""
     for name in sorted(flexsn_nn.__all__):
         cls = getattr(flexsn_nn, name)
         if not (isinstance(cls, type) and issubclass(cls, Neuron)) or cls is Recurrent or cls.__name__ != name:
             continue
         try:
-            neuron = cls(**NEEDED.get(name, {}))
+            neuron = cls(**REQUIRED.get(name, {}))
         except (TypeError, ParameterError):
             continue
         for parameter, limits in neuron._limits.items():
@@ -53,29 +53,29 @@ def neurons() -> Iterator[tuple[type[Neuron], str, float, float]]:
                 yield cls, parameter, float(limits["at_most"]), limits["at_most"] + 0.25
 
 
-CASES = list(neurons())
+CASES = list(list_limits())
 IDS = [f"{cls.__name__}.{name}-{limit:g}" for cls, name, limit, _ in CASES]
 
 
 def make(cls: type[Neuron], name: str, start: float, backend: str) -> Neuron:
     torch.manual_seed(1)
-    needed = NEEDED.get(f"{cls.__name__}.{name}", NEEDED.get(cls.__name__, {}))
-    neuron = cls(**needed, backend=backend)
+    arguments = REQUIRED.get(f"{cls.__name__}.{name}", REQUIRED.get(cls.__name__, {}))
+    neuron = cls(**arguments, backend=backend)
     neuron.hold(name, nn.Parameter(torch.full((4,), start)))
     return neuron
 
 
-def gradient(neuron: Neuron, name: str) -> Tensor:
+def compute_gradient(neuron: Neuron, name: str) -> Tensor:
     torch.manual_seed(2)
     x = torch.rand(9, 3, 4) * 2
     results, states = neuron.step(x)
     (sum(((t * torch.rand(t.shape)).sum() for t in states), (results * torch.rand(results.shape)).sum())).backward()
-    found = getattr(neuron, name).grad
-    assert found is not None
-    return found  # type: ignore[no-any-return]
+    gradient = getattr(neuron, name).grad
+    assert gradient is not None
+    return gradient  # type: ignore[no-any-return]
 
 
-def test_there_are_many() -> None:
+def test_many_limits_are_listed() -> None:
     assert len(CASES) > 20
     expected = {"tau", "beta", "c_decay", "v_decay", "alpha", "relative", "absolute", "rise"}
     assert expected <= {name for _, name, *_ in CASES}
@@ -83,16 +83,18 @@ def test_there_are_many() -> None:
 
 @pytest.mark.filterwarnings("ignore::flexsn_nn.errors.RangeWarning")
 @pytest.mark.parametrize(("cls", "name", "limit", "beyond"), CASES, ids=IDS)
-def test_the_gradient_is_that_of_the_nearest_number(cls: type[Neuron], name: str, limit: float, beyond: float) -> None:
-    """Tests numbers at, beyond and just inside the limit. `clamp` of torch 2.15 has the gradient 0 for two of them."""
+def test_the_gradient_beyond_a_limit_is_that_at_the_limit(
+    cls: type[Neuron], name: str, limit: float, beyond: float
+) -> None:
+    """Compares gradients at the limit, beyond it, and inside. `clamp` of torch 2.15 has gradient 0 at two of them."""
     if "finite" in make(cls, name, 0.5, "torch")._limits[name]:
         beyond, limit = -0.25, 0.0
     inside = limit + (1e-6 if beyond < limit else -1e-6)
-    near = gradient(make(cls, name, inside, "torch"), name)
-    if not near.any():
-        pytest.skip("the result does not depend on the number there")
-    at_limit = gradient(make(cls, name, limit, "torch"), name)
-    outside = gradient(make(cls, name, beyond, "torch"), name)
+    inside_gradient = compute_gradient(make(cls, name, inside, "torch"), name)
+    if not inside_gradient.any():
+        pytest.skip("the result does not depend on the parameter at this limit")
+    at_limit = compute_gradient(make(cls, name, limit, "torch"), name)
+    outside = compute_gradient(make(cls, name, beyond, "torch"), name)
     assert at_limit.any()
     assert torch.equal(outside, at_limit)
 
@@ -101,18 +103,18 @@ def test_the_gradient_is_that_of_the_nearest_number(cls: type[Neuron], name: str
 @pytest.mark.long(all_but=["cpp-ALIF.beta-0", "cpp-LIF.tau-1", "triton-LIF.tau-1"])
 @pytest.mark.parametrize(("cls", "name", "limit", "beyond"), CASES, ids=IDS)
 @pytest.mark.parametrize("backend", ["cpp", "triton"])
-def test_kernels_give_the_gradients_of_the_loop(
+def test_kernels_have_the_gradients_of_the_loop(
     backend: str, cls: type[Neuron], name: str, limit: float, beyond: float
 ) -> None:
     for start in (limit, beyond):
-        loop = gradient(make(cls, name, start, "torch"), name)
-        torch.testing.assert_close(gradient(make(cls, name, start, backend), name), loop, rtol=1e-4, atol=1e-4)
+        loop = compute_gradient(make(cls, name, start, "torch"), name)
+        torch.testing.assert_close(compute_gradient(make(cls, name, start, backend), name), loop, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore::flexsn_nn.errors.RangeWarning")
 @pytest.mark.parametrize("beyond", [1.0, 1.25])
-def test_kernels_on_a_gpu(beyond: float) -> None:
+def test_kernels_on_a_gpu_have_the_gradients_of_the_loop(beyond: float) -> None:
     loop, kernels = (make(Leaky, "beta", beyond, backend).cuda() for backend in ("torch", "triton"))
     x = torch.rand(9, 3, 4, device="cuda")
     for neuron in (loop, kernels):
@@ -122,7 +124,7 @@ def test_kernels_on_a_gpu(beyond: float) -> None:
 
 
 @pytest.mark.gpu
-def test_a_warning_on_a_gpu_waits_for_no_call() -> None:
+def test_a_warning_on_a_gpu_does_not_block_calls() -> None:
     neuron = Leaky(0.5, learn_beta=True).cuda()
     x = torch.rand(4, 3, device="cuda")
     neuron(x)
@@ -143,11 +145,11 @@ def test_a_warning_on_a_gpu_waits_for_no_call() -> None:
     ("cls", "name", "beyond"),
     [(Leaky, "beta", -0.25), (Leaky, "beta", 1.25), (CUBALIF, "c_decay", 1.5), (LIF, "tau", 0.5)],
 )
-def test_an_optimizer_leads_a_number_back(cls: type[Neuron], name: str, beyond: float) -> None:
+def test_an_optimizer_moves_a_value_back_into_its_range(cls: type[Neuron], name: str, beyond: float) -> None:
     neuron = make(cls, name, beyond, "cpp")
     target = make(cls, name, 0.5 if cls is not LIF else 2.5, "torch")
     optimizer = torch.optim.Adam(neuron.parameters(), lr=0.1)
-    x = torch.rand(8, 16, 4) * 0.1  # too small for spikes, so states are monotonic in the number
+    x = torch.rand(8, 16, 4) * 0.1  # The inputs cause no spikes, so the states are monotonic in the parameter.
     for _ in range(60):
         optimizer.zero_grad()
         (_, ours), (_, theirs) = neuron.step(x), target.step(x)
@@ -163,12 +165,12 @@ def test_a_gradient_moves_a_delay_back_into_its_range(start: float, towards: flo
     with torch.no_grad():
         delay.delay.fill_(start)  # type: ignore[union-attr]
     x = torch.linspace(0, 1, 20).unsqueeze(1)
-    wanted = Delay(towards, max_delay=3)(x)
+    target = Delay(towards, max_delay=3)(x)
     optimizer = torch.optim.Adam(delay.parameters(), lr=0.1)
     for _ in range(80):
         optimizer.zero_grad()
         delay.reset()
-        (delay(x) - wanted).square().sum().backward()
+        (delay(x) - target).square().sum().backward()
         optimizer.step()
     torch.testing.assert_close(delay.delay.detach(), torch.tensor([towards]), atol=0.1, rtol=0)  # type: ignore[union-attr]
 
@@ -186,11 +188,11 @@ def test_one_warning_names_module_and_parameter() -> None:
         neuron.beta.sub_(0.75)  # type: ignore[union-attr]
     neuron(x)
     neuron.step(x)
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as warnings_of_copies:
         warnings.simplefilter("always")
-        for other in (copy.deepcopy(neuron), pickle.loads(pickle.dumps(neuron))):
-            other(x)
-    assert [one.category for one in found] == [RangeWarning, RangeWarning]
+        for copied in (copy.deepcopy(neuron), pickle.loads(pickle.dumps(neuron))):
+            copied(x)
+    assert [warning.category for warning in warnings_of_copies] == [RangeWarning, RangeWarning]
 
 
 @pytest.mark.parametrize(
@@ -202,7 +204,7 @@ def test_one_warning_names_module_and_parameter() -> None:
         (lambda: Leaky(0.5, learn_beta=True, step_mode="s"), lambda m, x: m(x[0])),
     ],
 )
-def test_all_kinds_of_modules_and_calls_warn(module: Callable[[], nn.Module], call: Callable[..., object]) -> None:
+def test_all_modules_and_calls_warn(module: Callable[[], nn.Module], call: Callable[..., object]) -> None:
     layer, x = module(), torch.rand(4, 3)
     call(layer, x)
     with torch.no_grad():
@@ -212,8 +214,9 @@ def test_all_kinds_of_modules_and_calls_warn(module: Callable[[], nn.Module], ca
         call(layer, x)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated:FutureWarning")  # torch's own use
-def test_the_function_itself() -> None:
+# torch itself uses this function.
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated:FutureWarning")
+def test_within_clamps_values_and_passes_gradients() -> None:
     value = torch.tensor([-0.5, 0.0, 0.25, 1.0, 1.5], dtype=torch.float64, requires_grad=True)
     limited = partial(within, at_least=0, at_most=1)
     assert limited(value).tolist() == [0.0, 0.0, 0.25, 1.0, 1.0]

@@ -1,4 +1,4 @@
-"""Recurrent neurons compared with values by hand and with the neuron itself, and torch's cells as step functions."""
+"""Recurrent neurons: comparison with values by hand and with the inner neuron; torch's cells as step functions."""
 
 from __future__ import annotations
 
@@ -65,18 +65,18 @@ LAYERS: dict[str, Callable[..., Neuron]] = {
 each = pytest.mark.parametrize("name", LAYERS)
 
 
-def made(name: str, **options: Any) -> Neuron:
+def make_layer(name: str, **options: Any) -> Neuron:
     torch.manual_seed(0)
     return LAYERS[name](backend="torch", **options)
 
 
-def few_bits(weight: Tensor) -> Tensor:
-    """Rounds to quarters: sums of few of them are exact in any order."""
+def round_to_quarters(weight: Tensor) -> Tensor:
+    """Rounds to multiples of a quarter. Sums of few of them are exact in any order."""
     return weight.copy_((8 * weight).round() / 4)
 
 
-def test_the_feedback_is_the_product_of_the_last_spikes() -> None:
-    """Compares with values by hand: the second neuron fires one step after the first one, without any other input."""
+def test_the_feedback_is_the_product_of_the_previous_spikes() -> None:
+    """Compares with values computed by hand: the second neuron only fires because the first one fired before."""
     layer = RLIF(2, tau=1.0, init=lambda w: w.copy_(torch.tensor([[0.0, 0.0], [1.5, 0.0]])), backend="torch")
     x = torch.zeros(4, 1, 2)
     x[0, 0, 0] = 1.0
@@ -96,7 +96,7 @@ def test_named_recurrent_neurons_equal_recurrent_around_the_neuron(all_to_all: b
     for named, inner in pairs:
         around = Recurrent(inner, H, all_to_all)
         with torch.no_grad():
-            few_bits(named.V)
+            round_to_quarters(named.V)
         around.recurrent.load_state_dict(named.recurrent.state_dict())
         assert torch.equal(named(X), around(X))
         assert named.state_names == around.state_names
@@ -105,25 +105,25 @@ def test_named_recurrent_neurons_equal_recurrent_around_the_neuron(all_to_all: b
 
 @each
 def test_sequences_steps_and_chunks_have_equal_results(name: str) -> None:
-    layer = made(name, store_state_seqs=True)
-    whole = layer(X)
-    assert 0.02 < whole.mean() < 0.98
+    layer = make_layer(name, store_state_seqs=True)
+    expected = layer(X)
+    assert 0.02 < expected.mean() < 0.98
     states = [state.clone() for state in layer.states]
-    assert torch.equal(layer.states[0], whole[-1]), "s is the last output"
-    assert torch.equal(layer.state_seqs[0], whole)
+    assert torch.equal(layer.states[0], expected[-1]), "the state s is the last output"
+    assert torch.equal(layer.state_seqs[0], expected)
     layer.reset()
-    assert torch.equal(torch.cat([layer(part) for part in X.split(4)]), whole)
+    assert torch.equal(torch.cat([layer(part) for part in X.split(4)]), expected)
     output, explicit = layer.step(X)
-    assert torch.equal(output, whole)
+    assert torch.equal(output, expected)
     assert all(torch.equal(a, b) for a, b in zip(explicit, states, strict=True))
     layer.reset()
     functional.set_step_mode(layer, "s")
-    assert torch.equal(torch.stack([layer(x) for x in X]), whole)
+    assert torch.equal(torch.stack([layer(x) for x in X]), expected)
 
 
 @each
-def test_truncated_backpropagation(name: str) -> None:
-    layer = made(name)
+def test_gradients_reach_the_weights_in_truncated_backpropagation(name: str) -> None:
+    layer = make_layer(name)
     for part in X.split(3):
         layer(part).sum().backward()
         functional.detach_net(layer)
@@ -133,39 +133,39 @@ def test_truncated_backpropagation(name: str) -> None:
 
 
 @each
-def test_copies_pickles_and_checkpoints(name: str) -> None:
-    layer = made(name)
-    wanted = layer(X).detach()
+def test_copies_pickles_and_checkpoints_return_equal_outputs(name: str) -> None:
+    layer = make_layer(name)
+    expected = layer(X).detach()
     fresh = LAYERS[name](backend="torch")
     fresh.load_state_dict(layer.state_dict())
     layer.reset()
     for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), fresh):
-        assert torch.equal(twin(X), wanted)
+        assert torch.equal(twin(X), expected)
         twin.V.data.zero_()
-        assert torch.equal(layer(X), wanted)
+        assert torch.equal(layer(X), expected)
         layer.reset()
 
 
 @each
-def test_the_operator_and_half_precision(name: str) -> None:
-    layer = made(name)
-    whole = layer(X)
+def test_the_operator_equals_the_loop_and_states_have_the_dtype_of_the_precision(name: str) -> None:
+    layer = make_layer(name)
+    expected = layer(X)
     layer.reset()
     layer.backend = "hop"
-    assert torch.equal(layer(X), whole)
+    assert torch.equal(layer(X), expected)
     layer.backend = "torch"
     for precision in ("eager", "float32"):
-        half = made(name, precision=precision)
-        output = half(X.bfloat16())
-        kept = torch.bfloat16 if precision == "eager" else torch.float32
+        half_layer = make_layer(name, precision=precision)
+        output = half_layer(X.bfloat16())
+        state_dtype = torch.bfloat16 if precision == "eager" else torch.float32
         assert output.dtype == torch.bfloat16
-        assert {state.dtype for state in half.states} == {kept}
+        assert {state.dtype for state in half_layer.states} == {state_dtype}
 
 
 @pytest.mark.long(all_but=["RLIF"])
 @pytest.mark.parametrize("name", ["Recurrent", "RLIF", "RLeaky"])
-def test_one_graph_under_compile(name: str) -> None:
-    layer, x = made(name), X
+def test_a_compiled_layer_is_one_graph(name: str) -> None:
+    layer, x = make_layer(name), X
     layer.backend = "hop"
     torch._dynamo.reset()
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
@@ -178,7 +178,7 @@ def test_one_graph_under_compile(name: str) -> None:
 
 
 def test_a_refusal_by_kernels_is_reported_and_the_loop_runs() -> None:
-    """Tests a convolution that kernels refuse; users of the layer cannot change it."""
+    """Checks a convolution, which kernels refuse. Users of the layer cannot replace it."""
     layer = RLeaky(0.5, conv2d_channels=2, kernel_size=3)
     x = torch.rand(3, 1, 2, 4, 5)
     assert layer(x).shape == x.shape
@@ -202,8 +202,8 @@ def test_a_recurrent_layer_counts_as_one_neuron() -> None:
     assert layer.states == []
 
 
-def test_recurrent_around_neurons_with_several_inputs() -> None:
-    """Checks that a stochastic neuron draws its noise once per call, as without recurrence."""
+def test_recurrent_neurons_accept_several_inputs() -> None:
+    """Checks that a stochastic neuron draws its noise once per call, as it does without recurrence."""
     layer = Recurrent(StochasticLIF(scale=0.3, backend="torch"), H, init=nn.init.zeros_)
     torch.manual_seed(3)
     spikes = layer(X)
@@ -213,8 +213,8 @@ def test_recurrent_around_neurons_with_several_inputs() -> None:
     assert layer(X, torch.zeros_like(X)).shape == X.shape
 
 
-def of_each(value: float, *shape: int) -> nn.Parameter:
-    """Makes a learned parameter that differs between neurons."""
+def make_distinct(value: float, *shape: int) -> nn.Parameter:
+    """Makes a learned parameter whose values differ between neurons."""
     return nn.Parameter(value + torch.arange(torch.Size(shape).numel()).reshape(shape) / 16)
 
 
@@ -222,9 +222,9 @@ AROUND: dict[str, Callable[[], Neuron]] = {
     "gated": lambda: GatedLIF(5),
     "gated_same_conduct": lambda: GatedLIF(init_linear_decay=0.05),
     "stochastic": lambda: StochasticLIF(scale=nn.Parameter(torch.tensor(0.3))),
-    "lif_learned": lambda: LIF(tau=of_each(2.0, H)),
-    "lif_of_rows": lambda: LIF(tau=of_each(2.0, 3, 1)),
-    "lif_of_one": lambda: LIF(tau=of_each(2.0, 1)),
+    "lif_learned": lambda: LIF(tau=make_distinct(2.0, H)),
+    "lif_of_rows": lambda: LIF(tau=make_distinct(2.0, 3, 1)),
+    "lif_of_one": lambda: LIF(tau=make_distinct(2.0, 1)),
     "if": IF,
     "lif_soft": lambda: LIF(v_reset=None, detach_reset=True),
     "plif": PLIF,
@@ -237,7 +237,7 @@ AROUND: dict[str, Callable[[], Neuron]] = {
     "liaf": lambda: LIAF(F.relu, threshold_related=False),
     "alif": lambda: ALIF(tau_a=5.0),
     "ilif": ILIF,
-    "li": lambda: LI(tau=of_each(2.0, H)),
+    "li": lambda: LI(tau=make_distinct(2.0, H)),
     "clif": CLIF,
     "ternary_if": TernaryIF,
     "ternary_lif": TernaryLIF,
@@ -255,31 +255,31 @@ def test_kernels_train_a_matrix_around_any_neuron(name: str) -> None:
     torch.manual_seed(0)
     layer = Recurrent(AROUND[name](), H)
     with torch.no_grad():
-        few_bits(layer.V)
+        round_to_quarters(layer.V)
     results = []
     for backend in ("auto", "torch"):
         layer.backend = backend
         layer.reset()
-        torch.manual_seed(1)  # seeds the noise
+        torch.manual_seed(1)  # Each backend draws equal noise.
         x = ((8 * X[:5]).round() / 4).requires_grad_()
         output = layer(x)
-        wanted = [x, *(p for p in layer.parameters() if p.requires_grad)]
-        results.append((output, *torch.autograd.grad(output.square().sum(), wanted, materialize_grads=True)))
+        leaves = [x, *(p for p in layer.parameters() if p.requires_grad)]
+        results.append((output, *torch.autograd.grad(output.square().sum(), leaves, materialize_grads=True)))
         if backend == "auto":
-            told = layer.explain(x)
-            assert "loop" not in told.splitlines()[0], told
-            assert "the loop ran" not in told, told
+            account = layer.explain(x)
+            assert "loop" not in account.splitlines()[0], account
+            assert "the loop ran" not in account, account
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b)
 
 
 @pytest.mark.parametrize("name", [pytest.param("RLIF", marks=pytest.mark.long), "RLeaky"])
-def test_auto_runs_the_loop_or_equals_the_loop(name: str) -> None:
-    """Compares kernels, or the loop if they refuse the step."""
+def test_the_backend_auto_equals_the_loop(name: str) -> None:
+    """Compares the results of kernels, or of the loop if kernels refuse the step, with those of the loop."""
     torch.manual_seed(0)
     layer = RLIF(H) if name == "RLIF" else RLeaky(0.5, linear_features=H)
     with torch.no_grad():
-        few_bits(layer.V)
+        round_to_quarters(layer.V)
     results = []
     for backend in ("auto", "torch"):
         layer.backend = backend
@@ -292,24 +292,24 @@ def test_auto_runs_the_loop_or_equals_the_loop(name: str) -> None:
         torch.testing.assert_close(a, b)
 
 
-def test_around_a_custom_neuron() -> None:
+def test_recurrent_accepts_a_custom_neuron() -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         h = 0.5 * v + x
         return torch.tanh(h), h
 
     neuron = FlexSN(core, 1, 1, 1, backend="torch", requires_grad=[True, False])
     layer = Recurrent(neuron, H, bias=True)
-    s, v, wanted = torch.zeros(3, H), torch.zeros(3, H), []
+    s, v, expected = torch.zeros(3, H), torch.zeros(3, H), []
     for x in X:
         s, v = core(x + F.linear(s, layer.recurrent.weight, layer.recurrent.bias), v)  # type: ignore[arg-type]
-        wanted.append(s)
-    assert torch.equal(layer(X), torch.stack(wanted))
+        expected.append(s)
+    assert torch.equal(layer(X), torch.stack(expected))
     assert layer.requires_grad == [True, True, False]
     assert layer.state_names == ("s", "state 0")
 
 
 class Masked(nn.Module):
-    """Weights without connections of neurons to themselves."""
+    """Weights in which no neuron is connected to itself."""
 
     mask: Tensor
 
@@ -322,18 +322,18 @@ class Masked(nn.Module):
         return F.linear(s, self.weight * self.mask)
 
 
-def test_a_custom_matrix() -> None:
+def test_custom_weights_are_trained() -> None:
     low_rank = nn.Sequential(nn.Linear(H, 2, bias=False), nn.Linear(2, H, bias=False))
-    for own in (low_rank, Masked(H)):
-        layer = Recurrent(LIF(backend="torch"), recurrent=own)
+    for weights in (low_rank, Masked(H)):
+        layer = Recurrent(LIF(backend="torch"), recurrent=weights)
         layer(X).sum().backward()
         assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in layer.parameters())
-    gradient = next(own.parameters()).grad
+    gradient = next(weights.parameters()).grad
     assert gradient is not None
     assert gradient.diagonal().tolist() == [0.0] * H
 
 
-def test_gradients_of_weights_equal_numerical_ones() -> None:
+def test_gradients_of_weights_pass_gradcheck() -> None:
     def smooth(x: Tensor) -> Tensor:
         return torch.sigmoid(2 * x)
 
@@ -353,14 +353,14 @@ def test_gradients_of_weights_equal_numerical_ones() -> None:
         assert torch.autograd.gradcheck(run, (x, *layer.parameters()))
 
 
-def test_learned_and_fixed_weights_and_their_initial_values() -> None:
+def test_weights_are_learned_or_fixed_and_have_the_given_initial_values() -> None:
     layer = RLIF(H, learn_recurrent=False, bias=True, init=nn.init.orthogonal_)
     assert [p.requires_grad for p in layer.parameters()] == [False, False]
     torch.testing.assert_close(layer.V @ layer.V.T, torch.eye(H))
     assert RLIF(all_to_all=False, V=0.3).V.shape == (1,)
     assert RLIF(H, all_to_all=False, V=0.3).V.tolist() == pytest.approx([0.3] * H)
-    own = nn.Parameter(torch.rand(H))
-    assert RLIF(all_to_all=False, V=own).V is own
+    parameter = nn.Parameter(torch.rand(H))
+    assert RLIF(all_to_all=False, V=parameter).V is parameter
     torch.manual_seed(2)
     uniform = RLIF(H).V
     torch.manual_seed(2)
@@ -393,26 +393,26 @@ def test_learned_and_fixed_weights_and_their_initial_values() -> None:
         (lambda: init.spectral_radius(torch.tensor([[torch.nan]])), "not finite"),
     ],
 )
-def test_mismatches_are_named(make: Callable[[], object], match: str) -> None:
+def test_wrong_arguments_are_refused(make: Callable[[], object], match: str) -> None:
     with pytest.raises(ParameterError, match=match):
         make()
 
 
-def test_another_number_of_neurons_is_named() -> None:
+def test_another_number_of_neurons_is_refused() -> None:
     for layer in (RLIF(H), RLIF(H, all_to_all=False), RLeaky(0.5, conv2d_channels=2, kernel_size=3)):
         with pytest.raises(InputShapeError, match=r"the step has shape \[3, 5\]"):
             layer(torch.zeros(2, 3, 5))
 
 
-def test_spectral_radius() -> None:
+def test_weights_are_scaled_to_a_spectral_radius() -> None:
     turn = torch.tensor([[0.0, -3.0], [3.0, 0.0]])
     assert init.spectral_radius(turn) == pytest.approx(3.0)
     assert init.spectral_radius(torch.tensor([0.5, -2.0])) == 2.0
     weight = nn.Parameter(torch.randn(40, 40, dtype=torch.float64))
-    before = weight.detach().clone()
+    original = weight.detach().clone()
     assert init.spectral_radius_(weight, 0.7) is weight
     assert torch.linalg.eigvals(weight.detach()).abs().max().item() == pytest.approx(0.7)
-    assert (weight.detach() / before).std() < 1e-12
+    assert (weight.detach() / original).std() < 1e-12
     layer = RLIF(H, init=partial(init.spectral_radius_, rho=1.25))
     assert init.spectral_radius(layer.V) == pytest.approx(1.25, rel=1e-5)
 
@@ -421,7 +421,7 @@ def test_spectral_radius() -> None:
 
 
 class GRUCell(nn.Module):
-    """cuDNN's form, in which the reset gate acts on the product."""
+    """A GRU in the form of cuDNN, in which the reset gate acts on the product."""
 
     def __init__(self, V: Tensor, b: Tensor) -> None:
         super().__init__()
@@ -459,29 +459,29 @@ def test_a_gru_and_an_lstm_equal_those_of_torch(backend: str) -> None:
         x = torch.randn(7, 3, 5, dtype=torch.float64, requires_grad=True)
         layer = FlexSN(cell(theirs.weight_hh_l0, theirs.bias_hh_l0), gates, num_states, 1, backend=backend)
         ours = layer(*F.linear(x, theirs.weight_ih_l0, theirs.bias_ih_l0).chunk(gates, -1))
-        wanted, _ = theirs(x)
-        torch.testing.assert_close(ours, wanted, rtol=1e-12, atol=1e-12)
-        weights = torch.randn_like(wanted)
+        expected, _ = theirs(x)
+        torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-12)
+        weights = torch.randn_like(expected)
         leaves = [x, *theirs.parameters()]
-        gradients = [torch.autograd.grad((y * weights).sum(), leaves) for y in (ours, wanted)]
+        gradients = [torch.autograd.grad((y * weights).sum(), leaves) for y in (ours, expected)]
         for a, b in zip(*gradients, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
 def test_an_integrator_with_feedback_equals_an_rnn() -> None:
-    """Compares a layer without spikes with values by hand: `h = h + (x + V y - h) / tau`."""
+    """Compares a layer without spikes with a loop: `h = h + (x + V y - h) / tau`."""
     layer = Recurrent(NonSpikingLIF(tau=4.0, backend="torch"), H)
-    h, wanted = torch.zeros(3, H), []
+    h, expected = torch.zeros(3, H), []
     for x in X:
         h = h + (x + F.linear(h, layer.V) - h) / 4.0
-        wanted.append(h)
-    torch.testing.assert_close(layer(X), torch.stack(wanted))
+        expected.append(h)
+    torch.testing.assert_close(layer(X), torch.stack(expected))
 
 
 def test_an_immediate_reset_subtracts_the_threshold_before_the_leak() -> None:
-    """Compares `reset_delay` of snnTorch's neurons with values by hand."""
+    """Compares the neurons of snnTorch, with and without `reset_delay`, with values computed by hand."""
     x = torch.full((6, 1), 0.75)
-    late, now = (Leaky(0.5, reset_delay=delay, backend="torch") for delay in (True, False))
-    assert late(x).flatten().tolist() == [0, 1, 0, 0, 1, 0]  # 0.75, 1.125, 0.3125, 0.90625, 1.203125
-    assert now(x).flatten().tolist() == [0, 1, 0, 1, 0, 1]  # 0.75, 0.125, 0.8125, 0.15625, 0.828125
-    assert now.states[0].item() == 0.5 * 0.828125 + 0.75 - 1
+    delayed, immediate = (Leaky(0.5, reset_delay=delay, backend="torch") for delay in (True, False))
+    assert delayed(x).flatten().tolist() == [0, 1, 0, 0, 1, 0]  # 0.75, 1.125, 0.3125, 0.90625, 1.203125
+    assert immediate(x).flatten().tolist() == [0, 1, 0, 1, 0, 1]  # 0.75, 0.125, 0.8125, 0.15625, 0.828125
+    assert immediate.states[0].item() == 0.5 * 0.828125 + 0.75 - 1

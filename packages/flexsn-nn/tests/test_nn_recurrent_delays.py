@@ -1,4 +1,4 @@
-"""Delays in recurrent layers, compared with one product per delay; gradients, and other features of the layer."""
+"""Delays in recurrent layers: comparison with one product per delay, gradients, and other features of the layer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flexsn_nn import ALIF, LI, LIF, ParameterError, Recurrent, UnknownNameError
 from flexsn_nn.errors import RangeWarning
 from flexsn_nn.layer import Delay
 
-# A step has 15 elements, which are not a multiple of a block of the smallest kernels.
+# A step has 15 elements, which is not a multiple of a block of the smallest kernels.
 T, B, N = 12, 3, 5
 X = torch.randn(T, B, N, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.5
 MIXED = torch.tensor([0.0, 1.0, 2.75, 3.0, 1.5], dtype=torch.float64)
@@ -32,13 +32,13 @@ each = pytest.mark.parametrize("name", DELAYS)
 BACKENDS = ["torch", "hop", "cpp"]
 
 
-def made(name: str, neuron: Any = None, **options: Any) -> Recurrent:
+def make_layer(name: str, neuron: Any = None, **options: Any) -> Recurrent:
     torch.manual_seed(0)
     return Recurrent(neuron or LIF(), N, delay=DELAYS[name](), **options).double()
 
 
-def taps(delay: Delay) -> Tensor:
-    """Returns the weights of the outputs from `1 + l` steps ago, `[N, L]`."""
+def compute_taps(delay: Delay) -> Tensor:
+    """Returns the weights `[N, L]` of the outputs from `1 + l` steps ago."""
     d = torch.as_tensor(delay.delay, dtype=torch.float64).expand(N).unsqueeze(1)
     steps = torch.arange(delay.max_delay + 1, dtype=torch.float64)
     if delay.interpolation == "gaussian":
@@ -48,22 +48,22 @@ def taps(delay: Delay) -> Tensor:
     return (width - (steps - d).abs()).clamp(min=0) / width**2
 
 
-def buffered(layer: Recurrent, x: Tensor) -> Tensor:
-    """Computes the published form: each step adds one product per delay to the currents of later steps."""
+def run_with_buffers(layer: Recurrent, x: Tensor) -> Tensor:
+    """Computes the published form, in which each step adds one product per delay to the currents of later steps."""
     assert layer.delay is not None
-    weights = taps(layer.delay)
-    later = [torch.zeros(B, N, dtype=x.dtype)] * weights.shape[1]
+    weights = compute_taps(layer.delay)
+    currents = [torch.zeros(B, N, dtype=x.dtype)] * weights.shape[1]
     states = layer.neuron.init_states(layer.neuron.num_states, "m", x)
     outputs = []
-    for now in x:
-        output, *states = layer.neuron.core(now + later[0], *states)
-        later = [*later[1:], torch.zeros_like(later[0])]
-        later = [current + (output * w) @ layer.V.T for current, w in zip(later, weights.T, strict=True)]
+    for step in x:
+        output, *states = layer.neuron.core(step + currents[0], *states)
+        currents = [*currents[1:], torch.zeros_like(currents[0])]
+        currents = [current + (output * w) @ layer.V.T for current, w in zip(currents, weights.T, strict=True)]
         outputs.append(output)
     return torch.stack(outputs)
 
 
-def gradients(layer: Recurrent, output: Tensor) -> list[Tensor]:
+def compute_gradients(layer: Recurrent, output: Tensor) -> list[Tensor]:
     weights = torch.arange(output.numel(), dtype=output.dtype, device=output.device).cos().view(output.shape)
     leaves = [p for p in layer.parameters() if p.requires_grad]
     return list(torch.autograd.grad((output * weights).sum(), leaves))
@@ -72,12 +72,12 @@ def gradients(layer: Recurrent, output: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("backend", BACKENDS)
 @each
 @pytest.mark.long(all_but=["*-torch", "linear-hop", "linear-cpp"])
-def test_one_product_is_as_good_as_one_for_each_delay(name: str, backend: str) -> None:
-    layer = made(name, backend=backend)
-    found, wanted = layer(X), buffered(layer, X)
-    assert 0.05 < wanted.mean() < 0.95
-    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
-    for ours, theirs in zip(gradients(layer, found), gradients(layer, wanted), strict=True):
+def test_one_product_equals_one_product_for_each_delay(name: str, backend: str) -> None:
+    layer = make_layer(name, backend=backend)
+    output, expected = layer(X), run_with_buffers(layer, X)
+    assert 0.05 < expected.mean() < 0.95
+    torch.testing.assert_close(output, expected, rtol=0, atol=0)
+    for ours, theirs in zip(compute_gradients(layer, output), compute_gradients(layer, expected), strict=True):
         assert theirs.abs().max() > 0
         torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-12)
 
@@ -85,16 +85,16 @@ def test_one_product_is_as_good_as_one_for_each_delay(name: str, backend: str) -
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ["linear", "triangle", "gaussian"])
 @pytest.mark.long(all_but=["*-torch"])
-def test_gradients(name: str, backend: str) -> None:
-    layer = made(name, LI(tau=3.0), backend=backend)
+def test_gradients_of_delays_pass_gradcheck(name: str, backend: str) -> None:
+    layer = make_layer(name, LI(tau=3.0), backend=backend)
     assert layer.delay is not None
-    own = {key: value.detach().clone().requires_grad_() for key, value in layer.named_parameters()}
+    parameters = {key: value.detach().clone().requires_grad_() for key, value in layer.named_parameters()}
 
     def run(x: Tensor, *values: Tensor) -> Any:
         layer.reset()
-        return torch.func.functional_call(layer, dict(zip(own, values, strict=True)), (x,))
+        return torch.func.functional_call(layer, dict(zip(parameters, values, strict=True)), (x,))
 
-    assert torch.autograd.gradcheck(run, (X[:5, :2].clone().requires_grad_(), *own.values()))
+    assert torch.autograd.gradcheck(run, (X[:5, :2].clone().requires_grad_(), *parameters.values()))
 
 
 def test_a_layer_without_a_delay_is_unchanged() -> None:
@@ -108,8 +108,8 @@ def test_a_layer_without_a_delay_is_unchanged() -> None:
 @pytest.mark.parametrize("kind", ["triangle", "gaussian"])
 @pytest.mark.parametrize("backend", ["torch", "cpp"])
 @pytest.mark.long(all_but=["torch-*"])
-def test_in_evaluation_delayed_spikes_are_spikes(kind: str, backend: str) -> None:
-    layer = made(kind, backend=backend)
+def test_delays_in_evaluation_are_rounded(kind: str, backend: str) -> None:
+    layer = make_layer(kind, backend=backend)
     rounded = Recurrent(LIF(), N, delay=LEARNED.round(), backend=backend).double()
     rounded.recurrent.load_state_dict(layer.recurrent.state_dict())
     training = layer(X)
@@ -121,34 +121,36 @@ def test_in_evaluation_delayed_spikes_are_spikes(kind: str, backend: str) -> Non
 
 @pytest.mark.parametrize("backend", ["torch", "cpp"])
 @pytest.mark.long(all_but=["torch"])
-def test_a_narrower_width_counts_in_the_next_call(backend: str) -> None:
-    layer = made("gaussian", LI(tau=3.0), backend=backend)
+def test_an_assigned_width_is_used_by_the_next_call(backend: str) -> None:
+    layer = make_layer("gaussian", LI(tau=3.0), backend=backend)
     assert layer.delay is not None
-    wide = layer(X)
-    layer.delay.width = 0.01  # type: ignore[assignment]  # a number is written into the buffer
+    wide_output = layer(X)
+    layer.delay.width = 0.01  # type: ignore[assignment]  # the buffer receives the value
     layer.reset()
-    narrow = layer(X)
-    assert not torch.equal(wide, narrow)
-    off = LEARNED.frac() != 0.5  # halfway between two steps, either one may count
-    torch.testing.assert_close(taps(layer.delay)[off].sum(1), torch.ones(int(off.sum()), dtype=torch.float64))
-    assert narrow.isfinite().all()
+    narrow_output = layer(X)
+    assert not torch.equal(wide_output, narrow_output)
+    unambiguous = LEARNED.frac() != 0.5  # Exactly between two steps, the rounding decides which of them has the weight.
+    torch.testing.assert_close(
+        compute_taps(layer.delay)[unambiguous].sum(1), torch.ones(int(unambiguous.sum()), dtype=torch.float64)
+    )
+    assert narrow_output.isfinite().all()
 
 
 @each
 def test_sequences_steps_and_chunks_have_equal_results(name: str) -> None:
-    layer = made(name, store_state_seqs=True, backend="torch")
-    whole = layer(X)
+    layer = make_layer(name, store_state_seqs=True, backend="torch")
+    expected = layer(X)
     assert layer.delay is not None
     count = 1 + layer.delay.max_delay
     assert layer.state_names[:count] == ("s", *[f"s_{i}" for i in range(1, count)])
     for i in range(count):
-        assert torch.equal(layer.states[i], whole[T - 1 - i])
+        assert torch.equal(layer.states[i], expected[T - 1 - i])
     layer.reset()
-    assert torch.equal(torch.cat([layer(part) for part in X.split(4)]), whole)
+    assert torch.equal(torch.cat([layer(part) for part in X.split(4)]), expected)
     functional.reset_net(layer)
     assert layer.states == []
     functional.set_step_mode(layer, "s")
-    assert torch.equal(torch.stack([layer(x) for x in X]), whole)
+    assert torch.equal(torch.stack([layer(x) for x in X]), expected)
     twin = copy.deepcopy(layer)
     assert torch.equal(twin(X[0]), layer(X[0]))
     assert functional.get_states(nn.Sequential(layer)).keys() == {"0"}
@@ -156,8 +158,8 @@ def test_sequences_steps_and_chunks_have_equal_results(name: str) -> None:
 
 @pytest.mark.parametrize("backend", ["torch", "cpp"])
 @pytest.mark.long(all_but=["torch"])
-def test_lengths_and_resets(backend: str) -> None:
-    net = nn.Sequential(made("linear", backend=backend))
+def test_lengths_and_resets_apply_to_delayed_outputs(backend: str) -> None:
+    net = nn.Sequential(make_layer("linear", backend=backend))
     lengths = torch.tensor([12, 5, 0])
     output = functional.run(net, X, lengths=lengths)
     for b, end in enumerate(lengths.tolist()):
@@ -167,14 +169,14 @@ def test_lengths_and_resets(backend: str) -> None:
     functional.reset_net(net)
     resets = torch.zeros(T, B, dtype=torch.bool)
     resets[5] = True
-    whole = functional.run(net, X, resets=resets)
+    output_with_resets = functional.run(net, X, resets=resets)
     functional.reset_net(net)
     first = net(X[:5])
     functional.reset_net(net)
-    assert torch.equal(whole, torch.cat([first, net(X[5:])]))
+    assert torch.equal(output_with_resets, torch.cat([first, net(X[5:])]))
 
 
-def test_recurrent_delays_around_other_neurons_and_custom_weights() -> None:
+def test_delays_apply_to_other_neurons_and_custom_weights() -> None:
     layer = Recurrent(ALIF(tau_a=4.0), N, all_to_all=False, V=-0.5, delay=3, backend="torch").double()
     assert layer.state_names == ("s", "s_1", "s_2", "s_3", "v", "a")
     torch.testing.assert_close(layer(X)[:4], ALIF(tau_a=4.0, backend="torch")(X)[:4])
@@ -182,18 +184,18 @@ def test_recurrent_delays_around_other_neurons_and_custom_weights() -> None:
     assert Recurrent(LIF(), recurrent=low_rank, delay=1.5, backend="torch").double()(X).shape == X.shape
 
 
-def test_checkpoints_have_delays_and_width() -> None:
-    layer = made("gaussian", backend="torch")
+def test_checkpoints_contain_delays_and_width() -> None:
+    layer = make_layer("gaussian", backend="torch")
     assert set(layer.state_dict()) == {"recurrent.weight", "delay.delay", "delay.width"}
     assert layer.delay is not None
-    layer.delay.width = 0.25  # type: ignore[assignment]  # a number is written into the buffer
-    twin = made("gaussian", backend="torch")
+    layer.delay.width = 0.25  # type: ignore[assignment]  # the buffer receives the value
+    twin = make_layer("gaussian", backend="torch")
     twin.load_state_dict(layer.state_dict())
     assert torch.equal(layer(X), twin(X))
 
 
-def test_numbers_out_of_range_cause_warnings() -> None:
-    layer = made("linear", backend="torch")
+def test_delays_out_of_range_cause_a_warning() -> None:
+    layer = make_layer("linear", backend="torch")
     assert layer.delay is not None
     with torch.no_grad():
         layer.delay.delay.add_(9.0)  # type: ignore[union-attr]
@@ -202,7 +204,7 @@ def test_numbers_out_of_range_cause_warnings() -> None:
     assert "left its range" in layer.explain()
 
 
-def test_wrong_arguments() -> None:
+def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(ParameterError, match="delay is -1; it must be at least 0"):
         Recurrent(LIF(), N, delay=-1)
     with pytest.raises(UnknownNameError, match="Did you mean 'gaussian'"):
@@ -213,18 +215,18 @@ def test_wrong_arguments() -> None:
         Delay(1, interpolation="gaussian", width=0)
     layer = Delay(1)
     with pytest.raises(ParameterError, match="'linear', which has no width"):
-        layer.width = 2.0  # type: ignore[assignment]  # what is refused
+        layer.width = 2.0  # type: ignore[assignment]  # the line under test
 
 
 MANY = [0.1, 14.2, 2.75, 18.1, 9.5]
 
 
-def many_delays(kind: str, device: str = "cpu") -> tuple[Recurrent, Recurrent, Tensor]:
-    """Makes layers with 20 past steps, one in Triton and one as a loop, and their input."""
+def make_long_delays(kind: str, device: str = "cpu") -> tuple[Recurrent, Recurrent, Tensor]:
+    """Returns two equal layers with 20 past steps, one in Triton and one as a loop, and an input."""
     options: dict[str, Any] = {} if kind == "linear" else {"interpolation": kind, "width": 2.5}
     torch.manual_seed(0)
     layer = Recurrent(LIF(), N, delay=Delay(torch.tensor(MANY), max_delay=19, learn=True, **options), backend="triton")
-    with torch.no_grad():  # quarters: sums of few of them are exact in any order
+    with torch.no_grad():  # Sums of few multiples of a quarter are exact in any order.
         layer.recurrent.weight.copy_((8 * layer.V).round() / 4)  # type: ignore[operator]
     loop = copy.deepcopy(layer)
     loop.backend = "torch"
@@ -232,11 +234,11 @@ def many_delays(kind: str, device: str = "cpu") -> tuple[Recurrent, Recurrent, T
     return layer.to(device), loop.to(device), x.to(device)
 
 
-def in_one_launch(kind: str, device: str) -> None:
-    layer, loop, x = many_delays(kind, device)
-    found, wanted = layer(x), loop(x)
-    assert torch.equal(found, wanted)
-    for ours, theirs in zip(gradients(layer, found), gradients(loop, wanted), strict=True):
+def check_one_launch(kind: str, device: str) -> None:
+    layer, loop, x = make_long_delays(kind, device)
+    output, expected = layer(x), loop(x)
+    assert torch.equal(output, expected)
+    for ours, theirs in zip(compute_gradients(layer, output), compute_gradients(loop, expected), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
     lines = [line for line in layer.explain().splitlines() if "the last" in line]
     assert [line.split(": ")[1].split(",")[0] for line in lines] == ["one launch for all steps"] * 2
@@ -245,28 +247,28 @@ def in_one_launch(kind: str, device: str) -> None:
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("kind", ["linear", "triangle"])
 @pytest.mark.long(all_but=["linear"])
-def test_gradients_of_many_delays_stay_in_one_launch(kind: str) -> None:
-    in_one_launch(kind, "cpu")
+def test_layers_with_many_delays_run_in_one_launch(kind: str) -> None:
+    check_one_launch(kind, "cpu")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["linear", "triangle"])
-def test_gradients_of_many_delays_on_a_gpu(kind: str) -> None:
-    in_one_launch(kind, "cuda")
+def test_layers_with_many_delays_run_in_one_launch_on_a_gpu(kind: str) -> None:
+    check_one_launch(kind, "cuda")
 
 
 @pytest.mark.gpu
 @each
-def test_on_a_gpu(name: str) -> None:
-    layer = made(name, backend="triton").float().cuda()
+def test_delays_on_a_gpu_equal_the_loop(name: str) -> None:
+    layer = make_layer(name, backend="triton").float().cuda()
     loop = copy.deepcopy(layer)
     loop.backend = "torch"
     x = X.float().cuda()
-    with torch.no_grad():  # quarters: sums of few of them are exact in any order
-        for one in (layer, loop):
-            one.recurrent.weight.copy_((8 * made(name).V).round() / 4)  # type: ignore[operator]
-    found, wanted = layer(x), loop(x)
+    with torch.no_grad():  # Sums of few multiples of a quarter are exact in any order.
+        for module in (layer, loop):
+            module.recurrent.weight.copy_((8 * make_layer(name).V).round() / 4)  # type: ignore[operator]
+    output, expected = layer(x), loop(x)
     if layer.delay is not None and layer.delay.interpolation != "gaussian":
-        assert torch.equal(found, wanted)
-    for ours, theirs in zip(gradients(layer, found), gradients(loop, wanted), strict=True):
+        assert torch.equal(output, expected)
+    for ours, theirs in zip(compute_gradients(layer, output), compute_gradients(loop, expected), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)

@@ -15,12 +15,12 @@ from flexsn_nn.neuron import LIF
 from flexsn_runtime.recurrent import _one_launch
 
 
-def delayed(width: int) -> Recurrent:
+def make_delayed(width: int) -> Recurrent:
     delay = 4 * torch.rand(width, generator=torch.Generator().manual_seed(2))
     return Recurrent(LIF(), width, delay=Delay(delay, max_delay=4, learn=True))
 
 
-def inhibited(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def inhibit(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     h = v / 2 + x
     h = h - 0.1 * h.mean(-1, keepdim=True)
     s = torch.sigmoid(4 * (h - 1))
@@ -30,23 +30,25 @@ def inhibited(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 SUMS = "sums over a row"
 LAYERS: dict[str, Callable[[int], FlexSN]] = {
     "recurrent": lambda width: Recurrent(LIF(), width),
-    "with delays": delayed,
+    "with delays": make_delayed,
     "RLIF": lambda width: RLIF(width),
-    SUMS: lambda width: FlexSN(inhibited, 1, 1, 1),
+    SUMS: lambda width: FlexSN(inhibit, 1, 1, 1),
 }
 
 
-def ran(layer: FlexSN, x: Tensor, lengths: Tensor) -> list[Tensor]:
+def run(layer: FlexSN, x: Tensor, lengths: Tensor) -> list[Tensor]:
     layer.reset()
     leaf = x.clone().requires_grad_()
     output: Any = layer(leaf, lengths=lengths)
     weights = torch.arange(output.numel(), device=x.device).cos().view(output.shape)
     loss = (output * weights).sum() + sum((state * state).sum() for state in layer.states)
     gradients = torch.autograd.grad(loss, [leaf, *layer.parameters()])
-    return [output.detach(), *(one.detach() for one in (*layer.states, *layer.state_seqs)), *gradients]
+    return [output.detach(), *(state.detach() for state in (*layer.states, *layer.state_seqs)), *gradients]
 
 
-def check(name: str, device: str, shape: tuple[int, int, int], keep: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def check_ends(
+    name: str, device: str, shape: tuple[int, int, int], keep: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(0)
     num_steps, batch, width = shape
     make = LAYERS[name]
@@ -59,29 +61,29 @@ def check(name: str, device: str, shape: tuple[int, int, int], keep: bool, monke
         x[end:, b] = torch.nan
     for layer in layers:
         layer.backend, layer.store_state_seqs = "triton", keep
-    found: list[object] = []
+    counts: list[object] = []
     steps: list[Any] = []
-    counts = _one_launch._find_counts
+    find_counts = _one_launch._find_counts
 
-    def noted(step: Any, over: Any) -> Any:
-        found.append(counts(step, over))
+    def note(step: Any, over: Any) -> Any:
+        counts.append(find_counts(step, over))
         steps.append(step)
-        return found[-1]
+        return counts[-1]
 
-    monkeypatch.setattr(_one_launch, "_find_counts", noted)
-    ends = ran(layers[0], x, lengths)
-    assert found
-    assert None not in found
-    told = steps[0].loops.descriptions
-    if not keep:  # gradients of state sequences are added step by step
-        assert [line[:10] for line in told.values()] == ["one launch"] * 2, told
+    monkeypatch.setattr(_one_launch, "_find_counts", note)
+    shortened = run(layers[0], x, lengths)
+    assert counts
+    assert None not in counts
+    descriptions = steps[0].loops.descriptions
+    if not keep:  # Gradients of state sequences are added step by step.
+        assert [line[:10] for line in descriptions.values()] == ["one launch"] * 2, descriptions
     monkeypatch.setattr(_one_launch, "_find_counts", lambda step, over: None)
-    runs_on = ran(layers[1], x, lengths)
-    rtol = 1e-5 if name == SUMS else 0.0  # the compiler chooses the order of a sum in each kernel
-    for ours, theirs in zip(ends, runs_on, strict=True):
+    full = run(layers[1], x, lengths)
+    rtol = 1e-5 if name == SUMS else 0.0  # The compiler chooses the order of a sum in each kernel.
+    for ours, theirs in zip(shortened, full, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=rtol, atol=rtol)
     layers[1].backend = "torch"
-    for ours, theirs in zip(ends, ran(layers[1], x, lengths), strict=True):
+    for ours, theirs in zip(shortened, run(layers[1], x, lengths), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
@@ -89,25 +91,25 @@ def check(name: str, device: str, shape: tuple[int, int, int], keep: bool, monke
 @pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.long(all_but=["with delays-False"])
-def test_a_launch_ends_with_its_rows(name: str, keep: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    check(name, "cpu", (6, 19, 20), keep, monkeypatch)
+def test_a_launch_ends_with_its_longest_sequence(name: str, keep: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_ends(name, "cpu", (6, 19, 20), keep, monkeypatch)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize(("shape", "clusters"), [((20, 100, 48), "0"), ((33, 70, 200), "0"), ((33, 70, 200), "1")])
 @pytest.mark.parametrize("name", LAYERS)
-def test_on_a_gpu(
+def test_a_launch_on_a_gpu_ends_with_its_longest_sequence(
     name: str, shape: tuple[int, int, int], clusters: str, keep: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLEXSN_CLUSTERS", clusters)
-    check(name, "cuda", shape, keep, monkeypatch)
+    check_ends(name, "cuda", shape, keep, monkeypatch)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("with_lengths", [False, True])
-def test_many_rows_are_captured(with_lengths: bool) -> None:
-    """Tests more rows than programs at a time. Their results need memory that the allocator does not have yet."""
+def test_a_layer_with_many_rows_is_captured(with_lengths: bool) -> None:
+    """Captures a layer with more rows than simultaneous programs. Its results need memory that is not reserved yet."""
     shape = (250, 4096, 64)
     torch.manual_seed(0)
     layer = Recurrent(LIF(), shape[-1]).to("cuda")
@@ -120,9 +122,9 @@ def test_many_rows_are_captured(with_lengths: bool) -> None:
         output = layer(x, lengths=lengths) if with_lengths else layer(x)
         return [output.detach(), *torch.autograd.grad(output, [x, *layer.parameters()], weights)]
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
         for _ in range(3):
             step()
     torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""Reports about networks: rows and numbers. The network does not change."""
+"""Reports about networks: their rows and values are correct, and the network does not change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flexsn_nn.reports import LayerReport
 X = (torch.rand(4, 2, 2, 6, 6, generator=torch.Generator().manual_seed(0)) > 0.5).float()
 
 
-def network() -> Any:
+def make_network() -> Any:
     torch.manual_seed(0)
     return nn.Sequential(
         OverTime(nn.Conv2d(2, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)),
@@ -36,26 +36,26 @@ NAMES = ["0.0", "0.1", "1", "2.0", "3", "4", "5", "6", "7"]
 
 
 @pytest.mark.parametrize("report", [explain, summary])
-def test_the_network_is_unchanged(report: object) -> None:
-    net = network()
+def test_a_report_does_not_change_the_network(report: object) -> None:
+    net = make_network()
     net(X).sum().backward()
-    before = copy.deepcopy(net.state_dict())
+    state_dict = copy.deepcopy(net.state_dict())
     gradients = [parameter.grad.clone() for parameter in net.parameters()]
-    states = {name: [state.clone() for state in found] for name, found in get_states(net).items()}
+    states = {name: [state.clone() for state in layer_states] for name, layer_states in get_states(net).items()}
     draws = torch.get_rng_state()
     report(net, X)  # type: ignore[operator]
     assert torch.equal(torch.get_rng_state(), draws)
     for name, value in net.state_dict().items():
-        assert torch.equal(value, before[name]), name
+        assert torch.equal(value, state_dict[name]), name
     for parameter, gradient in zip(net.parameters(), gradients, strict=True):
         assert torch.equal(parameter.grad, gradient)
-    for name, found in get_states(net).items():
-        assert all(torch.equal(a, b) for a, b in zip(found, states[name], strict=True))
+    for name, layer_states in get_states(net).items():
+        assert all(torch.equal(a, b) for a, b in zip(layer_states, states[name], strict=True))
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
 
 
-def test_neurons_that_ran_before_are_rows(compiler: None) -> None:
-    """Tests a call that repeats an earlier one, and therefore does not record a choice."""
+def test_neurons_that_ran_earlier_are_rows(compiler: None) -> None:
+    """Checks a call that repeats an earlier call, and therefore records no choice of a backend."""
     net = nn.Sequential(LIF(), LI())
     for _ in range(2):
         net(X)
@@ -66,17 +66,17 @@ def test_neurons_that_ran_before_are_rows(compiler: None) -> None:
 
 def test_a_network_without_inputs_is_refused() -> None:
     with pytest.raises(ParameterError, match=r"functional\.explain\(net, x\)"):
-        explain(network())
+        explain(make_network())
 
 
-def test_rows_of_an_explanation(compiler: None) -> None:
-    report = explain(network(), X)
+def test_an_explanation_has_a_row_per_layer(compiler: None) -> None:
+    report = explain(make_network(), X)
     assert [layer.name for layer in report.layers] == [*NAMES, "the rest"]
     rows = {layer.name: layer for layer in report.layers}
     assert {name for name, row in rows.items() if row.backend == "cpp"} == {"1", "6", "7"}
     assert rows["1"].kernels == ("dynamics_forward", "dynamics_backward")
     assert rows["1"].reason == "the tensors are on 'cpu', where compiled kernels run"
-    # The neuron and the linear layer store their inputs; the convolution stores the whole input.
+    # The neuron and the linear layer store their inputs. The convolution stores the whole input.
     assert rows["0.0"].bytes_kept == X.numel() * 4
     assert rows["1"].bytes_kept >= 4 * 2 * 8 * 36 * 4
     assert rows["5"].bytes_kept == 4 * 2 * 72 * 4
@@ -90,14 +90,14 @@ def test_rows_of_an_explanation(compiler: None) -> None:
 
 
 def test_the_verdict_names_a_loop() -> None:
-    net = network()
+    net = make_network()
     net[6].backend = "torch"
     report = explain(net, X)
     assert report.verdict.startswith("1 of 3 neurons run without compiled kernels, first 6 (RLIF: torch)")
     assert "6: torch: requested by backend='torch'" in str(report).splitlines()
 
 
-def test_time_counts_for_the_layer_that_runs() -> None:
+def test_time_belongs_to_the_layer_that_runs() -> None:
     class Slow(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             for _ in range(400):
@@ -109,34 +109,34 @@ def test_time_counts_for_the_layer_that_runs() -> None:
     assert (longest.name, longest.kind) == ("1", "Slow")
 
 
-def test_fused_norms_are_a_row_with_their_layer(compiler: None) -> None:
-    net = network()
+def test_a_fused_norm_and_its_layer_are_one_row(compiler: None) -> None:
+    net = make_network()
     fuse_norms(net)
     report = explain(net, X)
     assert [layer.name for layer in report.layers][:2] == ["0", "1"]
     assert report.layers[0].kind == "OverTime"
-    assert report.bytes_kept < explain(network(), X).bytes_kept
+    assert report.bytes_kept < explain(make_network(), X).bytes_kept
 
 
-def test_a_custom_loss_and_a_required_one() -> None:
+def test_a_loss_is_passed_or_required() -> None:
     class Counting(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return (x > 0.5).sum()
 
     with pytest.raises(ParameterError, match="give loss"):
         explain(Counting(), torch.rand(3))
-    seen: list[torch.Size] = []
+    shapes: list[torch.Size] = []
 
     def loss(output: Tensor) -> Tensor:
-        seen.append(output.shape)
+        shapes.append(output.shape)
         return output.sum()
 
     assert isinstance(explain(IF(), torch.rand(3, 4), loss=loss).layers[0], LayerReport)
-    assert set(seen) == {torch.Size([3, 4])}
+    assert set(shapes) == {torch.Size([3, 4])}
 
 
-def test_rows_of_a_summary() -> None:
-    net = network()
+def test_a_summary_has_a_row_per_layer() -> None:
+    net = make_network()
     report = summary(net, X)
     rows = {layer.name: layer for layer in report.layers}
     assert list(rows) == NAMES
@@ -144,7 +144,7 @@ def test_rows_of_a_summary() -> None:
     assert rows["5"].parameters == 72 * 5 + 5
     assert rows["1"].output_shape == (4, 2, 8, 6, 6)
     assert (rows["1"].neurons, rows["6"].neurons, rows["7"].neurons, report.neurons) == (288, 5, 5, 298)
-    assert rows["7"].rate is None, "a membrane is no rate"
+    assert rows["7"].rate is None, "the mean of a membrane is no rate"
     with RateMonitor(net) as rates, SynapseMonitor(net) as synapses, torch.no_grad():
         torch.manual_seed(1)
         net(X)
@@ -156,8 +156,8 @@ def test_rows_of_a_summary() -> None:
 
 def test_shared_parameters_count_once() -> None:
     linear = nn.Linear(4, 4)
-    other = nn.Linear(4, 4)
-    other.weight = linear.weight
-    report = summary(nn.Sequential(linear, IF(), other), torch.rand(3, 2, 4))
+    sharing = nn.Linear(4, 4)
+    sharing.weight = linear.weight
+    report = summary(nn.Sequential(linear, IF(), sharing), torch.rand(3, 2, 4))
     assert [layer.parameters for layer in report.layers] == [20, 0, 4]
     assert report.parameters == 24

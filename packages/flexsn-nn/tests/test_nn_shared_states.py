@@ -1,4 +1,4 @@
-"""One instance at two places of a network shares its state; a warning reports it once."""
+"""One instance at two places of a network shares its state, which causes one warning."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ X = torch.rand(4, 2, 5, generator=torch.Generator().manual_seed(0))
 
 
 class Called(nn.Module):
-    """A network as a function of its parts."""
+    """A network whose `forward` is a function of its layers."""
 
     def __init__(self, forward: Callable[..., Tensor], neuron: nn.Module) -> None:
         super().__init__()
@@ -28,22 +28,22 @@ class Called(nn.Module):
         return self._forward(self, x)
 
 
-def twice(net: Called, x: Tensor) -> Tensor:
+def call_twice(net: Called, x: Tensor) -> Tensor:
     out: Tensor = net.neuron(net.second(net.neuron(net.first(x))))
     return out
 
 
-def in_chunks(net: Called, x: Tensor) -> Tensor:
+def call_in_chunks(net: Called, x: Tensor) -> Tensor:
     return torch.cat([net.neuron(part) for part in net.first(x).split(2)])
 
 
-def once(net: Called, x: Tensor) -> Tensor:
+def call_once(net: Called, x: Tensor) -> Tensor:
     out: Tensor = net.neuron(net.second(net.first(x)))
     return out
 
 
-def fed_back(net: Called, x: Tensor) -> Tensor:
-    """Runs one step at a time, with a recurrent connection."""
+def feed_back(net: Called, x: Tensor) -> Tensor:
+    """Runs single steps, with a recurrent connection from the output to the input."""
     out = torch.zeros_like(x[0])
     for step in x:
         out = net.neuron(net.first(step) + net.second(out))
@@ -51,27 +51,27 @@ def fed_back(net: Called, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("make", [LIF, lambda: LIF(backend="torch"), lambda: RLIF(5)], ids=["LIF", "loop", "RLIF"])
-def test_a_call_whose_input_depends_on_its_earlier_output(make: Callable[[], nn.Module]) -> None:
-    net = Called(twice, make())
+def test_an_input_that_depends_on_the_earlier_output_causes_a_warning(make: Callable[[], nn.Module]) -> None:
+    net = Called(call_twice, make())
     with pytest.warns(SharedStateWarning, match="is in two places of a network.*its own instance"):
         net(X)
     reset_net(net)
-    net(X)  # no second warning
+    net(X)  # This call causes no second warning.
 
 
-@pytest.mark.parametrize("forward", [in_chunks, once, fed_back])
+@pytest.mark.parametrize("forward", [call_in_chunks, call_once, feed_back])
 @pytest.mark.parametrize("backend", ["torch", "auto"])
-def test_usual_networks_raise_no_warning(forward: Callable[..., Tensor], backend: str) -> None:
+def test_usual_networks_cause_no_warning(forward: Callable[..., Tensor], backend: str) -> None:
     net = Called(forward, LIF(backend=backend))
-    if forward is fed_back:
+    if forward is feed_back:
         set_step_mode(net, "s")
-    for between in (reset_net, detach_net):
+    for end_sequence in (reset_net, detach_net):
         for _ in range(2):
             net(X).sum().backward()
-            between(net)
+            end_sequence(net)
 
 
-def test_a_reset_detects_two_places_of_a_sequence() -> None:
+def test_a_reset_detects_one_instance_at_two_places() -> None:
     for make in (lambda: LIF(step_mode="s"), lambda: Delay(1)):
         shared = make()
         with pytest.warns(SharedStateWarning):
@@ -83,8 +83,8 @@ def test_a_reset_detects_two_places_of_a_sequence() -> None:
         reset_net(net)
 
 
-def test_two_names_of_one_place_raise_no_warning() -> None:
-    net = Called(once, LIF())
+def test_two_names_of_one_layer_cause_no_warning() -> None:
+    net = Called(call_once, LIF())
     net.alias, net.blocks = net.neuron, nn.ModuleList([net.neuron])
     linear = nn.Linear(5, 5)
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Surrogates with snnTorch's names, compared with snnTorch in calls, values and gradients."""
+"""Surrogates with snnTorch's names: comparison with snnTorch in arguments, values and gradients."""
 
 from __future__ import annotations
 
@@ -53,59 +53,61 @@ def run(function: Callable[[Tensor], Tensor], x: Tensor, weights: Tensor) -> tup
     return spikes.detach().to(x.dtype), gradient
 
 
-def assert_alike(mine: Callable[[Tensor], Tensor], other: Callable[[Tensor], Tensor]) -> None:
+def assert_equal_surrogates(
+    function: Callable[[Tensor], Tensor], expected_function: Callable[[Tensor], Tensor]
+) -> None:
     for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-4)):
         x = torch.tensor(POINTS, dtype=dtype)
         weights = 0.5 + torch.arange(len(POINTS), dtype=dtype) / 8  # snnTorch's gradients pass through float32
-        spikes, gradient = run(mine, x, weights)
-        wanted, wanted_gradient = run(other, x, weights)
-        assert torch.equal(spikes, wanted)
-        torch.testing.assert_close(gradient, wanted_gradient, rtol=tolerance, atol=tolerance / 10)
+        spikes, gradient = run(function, x, weights)
+        expected, expected_gradient = run(expected_function, x, weights)
+        assert torch.equal(spikes, expected)
+        torch.testing.assert_close(gradient, expected_gradient, rtol=tolerance, atol=tolerance / 10)
 
 
 @pytest.mark.parametrize(("name", "positional", "named"), CALLS)
 def test_equal_calls_return_equal_surrogates(name: str, positional: tuple[float, ...], named: dict[str, float]) -> None:
-    assert_alike(getattr(ours, name)(*positional, **named), getattr(theirs, name)(*positional, **named))
+    assert_equal_surrogates(getattr(ours, name)(*positional, **named), getattr(theirs, name)(*positional, **named))
 
 
-def test_all_neurons_of_snntorch_are_tested() -> None:
-    """Compares all names except SSO, which draws random numbers in the backward, and two that other tests cover."""
+def test_all_surrogates_of_snntorch_are_tested() -> None:
+    """Checks all names except SSO, which draws random values in the backward, and two that other tests cover."""
     factories = {n for n, f in vars(theirs).items() if callable(f) and not isinstance(f, type) and n[0] != "_"}
     assert factories - {name for name, *_ in CALLS} == {"SSO", "LSO", "custom_surrogate"}
     assert not hasattr(surrogate, "SSO")
 
 
-def test_lso_matches_its_documentation() -> None:
+def test_lso_equals_its_documentation() -> None:
     """Compares with the documentation, since LSO of snnTorch 1.0 fails: it calls a function with too few arguments."""
     with pytest.raises(TypeError):
         theirs.LSO(0.2)(torch.zeros(1))
 
-    def written_out(x: Tensor) -> Tensor:
+    def compute_by_hand(x: Tensor) -> Tensor:
         fires = (x > 0).to(x.dtype)
         slope = fires + (1 - fires) * 0.2
         return fires + (slope * x - (slope * x).detach())
 
-    assert_alike(surrogate.LSO(slope=0.2), written_out)
+    assert_equal_surrogates(surrogate.LSO(slope=0.2), compute_by_hand)
 
 
-def test_custom_surrogate() -> None:
-    def clipped(x: Tensor, grad: Tensor, spikes: Tensor) -> Tensor:
+def test_a_custom_surrogate_equals_that_of_snntorch() -> None:
+    def clip_gradient(x: Tensor, grad: Tensor, spikes: Tensor) -> Tensor:
         return (grad / (10 * x.abs() + 1.0) ** 2 + 0.125 * spikes).clamp(max=0.75)
 
-    mine = surrogate.custom_surrogate(clipped)
-    assert_alike(mine, theirs.custom_surrogate(clipped))
+    function = surrogate.custom_surrogate(clip_gradient)
+    assert_equal_surrogates(function, theirs.custom_surrogate(clip_gradient))
     x = torch.randn(6, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 0.5
     results = []
     for backend in ("torch", "triton"):
         leaf = x.clone().requires_grad_()
-        spikes = Leaky(beta=0.5, spike_grad=mine, strict=None, backend=backend)(leaf)
+        spikes = Leaky(beta=0.5, spike_grad=function, strict=None, backend=backend)(leaf)
         results.append((spikes.detach(), *torch.autograd.grad((spikes * x).sum(), leaf)))
     assert torch.equal(results[0][0], results[1][0])
     torch.testing.assert_close(results[0][1], results[1][1])
 
 
-def test_wide_surrogates_do_not_overflow_as_snntorchs_sigmoid_does() -> None:
-    """Checks a documented difference: `exp(88)²` is infinite in float32, and inf / inf is NaN."""
+def test_wide_surrogates_do_not_overflow() -> None:
+    """Checks a documented difference: snnTorch's sigmoid computes `exp(88)²`, which is infinite, and then NaN."""
     x = torch.tensor([-4.0], requires_grad=True)
     assert torch.autograd.grad(theirs.sigmoid()(x).sum(), x)[0].isnan().all()
     assert torch.autograd.grad(surrogate.sigmoid()(x).sum(), x)[0].item() == pytest.approx(0.0)
@@ -121,7 +123,7 @@ def test_wide_surrogates_do_not_overflow_as_snntorchs_sigmoid_does() -> None:
         (lambda: ours.fast_sigmoid(10, slope=10), "given twice"),
     ],
 )
-def test_the_two_ways_are_not_mixed(call: Callable[[], object], message: str) -> None:
+def test_calls_with_x_and_calls_with_options_are_not_mixed(call: Callable[[], object], message: str) -> None:
     with pytest.raises(TypeError, match=message):
         call()
 

@@ -1,4 +1,4 @@
-"""Resets within a sequence: a new run begins with the initial state, and gradients do not cross the reset."""
+"""Resets within a sequence: the states return to their initial values, and gradients do not cross the reset."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from flexsn_runtime.plans import _buckets
 from flexsn_runtime.step import _pointwise_step
 
 FEATURES, T, B = 35, 23, 3
-# Steps that are marked as resets, by sequence. The first step is marked in one sequence. Sequence 0 has no marks.
-MARKED = {1: [0, 10], 2: [9, 18]}
+# The steps at which each sequence is reset. Sequence 0 has no resets, and sequence 1 has one at the first step.
+RESET_STEPS = {1: [0, 10], 2: [9, 18]}
 
 
-def marks() -> Tensor:
-    found = torch.zeros(T, B, dtype=torch.bool)
-    for b, steps in MARKED.items():
-        found[steps, b] = True
-    return found
+def make_resets() -> Tensor:
+    resets = torch.zeros(T, B, dtype=torch.bool)
+    for b, steps in RESET_STEPS.items():
+        resets[steps, b] = True
+    return resets
 
 
 def run(neuron: FlexSN, inputs: list[Tensor], **options: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Returns output, gradient of the first input, and final states."""
+    """Returns the output, the gradient of the first input, and the final states."""
     neuron.reset()
     x = inputs[0].clone().requires_grad_()
     output = neuron(x, *inputs[1:], **options)
@@ -43,15 +43,15 @@ def run(neuron: FlexSN, inputs: list[Tensor], **options: Tensor) -> tuple[Tensor
     return output.detach(), gradient, [state.detach() for state in neuron.states]
 
 
-def compare(case: Case, backend: str) -> None:
+def compare_with_parts(case: Case, backend: str) -> None:
     neuron = case.make(backend=backend)
     inputs = [draw_input(case, T, (B, FEATURES))]
     if isinstance(neuron, StochasticLIF):
         inputs.append(torch.randn(inputs[0].shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64))
-    output, gradient, states = run(neuron, inputs, resets=marks())
+    output, gradient, states = run(neuron, inputs, resets=make_resets())
     exact = not isinstance(neuron, Feedback) and backend != "torch"
     for b in range(B):
-        cuts = [0, *[step for step in MARKED.get(b, []) if step], T]
+        cuts = [0, *[step for step in RESET_STEPS.get(b, []) if step], T]
         for begin, end in pairwise(cuts):
             part, part_gradient, part_states = run_part(neuron, inputs, begin, end, last=end == T)
             assert torch.equal(output[begin:end, b], part[:, b])
@@ -78,29 +78,29 @@ def run_part(
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_each_neuron_in_a_loop(case: Case) -> None:
-    compare(case, "torch")
+def test_each_neuron_has_resets_in_the_loop(case: Case) -> None:
+    compare_with_parts(case, "torch")
 
 
 # The initial states of AdEx are not zero.
 @pytest.mark.long(all_but=["adex"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_each_neuron_in_cpp(case: Case) -> None:
-    compare(case, "auto")
+def test_each_neuron_has_resets_in_cpp(case: Case) -> None:
+    compare_with_parts(case, "auto")
 
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.long
 @pytest.mark.parametrize("case", [c for c in CASES if c.name != "recurrent_gated_lif"], ids=lambda case: case.name)
-def test_each_neuron_in_triton(case: Case) -> None:
-    compare(case, "triton")
+def test_each_neuron_has_resets_in_triton(case: Case) -> None:
+    compare_with_parts(case, "triton")
 
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("lengths", [None, torch.tensor([T, 12, 9])])
 @pytest.mark.long(all_but=["None"])
-def test_masks_of_chunks_in_flight(lengths: Tensor | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loads chunks ahead of their use, as on a GPU. Masks are then loaded one chunk ahead."""
+def test_masks_are_loaded_one_chunk_ahead(lengths: Tensor | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uses launch settings that load chunks before their use, as on a GPU. Masks are then loaded one chunk ahead."""
     plan = _buckets._INTERPRETED
     ahead = replace(plan, forward=replace(plan.forward, stages=3), backward=replace(plan.backward, stages=2))
     monkeypatch.setattr(_buckets, "_INTERPRETED", ahead)
@@ -109,33 +109,33 @@ def test_masks_of_chunks_in_flight(lengths: Tensor | None, monkeypatch: pytest.M
     for name in ("forward_source", "backward_source"):
         write = getattr(_pointwise_step, name)
 
-        def noted(*a: Any, write: Any = write) -> Any:
+        def note(*a: Any, write: Any = write) -> Any:
             specs.append(a[-1])
             return write(*a)
 
-        monkeypatch.setattr(_pointwise_step, name, noted)
-    options = {"resets": marks()} | ({} if lengths is None else {"lengths": lengths})
+        monkeypatch.setattr(_pointwise_step, name, note)
+    options = {"resets": make_resets()} | ({} if lengths is None else {"lengths": lengths})
     x = torch.randn(T, B, FEATURES, generator=torch.Generator().manual_seed(2)) + 0.5
     try:
-        found = run(LIF(backend="triton", tau=1.25), [x], **options)  # no other test compiles these kernels
+        results = run(LIF(backend="triton", tau=1.25), [x], **options)  # No other test compiles kernels of this tau.
     finally:
         _buckets._choose_plan.cache_clear()
-    wanted = run(LIF(backend="torch", tau=1.25), [x], **options)
+    expected = run(LIF(backend="torch", tau=1.25), [x], **options)
     assert [any(layout.early for layout in spec.inputs) for spec in specs] == [True, True]
-    assert torch.equal(found[0], wanted[0])
-    torch.testing.assert_close(found[1], wanted[1])
-    assert torch.equal(found[2][0], wanted[2][0])
+    assert torch.equal(results[0], expected[0])
+    torch.testing.assert_close(results[1], expected[1])
+    assert torch.equal(results[2][0], expected[2][0])
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("features", [35, 128])
-def test_on_a_gpu(features: int) -> None:
+def test_resets_on_a_gpu_equal_the_loop(features: int) -> None:
     x = torch.randn(T, B, features, generator=torch.Generator().manual_seed(2)).cuda() + 0.5
     results = []
     for backend in ("triton", "torch"):
         neuron = LIF(backend=backend)
         leaf = x.clone().requires_grad_()
-        output = neuron(leaf, resets=marks().cuda())
+        output = neuron(leaf, resets=make_resets().cuda())
         results.append((output.detach(), neuron.states[0].detach(), *torch.autograd.grad(output.sum(), leaf)))
     assert torch.equal(results[0][0], results[1][0])
     assert torch.equal(results[0][1], results[1][1])
@@ -143,7 +143,7 @@ def test_on_a_gpu(features: int) -> None:
 
 
 @pytest.mark.parametrize("backend", ["torch", "cpp"])
-def test_gradients_do_not_cross(backend: str) -> None:
+def test_gradients_do_not_cross_a_reset(backend: str) -> None:
     neuron = LIF(v_reset=None, backend=backend)
     x = torch.rand(9, 2, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
     resets = torch.zeros(9, 2, dtype=torch.bool)
@@ -158,41 +158,41 @@ def test_gradients_do_not_cross(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["torch", "auto"])
-def test_single_steps(backend: str) -> None:
+def test_single_steps_with_resets_equal_a_sequence(backend: str) -> None:
     """Runs a stream of episodes, one step at a time."""
-    neuron, marked = LIF(v_reset=-0.3, backend=backend), marks()
+    neuron, resets = LIF(v_reset=-0.3, backend=backend), make_resets()
     x = 2 * torch.rand(T, B, FEATURES, generator=torch.Generator().manual_seed(0))
-    whole = neuron(x, resets=marked)
+    expected = neuron(x, resets=resets)
     states = neuron.states
     neuron.reset()
     neuron.step_mode = "s"
     with torch.no_grad():
-        steps = [neuron(step, resets=mark) for step, mark in zip(x, marked, strict=True)]
-    assert torch.equal(torch.stack(steps), whole)
+        steps = [neuron(step, resets=resets_of_step) for step, resets_of_step in zip(x, resets, strict=True)]
+    assert torch.equal(torch.stack(steps), expected)
     assert torch.equal(neuron.states[0], states[0])
 
 
 @pytest.mark.long(all_but=["torch"])
 @pytest.mark.parametrize("backend", ["torch", "auto"])
-def test_networks_and_lengths_together(backend: str) -> None:
+def test_networks_accept_lengths_and_resets_together(backend: str) -> None:
     net = nn.Sequential(OverTime(nn.Linear(4, 5)), LIF(), nn.Linear(5, 3), LIF(v_reset=0.1))
     functional.set_backend(net, backend)
     x, lengths = 3 * torch.rand(9, 2, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([6, 9])
     resets = torch.zeros(9, 2, dtype=torch.bool)
     resets[4] = True
     resets[7] = True
-    got = functional.run(net, x, lengths=lengths, resets=resets)
+    output = functional.run(net, x, lengths=lengths, resets=resets)
     last = functional.get_states(net)["3"][0]
     functional.reset_net(net)
     pieces = [x[:4], x[4:7], x[7:]]
-    wanted = []
+    outputs_of_parts = []
     for piece in pieces:
         functional.reset_net(net)
-        wanted.append(net(piece))
-    whole = torch.cat(wanted)
-    assert torch.equal(got[:, 1], whole[:, 1])
-    assert torch.equal(got[:6, 0], whole[:6, 0])
-    assert not got[6:, 0].any()
+        outputs_of_parts.append(net(piece))
+    expected = torch.cat(outputs_of_parts)
+    assert torch.equal(output[:, 1], expected[:, 1])
+    assert torch.equal(output[:6, 0], expected[:6, 0])
+    assert not output[6:, 0].any()
     functional.reset_net(net)
     net(x[4:6])
     assert torch.equal(last[0], functional.get_states(net)["3"][0][0])
@@ -200,7 +200,7 @@ def test_networks_and_lengths_together(backend: str) -> None:
 
 @pytest.mark.long(all_but=["torch"])
 @pytest.mark.parametrize("backend", ["torch", "cpp"])
-def test_an_initial_state_that_is_learned_gets_gradients_from_resets(backend: str) -> None:
+def test_a_learned_initial_state_has_gradients_from_resets(backend: str) -> None:
     class Begins(LIF):
         def __init__(self) -> None:
             super().__init__(v_reset=None, backend=backend)
@@ -213,16 +213,16 @@ def test_an_initial_state_that_is_learned_gets_gradients_from_resets(backend: st
     x = torch.rand(9, 2, 4, generator=torch.Generator().manual_seed(0))
     resets = torch.zeros(9, 2, dtype=torch.bool)
     resets[5] = True
-    (found,) = torch.autograd.grad(neuron(x, resets=resets).sum(), neuron.start)
-    wanted = torch.zeros(1)
+    (gradient,) = torch.autograd.grad(neuron(x, resets=resets).sum(), neuron.start)
+    expected = torch.zeros(1)
     for piece in (x[:5], x[5:]):
         neuron.reset()
-        wanted += torch.autograd.grad(neuron(piece).sum(), neuron.start)[0]
-    torch.testing.assert_close(found, wanted)
-    assert wanted.abs() > 0
+        expected += torch.autograd.grad(neuron(piece).sum(), neuron.start)[0]
+    torch.testing.assert_close(gradient, expected)
+    assert expected.abs() > 0
 
 
-def test_mismatches_are_refused() -> None:
+def test_wrong_resets_are_refused() -> None:
     neuron, x = LIF(), torch.ones(3, 2, 4)
     with pytest.raises(TypeError, match="resets is a list"):
         neuron(x, resets=[True])

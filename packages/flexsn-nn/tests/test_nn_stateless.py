@@ -1,4 +1,4 @@
-"""`functional.stateless`, a module that takes and returns states; `functional.parameter_groups`; printed monitors."""
+"""`functional.stateless`, whose modules receive and return states; `functional.parameter_groups`; printed monitors."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class TwoInputs(nn.Module):
         self.first, self.second, self.joint = LIF(), ALIF(), RLIF(4)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        found: Tensor = self.joint(self.first(x) + self.second(y))
-        return found
+        output: Tensor = self.joint(self.first(x) + self.second(y))
+        return output
 
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
@@ -51,22 +51,22 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_stream_of_steps_equals_the_sequence(name: str) -> None:
+def test_a_stream_of_steps_equals_a_sequence(name: str) -> None:
     torch.manual_seed(0)
     net = NETWORKS[name]().eval()
     x = torch.rand(9, 3, 4) * 3
-    wanted = net(x)
+    expected = net(x)
     functional.reset_net(net)
-    net(x[:2])  # the network's own states do not change
-    left = functional.get_states(net)
+    net(x[:2])  # `stateless` must not change these states of the network.
+    own_states = functional.get_states(net)
     module = functional.stateless(net)
     states = module.initial_states(x)
     first, states = module(x[:4], states)
     rest, states = module(x[4:], states)
-    assert torch.equal(torch.cat([first, rest]), wanted)
-    assert torch.equal(module(x)[0], wanted), "no states: the initial ones"
+    assert torch.equal(torch.cat([first, rest]), expected)
+    assert torch.equal(module(x)[0], expected), "without states, the module starts with the initial states"
     assert all(
-        torch.equal(a, b) for k, v in functional.get_states(net).items() for a, b in zip(v, left[k], strict=True)
+        torch.equal(a, b) for k, v in functional.get_states(net).items() for a, b in zip(v, own_states[k], strict=True)
     )
     functional.set_step_mode(net, "s")
     states = module.initial_states(x[0])
@@ -74,7 +74,7 @@ def test_a_stream_of_steps_equals_the_sequence(name: str) -> None:
     for step in x:
         output, states = module(step, states)
         outputs.append(output)
-    assert torch.equal(torch.stack(outputs), wanted)
+    assert torch.equal(torch.stack(outputs), expected)
 
 
 def test_gradients_flow_through_states_and_several_inputs() -> None:
@@ -97,25 +97,25 @@ def test_gradients_flow_through_states_and_several_inputs() -> None:
 
 @pytest.mark.parametrize("mode", ["m", "s"])
 @pytest.mark.parametrize("name", ["layers", "delays"])
-def test_an_exported_program_takes_and_returns_states(name: str, mode: str) -> None:
+def test_an_exported_program_receives_and_returns_states(name: str, mode: str) -> None:
     torch.manual_seed(0)
     net = NETWORKS[name]().eval()
     module = functional.stateless(net)
     x = torch.rand(8, 3, 4) * 3
     with torch.no_grad():
-        wanted, _ = module(x)
+        expected, _ = module(x)
         functional.set_step_mode(net, mode)
         example = x[:4] if mode == "m" else x[0]
         states = module.initial_states(example)
         program = torch.export.export(module, (example, states)).module()
-        assert all(not layer for layer in functional.get_states(net).values()), "nothing of the export stays"
+        assert all(not layer for layer in functional.get_states(net).values()), "the export leaves no states"
         outputs = []
         for part in (x[:4], x[4:]) if mode == "m" else x:
             output, states = program(part, states)
             outputs.append(output)
-    found = torch.cat(outputs) if mode == "m" else torch.stack(outputs)
-    assert wanted.any()
-    torch.testing.assert_close(found, wanted)
+    output_sequence = torch.cat(outputs) if mode == "m" else torch.stack(outputs)
+    assert expected.any()
+    torch.testing.assert_close(output_sequence, expected)
 
 
 def test_a_stateless_network_compiles() -> None:
@@ -123,14 +123,14 @@ def test_a_stateless_network_compiles() -> None:
     module = functional.stateless(net)
     x = torch.rand(4, 3, 4) * 3
     states = module.initial_states(x)
-    wanted, (v,) = module(x, states)
-    found, (other,) = torch.compile(module, backend="eager")(x, states)
-    assert torch.equal(found, wanted)
-    assert torch.equal(other, v)
+    expected, (v,) = module(x, states)
+    output, (new_v,) = torch.compile(module, backend="eager")(x, states)
+    assert torch.equal(output, expected)
+    assert torch.equal(new_v, v)
     assert net[1].states == []
 
 
-def test_wrong_states_are_named() -> None:
+def test_wrong_states_are_refused() -> None:
     net = nn.Sequential(nn.Linear(4, 6), LIF())
     module, x = functional.stateless(net), torch.rand(2, 3, 4)
     with pytest.raises(StateError, match="got 2 states; the network has 1"):
@@ -157,23 +157,25 @@ class Core(nn.Module):
         return x, v
 
 
-def test_numbers_of_neurons_are_a_group() -> None:
+def test_parameters_of_neurons_are_a_group() -> None:
     shared = PLIF()
     recurrent = RLIF(4, tau=nn.Parameter(torch.full((4,), 2.0)))
-    alone = Recurrent(PLIF(), 4, all_to_all=False)
-    own = FlexSN(Core(), 1, 1, 1)
-    net = nn.ModuleList([nn.Linear(4, 4), shared, shared, recurrent, alone, own, OverTime(nn.BatchNorm1d(4))])
-    weights, numbers = functional.parameter_groups(net, tau_lr=0.5, betas=(0.8, 0.9))
+    element_by_element = Recurrent(PLIF(), 4, all_to_all=False)
+    custom = FlexSN(Core(), 1, 1, 1)
+    net = nn.ModuleList(
+        [nn.Linear(4, 4), shared, shared, recurrent, element_by_element, custom, OverTime(nn.BatchNorm1d(4))]
+    )
+    weight_group, neuron_group = functional.parameter_groups(net, tau_lr=0.5, betas=(0.8, 0.9))
     names = {id(parameter): name for name, parameter in net.named_parameters()}
-    assert [names[id(p)] for p in numbers["params"]] == ["1.w", "3.tau", "4.neuron.w", "5.core.fading"]
-    assert len(weights["params"]) + len(numbers["params"]) == len(names)
-    assert {"4.recurrent.V", "3.recurrent.weight", "5.core.V"} <= {names[id(p)] for p in weights["params"]}
-    optimizer = torch.optim.AdamW([weights, numbers], lr=0.1, weight_decay=0.2)
-    found = [(group["lr"], group["weight_decay"], group["betas"]) for group in optimizer.param_groups]
-    assert found == [(0.1, 0.2, (0.9, 0.999)), (0.5, 0.0, (0.8, 0.9))]
+    assert [names[id(p)] for p in neuron_group["params"]] == ["1.w", "3.tau", "4.neuron.w", "5.core.fading"]
+    assert len(weight_group["params"]) + len(neuron_group["params"]) == len(names)
+    assert {"4.recurrent.V", "3.recurrent.weight", "5.core.V"} <= {names[id(p)] for p in weight_group["params"]}
+    optimizer = torch.optim.AdamW([weight_group, neuron_group], lr=0.1, weight_decay=0.2)
+    options = [(group["lr"], group["weight_decay"], group["betas"]) for group in optimizer.param_groups]
+    assert options == [(0.1, 0.2, (0.9, 0.999)), (0.5, 0.0, (0.8, 0.9))]
 
 
-def test_groups_without_parameters_are_left_out() -> None:
+def test_empty_groups_are_omitted() -> None:
     assert len(functional.parameter_groups(nn.Sequential(nn.Linear(2, 2), LIF()))) == 1
     (group,) = functional.parameter_groups(PLIF(), weight_decay=0.1)
     assert group["weight_decay"] == 0.1
@@ -205,10 +207,10 @@ def test_monitors_print_their_records() -> None:
     assert "24" in repr(synapses)
 
 
-def test_a_block_streams() -> None:
+def test_a_stream_through_a_block_equals_a_sequence() -> None:
     torch.manual_seed(0)
     net = SEWBlock(2, 2, LIF).eval()
     module, x = functional.stateless(net), torch.rand(4, 1, 2, 5, 5) * 3
-    wanted, states = module(x)
+    expected, states = module(x)
     first, states = module(x[:1], module.initial_states(x))
-    assert torch.equal(torch.cat([first, module(x[1:], states)[0]]), wanted)
+    assert torch.equal(torch.cat([first, module(x[1:], states)[0]]), expected)

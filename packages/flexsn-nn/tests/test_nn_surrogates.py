@@ -1,4 +1,4 @@
-"""Surrogates: an exact step in the forward, and the formula of the table in the backward, on every path."""
+"""Surrogates: an exact step function in the forward, and the formula of the table in the backward, on every backend."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def _waves(n: int, t: float) -> Formula:
     return lambda x: 4 / t * sum(math.cos((2 * i - 1) * 2 * math.pi * x / t) for i in range(1, n + 1))
 
 
-# Name of the function (if there is one), surrogate, formula in plain Python; with defaults, then other parameters.
+# Each row has the name of the function or "", the surrogate, and its formula in plain Python. Rows with default
+# parameters are followed by rows with other parameters.
 TABLE: list[tuple[str, Surrogate, Formula]] = [
     ("sigmoid", surrogate.Sigmoid(), _sigmoid(4.0)),
     ("sigmoid", surrogate.Sigmoid(1.5), _sigmoid(1.5)),
@@ -96,14 +97,14 @@ TABLE: list[tuple[str, Surrogate, Formula]] = [
     ("spike_rate_escape", surrogate.SpikeRateEscape(), lambda x: 25 * math.exp(-abs(x - 1))),
     ("spike_rate_escape", surrogate.SpikeRateEscape(2.0, 3.0), lambda x: 3 * math.exp(-2 * abs(x - 1))),
 ]
-EACH = pytest.mark.parametrize(("name", "chosen", "formula"), TABLE, ids=[repr(row[1]) for row in TABLE])
+EACH = pytest.mark.parametrize(("name", "function", "formula"), TABLE, ids=[repr(row[1]) for row in TABLE])
 DEFAULTS = [row for row in TABLE if row[1] == type(row[1])()]
 
-# Corners of the windows, both sides of the corners, and points far away.
+# Corners of the formulas, points on both sides of them, and distant points.
 POINTS = [-40.0, -3.0, -1.0, -0.5, -0.25, -0.1, -0.0, 0.0, 1e-9, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 3.0, 40.0]
 
 
-# Functions that return surrogates and take no input. Other tests compare them with those of snnTorch.
+# These functions return surrogates and have no input. Other tests compare them with snnTorch.
 FACTORIES = {"LSO", "SFS", "custom_surrogate", "heaviside", "straight_through_estimator"}
 
 
@@ -117,55 +118,57 @@ def test_every_surrogate_is_in_the_table() -> None:
 
 
 @EACH
-def test_forward_is_the_step_and_backward_the_formula(name: str, chosen: Surrogate, formula: Formula) -> None:
+def test_the_forward_is_the_step_and_the_backward_the_formula(name: str, function: Surrogate, formula: Formula) -> None:
     x = torch.tensor(POINTS, dtype=torch.float64, requires_grad=True)
-    spikes = chosen(x)
+    spikes = function(x)
     assert spikes.tolist() == [1.0 if point >= 0 else 0.0 for point in POINTS]
     weights = torch.linspace(0.5, 2.0, len(POINTS), dtype=torch.float64)
     (gradient,) = torch.autograd.grad((spikes * weights).sum(), x)
-    wanted = torch.tensor([formula(point) for point in POINTS], dtype=torch.float64)
-    torch.testing.assert_close(gradient, weights * wanted, rtol=1e-12, atol=1e-12)
-    parameters = {k: v for k, v in vars(chosen).items() if k != "strict"}
+    expected = torch.tensor([formula(point) for point in POINTS], dtype=torch.float64)
+    torch.testing.assert_close(gradient, weights * expected, rtol=1e-12, atol=1e-12)
+    parameters = {k: v for k, v in vars(function).items() if k != "strict"}
     if not name:
         return
-    called = getattr(surrogate, name)(x, **parameters)
-    (called_gradient,) = torch.autograd.grad((called * weights).sum(), x)
-    assert torch.equal(called, spikes)
-    assert torch.equal(called_gradient, gradient)
+    spikes_of_call = getattr(surrogate, name)(x, **parameters)
+    (gradient_of_call,) = torch.autograd.grad((spikes_of_call * weights).sum(), x)
+    assert torch.equal(spikes_of_call, spikes)
+    assert torch.equal(gradient_of_call, gradient)
 
 
-@pytest.mark.parametrize(("name", "chosen", "formula"), DEFAULTS, ids=[type(row[1]).__name__ for row in DEFAULTS])
-def test_strict_dtypes_and_identity(name: str, chosen: Surrogate, formula: Formula) -> None:
-    strict = type(chosen)(strict=True)
+@pytest.mark.parametrize(("name", "function", "formula"), DEFAULTS, ids=[type(row[1]).__name__ for row in DEFAULTS])
+def test_surrogates_compare_strictly_keep_dtypes_and_are_equal_by_parameters(
+    name: str, function: Surrogate, formula: Formula
+) -> None:
+    strict = type(function)(strict=True)
     x = torch.tensor(POINTS, requires_grad=True)
     assert strict(x).tolist() == [1.0 if point > 0 else 0.0 for point in POINTS]
     if name:
         assert torch.equal(getattr(surrogate, name)(x, strict=True), strict(x))
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
         narrow = x.detach().to(dtype).requires_grad_()
-        spikes = chosen(narrow)
+        spikes = function(narrow)
         assert spikes.dtype == dtype
-        assert chosen.gradient(narrow).dtype == dtype
+        assert function.gradient(narrow).dtype == dtype
         (gradient,) = torch.autograd.grad(spikes.sum(), narrow)
-        wanted = torch.tensor([formula(point) for point in narrow.tolist()], dtype=torch.float64)
+        expected = torch.tensor([formula(point) for point in narrow.tolist()], dtype=torch.float64)
         precision = 4 * torch.finfo(dtype).eps
-        torch.testing.assert_close(gradient.double(), wanted, rtol=40 * precision, atol=precision)
-    assert chosen != strict
-    assert hash(chosen) == hash(type(chosen)())
+        torch.testing.assert_close(gradient.double(), expected, rtol=40 * precision, atol=precision)
+    assert function != strict
+    assert hash(function) == hash(type(function)())
     assert pickle.loads(pickle.dumps(strict)) == strict
 
 
-def _core(chosen: Surrogate) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def _core(function: Surrogate) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         h = 0.5 * v + x
-        s = chosen(h - 0.25)
+        s = function(h - 0.25)
         return s, h - s
 
     return core
 
 
 def _backpropagate(formula: Formula, x: list[float], weights: list[float]) -> tuple[list[float], list[float]]:
-    """Computes spikes of `_core` for one element, and the gradient of their weighted sum, in plain Python."""
+    """Computes the spikes of `_core` for one element, and the gradient of their weighted sum, in plain Python."""
     v, distances, spikes = 0.0, [], []
     for value in x:
         h = 0.5 * v + value
@@ -181,16 +184,16 @@ def _backpropagate(formula: Formula, x: list[float], weights: list[float]) -> tu
 
 
 @pytest.mark.long(all_but=["Sigmoid", "ATan", "SquarewaveFourierSeries", "StraightThrough", "SpikeRateEscape"])
-@pytest.mark.parametrize(("name", "chosen", "formula"), DEFAULTS, ids=[type(row[1]).__name__ for row in DEFAULTS])
-def test_a_custom_surrogate_is_traced_and_compiled(name: str, chosen: Surrogate, formula: Formula) -> None:
-    core = _core(chosen)
+@pytest.mark.parametrize(("name", "function", "formula"), DEFAULTS, ids=[type(row[1]).__name__ for row in DEFAULTS])
+def test_a_surrogate_in_a_core_is_traced_and_compiled(name: str, function: Surrogate, formula: Formula) -> None:
+    core = _core(function)
     example = (torch.zeros(3), torch.zeros(3))
     vjp = trace_step(core, 1, 1, 1, example).vjp((True, True), (True, True))
     assert None not in vjp.gradients
 
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(4, 40, generator=generator, dtype=torch.float64)
-    # The first step includes the corners, too: h - 0.25 is one of the points.
+    # In the first step, h - 0.25 is one of the points, so it includes the corners.
     x[0, : len(POINTS)] = torch.tensor(POINTS, dtype=torch.float64) + 0.25
     weights = torch.randn(4, 40, generator=generator, dtype=torch.float64)
 
@@ -206,21 +209,21 @@ def test_a_custom_surrogate_is_traced_and_compiled(name: str, chosen: Surrogate,
     spikes, gradient = (torch.tensor(values, dtype=torch.float64).T for values in zip(*columns, strict=True))
     assert 0.1 < spikes.mean() < 0.9
     for backend in ("torch", "hop", "triton"):
-        found, found_gradient = run(backend)
-        assert torch.equal(found, spikes)
-        torch.testing.assert_close(found_gradient, gradient, rtol=1e-11, atol=1e-12)
+        output, output_gradient = run(backend)
+        assert torch.equal(output, spikes)
+        torch.testing.assert_close(output_gradient, gradient, rtol=1e-11, atol=1e-12)
 
 
-def test_under_torch_compile_and_functional_transforms() -> None:
-    chosen = surrogate.Sigmoid()
+def test_compiled_and_transformed_surrogates_have_the_gradient() -> None:
+    function = surrogate.Sigmoid()
     x = torch.linspace(-1, 1, 8, dtype=torch.float64, requires_grad=True)
-    compiled: Any = torch.compile(chosen, backend="aot_eager", fullgraph=True)
-    (wanted,) = torch.autograd.grad(chosen(x).sum(), x)
+    compiled: Any = torch.compile(function, backend="aot_eager", fullgraph=True)
+    (expected,) = torch.autograd.grad(function(x).sum(), x)
     (gradient,) = torch.autograd.grad(compiled(x).sum(), x)
-    assert torch.equal(gradient, wanted)
+    assert torch.equal(gradient, expected)
     plain = x.detach()
-    assert torch.equal(torch.func.grad(lambda x: chosen(x).sum())(plain), wanted)
-    assert torch.equal(torch.func.vmap(torch.func.grad(chosen))(plain), wanted)
+    assert torch.equal(torch.func.grad(lambda x: function(x).sum())(plain), expected)
+    assert torch.equal(torch.func.vmap(torch.func.grad(function))(plain), expected)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Synaptic operations, compared with counts in loops, and with SpikingJelly's counter on an equal network."""
+"""Synaptic operations: comparison with counts in loops, and with SpikingJelly's counter on an equal network."""
 
 from __future__ import annotations
 
@@ -27,43 +27,43 @@ LAYERS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
 }
 
 
-def spikes(*shape: int) -> Tensor:
+def draw_spikes(*shape: int) -> Tensor:
     return (torch.rand(shape, generator=torch.Generator().manual_seed(0)) < 0.3).float()
 
 
-def counted_one_by_one(layer: Any, x: Tensor) -> int:
-    """Counts the outputs that change with each single spike, times the channels in which the spike has weights."""
-    positive = [p.data.clone() for p in layer.parameters()]
+def count_by_hand(layer: Any, x: Tensor) -> int:
+    """Sums, over all spikes, the outputs that a single spike changes if all weights are 1."""
+    values = [p.data.clone() for p in layer.parameters()]
     for parameter in layer.parameters():
         parameter.data = torch.ones_like(parameter)
     bias = layer(torch.zeros_like(x))
     total = 0.0
     for index in itertools.product(*map(range, x.shape)):
         if x[index]:
-            alone = torch.zeros_like(x)
-            alone[index] = 1
-            total += (layer(alone) - bias).sum().item()
-    for parameter, before in zip(layer.parameters(), positive, strict=True):
-        parameter.data = before
+            single_spike = torch.zeros_like(x)
+            single_spike[index] = 1
+            total += (layer(single_spike) - bias).sum().item()
+    for parameter, value in zip(layer.parameters(), values, strict=True):
+        parameter.data = value
     return round(total)
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_synapse_counts_equal_an_explicit_count(name: str) -> None:
+def test_counts_of_synapses_equal_counts_by_hand(name: str) -> None:
     layer, shape = LAYERS[name]
-    x = spikes(B, *shape)
-    wanted = counted_one_by_one(layer, x)
-    dense = counted_one_by_one(layer, torch.ones_like(x))
+    x = draw_spikes(B, *shape)
+    expected = count_by_hand(layer, x)
+    dense = count_by_hand(layer, torch.ones_like(x))
     with SynapseMonitor(layer) as monitor:
         layer(x)
-    assert monitor.total() == SynapticOperations(wanted, 0, dense)
-    assert 0 < wanted < dense
+    assert monitor.total() == SynapticOperations(expected, 0, dense)
+    assert 0 < expected < dense
     with SynapseMonitor(layer) as monitor:
-        layer(x / 2)  # no spikes, so one multiplication for each weight
+        layer(x / 2)  # These values are not spikes, so each weight causes one multiplication.
     assert monitor.total() == SynapticOperations(0, dense, dense)
 
 
-def network() -> nn.Sequential:
+def make_network() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(
         OverTime(nn.Conv2d(1, 4, 3, padding=1)),
@@ -76,24 +76,24 @@ def network() -> nn.Sequential:
     )
 
 
-def test_a_network() -> None:
-    net = network()
+def test_operations_of_a_network_add_up_over_calls() -> None:
+    net = make_network()
     x = torch.rand(T, B, 1, 8, 8)
     rates = RateMonitor(net)
     with SynapseMonitor(net) as monitor:
         net(x)
-        once = monitor.operations()
+        operations = monitor.operations()
         functional.reset_net(net)
         net(x)
-    net(x)  # no longer counted
-    assert list(once) == ["0.0", "2.0", "5"]
-    assert once["0.0"].accumulates == 0
-    assert once["0.0"].multiplies == once["0.0"].dense == T * B * 4 * (3 * 3 * 8 * 8 - 4 * 8 * 3 + 4)
+    net(x)  # The monitor no longer counts this call.
+    assert list(operations) == ["0.0", "2.0", "5"]
+    assert operations["0.0"].accumulates == 0
+    assert operations["0.0"].multiplies == operations["0.0"].dense == T * B * 4 * (3 * 3 * 8 * 8 - 4 * 8 * 3 + 4)
     functional.reset_net(net)
-    seen = net[:4](x)
-    assert once["5"].accumulates == 5 * int(seen.sum())
+    spikes_of_layer = net[:4](x)
+    assert operations["5"].accumulates == 5 * int(spikes_of_layer.sum())
     assert {n: (o.accumulates, o.multiplies) for n, o in monitor.operations().items()} == {
-        n: (2 * o.accumulates, 2 * o.multiplies) for n, o in once.items()
+        n: (2 * o.accumulates, 2 * o.multiplies) for n, o in operations.items()
     }
     total = monitor.total()
     assert total.energy() == pytest.approx(0.9 * total.accumulates + 4.6 * total.multiplies)
@@ -103,8 +103,8 @@ def test_a_network() -> None:
     assert monitor.operations() == {}
 
 
-def test_layers_by_name_and_no_layers() -> None:
-    net = network()
+def test_layers_are_selected_by_name() -> None:
+    net = make_network()
     with SynapseMonitor(net, ["5"]) as monitor:
         net(torch.rand(T, B, 1, 8, 8))
     assert list(monitor.operations()) == ["5"]
@@ -114,24 +114,24 @@ def test_layers_by_name_and_no_layers() -> None:
         SynapseMonitor(IF())
 
 
-def test_counting_changes_nothing_and_is_exact_under_autocast() -> None:
-    net = network()
+def test_counting_changes_no_result_and_is_exact_under_autocast() -> None:
+    net = make_network()
     x = torch.rand(T, B, 1, 8, 8)
-    wanted = net(x)
+    expected = net(x)
     functional.reset_net(net)
     keys = list(net.state_dict())
     with SynapseMonitor(net) as monitor:
-        assert torch.equal(net(x), wanted)
+        assert torch.equal(net(x), expected)
         assert list(net.state_dict()) == keys
     layer = nn.Conv2d(600, 2, 3, padding=1)
     dense = torch.ones(1, 600, 3, 3)
     with SynapseMonitor(layer) as monitor, torch.autocast("cpu", dtype=torch.bfloat16):
         layer(dense)
-    # 5400 weights meet in the middle, while bfloat16 counts only to 256.
+    # 5400 weights meet at the middle, but bfloat16 can count only to 256.
     assert monitor.total().accumulates == 600 * 2 * (9 + 4 * 6 + 4 * 4)
 
 
-def test_layers_with_a_parametrized_weight() -> None:
+def test_layers_with_a_parametrised_weight_are_counted() -> None:
     layer = nn.utils.parametrizations.weight_norm(nn.Linear(4, 3))
     conv = nn.utils.parametrizations.weight_norm(nn.Conv2d(1, 2, 2))
     with SynapseMonitor(nn.Sequential(conv, nn.Flatten(), layer)) as monitor:
@@ -140,26 +140,26 @@ def test_layers_with_a_parametrized_weight() -> None:
     assert monitor.total().accumulates == 2 * 4 * 3 + 2 * 16
 
 
-def test_spikingjellys_counter_agrees() -> None:
+def test_counts_equal_those_of_spikingjelly() -> None:
     counters: Any = pytest.importorskip(
         "spikingjelly.activation_based.op_counter", reason="SpikingJelly is not installed"
     )
     neuron: Any = pytest.importorskip("spikingjelly.activation_based.neuron")
-    there: Any = pytest.importorskip("spikingjelly.activation_based.layer")
-    ours = network()
+    layers: Any = pytest.importorskip("spikingjelly.activation_based.layer")
+    ours = make_network()
     theirs = nn.Sequential(
-        there.Conv2d(1, 4, 3, padding=1, step_mode="m"),
+        layers.Conv2d(1, 4, 3, padding=1, step_mode="m"),
         neuron.IFNode(v_threshold=0.3, step_mode="m"),
-        there.Conv2d(4, 6, 3, stride=2, step_mode="m"),
+        layers.Conv2d(4, 6, 3, stride=2, step_mode="m"),
         neuron.LIFNode(v_threshold=0.2, step_mode="m"),
         nn.Flatten(2),
-        there.Linear(6 * 3 * 3, 5),
+        layers.Linear(6 * 3 * 3, 5),
         neuron.LIFNode(v_threshold=0.2, step_mode="m"),
     )
     for a, b in zip(theirs.parameters(), ours.parameters(), strict=True):
         a.data = b.data.clone()
     counter = counters.SynOpCounter()
-    x = spikes(T, B, 1, 8, 8)
+    x = draw_spikes(T, B, 1, 8, 8)
     recorded: dict[str, float] = {}
     for name, module in theirs.named_modules():
         if isinstance(module, neuron.BaseNode):

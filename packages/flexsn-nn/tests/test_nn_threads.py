@@ -1,4 +1,4 @@
-"""First calls of one neuron from several threads at once."""
+"""First calls of one neuron from several threads at the same time."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class Counting(nn.Module):
         return torch.tanh(h), h
 
 
-def pruned(backend: str) -> RLIF:
+def make_pruned(backend: str) -> RLIF:
     torch.manual_seed(5)
     neuron = RLIF(5, backend=backend)
     prune.l1_unstructured(neuron.recurrent, "weight", 0.5)
     return neuron
 
 
-def together(works: list[Callable[[], None]]) -> list[BaseException]:
-    """Runs all functions at once, and returns their errors."""
+def run_together(works: list[Callable[[], None]]) -> list[BaseException]:
+    """Runs all functions in threads at the same time, and returns their errors."""
     errors: list[BaseException] = []
     barrier = threading.Barrier(len(works))
 
@@ -64,46 +64,46 @@ def together(works: list[Callable[[], None]]) -> list[BaseException]:
     [
         lambda backend: Leaky(0.9, learn_beta=True, backend=backend),
         lambda backend: FlexSN(Counting(), 1, 1, 1, backend=backend),
-        pruned,
+        make_pruned,
     ],
     ids=["Leaky", "Counting", "pruned"],
 )
-def test_first_calls_from_threads(make: Callable[[str], FlexSN]) -> None:
+def test_first_calls_from_threads_equal_the_loop(make: Callable[[str], FlexSN]) -> None:
     loop, neuron = make("torch"), make("cpp")
     x = torch.rand(THREADS, 6, 3, 5)
-    found: list[Tensor | None] = [None] * THREADS
+    outputs: list[Tensor | None] = [None] * THREADS
     gradients: list[Tensor | None] = [None] * THREADS
-    wanted, expected = [], []
-    for one in x:
-        leaf = one.clone().requires_grad_()
+    expected_outputs, expected_gradients = [], []
+    for sequence in x:
+        leaf = sequence.clone().requires_grad_()
         out = loop.step(leaf)[0]
         assert isinstance(out, Tensor)
-        wanted.append(out.detach())
-        expected += torch.autograd.grad(out.square().sum(), leaf)
+        expected_outputs.append(out.detach())
+        expected_gradients += torch.autograd.grad(out.square().sum(), leaf)
 
     def work(i: int) -> None:
         leaf = x[i].clone().requires_grad_()
         out = neuron.step(leaf)[0]
         assert isinstance(out, Tensor)
-        found[i] = out.detach()
+        outputs[i] = out.detach()
         (gradients[i],) = torch.autograd.grad(out.square().sum(), leaf)
 
-    assert together([partial(work, i) for i in range(THREADS)]) == []
-    torch.testing.assert_close(found, wanted)
-    torch.testing.assert_close(gradients, expected)
+    assert run_together([partial(work, i) for i in range(THREADS)]) == []
+    torch.testing.assert_close(outputs, expected_outputs)
+    torch.testing.assert_close(gradients, expected_gradients)
 
 
-def test_traces_of_one_class_at_once() -> None:
+def test_one_class_is_traced_in_several_threads() -> None:
     neurons = [(LIF if i % 2 else PLIF)(backend="cpp") for i in range(THREADS)]
     x = torch.rand(6, 5) * 2
-    found: list[Tensor | None] = [None] * THREADS
+    outputs: list[Tensor | None] = [None] * THREADS
 
     def work(i: int) -> None:
         with torch.no_grad():
-            found[i] = neurons[i](x)
+            outputs[i] = neurons[i](x)
 
-    assert together([partial(work, i) for i in range(THREADS)]) == []
-    torch.testing.assert_close(found, [type(neuron)(backend="torch")(x).detach() for neuron in neurons])
+    assert run_together([partial(work, i) for i in range(THREADS)]) == []
+    torch.testing.assert_close(outputs, [type(neuron)(backend="torch")(x).detach() for neuron in neurons])
     assert all(len(neuron.states) == 1 for neuron in neurons)
     for cls in (LIF, PLIF):
         assert "__getattribute__" not in vars(cls)

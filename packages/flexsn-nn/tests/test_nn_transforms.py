@@ -1,4 +1,4 @@
-"""Transforms that are defined outside of the packages: they add values, and kernels follow their attributes."""
+"""Transforms that users define: they add values to a step, and kernels use the current values of their attributes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flexsn_nn.transforms import Call, Changed, Core, Lengths, Own, Transform
 
 
 class Ends(Transform):
-    """Implements lengths with a counter: an additional state, and a tensor that the step captures."""
+    """A transform that implements lengths by a counter, with a further state and a tensor that the step captures."""
 
     num_states = 1
 
@@ -45,7 +45,7 @@ class Ends(Transform):
 
 
 class Scaled(Transform):
-    """Multiplies the input by a learned tensor, adds a number and a sequence, and returns the result as an output."""
+    """A transform that multiplies the input by a learned tensor, and adds an offset and a sequence."""
 
     num_inputs = num_outputs = 1
 
@@ -72,7 +72,7 @@ class Scaled(Transform):
         (self.driven,) = outputs
 
 
-def data(*shape: int, seed: int = 0) -> Tensor:
+def draw_input(*shape: int, seed: int = 0) -> Tensor:
     return 2 * torch.rand(*shape, generator=torch.Generator().manual_seed(seed))
 
 
@@ -80,7 +80,7 @@ LENGTHS = torch.tensor([11, 3, 7, 1, 0], dtype=torch.int32).view(5, 1)
 
 
 @pytest.mark.parametrize("backend", ["torch", "cpp", pytest.param("triton", marks=pytest.mark.long)])
-def test_lengths_by_a_counter(backend: str, request: pytest.FixtureRequest) -> None:
+def test_lengths_by_a_counter_equal_lengths(backend: str, request: pytest.FixtureRequest) -> None:
     if backend == "triton":
         request.getfixturevalue("interpreted")
     neuron, reference = LIF(backend=backend), LIF(backend="torch")
@@ -93,7 +93,7 @@ def test_lengths_by_a_counter(backend: str, request: pytest.FixtureRequest) -> N
             (reference, {"lengths": lengths.view(-1)}),
         ):
             layer.reset()
-            x = data(11, 5, 7, seed=seed).requires_grad_()
+            x = draw_input(11, 5, 7, seed=seed).requires_grad_()
             output = layer(x, **options)
             (gradient,) = torch.autograd.grad((output * torch.arange(11.0).view(-1, 1, 1)).sum(), x)
             results.append((output.detach(), layer.states[0].detach(), gradient))
@@ -105,11 +105,11 @@ def test_lengths_by_a_counter(backend: str, request: pytest.FixtureRequest) -> N
 
 
 @pytest.mark.parametrize("backend", ["torch", "cpp"])
-def test_inputs_outputs_tensors_and_numbers(backend: str) -> None:
-    """Checks that another tensor needs no new kernel, and that another number in the key takes effect."""
-    neuron, x, noise = ALIF(backend=backend), data(9, 3, 4), data(9, 1, 4, seed=1)
+def test_a_transform_adds_inputs_outputs_and_tensors(backend: str) -> None:
+    """Checks that another tensor needs no new kernel, and that another offset in the key takes effect."""
+    neuron, x, noise = ALIF(backend=backend), draw_input(9, 3, 4), draw_input(9, 1, 4, seed=1)
     for seed, offset in ((0, 0.0), (1, 0.0), (2, 0.5), (3, 0.0)):
-        gain = data(4, seed=seed).requires_grad_()
+        gain = draw_input(4, seed=seed).requires_grad_()
         scaled = Scaled(gain, offset, noise * seed)
         neuron.reset()
         output = neuron(x, transforms=[scaled])
@@ -118,18 +118,20 @@ def test_inputs_outputs_tensors_and_numbers(backend: str) -> None:
         torch.testing.assert_close(scaled.driven, driven)
         plain = ALIF(backend="torch")
         torch.testing.assert_close(output, plain(driven))
-        found = torch.autograd.grad(output.sum() + scaled.driven.sum(), gain)
-        wanted = torch.autograd.grad(plain.step(driven)[0].sum() + driven.sum(), gain)
-        torch.testing.assert_close(found, wanted)
+        gradients = torch.autograd.grad(output.sum() + scaled.driven.sum(), gain)
+        expected = torch.autograd.grad(plain.step(driven)[0].sum() + driven.sum(), gain)
+        torch.testing.assert_close(gradients, expected)
     if backend == "cpp":
-        assert len(neuron._programs._program_by_key) == 3, "one for the step itself, and one for each number"
+        assert len(neuron._programs._program_by_key) == 3, (
+            "expected one program for the step itself and one for each offset"
+        )
 
 
 @pytest.mark.long(all_but=["torch"])
 @pytest.mark.parametrize("backend", ["torch", "cpp"])
-def test_transforms_compose_in_order_and_with_a_norm(backend: str) -> None:
-    """The last transform is the outermost: it changes the input first. The norm is the innermost."""
-    x, noise, offset = data(9, 3, 4), torch.zeros(9, 1, 4), torch.tensor([1.0])
+def test_transforms_are_applied_in_order_and_with_a_norm(backend: str) -> None:
+    """Checks that the last transform changes the input first, and the norm changes it last."""
+    x, noise, offset = draw_input(9, 3, 4), torch.zeros(9, 1, 4), torch.tensor([1.0])
     first, second = Scaled(torch.tensor([2.0]), 0.0, noise), Scaled(offset, 1.0, noise)
     LIF(backend=backend)(x, transforms=[first, second])
     assert first.driven is not None
@@ -143,12 +145,12 @@ def test_transforms_compose_in_order_and_with_a_norm(backend: str) -> None:
     assert output.any()
 
 
-def test_recurrent_steps_and_single_steps() -> None:
+def test_transforms_apply_to_recurrent_steps_and_single_steps() -> None:
     torch.manual_seed(0)
     neuron = RLIF(4)
     reference = RLIF(4, backend="torch")
     reference.load_state_dict(neuron.state_dict())
-    x = data(9, 5, 4)
+    x = draw_input(9, 5, 4)
     lengths = LENGTHS.clamp(max=9)
     for _ in range(2):
         neuron.reset()
@@ -162,7 +164,7 @@ def test_recurrent_steps_and_single_steps() -> None:
     torch.testing.assert_close(torch.stack(outputs), reference(x, lengths=lengths.view(-1)))
 
 
-def test_in_a_compiled_graph(compiler: None) -> None:
+def test_transforms_apply_in_a_compiled_graph(compiler: None) -> None:
     neuron, reference = LIF(), LIF(backend="torch")
     compiled = torch.compile(
         lambda x, lengths: neuron(x, transforms=[Ends(lengths)]), backend="aot_eager", fullgraph=True
@@ -170,19 +172,19 @@ def test_in_a_compiled_graph(compiler: None) -> None:
     for seed in range(2):
         neuron.reset()
         reference.reset()
-        x, lengths = data(11, 5, 7, seed=seed), LENGTHS.roll(seed, 0)
+        x, lengths = draw_input(11, 5, 7, seed=seed), LENGTHS.roll(seed, 0)
         assert torch.equal(compiled(x, lengths), reference(x, lengths=lengths.view(-1)))
         assert torch.equal(neuron.states[0], reference.states[0])
 
 
-def test_for_all_neurons_of_a_network() -> None:
+def test_transforms_apply_to_all_neurons_of_a_network() -> None:
     net = nn.Sequential(LIF(backend="torch"), OverTime(nn.Identity()), LIF(v_threshold=0.2, backend="torch"))
-    x = data(11, 5, 7) + 1
-    got = functional.run(net, x, transforms=[Ends(LENGTHS)])
+    x = draw_input(11, 5, 7) + 1
+    output = functional.run(net, x, transforms=[Ends(LENGTHS)])
     functional.reset_net(net)
-    assert torch.equal(got, functional.run(net, x, lengths=LENGTHS.view(-1)))
+    assert torch.equal(output, functional.run(net, x, lengths=LENGTHS.view(-1)))
     functional.reset_net(net)
-    assert not torch.equal(got, net(x)), "they end with the call"
+    assert not torch.equal(output, net(x)), "a transform applies to one call only"
 
 
 class Mixes(Transform):
@@ -190,8 +192,8 @@ class Mixes(Transform):
         return Changed(*core((inputs[0] - inputs[0].mean(), *inputs[1:]), states))
 
 
-def test_refused_cores_run_as_a_loop() -> None:
-    neuron, x = LIF(), data(9, 3, 4)
+def test_transforms_that_kernels_refuse_run_as_a_loop() -> None:
+    neuron, x = LIF(), draw_input(9, 3, 4)
     with pytest.warns(PortabilityWarning, match=r"(?s)mean.*test_nn_transforms\.py"):
         output = neuron(x, transforms=[Mixes()])
     assert torch.equal(output, LIF(backend="torch")(x, transforms=[Mixes()]))
@@ -204,19 +206,19 @@ def test_refused_cores_run_as_a_loop() -> None:
 class Wrong(Transform):
     num_states = 2
 
-    def __init__(self, given: int, returned: int) -> None:
-        self.given, self.returned = given, returned
+    def __init__(self, num_passed: int, num_returned: int) -> None:
+        self.num_passed, self.num_returned = num_passed, num_returned
 
     def states(self, call: Call) -> Sequence[Tensor]:
-        return [torch.zeros(call.step_shape)] * self.given
+        return [torch.zeros(call.step_shape)] * self.num_passed
 
     def step(self, core: Core, inputs: tuple[Tensor, ...], states: tuple[Tensor, ...], own: Own) -> Changed:
-        return Changed(*core(inputs, states), own_states=own.states[: self.returned])
+        return Changed(*core(inputs, states), own_states=own.states[: self.num_returned])
 
 
 @pytest.mark.parametrize("backend", ["torch", "cpp"])
-def test_counts_that_do_not_fit_are_refused(backend: str) -> None:
-    x: Any = data(3, 2, 4)
+def test_wrong_counts_and_transforms_are_refused(backend: str) -> None:
+    x: Any = draw_input(3, 2, 4)
     for neuron in (LIF(backend=backend), FlexSN(lambda x, v: (x, v), 1, 1, 1, backend=backend)):
         with pytest.raises(ParameterError, match=r"Wrong returned 0 inputs and 1 states; .* its num_states 2"):
             neuron(x, transforms=[Wrong(1, 2)])

@@ -23,7 +23,7 @@ from flexsn_nn.neuron import LIF, PSN, RLIF, ParametricLIF, SlidingPSN, Stochast
 from flexsn_runtime import DeviceError
 
 X = torch.rand(4, 2, 5)
-one = LIF()
+shared = LIF()
 
 
 class Pair(nn.Module):
@@ -37,12 +37,12 @@ class First(nn.Module):
 
 
 def wrong(value: object) -> Any:
-    """Passes a value of a type that the function does not accept."""
+    """Returns a value of a type that the function does not accept."""
     return value
 
 
-def of_nets(function: Callable[..., Any]) -> list[tuple[Callable[[], Any], type[Exception], str]]:
-    """Calls a function of networks with other objects."""
+def list_wrong_nets(function: Callable[..., Any]) -> list[tuple[Callable[[], Any], type[Exception], str]]:
+    """Returns calls of a function of networks with other objects."""
     return [
         (lambda: function([LIF()]), TypeError, r"net is a list; give an nn\.Module: nn\.ModuleList"),
         (lambda: function(LIF), TypeError, r"net is the class LIF; give an instance: LIF\(\.\.\.\)"),
@@ -50,8 +50,8 @@ def of_nets(function: Callable[..., Any]) -> list[tuple[Callable[[], Any], type[
     ]
 
 
-def of_tensors(function: Callable[[Any], Any]) -> list[tuple[Callable[[], Any], type[Exception], str]]:
-    """Calls a function of tensors with other objects."""
+def list_wrong_tensors(function: Callable[[Any], Any]) -> list[tuple[Callable[[], Any], type[Exception], str]]:
+    """Returns calls of a function of tensors with other objects."""
     return [
         (lambda: function([X]), TypeError, r"is a list; give a tensor: torch\.stack"),
         (lambda: function(None), TypeError, r"is a NoneType; give a tensor"),
@@ -102,7 +102,7 @@ TENSORS: dict[str, Callable[[Any], Any]] = {
     "SharedDropout": SharedDropout(),
     "SharedDropout in evaluation": SharedDropout().eval(),
 }
-OTHERS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+FURTHER_CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "OverTime, a pair out": (
         lambda: OverTime(Pair())(X),
         TypeError,
@@ -126,17 +126,17 @@ OTHERS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     ),
     "OverTime, a Delay": (lambda: OverTime(Delay(1)), ValueError, r"layer 0 keeps a state \(Delay\).*after OverTime"),
     "SEWBlock, an instance": (
-        lambda: SEWBlock(4, 4, one),
+        lambda: SEWBlock(4, 4, shared),
         ValueError,
         "neuron is an instance of LIF; .*give a function",
     ),
     "MSBlock, an instance": (
-        lambda: MSBlock(4, 4, one),
+        lambda: MSBlock(4, 4, shared),
         ValueError,
         "neuron is an instance of LIF; .*give a function",
     ),
     "SEWBlock, a name": (lambda: SEWBlock(4, 4, wrong("LIF")), ValueError, "neuron is 'LIF'; .*give a function"),
-    "SEWBlock, one for all": (lambda: SEWBlock(4, 4, lambda: one), ValueError, "returned the same instance twice"),
+    "SEWBlock, one for all": (lambda: SEWBlock(4, 4, lambda: shared), ValueError, "returned the same instance twice"),
     "SEWBlock, none": (lambda: SEWBlock(4, 4, wrong(lambda: None)), ValueError, r"neuron\(\) returned None"),
     "SEWBlock, a float": (
         lambda: SEWBlock(wrong(4.0), 4, LIF),
@@ -197,9 +197,9 @@ OTHERS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     ),
 }
 CASES = {
-    **{f"{name} {i}": case for name, f in NETS.items() for i, case in enumerate(of_nets(f))},
-    **{f"{name} {i}": case for name, f in TENSORS.items() for i, case in enumerate(of_tensors(f))},
-    **OTHERS,
+    **{f"{name} {i}": case for name, f in NETS.items() for i, case in enumerate(list_wrong_nets(f))},
+    **{f"{name} {i}": case for name, f in TENSORS.items() for i, case in enumerate(list_wrong_tensors(f))},
+    **FURTHER_CASES,
 }
 
 
@@ -213,8 +213,8 @@ def test_the_error_names_the_remedy(name: str) -> None:
 # -- networks ----------------------------------------------------------------------------------------------------------
 
 
-def test_one_neuron_in_two_places() -> None:
-    net = nn.Sequential(nn.Linear(5, 7), one, nn.Linear(7, 3), one)
+def test_one_neuron_in_two_places_is_reported() -> None:
+    net = nn.Sequential(nn.Linear(5, 7), shared, nn.Linear(7, 3), shared)
     with pytest.warns(SharedStateWarning):
         F.reset_net(net)
     with pytest.raises(ValueError, match="one instance is in two places of a network, give each place"):
@@ -225,20 +225,20 @@ def test_one_neuron_in_two_places() -> None:
 @pytest.mark.parametrize("backend", ["torch", "hop", "cpp"])
 @pytest.mark.parametrize("make", [LIF, ParametricLIF, RLIF], ids=["LIF", "ParametricLIF", "RLIF"])
 @pytest.mark.long(all_but=["ParametricLIF-torch", "LIF-hop", "RLIF-cpp", "LIF-cpp"])
-def test_a_forgotten_reset(make: Callable[..., nn.Module], backend: str) -> None:
+def test_a_forgotten_reset_is_reported(make: Callable[..., nn.Module], backend: str) -> None:
     neuron = make(5, backend=backend) if make is RLIF else make(backend=backend)
     net = nn.Sequential(nn.Linear(5, 5), neuron)
     net(X).sum().backward()
     with pytest.raises(RuntimeError, match=r"the graph of an earlier step: reset it .*reset_net.*detach_net"):
         net(X).sum().backward()
-    for between in (F.reset_net, F.detach_net):
-        between(net)
+    for cut_graph in (F.reset_net, F.detach_net):
+        cut_graph(net)
         net(X).sum().backward()
 
 
 @pytest.mark.parametrize("backend", ["torch", "cpp"])
-def test_two_calls_equal_one_sequence(backend: str) -> None:
-    """Checks that a backward may run again through graphs that are kept, or that hold nothing to free."""
+def test_retained_graphs_may_be_traversed_again(backend: str) -> None:
+    """Checks second backwards through retained graphs, and through graphs that store nothing."""
     neuron = ParametricLIF(backend=backend)
     x = X.clone().requires_grad_()
     neuron(x).sum().backward(retain_graph=True)
@@ -255,7 +255,7 @@ def test_two_calls_equal_one_sequence(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", ["torch", "hop", "cpp"])
 @pytest.mark.parametrize("step_mode", ["m", "s"])
-def test_a_state_of_inference_continues_in_training(backend: str, step_mode: str) -> None:
+def test_a_state_from_inference_mode_continues_in_training(backend: str, step_mode: str) -> None:
     neuron = ParametricLIF(backend=backend, step_mode=step_mode)
     x = X.clone().requires_grad_()
     with torch.inference_mode():

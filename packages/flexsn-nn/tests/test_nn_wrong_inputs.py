@@ -29,40 +29,40 @@ def integrate(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return x + v, v + x
 
 
-def nested(layout: torch.layout) -> Tensor:
+def make_nested(layout: torch.layout) -> Tensor:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # nested tensors are prototypes
+        warnings.simplefilter("ignore")  # Nested tensors are prototypes.
         return torch.nested.nested_tensor([torch.rand(5, 8), torch.rand(3, 8)], layout=layout)
 
 
-def quantised() -> Tensor:
+def make_quantised() -> Tensor:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # quantised tensors are deprecated
+        warnings.simplefilter("ignore")  # Quantised tensors are deprecated.
         return torch.quantize_per_tensor(X, 0.1, 0, torch.quint8)
 
 
-def sparse_rows() -> Tensor:
+def make_sparse_rows() -> Tensor:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # sparse tensors are a beta feature
+        warnings.simplefilter("ignore")  # Sparse tensors are a beta feature.
         return X[0].to_sparse_csr()
 
 
-# Inputs that every core refuses, and inputs that a membrane refuses.
-OF_ALL: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+# Inputs that every core refuses, and inputs that only neurons with a membrane refuse.
+REFUSED_BY_ALL: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "an array": (lambda: X.numpy(), TypeError, r"input 0 is a ndarray; .*torch\.as_tensor"),
     "numbers": (lambda: X.tolist(), TypeError, r"input 0 is a list; .*torch\.as_tensor"),
     "a number": (lambda: 1.0, TypeError, r"input 0 is a float; .*torch\.as_tensor"),
     "None": (lambda: None, TypeError, r"input 0 is a NoneType; a neuron takes tensors"),
     "tensors in a list": (lambda: list(X), TypeError, r"input 0 is a list of tensors; .*torch\.stack"),
-    "jagged": (lambda: nested(torch.jagged), InputLayoutError, r"input 0 is a nested tensor.*pad_sequences"),
-    "nested": (lambda: nested(torch.strided), InputLayoutError, r"input 0 is a nested tensor.*pad_sequences"),
-    "quantised": (quantised, InputLayoutError, r"input 0 is torch\.quint8.*dequantize\(\)"),
+    "jagged": (lambda: make_nested(torch.jagged), InputLayoutError, r"input 0 is a nested tensor.*pad_sequences"),
+    "nested": (lambda: make_nested(torch.strided), InputLayoutError, r"input 0 is a nested tensor.*pad_sequences"),
+    "quantised": (make_quantised, InputLayoutError, r"input 0 is torch\.quint8.*dequantize\(\)"),
     "MKL-DNN": (lambda: X.to_mkldnn(), InputLayoutError, r"input 0 has MKL-DNN's layout.*to_dense\(\)"),
     "no dimensions": (lambda: torch.tensor(1.0), InputShapeError, r"input 0 has no dimensions.*step_mode='s'"),
 }
-OF_MEMBRANES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+REFUSED_BY_MEMBRANES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "sparse": (lambda: X.to_sparse(), InputLayoutError, r"the input is a torch\.sparse_coo.*to_dense\(\)"),
-    "sparse rows": (sparse_rows, InputLayoutError, r"the input is a torch\.sparse_csr.*to_dense\(\)"),
+    "sparse rows": (make_sparse_rows, InputLayoutError, r"the input is a torch\.sparse_csr.*to_dense\(\)"),
     "complex": (lambda: X.to(torch.complex64), InputDtypeError, r"the input is torch\.complex64.*x\.real"),
     "integers": (lambda: X.int(), InputDtypeError, r"the input is torch\.int32.*x\.float\(\)"),
     "booleans": (lambda: X > 1, InputDtypeError, r"the input is torch\.bool.*x\.float\(\)"),
@@ -72,9 +72,9 @@ OF_MEMBRANES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
 
 
 @backends
-@pytest.mark.parametrize("wrong", OF_ALL)
-def test_inputs_that_cores_reject(wrong: str, backend: str) -> None:
-    make, kind, words = OF_ALL[wrong]
+@pytest.mark.parametrize("wrong", REFUSED_BY_ALL)
+def test_inputs_that_cores_refuse(wrong: str, backend: str) -> None:
+    make, kind, words = REFUSED_BY_ALL[wrong]
     for layer in (FlexSN(integrate, 1, 1, 1, backend=backend), LIF(backend=backend)):
         for call in (layer, layer.step if wrong not in ("numbers", "tensors in a list", "None", "a number") else layer):
             value = make()
@@ -84,9 +84,9 @@ def test_inputs_that_cores_reject(wrong: str, backend: str) -> None:
 
 
 @backends
-@pytest.mark.parametrize("wrong", OF_MEMBRANES)
-def test_inputs_that_membranes_reject(wrong: str, backend: str) -> None:
-    make, kind, words = OF_MEMBRANES[wrong]
+@pytest.mark.parametrize("wrong", REFUSED_BY_MEMBRANES)
+def test_inputs_that_membranes_refuse(wrong: str, backend: str) -> None:
+    make, kind, words = REFUSED_BY_MEMBRANES[wrong]
     layer = LIF(backend=backend)
     with pytest.raises(kind, match=words):
         layer(make())
@@ -97,12 +97,12 @@ def test_inputs_that_membranes_reject(wrong: str, backend: str) -> None:
 @pytest.mark.skipif(not hasattr(Tensor, "refine_names"), reason="this torch has no named tensors")
 @pytest.mark.filterwarnings("ignore:Named tensors")
 @backends
-def test_named_dimensions(backend: str) -> None:
+def test_named_dimensions_are_refused(backend: str) -> None:
     with pytest.raises(InputLayoutError, match=r"input 0 has named dimensions.*rename\(None\)"):
         LIF(backend=backend)(cast(Any, X).refine_names("T", "B", "C"))
 
 
-def test_checks_add_nothing_to_graphs(loops: None) -> None:
+def test_checks_add_no_operations_to_graphs(loops: None) -> None:
     torch._dynamo.reset()
     targets: list[str] = []
 
@@ -115,50 +115,54 @@ def test_checks_add_nothing_to_graphs(loops: None) -> None:
     assert not [target for target in targets if "getattr" in target and "getitem" not in target]
 
 
-def meta(value: Tensor) -> Tensor:
+def move_to_meta(value: Tensor) -> Tensor:
     return value.to("meta")
 
 
-def capturing(weight: Tensor) -> Callable[..., Any]:
+def capture(weight: Tensor) -> Callable[..., Any]:
     return lambda x, v: (x * weight + v, v + x)
 
 
-def two(x: Tensor, y: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def add_both(x: Tensor, y: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return x + y + v, v + x + y
 
 
 Case = tuple[Callable[[str], Any], type[Exception], str]
-OF_SEVERAL: dict[str, Case] = {
+WRONG_ARGUMENTS: dict[str, Case] = {
     "too many": (lambda b: LIF(backend=b)(X, X), InputCountError, r"got 2 inputs; num_inputs is 1"),
-    "too few": (lambda b: FlexSN(two, 2, 1, 1, backend=b)(X), InputCountError, r"got 1 inputs; num_inputs is 2"),
+    "too few": (lambda b: FlexSN(add_both, 2, 1, 1, backend=b)(X), InputCountError, r"got 1 inputs; num_inputs is 2"),
     "batches": (
-        lambda b: FlexSN(two, 2, 1, 1, backend=b)(X, X[:, :2]),
+        lambda b: FlexSN(add_both, 2, 1, 1, backend=b)(X, X[:, :2]),
         ValueError,
         r"\[2, 8\], \[3, 8\], which do not broadcast",
     ),
     "numbers of steps": (
-        lambda b: FlexSN(two, 2, 1, 1, backend=b)(X, X[:2]),
+        lambda b: FlexSN(add_both, 2, 1, 1, backend=b)(X, X[:2]),
         ValueError,
         r"5.*2.*leading dimension",
     ),
     "dtypes": (
-        lambda b: FlexSN(two, 2, 1, 1, backend=b)(X, X.double()),
+        lambda b: FlexSN(add_both, 2, 1, 1, backend=b)(X, X.double()),
         StateError,
         r"input 1 is torch\.float64 and input 0 torch\.float32.*x\.to\(torch\.float32\)",
     ),
-    "devices": (lambda b: FlexSN(two, 2, 1, 1, backend=b)(X, meta(X)), DeviceError, r"cpu and meta|input 1 is on meta"),
+    "devices": (
+        lambda b: FlexSN(add_both, 2, 1, 1, backend=b)(X, move_to_meta(X)),
+        DeviceError,
+        r"cpu and meta|input 1 is on meta",
+    ),
     "a parameter's device": (
-        lambda b: LIF(tau=meta(torch.tensor([2.0])), backend=b)(X),
+        lambda b: LIF(tau=move_to_meta(torch.tensor([2.0])), backend=b)(X),
         DeviceError,
         r"the buffer tau is on meta and input 0 on cpu: move .*neuron\.to\('cpu'\)",
     ),
     "a captured tensor's device": (
-        lambda b: FlexSN(capturing(torch.ones(8, device="meta")), 1, 1, 1, backend=b)(X),
+        lambda b: FlexSN(capture(torch.ones(8, device="meta")), 1, 1, 1, backend=b)(X),
         DeviceError,
         r"weight, which the core captures, is on meta and input 0 on cpu",
     ),
     "a state's device": (
-        lambda b: LIF(backend=b).step(X, [meta(X[0])]),
+        lambda b: LIF(backend=b).step(X, [move_to_meta(X[0])]),
         StateError,
         r"state 0 has shape \[3, 8\] on meta.*Move the neuron",
     ),
@@ -178,8 +182,8 @@ OF_SEVERAL: dict[str, Case] = {
 
 
 @backends
-@pytest.mark.parametrize("wrong", OF_SEVERAL)
-def test_arguments_that_exclude_each_other(wrong: str, backend: str) -> None:
-    call, kind, words = OF_SEVERAL[wrong]
+@pytest.mark.parametrize("wrong", WRONG_ARGUMENTS)
+def test_arguments_that_do_not_fit_together_are_refused(wrong: str, backend: str) -> None:
+    call, kind, words = WRONG_ARGUMENTS[wrong]
     with pytest.raises(kind, match=f"(?s){words}"):
         call(backend)

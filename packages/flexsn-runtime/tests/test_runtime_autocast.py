@@ -1,4 +1,4 @@
-"""Autocast applies inside of a core, as in a loop. On the CPU, autocast widens losses."""
+"""Autocast applies inside of a core, as in a loop. On the CPU, autocast computes losses in float32."""
 
 from __future__ import annotations
 
@@ -19,45 +19,45 @@ def autocast() -> torch.autocast:
 
 
 def widened(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    loss = mse_loss(x, v, reduction="none")  # float32 under autocast
+    loss = mse_loss(x, v, reduction="none")  # autocast computes the loss in float32
     return loss, (v * 0.5 + loss).to(v.dtype)
 
 
-def halves(*, requires_grad: bool = False) -> tuple[Tensor, Tensor]:
+def draw_halves(*, requires_grad: bool = False) -> tuple[Tensor, Tensor]:
     x, v = random(5, *STEP, dtype=HALF), random(*STEP, dtype=HALF, seed=1)
     return x.requires_grad_(requires_grad), v
 
 
-def test_a_program_runs_with_and_without_autocast() -> None:
+def test_program_runs_with_and_without_autocast() -> None:
     program = ScanProgram(widened, 1, 1, 1)
-    x, v = halves()
+    x, v = draw_halves()
     for _ in range(2):
-        plain = compiled(program, 1, [x], [v])
-        assert [t.dtype for t in plain] == [HALF, HALF]
+        narrow_results = compiled(program, 1, [x], [v])
+        assert [t.dtype for t in narrow_results] == [HALF, HALF]
         with autocast():
-            wide = compiled(program, 1, [x], [v])
+            wide_results = compiled(program, 1, [x], [v])
             expected = loop(widened, 1, [x], [v])
-        assert [t.dtype for t in wide] == [torch.float32, HALF]
-        for got, wanted in zip(wide, expected, strict=True):
-            assert got.dtype == wanted.dtype
-            assert torch.equal(got, wanted)
-        assert not torch.equal(plain[0].float(), wide[0])
+        assert [t.dtype for t in wide_results] == [torch.float32, HALF]
+        for actual, reference in zip(wide_results, expected, strict=True):
+            assert actual.dtype == reference.dtype
+            assert torch.equal(actual, reference)
+        assert not torch.equal(narrow_results[0].float(), wide_results[0])
     assert len(program.specializations) == 2
 
 
-def test_gradients_from_outside_of_autocast() -> None:
+def test_gradients_may_be_computed_outside_of_autocast() -> None:
     gradients = []
     for run in (compiled, loop):
-        x, v = halves(requires_grad=True)
+        x, v = draw_halves(requires_grad=True)
         with autocast():
             output = run(widened, 1, [x], [v])[0]
         gradients.append(torch.autograd.grad(output.sum(), x)[0])
     assert torch.equal(*gradients)
 
 
-def test_captured_tensors_are_found() -> None:
+def test_captured_tensors_have_gradients_under_autocast() -> None:
     w = random(STEP[1], seed=2).requires_grad_()
-    x, v = halves()
+    x, v = draw_halves()
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return mse_loss(x, v, reduction="none") * w, v
@@ -68,26 +68,26 @@ def test_captured_tensors_are_found() -> None:
             output = compiled(program, 1, [x], [v])[0]
             expected = loop(core, 1, [x], [v])[0]
         assert torch.equal(output, expected)
-        (got,), (wanted,) = (torch.autograd.grad(o.sum(), w) for o in (output, expected))
-        torch.testing.assert_close(got, wanted)
+        (actual,), (reference,) = (torch.autograd.grad(o.sum(), w) for o in (output, expected))
+        torch.testing.assert_close(actual, reference)
         with torch.no_grad():
             w.mul_(2.0)
 
 
-def test_a_state_that_autocast_widens_is_refused() -> None:
-    x, v = halves()
+def test_state_that_autocast_widens_is_refused() -> None:
+    x, v = draw_halves()
     program = ScanProgram(lambda x, v: (x, mse_loss(x, v, reduction="none")), 1, 1, 1)
     with autocast(), pytest.raises(StateMismatchError, match=r"comes out as .* float32.*precision='float32'"):
         compiled(program, 1, [x], [v])
     compiled(program, 1, [x], [v])
 
 
-def test_operations_before_the_loop() -> None:
+def test_operations_before_the_loop_follow_autocast() -> None:
     table = random(STEP[1], STEP[1], seed=3).requires_grad_()
-    x, v = halves()
+    x, v = draw_halves()
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        product = table @ table  # bfloat16 under autocast
+        product = table @ table  # autocast computes the product in bfloat16
         return x * product[0] + v, v * 0.5 + x * table.softmax(1)[1].to(x.dtype)
 
     with autocast():
@@ -95,7 +95,7 @@ def test_operations_before_the_loop() -> None:
         expected = loop(core, 1, [x], [v])[0]
     assert output.dtype == expected.dtype == HALF
     assert torch.equal(output, expected)
-    got, wanted = (torch.autograd.grad(o.float().sum(), table)[0] for o in (output, expected))
-    assert got.dtype == wanted.dtype == torch.float32
+    gradient, reference = (torch.autograd.grad(o.float().sum(), table)[0] for o in (output, expected))
+    assert gradient.dtype == reference.dtype == torch.float32
     # The loop rounds the product's gradient at each step.
-    torch.testing.assert_close(got, wanted, rtol=0.05, atol=0.02 * float(wanted.abs().max()))
+    torch.testing.assert_close(gradient, reference, rtol=0.05, atol=0.02 * float(reference.abs().max()))

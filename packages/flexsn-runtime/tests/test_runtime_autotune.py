@@ -1,4 +1,4 @@
-"""Measured launch plans: the candidates, the saved plan, and the programs that use it."""
+"""Launch plans are measured, saved, and used by later programs."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def plan_of(program: PointwiseProgram) -> LaunchPlan:
+def find_plan(program: PointwiseProgram) -> LaunchPlan:
     return prepare(program, (X, V))[0].plan(NCL)
 
 
 class Timer:
-    """Returns a time for each measurement. Measurement number `best` has the shortest time."""
+    """Returns times without measuring them. Call number `best` returns the shortest time."""
 
     def __init__(self, best: int) -> None:
         self.best, self.count = best, 0
@@ -44,17 +44,17 @@ class Timer:
         return abs(self.count - self.best)
 
 
-def test_the_best_plan_is_used_later_and_in_other_processes(folder: Path) -> None:
+def test_best_plan_is_used_later_and_in_other_processes(folder: Path) -> None:
     program = PointwiseProgram(soft_lif, 1, 1, 1)
-    usual = plan_of(program)
+    usual = find_plan(program)
     timer = Timer(best=2)
     best = tune(program, (X, V), timer=timer)
     assert best.inference == candidates(usual.inference)[1] != usual.inference
-    # The search for each launch starts from the table. The first entry was nearest to the best one.
+    # The search for each launch starts with the entry of the table. For the other launches, this entry was the best.
     assert (best.forward, best.backward) == (usual.forward, usual.backward)
     assert 10 <= timer.count <= 21
-    assert plan_of(program) == best
-    assert plan_of(PointwiseProgram(soft_lif, 1, 1, 1)) == best
+    assert find_plan(program) == best
+    assert find_plan(PointwiseProgram(soft_lif, 1, 1, 1)) == best
     (file,) = folder.glob("launches_*.json")
     assert file.stat().st_mode & 0o777 == 0o600
     assert json.loads(file.read_text())["key"]["elements"] >= NCL
@@ -68,8 +68,8 @@ def test_another_step_dtype_or_size_class_has_another_plan() -> None:
     def other(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return x + v, x - v
 
-    usual = plan_of(PointwiseProgram(other, 1, 1, 1))
-    assert usual.inference != plan_of(PointwiseProgram(soft_lif, 1, 1, 1)).inference
+    usual = find_plan(PointwiseProgram(other, 1, 1, 1))
+    assert usual.inference != find_plan(PointwiseProgram(soft_lif, 1, 1, 1)).inference
     step, _ = prepare(PointwiseProgram(soft_lif, 1, 1, 1), (X.double(), V.double()))
     assert step.plan(NCL) == usual
     step, _ = prepare(PointwiseProgram(soft_lif, 1, 1, 1), (X, V))
@@ -88,16 +88,16 @@ def test_results_and_pending_backwards_do_not_depend_on_the_plan(best: int) -> N
     expected = loop(soft_lif, 1, [x], [v])[0]
     assert torch.equal(before, expected)
     assert torch.equal(after, expected)
-    wanted = torch.autograd.grad(expected.sum(), [x, v])
+    expected_gradients = torch.autograd.grad(expected.sum(), [x, v])
     for output in (before, after):
-        for got, other in zip(torch.autograd.grad(output.sum(), [x, v]), wanted, strict=True):
-            torch.testing.assert_close(got, other)
+        for gradient, reference in zip(torch.autograd.grad(output.sum(), [x, v]), expected_gradients, strict=True):
+            torch.testing.assert_close(gradient, reference)
 
 
-def test_a_plan_with_too_much_shared_memory_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_with_too_much_shared_memory_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     errors = pytest.importorskip("triton.runtime.errors")
     real = autotune_module._prepare_launch
-    usual = plan_of(PointwiseProgram(soft_lif, 1, 1, 1))
+    usual = find_plan(PointwiseProgram(soft_lif, 1, 1, 1))
 
     def launch(step: object, arguments: object, plan: LaunchPlan, name: str) -> Callable[[], object]:
         if plan != usual:
@@ -132,25 +132,25 @@ def test_foreign_files_are_not_used(change: Callable[[str], str], folder: Path) 
     usual = step.plan(NCL)
     better = replace(usual, inference=replace(usual.inference, block=256))
     step.keep_plan(NCL, better)
-    assert plan_of(PointwiseProgram(soft_lif, 1, 1, 1)) == better
+    assert find_plan(PointwiseProgram(soft_lif, 1, 1, 1)) == better
     (file,) = folder.glob("launches_*.json")
     changed = change(file.read_text())
     assert changed != file.read_text()
     file.write_text(changed)
-    assert plan_of(PointwiseProgram(soft_lif, 1, 1, 1)) == usual
+    assert find_plan(PointwiseProgram(soft_lif, 1, 1, 1)) == usual
 
 
 def test_candidates_are_few_and_compile() -> None:
     for config in (LaunchConfig(8, 32, 1, 6), LaunchConfig(4, 512, 4), LaunchConfig(1, 1024, 8, 3)):
         plan = LaunchPlan(config, config, config)
-        found = candidates(config)
-        assert found[0] == config
-        assert 3 < len(set(found)) == len(found) <= 7
-        assert all(fits(replace(plan, inference=candidate), plan) for candidate in found)
+        configs = candidates(config)
+        assert configs[0] == config
+        assert 3 < len(set(configs)) == len(configs) <= 7
+        assert all(fits(replace(plan, inference=candidate), plan) for candidate in configs)
 
 
 @pytest.mark.gpu
-def test_a_plan_is_measured_on_the_gpu() -> None:
+def test_plan_is_measured_on_the_gpu() -> None:
     program, x = PointwiseProgram(soft_lif, 1, 1, 1), torch.randn(64, 2**15, device=DEVICE)
     plan = tune(program, (x,))
     step, _ = prepare(program, (x,))

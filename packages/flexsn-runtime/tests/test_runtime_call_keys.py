@@ -1,4 +1,4 @@
-"""Two different calls of a program: after either call, the other one equals a call of a fresh program."""
+"""After any other kind of call, a call of a program equals a call of a fresh program."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Core(nn.Module):
         return s, h - s
 
 
-def x(dtype: torch.dtype = torch.float32, steps: int = T, batch: int = 2) -> Tensor:
+def draw_input(dtype: torch.dtype = torch.float32, steps: int = T, batch: int = 2) -> Tensor:
     return torch.rand(steps, batch, 16, generator=torch.Generator().manual_seed(0)).to(dtype)
 
 
-def v(batch: int = 2) -> Tensor:
+def draw_state(batch: int = 2) -> Tensor:
     return torch.rand(batch, 16, generator=torch.Generator().manual_seed(1))
 
 
@@ -41,82 +41,94 @@ def run(program: ScanProgram, *inputs: Tensor, states: tuple[Tensor, ...] = (), 
     return run_program(program, inputs, states, **options)
 
 
-def exchanged(program: ScanProgram, core: Core) -> Any:
+def exchange_state(program: ScanProgram, core: Core) -> Any:
     stand_in = torch.full((16,), 0.25)
-    return run_program(program, (x(),), (v(),), {id(core.decay): stand_in})
+    return run_program(program, (draw_input(),), (draw_state(),), {id(core.decay): stand_in})
 
 
-def within(context: Any) -> Callable[[ScanProgram, Core], Any]:
+def call_within(context: Any) -> Callable[[ScanProgram, Core], Any]:
     def call(program: ScanProgram, core: Core) -> Any:
         with context():
-            return run(program, x(), states=(v(),))
+            return run(program, draw_input(), states=(draw_state(),))
 
     return call
 
 
-def changed(change: Callable[[Core], object], back: Callable[[Core], object]) -> Callable[[ScanProgram, Core], Any]:
+def change_and_restore(
+    change: Callable[[Core], object], back: Callable[[Core], object]
+) -> Callable[[ScanProgram, Core], Any]:
     def call(program: ScanProgram, core: Core) -> Any:
         change(core)
         try:
-            return run(program, x(), states=(v(),))
+            return run(program, draw_input(), states=(draw_state(),))
         finally:
             back(core)
 
     return call
 
 
-def unaligned(tensor: Tensor) -> Tensor:
+def copy_unaligned(tensor: Tensor) -> Tensor:
     """Returns a copy that begins one element after an address aligned to 16 bytes."""
     memory = tensor.new_empty(tensor.numel() + 1)
     return memory[1:].view(tensor.shape).copy_(tensor)
 
 
 CALLS: dict[str, Callable[[ScanProgram, Core], Any]] = {
-    "usual": lambda p, c: run(p, x(), states=(v(),)),
-    "from zero": lambda p, c: run(p, x()),
-    "all states": lambda p, c: run(p, x(), states=(v(),), state_seqs=True),
-    "all states from zero": lambda p, c: run(p, x(), state_seqs=True),
-    "one step": lambda p, c: tuple(single_step(p, (x()[0],), (v(),))),
-    "one step, input alone requires grad": lambda p, c: tuple(single_step(p, (x()[0].requires_grad_(),), (v(),))),
-    "more steps": lambda p, c: run(p, x(steps=7), states=(v(),)),
-    "larger batch": lambda p, c: run(p, x(batch=3), states=(v(3),)),
-    "other strides": lambda p, c: run(p, x().transpose(1, 2).contiguous().transpose(1, 2), states=(v(),)),
-    "another alignment": lambda p, c: run(p, unaligned(x()), states=(v(),)),
-    "lazily negated": lambda p, c: run(p, torch.complex(x(), -x()).conj().imag, states=(v(),)),
-    "another dtype": lambda p, c: run(p, x(torch.float64), states=(v().double(),)),
-    "input requires grad": lambda p, c: run(p, x().requires_grad_(), states=(v(),)),
-    "state requires grad": lambda p, c: run(p, x(), states=(v().requires_grad_(),)),
-    "without gradients": within(torch.no_grad),
-    "inference mode": within(torch.inference_mode),
-    "autocast": within(lambda: torch.autocast("cpu", torch.bfloat16)),
-    "autocast off": within(lambda: torch.autocast("cpu", enabled=False)),
-    "a stand-in": exchanged,
-    "another number": changed(lambda c: setattr(c, "threshold", 0.5), lambda c: setattr(c, "threshold", 1.0)),
-    "a frozen parameter": changed(lambda c: c.decay.requires_grad_(False), lambda c: c.decay.requires_grad_(True)),
+    "usual": lambda p, c: run(p, draw_input(), states=(draw_state(),)),
+    "from zero": lambda p, c: run(p, draw_input()),
+    "all states": lambda p, c: run(p, draw_input(), states=(draw_state(),), state_seqs=True),
+    "all states from zero": lambda p, c: run(p, draw_input(), state_seqs=True),
+    "one step": lambda p, c: tuple(single_step(p, (draw_input()[0],), (draw_state(),))),
+    "one step, input alone requires grad": lambda p, c: tuple(
+        single_step(p, (draw_input()[0].requires_grad_(),), (draw_state(),))
+    ),
+    "more steps": lambda p, c: run(p, draw_input(steps=7), states=(draw_state(),)),
+    "larger batch": lambda p, c: run(p, draw_input(batch=3), states=(draw_state(3),)),
+    "other strides": lambda p, c: run(
+        p, draw_input().transpose(1, 2).contiguous().transpose(1, 2), states=(draw_state(),)
+    ),
+    "another alignment": lambda p, c: run(p, copy_unaligned(draw_input()), states=(draw_state(),)),
+    "lazily negated": lambda p, c: run(
+        p, torch.complex(draw_input(), -draw_input()).conj().imag, states=(draw_state(),)
+    ),
+    "another dtype": lambda p, c: run(p, draw_input(torch.float64), states=(draw_state().double(),)),
+    "input requires grad": lambda p, c: run(p, draw_input().requires_grad_(), states=(draw_state(),)),
+    "state requires grad": lambda p, c: run(p, draw_input(), states=(draw_state().requires_grad_(),)),
+    "without gradients": call_within(torch.no_grad),
+    "inference mode": call_within(torch.inference_mode),
+    "autocast": call_within(lambda: torch.autocast("cpu", torch.bfloat16)),
+    "autocast off": call_within(lambda: torch.autocast("cpu", enabled=False)),
+    "a stand-in": exchange_state,
+    "another number": change_and_restore(
+        lambda c: setattr(c, "threshold", 0.5), lambda c: setattr(c, "threshold", 1.0)
+    ),
+    "a frozen parameter": change_and_restore(
+        lambda c: c.decay.requires_grad_(False), lambda c: c.decay.requires_grad_(True)
+    ),
 }
 
 
-def described(call: Callable[[ScanProgram, Core], Any], program: ScanProgram, core: Core) -> list[Any]:
-    """Returns results with their properties, and the gradients, if any."""
+def describe(call: Callable[[ScanProgram, Core], Any], program: ScanProgram, core: Core) -> list[Any]:
+    """Returns the results of a call with their properties, and the gradient of the core's parameter, if it has one."""
     results = call(program, core)
-    found: list[Any] = []
+    properties: list[Any] = []
     for result in results:
-        found += [result.detach().clone(), result.requires_grad, result.stride(), result.is_inference()]
-    flowing = [result for result in results if result.requires_grad]
-    if flowing and core.decay.requires_grad:
-        total = torch.stack([result.double().sum() for result in flowing]).sum()
+        properties += [result.detach().clone(), result.requires_grad, result.stride(), result.is_inference()]
+    differentiable = [result for result in results if result.requires_grad]
+    if differentiable and core.decay.requires_grad:
+        total = torch.stack([result.double().sum() for result in differentiable]).sum()
         (gradient,) = torch.autograd.grad(total, core.decay, allow_unused=True)
-        found.append(None if gradient is None else gradient)
-    return found
+        properties.append(None if gradient is None else gradient)
+    return properties
 
 
-def assert_same(found: list[Any], expected: list[Any]) -> None:
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected, strict=True):
-        if isinstance(other, Tensor):
-            assert torch.equal(one, other)
+def assert_same(actual: list[Any], expected: list[Any]) -> None:
+    assert len(actual) == len(expected)
+    for ours, theirs in zip(actual, expected, strict=True):
+        if isinstance(theirs, Tensor):
+            assert torch.equal(ours, theirs)
         else:
-            assert one == other
+            assert ours == theirs
 
 
 def program_of(core: Core) -> ScanProgram:
@@ -124,10 +136,10 @@ def program_of(core: Core) -> ScanProgram:
 
 
 @functools.cache
-def expected(name: str) -> list[Any]:
-    """Returns results of a call in a fresh program."""
+def call_fresh_program(name: str) -> list[Any]:
+    """Returns the description of a call of a fresh program."""
     core = Core()
-    return described(CALLS[name], program_of(core), core)
+    return describe(CALLS[name], program_of(core), core)
 
 
 @pytest.fixture(scope="module")
@@ -141,19 +153,19 @@ def shared() -> tuple[ScanProgram, Core]:
 def test_checks_of_a_call_are_not_reused_for_another_kind(first: str, shared: tuple[ScanProgram, Core]) -> None:
     for name in CALLS:
         for repeated in (first, name):
-            assert_same(described(CALLS[repeated], *shared), expected(repeated))
+            assert_same(describe(CALLS[repeated], *shared), call_fresh_program(repeated))
 
 
 def test_calls_of_each_kind_are_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests all kinds of calls except those that are prepared again, because of unreadable memory or a new trace."""
-    anew = {"lazily negated", "another number", "a frozen parameter"}
+    """Tests all kinds of calls, except kinds with unreadable memory or a new trace, which are prepared again."""
+    prepared_again = {"lazily negated", "another number", "a frozen parameter"}
     core = Core()
     program = program_of(core)
-    for name in CALLS.keys() - anew:
+    for name in CALLS.keys() - prepared_again:
         for _ in range(2):
             CALLS[name](program, core)
         with monkeypatch.context() as patch:
             for module in ("_repeated", "_single_step"):
                 patch.setattr(f"flexsn_runtime.program.{module}.prepare", None)
             CALLS[name](program, core)
-    assert repeated_call(program, (x(),), (v().double(),)) is None
+    assert repeated_call(program, (draw_input(),), (draw_state().double(),)) is None

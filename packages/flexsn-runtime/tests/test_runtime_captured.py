@@ -1,4 +1,4 @@
-"""Captured objects are read at each call: they may be updated, moved, re-assigned, replaced or missing."""
+"""Captured objects are read at each call, so they may be updated, moved, assigned again, replaced or deleted."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ class Decay(nn.Module):
 
 def assert_follows(program: PointwiseProgram, core: Core) -> None:
     """Checks that the program computes the current values of the core."""
-    got, expected = compiled(program, 1, [X], [V]), loop(core, 1, [X], [V])
-    for a, b in zip(got, expected, strict=True):
+    actual, expected = compiled(program, 1, [X], [V]), loop(core, 1, [X], [V])
+    for a, b in zip(actual, expected, strict=True):
         assert a.dtype == b.dtype
         assert torch.equal(a, b)
 
 
-def specialization(program: PointwiseProgram) -> Specialization:
+def find_specialization(program: PointwiseProgram) -> Specialization:
     return prepare(program, (X, V))[0]
 
 
-def test_module_updates() -> None:
+def test_updates_of_a_module_are_used() -> None:
     core = Decay().to(DEVICE)
     program = PointwiseProgram(core, 1, 1, 1)
     assert_follows(program, core)
-    traced = specialization(program)
+    traced = find_specialization(program)
     with torch.no_grad():
         core.gain.mul_(-2.0)
     assert_follows(program, core)
@@ -60,10 +60,10 @@ def test_module_updates() -> None:
     assert_follows(program, core)
     core.gain = nn.Parameter(random(STEP[1], seed=7))
     assert_follows(program, core)
-    assert specialization(program) is traced, "same shapes and dtypes: the same trace"
+    assert find_specialization(program) is traced, "same shapes and dtypes: the same trace"
 
 
-def test_module_changes_that_need_another_trace() -> None:
+def test_changes_of_a_module_that_need_another_trace_are_used() -> None:
     core = Decay().to(DEVICE)
     program = PointwiseProgram(core, 1, 1, 1)
     changes: list[tuple[str, Any]] = [
@@ -109,15 +109,15 @@ def test_gradients_reach_the_current_captured_tensors() -> None:
     compiled(program, 1, [X], [V])
     old, core.gain = core.gain, nn.Parameter(random(STEP[1], seed=7))
     compiled(program, 1, [X], [V])[0].sum().backward()
-    got, core.gain.grad = core.gain.grad, None
+    gradient, core.gain.grad = core.gain.grad, None
     loop(core, 1, [X], [V])[0].sum().backward()
     assert old.grad is None
-    assert got is not None
+    assert gradient is not None
     assert core.gain.grad is not None
-    torch.testing.assert_close(got, core.gain.grad)
+    torch.testing.assert_close(gradient, core.gain.grad)
 
 
-def test_a_change_between_forward_and_backward_is_refused() -> None:
+def test_change_between_forward_and_backward_is_refused() -> None:
     core = Decay().to(DEVICE)
     program = PointwiseProgram(core, 1, 1, 1, residuals="recompute")
     _, state = compiled(program, 1, [X], [V])
@@ -128,10 +128,10 @@ def test_a_change_between_forward_and_backward_is_refused() -> None:
     state.sum().backward()
     _, state = compiled(program, 1, [X], [V])
     core.offset = 8.0
-    state.sum().backward()  # the trace is older, so the gradient is that of the forward
+    state.sum().backward()  # the gradient is traced already, so the backward uses values of its forward
 
 
-def test_another_dtype_between_forward_and_backward_is_refused() -> None:
+def test_changed_dtype_between_forward_and_backward_is_refused() -> None:
     core = Decay().to(DEVICE)
     program = PointwiseProgram(core, 1, 1, 1, residuals="recompute")
     _, state = compiled(program, 1, [X], [V])
@@ -140,17 +140,17 @@ def test_another_dtype_between_forward_and_backward_is_refused() -> None:
         state.sum().backward()
 
 
-def test_the_backward_uses_values_of_its_forward() -> None:
+def test_backward_uses_values_of_its_forward() -> None:
     core = Decay().to(DEVICE)
     output, _ = compiled(PointwiseProgram(core, 1, 1, 1, residuals="save"), 1, [X], [V])
     expected, _ = loop(core, 1, [X], [V])
     core.offset = 7.0
-    (got,) = torch.autograd.grad(output.sum(), [core.gain])
-    (wanted,) = torch.autograd.grad(expected.sum(), [core.gain])
-    torch.testing.assert_close(got, wanted)
+    (gradient,) = torch.autograd.grad(output.sum(), [core.gain])
+    (reference,) = torch.autograd.grad(expected.sum(), [core.gain])
+    torch.testing.assert_close(gradient, reference)
 
 
-def test_closure_variables() -> None:
+def test_changed_closure_variables_are_used() -> None:
     tau: Any = random(STEP[1], seed=2)
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,18 +163,18 @@ def test_closure_variables() -> None:
         assert_follows(program, core)
 
 
-def test_a_deleted_attribute_raises_in_the_core() -> None:
+def test_deleted_attribute_raises_in_the_core() -> None:
     core = Decay().to(DEVICE)
     program = PointwiseProgram(core, 1, 1, 1)
     assert_follows(program, core)
     del core.decay
     with pytest.raises(AttributeError, match="'Decay' object has no attribute 'decay'"):
         compiled(program, 1, [X], [V])
-    core.decay = nn.Parameter(random(STEP[1], seed=3))  # it was a buffer before
+    core.decay = nn.Parameter(random(STEP[1], seed=3))  # before, the attribute was a buffer
     assert_follows(program, core)
 
 
-def test_two_names_of_one_tensor_that_become_two_tensors() -> None:
+def test_two_names_of_one_tensor_may_become_two_tensors() -> None:
     a = random(STEP[1], seed=2)
     b = a
 
@@ -190,7 +190,7 @@ def test_two_names_of_one_tensor_that_become_two_tensors() -> None:
     assert_follows(program, core)
 
 
-def test_containers_partials_methods_and_slots() -> None:
+def test_changes_in_containers_partials_methods_and_slots_are_used() -> None:
     @dataclass(slots=True)
     class Config:
         tau: Tensor
@@ -242,7 +242,7 @@ def scaled(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return h, h
 
 
-def test_a_constant_that_only_the_backward_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_constant_that_only_the_backward_reads_is_current(monkeypatch: pytest.MonkeyPatch) -> None:
     program = PointwiseProgram(scaled, 1, 1, 1)
     for slope in (2.0, 3.0):
         monkeypatch.setattr(Scale, "slope", slope)
@@ -255,7 +255,7 @@ def test_a_constant_that_only_the_backward_reads(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("residuals", ["recompute", "save"])
-def test_a_constant_that_changes_before_the_backward(monkeypatch: pytest.MonkeyPatch, residuals: str) -> None:
+def test_constant_that_changes_before_the_backward_is_refused(monkeypatch: pytest.MonkeyPatch, residuals: str) -> None:
     program = PointwiseProgram(scaled, 1, 1, 1, residuals=residuals)
     x = X.clone().requires_grad_()
     for _ in range(2):  # with a new trace, then with an old one
@@ -277,23 +277,23 @@ def uses_helper(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return helper(h), h
 
 
-def test_a_global_function_that_is_defined_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_global_function_may_be_defined_again(monkeypatch: pytest.MonkeyPatch) -> None:
     program = PointwiseProgram(uses_helper, 1, 1, 1)
     assert_follows(program, uses_helper)
-    traced = specialization(program)
-    assert specialization(program) is traced
+    traced = find_specialization(program)
+    assert find_specialization(program) is traced
     monkeypatch.setitem(globals(), "helper", lambda h: h - 1.0)
     assert_follows(program, uses_helper)
 
 
-def test_unread_attributes_change_nothing() -> None:
+def test_unread_attributes_have_no_effect() -> None:
     core = Decay().to(DEVICE)
     program = PointwiseProgram(core, 1, 1, 1)
     assert_follows(program, core)
-    traced = specialization(program)
+    traced = find_specialization(program)
     core.calls = 3  # type: ignore[assignment]
     core.register_load_state_dict_post_hook(lambda *args: None)  # type: ignore[no-untyped-call]
-    assert specialization(program) is traced
+    assert find_specialization(program) is traced
 
 
 def test_replaced_data_of_a_parameter_are_used() -> None:
@@ -324,12 +324,12 @@ def test_each_dtype_has_separate_captured_tensors() -> None:
     program = PointwiseProgram(core, 1, 1, 1)
     for dtype in (torch.float32, torch.float64, torch.float32, torch.float64):
         x, v = X.to(dtype), V.to(dtype)
-        got, expected = compiled(program, 1, [x], [v]), loop(core, 1, [x], [v])
-        assert torch.equal(got[0], expected[0])
+        actual, expected = compiled(program, 1, [x], [v]), loop(core, 1, [x], [v])
+        assert torch.equal(actual[0], expected[0])
 
 
 @pytest.mark.parametrize("view", ["row", "strided", "offset", "expanded", "slice_of_matrix", "scalar_of_matrix"])
-def test_captured_views(view: str) -> None:
+def test_captured_views_equal_the_loop(view: str) -> None:
     rows, columns = STEP
     square, wide = random(columns, columns, seed=2), random(rows, 2 * columns, seed=3)
     reads: dict[str, Callable[[], Tensor]] = {
@@ -350,7 +350,7 @@ def test_captured_views(view: str) -> None:
 
 
 @pytest.mark.parametrize("view", ["transposed", "column", "expanded", "scalar", "matrix", "one_element"])
-def test_gradients_of_captured_tensors(view: str) -> None:
+def test_captured_tensors_have_the_gradients_of_the_loop(view: str) -> None:
     rows, columns = STEP
     reads: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = {
         "transposed": ((columns, rows), lambda w: w.t()),
@@ -371,7 +371,7 @@ def test_gradients_of_captured_tensors(view: str) -> None:
     assert_like_the_loop(core, 1, [X.clone().requires_grad_()], [V.clone().requires_grad_()], [leaf])
 
 
-def test_a_non_contiguous_parameter() -> None:
+def test_parameter_that_is_not_contiguous_equals_the_loop() -> None:
     w = random(STEP[1], STEP[0], seed=2).t().requires_grad_()
     assert not w.is_contiguous()
 
@@ -382,7 +382,7 @@ def test_a_non_contiguous_parameter() -> None:
     assert_like_the_loop(core, 1, [X], [V], [w])
 
 
-def test_a_bias_that_only_the_recomputed_states_depend_on() -> None:
+def test_bias_that_only_affects_recomputed_states_is_right() -> None:
     """Tests the VJP of `v w + x + b`, which does not read `b`, although its states depend on `b`."""
     w, b = (random(STEP[1], seed=seed).requires_grad_() for seed in (2, 3))
 
@@ -394,7 +394,7 @@ def test_a_bias_that_only_the_recomputed_states_depend_on() -> None:
     assert_like_the_loop(core, 1, [x], [V.clone().requires_grad_()], [w, b])
 
 
-def test_a_captured_tensor_that_is_the_initial_state_too() -> None:
+def test_captured_tensor_may_be_the_initial_state() -> None:
     v0 = V.clone().requires_grad_()
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -407,7 +407,7 @@ def test_a_captured_tensor_that_is_the_initial_state_too() -> None:
 
 @pytest.mark.parametrize("step", [(0, 41, 37), (3, 41, 0)], ids=str)
 @pytest.mark.parametrize("shape", [(41, 1), (1,), ()], ids=str)
-def test_gradients_of_captured_tensors_where_a_step_has_no_elements(
+def test_captured_tensors_have_zero_gradients_if_a_step_has_no_elements(
     step: tuple[int, ...], shape: tuple[int, ...]
 ) -> None:
     """Tests a step such as that of an empty last batch: gradients are zeros, as in a loop."""

@@ -25,7 +25,7 @@ def test_half_precision_rounds_like_the_loop(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-def test_the_state_keeps_half_precision_over_time(dtype: torch.dtype) -> None:
+def test_state_keeps_half_precision_over_time(dtype: torch.dtype) -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         h = v + x
         return h, h
@@ -36,14 +36,14 @@ def test_the_state_keeps_half_precision_over_time(dtype: torch.dtype) -> None:
     assert output[-1].tolist() == [1.0, 1.0, 1.0]
 
 
-def test_float64() -> None:
+def test_float64_equals_the_loop() -> None:
     x, v = random(9, *STEP, dtype=torch.float64), random(*STEP, dtype=torch.float64, seed=1)
     assert_like_the_loop(soft_lif, 1, [x.requires_grad_()], [v.requires_grad_()], rtol=1e-12)
 
 
 @pytest.mark.long(all_but=["torch.bool", "torch.int8"])
 @pytest.mark.parametrize("spikes", [torch.bool, torch.uint8, torch.int8, torch.int64], ids=str)
-def test_narrow_spikes(spikes: torch.dtype) -> None:
+def test_spikes_of_narrow_dtypes_equal_the_loop(spikes: torch.dtype) -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         h = v * 0.5 + x
         s = h >= 1.0
@@ -56,10 +56,10 @@ def test_narrow_spikes(spikes: torch.dtype) -> None:
     assert state.requires_grad
 
 
-def test_integer_and_bool_states() -> None:
-    def core(x: Tensor, count: Tensor, seen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def test_integer_and_bool_states_equal_the_loop() -> None:
+    def core(x: Tensor, count: Tensor, has_fired: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         fired = x > 0.5
-        return x * count, count + fired, seen | fired
+        return x * count, count + fired, has_fired | fired
 
     x = random(7, *STEP).requires_grad_()
     count = torch.arange(STEP[1], device=DEVICE).expand(STEP)
@@ -67,7 +67,7 @@ def test_integer_and_bool_states() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.int64], ids=str)
-def test_integer_inputs(dtype: torch.dtype) -> None:
+def test_integer_inputs_equal_the_loop(dtype: torch.dtype) -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         h = v * 0.5 + x
         return h, h
@@ -76,7 +76,7 @@ def test_integer_inputs(dtype: torch.dtype) -> None:
     assert_like_the_loop(core, 1, [x], [random(*STEP).requires_grad_()])
 
 
-def test_mixed_precision() -> None:
+def test_mixed_precision_equals_the_loop() -> None:
     """Tests a half-precision input and output with a float32 state, as in a spiking network under autocast."""
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -90,13 +90,13 @@ def test_mixed_precision() -> None:
 
 @pytest.mark.long(all_but=["*bfloat16"])
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-def test_a_half_parameter_is_summed_in_float32(dtype: torch.dtype) -> None:
+def test_gradient_of_a_half_parameter_is_summed_in_float32(dtype: torch.dtype) -> None:
     w = torch.ones((), dtype=dtype, device=DEVICE).requires_grad_()
 
     def core(x: Tensor) -> Tensor:
         return x * w
 
-    # Beyond 256 (bfloat16) and 2048 (float16), a sum of ones in half precision no longer grows.
+    # In half precision, a sum of ones does not grow beyond 256 (bfloat16) or 2048 (float16).
     x = torch.ones(1000, 3, dtype=dtype, device=DEVICE)
     compiled(core, 1, [x], [])[0].sum().backward()
     assert w.grad is not None
@@ -105,24 +105,26 @@ def test_a_half_parameter_is_summed_in_float32(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    ("x", "v", "came", "left"),
+    ("x", "v", "old_dtype", "new_dtype"),
     [
         (torch.float32, torch.float16, "float16", "float32"),
         (torch.float64, torch.float32, "float32", "float64"),
         (torch.float32, torch.int64, "int64", "float32"),
     ],
 )
-def test_a_promoted_state_is_refused_with_both_dtypes(x: torch.dtype, v: torch.dtype, came: str, left: str) -> None:
+def test_promoted_state_is_refused_with_both_dtypes(
+    x: torch.dtype, v: torch.dtype, old_dtype: str, new_dtype: str
+) -> None:
     state = torch.zeros(STEP, dtype=v, device=DEVICE)
-    with pytest.raises(StateMismatchError, match=rf"state 0 .*{came}.*{left}.*keeps its shape and dtype"):
+    with pytest.raises(StateMismatchError, match=rf"state 0 .*{old_dtype}.*{new_dtype}.*keeps its shape and dtype"):
         compiled(hard_lif, 1, [random(3, *STEP, dtype=x)], [state])
 
 
-def test_values_that_are_not_numbers_and_infinities() -> None:
+def test_nan_and_infinities_equal_the_loop() -> None:
     x = random(3, *STEP)
     x[1, 0, :4] = torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0])
-    got, expected = (f(hard_lif, 1, [x], [random(*STEP, seed=1)]) for f in (compiled, loop))
-    for a, b in zip(got, expected, strict=True):
+    actual, expected = (f(hard_lif, 1, [x], [random(*STEP, seed=1)]) for f in (compiled, loop))
+    for a, b in zip(actual, expected, strict=True):
         assert torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))
         assert torch.equal(a.signbit(), b.signbit())
 
@@ -138,14 +140,14 @@ def test_values_that_are_not_numbers_and_infinities() -> None:
     ],
     ids=["coo", "csr", "nested", "jagged", "quantized"],
 )
-@pytest.mark.filterwarnings("ignore")  # torch warns of prototypes and deprecations
+@pytest.mark.filterwarnings("ignore")  # these tensors cause warnings about prototypes and deprecations
 def test_tensors_without_dense_memory_are_named(convert: Callable[[Tensor], Tensor], kind: str) -> None:
     with pytest.raises(LayoutError, match=f"argument 0 is a {kind}"):
         compiled(hard_lif, 1, [convert(random(6, 5))], [random(5)])
 
 
 def test_freed_memory_is_named() -> None:
-    """Tests freed memory. For example, the memory of sharded parameters is freed between calls."""
+    """Tests tensors whose memory is freed, such as sharded parameters between calls."""
     gain = random(5)
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -154,18 +156,18 @@ def test_freed_memory_is_named() -> None:
     x, v = random(6, 5), random(5)
     program = program_of(core, [x], [v], 1)
     compiled(program, 1, [x], [v])
-    for freed, message in ((x, "argument 0 is a tensor whose memory was freed"), (gain, "captured tensor 0 is a")):
-        size = freed.untyped_storage().size()
-        kept = freed.clone()
-        freed.untyped_storage().resize_(0)
+    for tensor, message in ((x, "argument 0 is a tensor whose memory was freed"), (gain, "captured tensor 0 is a")):
+        size = tensor.untyped_storage().size()
+        values = tensor.clone()
+        tensor.untyped_storage().resize_(0)
         with pytest.raises(LayoutError, match=message):
             compiled(program, 1, [x], [v])
-        freed.untyped_storage().resize_(size)
-        freed.copy_(kept)
+        tensor.untyped_storage().resize_(size)
+        tensor.copy_(values)
         assert torch.equal(compiled(program, 1, [x], [v])[0], x * gain)
 
 
-def test_dtypes_that_kernels_do_not_have_are_named() -> None:
+def test_dtypes_without_kernels_are_named() -> None:
     narrow = torch.float8_e4m3fnuz
     gain = random(5).to(narrow)
     with pytest.raises(DtypeError, match=r"state 0 is torch\.float8_e4m3fnuz, which kernels do not support"):
@@ -179,7 +181,7 @@ def test_dtypes_that_kernels_do_not_have_are_named() -> None:
 
 
 def test_float8_values_are_converted() -> None:
-    """Tests states that a step passes on, captured tensors and inputs. Eager mode cannot compute with any of them."""
+    """Tests an unchanged state, a captured tensor and an input in float8, in which eager mode cannot compute."""
     for narrow in (torch.float8_e4m3fn, torch.float8_e5m2):
         gain = (4 * random(5)).to(narrow)
 

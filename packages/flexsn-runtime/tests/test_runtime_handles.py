@@ -1,4 +1,4 @@
-"""The registry of kernels: a bundle exists while it is owned or used, and its kernels are closed once."""
+"""In the registry, a bundle of kernels exists while it is owned or used, and its kernels are closed once."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Kernel:
 
 def register(**kernels: Any) -> int:
     names = ("inference", "inference_final_state")
-    empty: dict[str, Any] = {f"{name}_{what}": None for name in names for what in ("kernel", "info")}
+    empty: dict[str, Any] = {f"{name}_{kind}": None for name in names for kind in ("kernel", "info")}
     return register_flexsn_kernel_handle(
         **{**empty, "forward_kernel": None, "backward_kernel": None, "training_info": None, **kernels}
     )
@@ -53,7 +53,7 @@ def is_known(handle: int) -> bool:
     return True
 
 
-def test_a_bundle_equals_its_registration() -> None:
+def test_bundle_equals_its_registration() -> None:
     forward, backward, info = build_training_kernels(soft_lif, 1, 1, 1)
     handle = register(forward_kernel=forward, backward_kernel=backward, training_info=info)
     bundle = get_flexsn_kernel_handle(handle)
@@ -76,14 +76,14 @@ def test_all_kernels_are_closed_once() -> None:
     assert (first.closed, second.closed) == (1, 1)
 
 
-def test_owners_and_users_keep_a_bundle() -> None:
+def test_owners_and_users_keep_a_bundle_alive() -> None:
     kernel = Kernel()
     handle = register(inference_kernel=kernel)
     retain_owner_flexsn_kernel_handle(handle)
     retain_flexsn_kernel_handle(handle)
     release_flexsn_kernel_handle(handle)
     release_flexsn_kernel_handle(handle)
-    release_flexsn_kernel_handle(handle)  # there is no third owner, so this has no effect on the user
+    release_flexsn_kernel_handle(handle)  # there is no third owner, and the user still keeps the bundle
     assert is_known(handle)
     assert kernel.closed == 0
     release_active_flexsn_kernel_handle(handle)
@@ -91,7 +91,7 @@ def test_owners_and_users_keep_a_bundle() -> None:
     assert kernel.closed == 1
 
 
-def test_releasing_a_missing_user_leaves_the_owner() -> None:
+def test_releasing_a_missing_user_does_not_affect_the_owner() -> None:
     handle = register()
     release_active_flexsn_kernel_handle(handle)
     assert is_known(handle)
@@ -101,7 +101,7 @@ def test_releasing_a_missing_user_leaves_the_owner() -> None:
 @pytest.mark.parametrize(
     "use", [get_flexsn_kernel_handle, retain_flexsn_kernel_handle, retain_owner_flexsn_kernel_handle]
 )
-def test_an_unknown_handle_is_named(use: Any) -> None:
+def test_unknown_handle_is_named(use: Any) -> None:
     with pytest.raises(UnknownHandleError, match=r"no kernel handle 987654321: it was never registered"):
         use(987654321)
     released = register()
@@ -110,7 +110,7 @@ def test_an_unknown_handle_is_named(use: Any) -> None:
         use(released)
 
 
-def test_numbers_are_not_used_again() -> None:
+def test_numbers_of_handles_are_not_reused() -> None:
     first = register()
     release_flexsn_kernel_handle(first)
     second = register()
@@ -118,7 +118,7 @@ def test_numbers_are_not_used_again() -> None:
     release_flexsn_kernel_handle(second)
 
 
-def test_a_finalizer_releases_when_the_owner_dies() -> None:
+def test_finalizer_releases_the_handle_of_a_deleted_owner() -> None:
     class Owner:
         pass
 
@@ -132,7 +132,7 @@ def test_a_finalizer_releases_when_the_owner_dies() -> None:
     assert not is_known(handle)
 
 
-def test_no_leak_over_many_cycles() -> None:
+def test_many_cycles_leave_no_handles() -> None:
     kernel, before = Kernel(), len(_handles)
     for _ in range(100_000):
         release_flexsn_kernel_handle(register(inference_kernel=kernel))
@@ -144,31 +144,31 @@ def test_threads_share_the_registry() -> None:
     """Adds and removes owners and users on four threads. The last removal closes the kernel once."""
     kernel = Kernel()
     shared = register(inference_kernel=kernel)
-    own = [Kernel() for _ in range(4)]
+    thread_kernels = [Kernel() for _ in range(4)]
     errors: list[BaseException] = []
     start = threading.Barrier(4)
 
-    def work(mine: Kernel) -> None:
+    def work(thread_kernel: Kernel) -> None:
         try:
             start.wait()
             for _ in range(500):
                 retain_flexsn_kernel_handle(shared)
                 retain_owner_flexsn_kernel_handle(shared)
-                handle = register(inference_kernel=mine)
-                assert get_flexsn_kernel_handle(handle).inference_kernel is mine  # type: ignore[comparison-overlap]
+                handle = register(inference_kernel=thread_kernel)
+                assert get_flexsn_kernel_handle(handle).inference_kernel is thread_kernel  # type: ignore[comparison-overlap]
                 release_flexsn_kernel_handle(handle)
                 release_flexsn_kernel_handle(shared)
                 release_active_flexsn_kernel_handle(shared)
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=work, args=(mine,)) for mine in own]
+    threads = [threading.Thread(target=work, args=(thread_kernel,)) for thread_kernel in thread_kernels]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert not errors
-    assert [mine.closed for mine in own] == [500] * 4
+    assert [thread_kernel.closed for thread_kernel in thread_kernels] == [500] * 4
     assert kernel.closed == 0
     bundle = get_flexsn_kernel_handle(shared)
     assert (bundle.owner_refs, bundle.active_refs) == (1, 0)
@@ -176,7 +176,7 @@ def test_threads_share_the_registry() -> None:
     assert kernel.closed == 1
 
 
-def test_a_finalizer_may_run_while_the_lock_is_held() -> None:
+def test_finalizer_may_run_while_the_lock_is_held() -> None:
     """Runs finalizers in a garbage collection inside `register`, on the same thread."""
 
     class Owner:
@@ -199,7 +199,7 @@ def test_a_finalizer_may_run_while_the_lock_is_held() -> None:
     assert not any(is_known(handle) for handle in handles)
 
 
-def test_closing_a_kernel_leaves_the_program_usable() -> None:
+def test_program_is_usable_after_its_kernel_is_closed() -> None:
     x = torch.zeros(1)
     program = PointwiseProgram(soft_lif, 1, 1, 1)
     step = program.specialize_examples((x, x))
@@ -209,7 +209,7 @@ def test_closing_a_kernel_leaves_the_program_usable() -> None:
     assert again.trace.outputs == step.trace.outputs
 
 
-def test_the_registry_reports_its_entries() -> None:
+def test_registry_reports_its_entries() -> None:
     before = flexsn_kernel_registry_info()
     handle = register_flexsn_kernel_handle(
         inference_kernel=None,

@@ -1,4 +1,4 @@
-"""Memory of large results, which is reused."""
+"""The memory of large results is reused after the results are deleted."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def nothing_free() -> Iterator[None]:
     large_memory._free.clear()
 
 
-def large(rows: int = 1) -> Tensor:
+def allocate_large(rows: int = 1) -> Tensor:
     return allocator((rows, COUNT), (COUNT, 1), dtype=torch.float32, device=CPU)()
 
 
 def test_memory_is_free_after_the_last_view_is_deleted() -> None:
-    tensor = large(2)
+    tensor = allocate_large(2)
     place = tensor.data_ptr()
     assert tensor._base is None
     assert tensor.storage_offset() == 0
@@ -41,19 +41,19 @@ def test_memory_is_free_after_the_last_view_is_deleted() -> None:
     array = view.numpy()
     del tensor, view
     array[:] = 3.0
-    other = large(2)
+    other = allocate_large(2)
     assert other.data_ptr() != place, "a view can still read it"
     other.fill_(4.0)
     assert (array == 3.0).all()
     del array
-    assert large(2).data_ptr() == place
+    assert allocate_large(2).data_ptr() == place
 
 
-def test_other_sizes_get_other_memory() -> None:
-    place = large(2).data_ptr()
-    tensor = large(3)
+def test_other_sizes_have_other_memory() -> None:
+    place = allocate_large(2).data_ptr()
+    tensor = allocate_large(3)
     assert tensor.untyped_storage().nbytes() >= 3 * 4 * COUNT
-    assert large(2).data_ptr() == place
+    assert allocate_large(2).data_ptr() == place
     tensor.fill_(1.0)
 
 
@@ -66,7 +66,7 @@ def test_small_and_empty_tensors_use_system_memory() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.float64])
-def test_strides_and_dtypes(dtype: torch.dtype) -> None:
+def test_strides_and_dtypes_are_as_requested(dtype: torch.dtype) -> None:
     shape, strides = (3, 4, COUNT), (4 * COUNT, 1, 4)
     tensor = allocator(shape, strides, dtype=dtype, device=CPU)()
     assert (tensor.shape, tensor.stride(), tensor.dtype) == (shape, strides, dtype)
@@ -76,12 +76,12 @@ def test_strides_and_dtypes(dtype: torch.dtype) -> None:
 
 def test_at_most_the_limit_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(large_memory, "_MOST", 5 * LARGE)
-    tensors = [large(2) for _ in range(4)]
+    tensors = [allocate_large(2) for _ in range(4)]
     places = [tensor.data_ptr() for tensor in tensors]
     while tensors:
         del tensors[0]
     assert len(large_memory._free) == 2
-    assert {large(2).data_ptr()} <= set(places[2:])
+    assert {allocate_large(2).data_ptr()} <= set(places[2:])
 
 
 def test_threads_never_share_memory() -> None:
@@ -89,7 +89,7 @@ def test_threads_never_share_memory() -> None:
 
     def work(number: int) -> None:
         for _ in range(50):
-            tensor = large()
+            tensor = allocate_large()
             tensor[0, ::4096] = number
             if not bool((tensor[0, ::4096] == number).all()):
                 wrong.append(number)
@@ -103,20 +103,20 @@ def test_threads_never_share_memory() -> None:
     assert len(large_memory._free) <= 2 * len(threads), "one more for each thread that is searching at this moment"
 
 
-def test_results_of_a_scan_do_not_change(compiler: None) -> None:
+def test_results_of_a_scan_are_not_overwritten(compiler: None) -> None:
     program = PointwiseProgram(soft_lif, 1, 1, 1, on_cpu="cpp")
     x = torch.linspace(-1.0, 3.0, COUNT).view(8, -1).requires_grad_()
-    (first, *_), (gradient,) = results = scan_and_gradient(program, x)
-    kept = [first.clone(), gradient.clone()]
+    (first, *_), (gradient,) = results = run_and_differentiate(program, x)
+    copies = [first.clone(), gradient.clone()]
     place = first.data_ptr()
-    again = scan_and_gradient(program, (x.detach() * 0.5).requires_grad_())
-    assert again[0][0].data_ptr() != place
-    for tensor, before in zip((first, gradient), kept, strict=True):
+    new_results = run_and_differentiate(program, (x.detach() * 0.5).requires_grad_())
+    assert new_results[0][0].data_ptr() != place
+    for tensor, before in zip((first, gradient), copies, strict=True):
         assert torch.equal(tensor, before)
-    del results, again, first
-    assert torch.equal(gradient, kept[1])
+    del results, new_results, first
+    assert torch.equal(gradient, copies[1])
 
 
-def scan_and_gradient(program: PointwiseProgram, x: Tensor) -> tuple[list[Tensor], tuple[Tensor, ...]]:
+def run_and_differentiate(program: PointwiseProgram, x: Tensor) -> tuple[list[Tensor], tuple[Tensor, ...]]:
     results = list(scan(*prepare(program, (x, torch.zeros_like(x[0]))), state_seqs=False))
     return results, torch.autograd.grad(results[0].sum(), [x])

@@ -1,4 +1,4 @@
-"""Size classes, launch plans, checkpoints, and devices that can run kernels."""
+"""Tests size classes, launch plans, checkpoints, and the devices that can run kernels."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_checkpoint_rows_count_the_segments(steps: int, chunk: int) -> None:
     assert checkpoint_rows(steps, chunk) == max(len(starts) - 1, 0)
 
 
-def test_a_compilers_symbol_guards_only_its_size_class() -> None:
+def test_symbol_of_a_compiler_guards_only_its_size_class() -> None:
     from torch._dynamo.source import ConstantSource
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -86,17 +86,17 @@ def test_a_compilers_symbol_guards_only_its_size_class() -> None:
     assert not ncl.node.expr.is_number, "the size itself has not become a constant"
 
 
-def test_devices_with_kernels() -> None:
+def test_devices_without_kernels_are_named() -> None:
     assert why_unavailable(torch.device("cuda" if torch.cuda.is_available() else "cpu")) is None
-    why = why_unavailable(torch.device("meta"))
-    assert why == "there are no compiled kernels for 'meta' tensors. Use backend='torch'."
+    reason = why_unavailable(torch.device("meta"))
+    assert reason == "there are no compiled kernels for 'meta' tensors. Use backend='torch'."
     if triton_interpreted():
         gpu = why_unavailable(torch.device("cuda"))
         assert gpu is not None
         assert "Unset TRITON_INTERPRET" in gpu
 
 
-def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_triton_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flexsn_runtime._availability._INSTALLED", False)
     assert why_unavailable(torch.device("cpu")) == (
         "Triton is not installed. Run `pip install triton` (Linux), or use backend='torch'."
@@ -109,7 +109,7 @@ def test_unavailable_kernels_are_refused_with_the_reason(monkeypatch: pytest.Mon
         prepare(PointwiseProgram(soft_lif, 1, 1, 1), (torch.zeros(2, 3), torch.zeros(3)))
 
 
-def test_cpu_tensors_without_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_tensors_without_the_interpreter_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_availability, "_INTERPRETED", False)
     with pytest.raises(BackendUnavailableError, match="on the CPU, and compiled kernels run on a GPU") as refused:
         prepare(PointwiseProgram(lambda x, v: (x + v, x + v), 1, 1, 1), (torch.zeros(2, 3), torch.zeros(3)))
@@ -117,22 +117,22 @@ def test_cpu_tensors_without_the_interpreter(monkeypatch: pytest.MonkeyPatch) ->
         assert remedy in str(refused.value)
 
 
-def sources_of_training(steps: int) -> list[str]:
-    """Returns sources of the kernels of a training step over `steps` time steps: forward and backward."""
+def generate_training_sources(steps: int) -> list[str]:
+    """Returns the sources of the forward and the backward kernel of a training step over `steps` time steps."""
     x = random(steps, *STEP).requires_grad_()
     v = random(*STEP, seed=1).requires_grad_()
     assert_like_the_loop(soft_lif, 1, [x], [v])
     step, arguments = prepare(PointwiseProgram(soft_lif, 1, 1, 1), (x, v))
     scan(step, arguments, state_seqs=False)[0].sum().backward()
-    used = step.kernel_names  # the other names belong to earlier tests with equal code
+    used = step.kernel_names  # kernels with other names belong to earlier tests with equal code
     kernels = [kernel.function for kernel in step._kernels.values()]
     return [inspect.getsource(function.fn) for function in kernels if function.__name__ in used]
 
 
 @pytest.mark.long(all_but=["5"])
 @pytest.mark.parametrize("steps", [1, 2, 5, 8])
-def test_a_short_sequence_is_one_chunk(steps: int) -> None:
-    for source in sources_of_training(steps):
+def test_short_sequence_is_one_chunk(steps: int) -> None:
+    for source in generate_training_sources(steps):
         # The source has no loop, no remaining steps, and no conditions on a step: its loads and stores are unrolled.
         assert "chunks" not in source
         assert "left" not in source
@@ -150,14 +150,14 @@ def test_one_chunk_holds_a_short_sequence_unless_its_ops_are_many(steps: int, op
 
 
 @pytest.mark.parametrize(("ops", "distance"), [(0, 8), (1, 8), (600, 8)])
-def test_no_kernel_writes_out_a_million_steps(ops: int, distance: int) -> None:
-    """Tests an interval that means no checkpoints, also for a step that only passes values on."""
+def test_no_kernel_unrolls_a_million_steps(ops: int, distance: int) -> None:
+    """Tests an interval that means that there are no checkpoints, and a step without ops."""
     assert writable(2**20, ops) == distance
     assert writable(16, ops) == (8 if ops == 600 else 16)
 
 
 @pytest.mark.parametrize(("steps", "rows"), [(4, 0), (5, 0), (8, 0), (9, 2)])
-def test_no_states_are_kept_for_a_backward_of_one_chunk(steps: int, rows: int) -> None:
+def test_no_states_are_saved_for_a_backward_of_one_chunk(steps: int, rows: int) -> None:
     """Tests the interpreter's segments, which have 4 steps."""
     step, arguments = prepare(PointwiseProgram(soft_lif, 1, 1, 1), (random(steps, *STEP), random(*STEP, seed=1)))
     assert isinstance(step, Specialization)
@@ -168,26 +168,26 @@ def test_no_states_are_kept_for_a_backward_of_one_chunk(steps: int, rows: int) -
 @pytest.mark.long(all_but=["16", "19"])
 @pytest.mark.parametrize("steps", [9, 12, 16, 19])
 def test_kernels_for_one_length_have_no_code_for_other_lengths(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests graphs with a number for T: the interpreter's chunks have 4 steps, and 8 in the forward."""
+    """Tests kernels for a constant T. In the interpreter, chunks have 8 steps in the forward, and 4 in the backward."""
     monkeypatch.setattr(Specialization, "is_recorded", True, raising=False)
     monkeypatch.setattr(Specialization, "is_recorded", True, raising=False)
     monkeypatch.setattr(Specialization, "has_rest", GraphSpecialization.has_rest)
-    forward, backward = sources_of_training(steps)
+    forward, backward = generate_training_sources(steps)
     assert ("chunks * 8, T" in forward) == (steps % 8 > 0)
     assert ("left > 0" in backward) == (steps % 4 > 0)
 
 
-def test_a_layout_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[ForwardScan] = []
-    make = ForwardScan.__init__
+def test_layout_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    scans: list[ForwardScan] = []
+    initialize = ForwardScan.__init__
 
-    def noted(scan: ForwardScan, *given: Any, **options: Any) -> None:
-        made.append(scan)
-        make(scan, *given, **options)
+    def record_scan(scan: ForwardScan, *positional: Any, **options: Any) -> None:
+        scans.append(scan)
+        initialize(scan, *positional, **options)
 
-    monkeypatch.setattr(ForwardScan, "__init__", noted)
+    monkeypatch.setattr(ForwardScan, "__init__", record_scan)
     program = ScanProgram(lambda x, v: (x + v, x - v), 1, 1, 1)
     for _ in range(3):
         step, arguments = prepare(program, (torch.rand(3, 70),))
         scan(step, arguments, state_seqs=False)
-    assert len(made) == 1
+    assert len(scans) == 1

@@ -1,4 +1,4 @@
-"""Offsets of elements in kernels, and comparison of strided and broadcast inputs with the loop."""
+"""Kernels compute the right offsets, so strided and broadcast inputs have the results of the loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flexsn_runtime import ShapeError
 from flexsn_runtime.operands._layout import Terms, broadcast_shape, broadcast_strides, step_terms
 
 
-def offsets_by_terms(terms: Terms, numel: int) -> list[int]:
+def compute_offsets_by_terms(terms: Terms, numel: int) -> list[int]:
     """Returns the offset that the kernel computes for each element."""
     if terms.layout == DENSE:
         return list(range(numel))
@@ -24,7 +24,7 @@ def offsets_by_terms(terms: Terms, numel: int) -> list[int]:
     return [sum(off // inner % size * stride for inner, size, stride in triples) for off in range(numel)]
 
 
-def offsets_by_indexing(shape: Sequence[int], strides: Sequence[int]) -> list[int]:
+def compute_offsets_by_indexing(shape: Sequence[int], strides: Sequence[int]) -> list[int]:
     indices = itertools.product(*(range(size) for size in shape))
     return [sum(i * stride for i, stride in zip(index, strides, strict=True)) for index in indices]
 
@@ -40,7 +40,7 @@ def test_terms_compute_the_offsets_of_permuted_and_broadcast_tensors(shape: tupl
         for spread in itertools.product((False, True), repeat=len(shape)):
             strides = [0 if s else stride for s, stride in zip(spread, permuted.stride(), strict=True)]
             terms = step_terms(shape, strides)
-            assert offsets_by_terms(terms, permuted.numel()) == offsets_by_indexing(shape, strides)
+            assert compute_offsets_by_terms(terms, permuted.numel()) == compute_offsets_by_indexing(shape, strides)
             count += 1
     assert count >= 2 ** len(shape)
 
@@ -53,18 +53,18 @@ def test_terms_compute_the_offsets_of_permuted_and_broadcast_tensors(shape: tupl
         ((3, 4), (0, 0), 0),
         ((3, 4), (0, 1), 1),
         ((3, 4), (1, 0), 1),
-        ((3, 4), (8, 2), 1),  # every second element, so the distances are equal
+        ((3, 4), (8, 2), 1),  # every second element is read, so the distances are equal
         ((3, 4), (1, 3), 2),
         ((2, 3, 4), (12, 1, 3), 3),
         ((1,), (5,), DENSE),
     ],
 )
-def test_the_fewest_terms(shape: tuple[int, ...], strides: tuple[int, ...], layout: int) -> None:
+def test_offsets_have_the_fewest_terms(shape: tuple[int, ...], strides: tuple[int, ...], layout: int) -> None:
     assert step_terms(shape, strides).layout == layout
 
 
 @pytest.mark.parametrize("shape", [(4,), (1, 4), (3, 1), (1, 1), (2, 1, 4), ()], ids=str)
-def test_broadcast_strides_are_those_of_expand(shape: tuple[int, ...]) -> None:
+def test_broadcast_strides_equal_those_of_expand(shape: tuple[int, ...]) -> None:
     step, tensor = (2, 3, 4), torch.empty(shape)
     strides = broadcast_strides(shape, tensor.stride(), step)
     expanded = tensor.expand(step).stride()
@@ -77,7 +77,7 @@ def test_shapes_that_do_not_broadcast_are_named() -> None:
         broadcast_shape([(3,), (4,)])
 
 
-def strided_inputs(steps: int) -> dict[str, Tensor]:
+def make_strided_inputs(steps: int) -> dict[str, Tensor]:
     rows, columns = STEP
     dense = random(steps, *STEP, seed=1)
     return {
@@ -100,14 +100,14 @@ def strided_inputs(steps: int) -> dict[str, Tensor]:
 
 
 @pytest.mark.long(all_but=["one_row", "part_of_columns", "transposed", "lazily_negated", "one_value_per_step"])
-@pytest.mark.parametrize("name", list(strided_inputs(1)))
-def test_strided_and_broadcasting_inputs(name: str) -> None:
-    x = strided_inputs(6)[name].detach().requires_grad_()
+@pytest.mark.parametrize("name", list(make_strided_inputs(1)))
+def test_strided_and_broadcast_inputs_equal_the_loop(name: str) -> None:
+    x = make_strided_inputs(6)[name].detach().requires_grad_()
     v = random(*STEP, seed=20).requires_grad_()
     assert_like_the_loop(soft_lif, 1, [x], [v])
 
 
-def test_channels_last_inputs() -> None:
+def test_channels_last_inputs_equal_the_loop() -> None:
     x = random(5, 3, 11, 7, 9).flatten(0, 1)[: 5 * 3].unflatten(0, (5, 3))
     x = torch.stack([t.to(memory_format=torch.channels_last) for t in x]).movedim(2, -1).movedim(-1, 2)
     x = x.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
@@ -118,7 +118,7 @@ def test_channels_last_inputs() -> None:
 
 @pytest.mark.long(all_but=["expanded", "sliced"])
 @pytest.mark.parametrize("name", ["transposed", "expanded", "sliced"])
-def test_strided_states(name: str) -> None:
+def test_strided_states_equal_the_loop(name: str) -> None:
     rows, columns = STEP
     states = {
         "transposed": random(columns, rows).t(),
@@ -129,7 +129,7 @@ def test_strided_states(name: str) -> None:
     assert_like_the_loop(soft_lif, 1, [random(5, *STEP).requires_grad_()], [v])
 
 
-def test_inputs_that_broadcast_against_each_other() -> None:
+def test_inputs_that_broadcast_to_each_other_equal_the_loop() -> None:
     def core(x: Tensor, y: Tensor, z: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         h = v * 0.5 + x * y - z
         return h * 2.0, h
@@ -140,7 +140,7 @@ def test_inputs_that_broadcast_against_each_other() -> None:
     assert_like_the_loop(core, 1, leaves, [random(*STEP, seed=3).requires_grad_()])
 
 
-def test_a_step_without_dimensions() -> None:
+def test_step_without_dimensions_equals_the_loop() -> None:
     for x in (random(9), random(18)[::2], random(1).expand(9)):
         v = random(1, seed=1)[0]
         assert_like_the_loop(soft_lif, 1, [x.detach().requires_grad_()], [v.requires_grad_()])
@@ -148,14 +148,14 @@ def test_a_step_without_dimensions() -> None:
 
 @pytest.mark.long(all_but=["(1,)", "(512,)", "(513,)"])
 @pytest.mark.parametrize("step", [(1,), (1, 1), (512,), (513,), (1, 1000)], ids=str)
-def test_sizes_around_a_block(step: tuple[int, ...]) -> None:
+def test_sizes_around_a_block_equal_the_loop(step: tuple[int, ...]) -> None:
     x, v = random(5, *step).requires_grad_(), random(*step, seed=1).requires_grad_()
     assert_like_the_loop(soft_lif, 1, [x], [v])
 
 
 @pytest.mark.long(all_but=["(3, 0)"])
 @pytest.mark.parametrize("step", [(0,), (3, 0), (0, 2)], ids=str)
-def test_a_step_without_elements(step: tuple[int, ...]) -> None:
+def test_step_without_elements_has_empty_gradients(step: tuple[int, ...]) -> None:
     x = random(4, *step).requires_grad_()
     v = random(*step).requires_grad_()
     for state_seqs, shape in ((True, (4, *step)), (False, step)):
@@ -168,7 +168,7 @@ def test_a_step_without_elements(step: tuple[int, ...]) -> None:
 
 @pytest.mark.long(all_but=["expanded", "negated"])
 @pytest.mark.parametrize("layout", ["expanded", "transposed", "sliced", "negated"])
-def test_strided_incoming_gradients(layout: str) -> None:
+def test_strided_incoming_gradients_equal_the_loop(layout: str) -> None:
     x, v = random(6, *STEP).requires_grad_(), random(*STEP, seed=1).requires_grad_()
     weights = {
         "expanded": torch.ones((), device=DEVICE).expand(6, *STEP),
@@ -177,12 +177,12 @@ def test_strided_incoming_gradients(layout: str) -> None:
         "negated": torch.complex(random(6, *STEP), random(6, *STEP, seed=4)).conj().imag,
     }[layout]
     results = [compiled(soft_lif, 1, [x], [v]), loop(soft_lif, 1, [x], [v])]
-    got, expected = (torch.autograd.grad(r, [x, v], [weights, weights]) for r in results)
-    for a, b in zip(got, expected, strict=True):
+    actual, expected = (torch.autograd.grad(r, [x, v], [weights, weights]) for r in results)
+    for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b)
 
 
-def test_a_sum_over_a_slice_of_the_output() -> None:
+def test_sum_over_a_slice_of_the_output_has_the_gradient_of_the_loop() -> None:
     x, v = random(6, *STEP).requires_grad_(), random(*STEP, seed=1).requires_grad_()
     for results in (compiled, loop):
         s, h = results(soft_lif, 1, [x], [v])

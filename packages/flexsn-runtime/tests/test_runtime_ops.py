@@ -1,4 +1,4 @@
-"""The five custom ops: checked by `opcheck`, compared with the loop, and compiled."""
+"""The five custom ops pass `opcheck`, equal the loop, and can be compiled."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ def hard() -> Iterator[int]:
     release_flexsn_kernel_handle(number)
 
 
-def leaves() -> tuple[Tensor, Tensor]:
+def draw_leaves() -> tuple[Tensor, Tensor]:
     return X.clone().requires_grad_(), V.clone().requires_grad_()
 
 
-def reference(x: Tensor, v: Tensor, *, final: bool, core: Core = with_gain) -> list[Tensor]:
+def compute_reference(x: Tensor, v: Tensor, *, final: bool, core: Core = with_gain) -> list[Tensor]:
     output, states = loop(core, 1, [x], [v])
     return [output, states[-1] if final else states]
 
@@ -89,9 +89,9 @@ def reference(x: Tensor, v: Tensor, *, final: bool, core: Core = with_gain) -> l
 
 
 @pytest.mark.parametrize("final", [False, True], ids=["seqs", "final"])
-def test_inference(handle: int, final: bool) -> None:
-    got = INFERENCE[final](handle, [X, V, W.detach()])
-    for a, b in zip(got, reference(X, V, final=final), strict=True):
+def test_inference_equals_the_loop(handle: int, final: bool) -> None:
+    actual = INFERENCE[final](handle, [X, V, W.detach()])
+    for a, b in zip(actual, compute_reference(X, V, final=final), strict=True):
         assert torch.equal(a, b)
         assert not a.requires_grad
 
@@ -102,23 +102,23 @@ def test_inference_has_no_gradient(handle: int) -> None:
         output.sum().backward()
 
 
-def test_shapes_that_are_new_inside_of_the_op(handle: int) -> None:
+def test_new_shapes_are_specialised_inside_of_the_op(handle: int) -> None:
     x, v = X[:, :5].clone().requires_grad_(), V[:5].clone().requires_grad_()
-    got, expected = flexsn_inductor_training(handle, [x, v, W])[:2], reference(x, v, final=False)
-    found = torch.autograd.grad(got[0].sum(), [x, v, W])
-    for a, b in zip(found, torch.autograd.grad(expected[0].sum(), [x, v, W]), strict=True):
+    actual, expected = flexsn_inductor_training(handle, [x, v, W])[:2], compute_reference(x, v, final=False)
+    gradients = torch.autograd.grad(actual[0].sum(), [x, v, W])
+    for a, b in zip(gradients, torch.autograd.grad(expected[0].sum(), [x, v, W]), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("final", [False, True], ids=["seqs", "final"])
-def test_training(handle: int, final: bool) -> None:
-    x, v = leaves()
-    got, expected = TRAINING[final](handle, [x, v, W])[:2], reference(x, v, final=final)
+def test_training_equals_the_loop(handle: int, final: bool) -> None:
+    x, v = draw_leaves()
+    actual, expected = TRAINING[final](handle, [x, v, W])[:2], compute_reference(x, v, final=final)
     weights = [torch.rand_like(t) - 0.4 for t in expected]
-    for a, b in zip(got, expected, strict=True):
+    for a, b in zip(actual, expected, strict=True):
         assert torch.equal(a, b)
-    found = torch.autograd.grad(got, [x, v, W], weights)
-    for a, b in zip(found, torch.autograd.grad(expected, [x, v, W], weights), strict=True):
+    gradients = torch.autograd.grad(actual, [x, v, W], weights)
+    for a, b in zip(gradients, torch.autograd.grad(expected, [x, v, W], weights), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
@@ -129,7 +129,7 @@ def test_missing_states_mean_zeros(hard: int, op: Op) -> None:
         assert torch.equal(a, b)
 
 
-def test_gradients_without_initial_states(hard: int) -> None:
+def test_missing_states_have_the_gradients_of_zeros(hard: int) -> None:
     x, y = X.clone().requires_grad_(), X.clone().requires_grad_()
     flexsn_inductor_training(hard, [x])[1].sum().backward()
     flexsn_inductor_training(hard, [y, torch.zeros_like(V)])[1].sum().backward()
@@ -138,17 +138,17 @@ def test_gradients_without_initial_states(hard: int) -> None:
     assert torch.equal(x.grad, y.grad)
 
 
-def test_outputs_that_are_not_differentiable(hard: int) -> None:
-    x, v = leaves()
+def test_outputs_may_be_not_differentiable(hard: int) -> None:
+    x, v = draw_leaves()
     output, state, checkpoints = flexsn_inductor_training(hard, [x, v])
     assert not output.requires_grad
     assert state.requires_grad
     assert not checkpoints.requires_grad
 
 
-def test_requires_grad_masks() -> None:
+def test_requires_grad_mask_of_the_handle_applies() -> None:
     handle = register(soft_lif, requires_grad=(True, False))
-    x, v = leaves()
+    x, v = draw_leaves()
     flexsn_inductor_training(handle, [x, v])[0].sum().backward()
     assert x.grad is not None
     assert v.grad is None
@@ -158,16 +158,16 @@ def test_requires_grad_masks() -> None:
     release_flexsn_kernel_handle(handle)
 
 
-def test_only_tensors_that_require_grad_get_one(handle: int) -> None:
+def test_only_tensors_that_require_grad_have_gradients(handle: int) -> None:
     v = V.clone().requires_grad_()
     flexsn_inductor_training(handle, [X, v, W.detach()])[0].sum().backward()
-    expected = torch.autograd.grad(reference(X, w := V.clone().requires_grad_(), final=True)[0].sum(), w)[0]
+    expected = torch.autograd.grad(compute_reference(X, w := V.clone().requires_grad_(), final=True)[0].sum(), w)[0]
     assert v.grad is not None
     torch.testing.assert_close(v.grad, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_forgotten_parameters_are_refused(handle: int) -> None:
-    """Checks that an error is raised, because an op returns gradients only for its arguments."""
+    """Checks that an error names missing parameters, because an op has gradients only for its arguments."""
     with pytest.raises(TensorCountError, match=r"1 tensors that require grad.*pass the captured tensors"):
         flexsn_inductor_training(handle, [X, V])
 
@@ -176,12 +176,12 @@ def test_forgotten_parameters_are_refused(handle: int) -> None:
 
 
 @pytest.mark.parametrize("op", [*INFERENCE, *TRAINING], ids=str)
-def test_an_unknown_handle(op: Op) -> None:
+def test_unknown_handle_is_refused(op: Op) -> None:
     with pytest.raises(UnknownHandleError, match="no kernel handle 123456789"):
         op(123456789, [X])
 
 
-def test_a_handle_without_the_requested_kernel() -> None:
+def test_handle_without_the_requested_kernel_is_refused() -> None:
     forward, backward, info = build_training_kernels(soft_lif, 1, 1, 1)
     handle = register_flexsn_kernel_handle(
         inference_kernel=None,
@@ -197,11 +197,11 @@ def test_a_handle_without_the_requested_kernel() -> None:
     release_flexsn_kernel_handle(handle)
 
 
-def test_the_saved_context_keeps_the_handle() -> None:
+def test_saved_context_keeps_the_handle_alive() -> None:
     handle = register(soft_lif)
-    x, v = leaves()
+    x, v = draw_leaves()
     results = flexsn_inductor_training(handle, [x, v])
-    release_flexsn_kernel_handle(handle)  # as if the module were deleted
+    release_flexsn_kernel_handle(handle)  # as after deleting the module
     assert get_flexsn_kernel_handle(handle).active_refs == 1
     results[0].sum().backward()
     expected = torch.autograd.grad(loop(soft_lif, 1, [y := X.clone().requires_grad_()], [V])[0].sum(), y)[0]
@@ -212,9 +212,9 @@ def test_the_saved_context_keeps_the_handle() -> None:
     assert handle not in _handles
 
 
-def test_a_dropped_context_releases_the_handle() -> None:
+def test_deleted_context_releases_the_handle() -> None:
     handle = register(soft_lif)
-    x, v = leaves()
+    x, v = draw_leaves()
     results = flexsn_inductor_training(handle, [x, v])
     alive = weakref.ref(get_flexsn_kernel_handle(handle).forward_kernel.program)  # type: ignore[union-attr]
     release_flexsn_kernel_handle(handle)
@@ -225,7 +225,7 @@ def test_a_dropped_context_releases_the_handle() -> None:
     assert alive() is None
 
 
-def test_no_context_without_gradients(handle: int) -> None:
+def test_no_context_is_saved_without_gradients(handle: int) -> None:
     with torch.no_grad():
         flexsn_inductor_training(handle, [X, V, W])
     assert get_flexsn_kernel_handle(handle).active_refs == 0
@@ -233,13 +233,13 @@ def test_no_context_without_gradients(handle: int) -> None:
 
 # -- opcheck -------------------------------------------------------------------------------------------
 
-# torch's opcheck reads the gradients of copies of the arguments. torch 2.15 warns of this.
+# torch's opcheck reads the gradients of copies of the arguments, about which torch 2.15 warns.
 OPCHECK_WARNS = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 
 
 @pytest.mark.long(all_but=["*final_state*"])
 @pytest.mark.parametrize("op", INFERENCE, ids=str)
-def test_opcheck_inference(handle: int, op: Any) -> None:
+def test_inference_passes_opcheck(handle: int, op: Any) -> None:
     for x in (X, X[:0], X.transpose(1, 2).contiguous().transpose(1, 2)):
         assert set(torch.library.opcheck(op, (handle, [x, V, W.detach()])).values()) == {"SUCCESS"}
 
@@ -247,8 +247,8 @@ def test_opcheck_inference(handle: int, op: Any) -> None:
 @pytest.mark.long(all_but=["*training_final_state*"])
 @OPCHECK_WARNS
 @pytest.mark.parametrize("op", TRAINING, ids=str)
-def test_opcheck_training(handle: int, op: Any) -> None:
-    x, v = leaves()
+def test_training_passes_opcheck(handle: int, op: Any) -> None:
+    x, v = draw_leaves()
     assert set(torch.library.opcheck(op, (handle, [x, v, W])).values()) == {"SUCCESS"}
     assert set(torch.library.opcheck(op, (handle, [X, V, W.detach()])).values()) == {"SUCCESS"}
 
@@ -256,26 +256,26 @@ def test_opcheck_training(handle: int, op: Any) -> None:
 @pytest.mark.long(all_but=["*training)*"])
 @OPCHECK_WARNS
 @pytest.mark.parametrize("op", TRAINING, ids=str)
-def test_opcheck_training_without_states_and_with_fixed_outputs(hard: int, op: Any) -> None:
-    x, _ = leaves()
+def test_training_without_states_and_with_fixed_outputs_passes_opcheck(hard: int, op: Any) -> None:
+    x, _ = draw_leaves()
     assert set(torch.library.opcheck(op, (hard, [x])).values()) == {"SUCCESS"}
 
 
 @pytest.mark.long(all_but=["(True, False, True)", "(False, True, False)"])
-@pytest.mark.parametrize("wanted", [(True, True, True), (True, False, True), (False, True, False)], ids=str)
-def test_opcheck_backward(handle: int, wanted: tuple[bool, ...]) -> None:
+@pytest.mark.parametrize("required", [(True, True, True), (True, False, True), (False, True, False)], ids=str)
+def test_backward_passes_opcheck(handle: int, required: tuple[bool, ...]) -> None:
     with torch.no_grad():
         output, _, checkpoints = flexsn_inductor_training(handle, [X, V, W])
     args = [torch.ones_like(output), None, X.transpose(1, 2).contiguous().transpose(1, 2), V, W.detach()]
-    results = torch.library.opcheck(flexsn_inductor_backward, (handle, [*args, checkpoints], wanted, True))
+    results = torch.library.opcheck(flexsn_inductor_backward, (handle, [*args, checkpoints], required, True))
     assert set(results.values()) == {"SUCCESS"}
 
 
 # -- modes ---------------------------------------------------------------------------------------------
 
 
-def test_inference_mode_and_no_grad(handle: int) -> None:
-    expected = reference(X, V, final=False)
+def test_inference_mode_and_no_grad_have_no_gradients(handle: int) -> None:
+    expected = compute_reference(X, V, final=False)
     for mode in (torch.inference_mode, torch.no_grad):
         with mode():
             for op in (flexsn_inductor_inference, flexsn_inductor_training):
@@ -285,7 +285,7 @@ def test_inference_mode_and_no_grad(handle: int) -> None:
 
 
 def test_double_backward_is_refused_by_name(handle: int) -> None:
-    x, v = leaves()
+    x, v = draw_leaves()
     output = flexsn_inductor_training(handle, [x, v, W])[0]
     (grad,) = torch.autograd.grad((output * output).sum(), x, create_graph=True)
     with pytest.raises(DoubleBackwardError, match=r"no gradient itself .*backend='torch'"):
@@ -305,7 +305,7 @@ def fresh_dynamo() -> Iterator[None]:
 @pytest.mark.long(all_but=["dynamic"])
 @pytest.mark.usefixtures("fresh_dynamo")
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_compiled_training(handle: int, dynamic: bool) -> None:
+def test_compiled_training_equals_the_loop(handle: int, dynamic: bool) -> None:
     def step(x: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         output, state, _ = flexsn_inductor_training_final_state(handle, [x * 2.0, v, w])
         return output + 1.0, state
@@ -313,22 +313,22 @@ def test_compiled_training(handle: int, dynamic: bool) -> None:
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager", dynamic=dynamic)
     for steps in (6, 3):
         x, v = X[:steps].clone().requires_grad_(), V.clone().requires_grad_()
-        expected = reference(x * 2.0, v, final=True)
+        expected = compute_reference(x * 2.0, v, final=True)
         expected[0] = expected[0] + 1.0
-        got = compiled(x, v, W)
+        actual = compiled(x, v, W)
         weights = [torch.rand_like(t) - 0.4 for t in expected]
-        for a, b in zip(got, expected, strict=True):
+        for a, b in zip(actual, expected, strict=True):
             torch.testing.assert_close(a, b)
-        found = torch.autograd.grad(got, [x, v, W], weights)
-        for a, b in zip(found, torch.autograd.grad(expected, [x, v, W], weights), strict=True):
+        gradients = torch.autograd.grad(actual, [x, v, W], weights)
+        for a, b in zip(gradients, torch.autograd.grad(expected, [x, v, W], weights), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_compiled_double_backward_is_refused(handle: int) -> None:
-    """Checks that torch raises an error, because code that AOTAutograd compiles has no second derivative."""
+    """Checks the error of torch, because code that AOTAutograd compiles has no second derivative."""
     step = torch.compile(lambda x: flexsn_inductor_training(handle, [x, V, W])[0] * 2.0, backend="aot_eager")
-    x, _ = leaves()
+    x, _ = draw_leaves()
     loss = step(x).square().sum()
     with pytest.raises(RuntimeError, match=r"double backward|requires create_graph=False"):
         torch.autograd.grad(loss, x, create_graph=True)[0].sum().backward()
@@ -349,8 +349,8 @@ def test_compiled_inference_for_several_lengths_is_compiled_once(handle: int) ->
 
     w = W.detach()
     for steps in (6, 4, 3):
-        x = X[:steps].clone()  # a view of X would be a second kind of argument
-        for a, b in zip(run(x, V, w), reference(x, V, final=False), strict=True):
+        x = X[:steps].clone()  # a view of X would be compiled separately
+        for a, b in zip(run(x, V, w), compute_reference(x, V, final=False), strict=True):
             assert torch.equal(a, b)
     assert len(compilations) == 1
     assert compilations[0].graph.find_nodes(op="call_function", target=OPERATOR)

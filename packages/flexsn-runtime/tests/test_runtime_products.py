@@ -1,4 +1,4 @@
-"""Products with spikes in parts: compared with float64, with other numbers, as operators, and on a GPU."""
+"""Products with spikes split weights into parts, and are nearly exact. Other inputs are multiplied in float32."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from flexsn_runtime import spike_linear
 from flexsn_runtime.errors import DeviceError, DtypeError, ShapeError
 from flexsn_runtime.products import _linear
 
-# Rows, features, outputs: whole tiles, partial tiles, a single number, several tiles and shares of a sum.
+# (rows, features, outputs) with whole tiles, partial tiles, a single element, and several tiles whose sums are divided.
 SHAPES = [(64, 64, 32), (70, 45, 33), (1, 1, 1), (300, 20, 40)]
 LARGE = [(8192, 1024, 1024), (4097, 700, 523), (1000, 2048, 20), (64000, 512, 512)]
-# Errors relative to the root mean square, by number of parts. The interpreter has no bfloat16 and truncates.
+# Errors relative to the root mean square, by number of parts. The interpreter has no bfloat16, and truncates values.
 ERRORS = {3: 2e-7, 2: 3e-5, 1: 8e-3}
 
 
 Four = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-def operands(shape: tuple[int, int, int], device: str = "cpu", rate: float = 0.3) -> Four:
+def draw_operands(shape: tuple[int, int, int], device: str = "cpu", rate: float = 0.3) -> Four:
     rows, features, outputs = shape
     generator = torch.Generator().manual_seed(rows)
     s = (torch.rand(rows, features, generator=generator) < rate).float()
@@ -30,63 +30,69 @@ def operands(shape: tuple[int, int, int], device: str = "cpu", rate: float = 0.3
     return s.to(device), weight.to(device), bias.to(device), grad.to(device)
 
 
-def results(s: Tensor, weight: Tensor, bias: Tensor, grad: Tensor, parts: int) -> tuple[list[Tensor], Tensor | None]:
+def compute_results(
+    s: Tensor, weight: Tensor, bias: Tensor, grad: Tensor, parts: int
+) -> tuple[list[Tensor], Tensor | None]:
     leaves = s.clone().requires_grad_(), weight.clone().requires_grad_(), bias.clone().requires_grad_()
     y, record = spike_linear(*leaves, parts, parts)
     return [y.detach(), *torch.autograd.grad(y, leaves, grad)], record
 
 
-def wanted(s: Tensor, weight: Tensor, bias: Tensor, grad: Tensor) -> list[Tensor]:
+def compute_expected(s: Tensor, weight: Tensor, bias: Tensor, grad: Tensor) -> list[Tensor]:
     s, weight, bias, grad = (t.double() for t in (s, weight, bias, grad))
     return [s @ weight.t() + bias, grad @ weight, grad.t() @ s, grad.sum(0)]
 
 
-def error(found: Tensor, want: Tensor) -> float:
-    scale = want.square().mean().sqrt().clamp_min(1e-3)
-    return float((found.double() - want).square().mean().sqrt() / scale)
+def measure_error(actual: Tensor, expected: Tensor) -> float:
+    scale = expected.square().mean().sqrt().clamp_min(1e-3)
+    return float((actual.double() - expected).square().mean().sqrt() / scale)
 
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("parts", [3, 2, 1])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.long(all_but=["shape1-3", "shape1-2", "shape3-1"])
-def test_a_product_is_as_exact_as_its_parts(shape: tuple[int, int, int], parts: int) -> None:
-    given = operands(shape)
-    found, record = results(*given, parts)
+def test_product_is_as_exact_as_its_parts(shape: tuple[int, int, int], parts: int) -> None:
+    tensors = draw_operands(shape)
+    actual, record = compute_results(*tensors, parts)
     assert record is not None
     assert not record.any()
-    assert [error(f, w) < ERRORS[parts] for f, w in zip(found, wanted(*given), strict=True)] == [True] * 4
+    assert [measure_error(f, w) < ERRORS[parts] for f, w in zip(actual, compute_expected(*tensors), strict=True)] == [
+        True
+    ] * 4
 
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("value", [0.3, -1.1, 257.0, 1e30, 1 + 2**-20])
 @pytest.mark.long(all_but=["0.3"])
 def test_other_numbers_than_spikes_are_multiplied_in_float32(value: float) -> None:
-    s, weight, bias, grad = operands((70, 45, 33))
+    s, weight, bias, grad = draw_operands((70, 45, 33))
     s[37, 44] = value
-    found, record = results(s, weight, bias, grad, 2)
+    actual, record = compute_results(s, weight, bias, grad, 2)
     assert record is not None
     assert record.nonzero().flatten().tolist() == [37 // 16]
-    want = wanted(s, weight, bias, grad)
-    near = torch.ones(70, dtype=torch.bool)
-    near[32:48] = False
-    torch.testing.assert_close(found[0][~near].double(), want[0][~near], rtol=2e-6, atol=2e-6 * max(1, abs(value)))
-    assert error(found[0][near], want[0][near]) < ERRORS[2]  # other rows have the error of two parts
-    assert error(found[2], want[2]) < 1e-6  # the weight's gradient
+    expected = compute_expected(s, weight, bias, grad)
+    is_near = torch.ones(70, dtype=torch.bool)
+    is_near[32:48] = False
+    torch.testing.assert_close(
+        actual[0][~is_near].double(), expected[0][~is_near], rtol=2e-6, atol=2e-6 * max(1, abs(value))
+    )
+    assert measure_error(actual[0][is_near], expected[0][is_near]) < ERRORS[2]  # other rows have the error of two parts
+    assert measure_error(actual[2], expected[2]) < 1e-6  # the weight's gradient
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_whole_numbers_of_eight_bits_are_exact_operands() -> None:
-    s, weight, bias, grad = operands((70, 45, 33))
+def test_integers_of_eight_bits_are_exact_operands() -> None:
+    s, weight, bias, grad = draw_operands((70, 45, 33))
     s = torch.randint(-256, 257, s.shape).float()
-    found, record = results(s, weight, bias, grad, 3)
+    actual, record = compute_results(s, weight, bias, grad, 3)
     assert record is not None
     assert not record.any()
-    assert error(found[0], wanted(s, weight, bias, grad)[0]) < ERRORS[3]
+    assert measure_error(actual[0], compute_expected(s, weight, bias, grad)[0]) < ERRORS[3]
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_large_small_and_infinite_numbers() -> None:
+def test_large_small_and_infinite_numbers_are_multiplied() -> None:
     s = torch.eye(6)
     weight = torch.tensor([[3.4028e38, -3.4028e38, 1e-30, 0.0, torch.inf, torch.nan]])
     y, _ = spike_linear(s[:4], weight[:, :6].nan_to_num(0, 0, 0), None)
@@ -100,20 +106,20 @@ def test_sums_on_a_grid_are_equal_in_any_order() -> None:
     generator = torch.Generator().manual_seed(0)
     s = (torch.rand(150, 100, generator=generator) < 0.5).float()
     weight = torch.randint(-(2**15) + 1, 2**15, (40, 100), generator=generator).float() * 2.0**-9
-    want = (s.double() @ weight.double().t()).float()
+    expected = (s.double() @ weight.double().t()).float()
     for parts in (2, 3):
         y, _ = spike_linear(s, weight, None, parts, parts)
-        assert torch.equal(y, want)
+        assert torch.equal(y, expected)
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_views_and_dimensions() -> None:
-    s, weight, bias, _ = operands((60, 45, 33))
+def test_views_equal_torchs_product() -> None:
+    s, weight, bias, _ = draw_operands((60, 45, 33))
     base = F.linear(s, weight, bias)
     wide = torch.zeros(60, 90)
-    wide[:, ::2] = s  # holes between its numbers
+    wide[:, ::2] = s  # holes between the elements
     rows = torch.zeros(60, 50)
-    rows[:, 2:47] = s  # and holes between its rows
+    rows[:, 2:47] = s  # holes between the rows
     for view in (wide[:, ::2], rows[:, 2:47], s.t().contiguous().t()):
         torch.testing.assert_close(spike_linear(view, weight, bias)[0], base)
     torch.testing.assert_close(spike_linear(s, weight.t().contiguous().t(), bias)[0], base)
@@ -124,20 +130,20 @@ def test_views_and_dimensions() -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_an_expanded_gradient_and_gradients_that_are_not_needed() -> None:
-    s, weight, bias, _ = operands((60, 45, 33))
+def test_expanded_and_unneeded_gradients_are_handled() -> None:
+    s, weight, bias, _ = draw_operands((60, 45, 33))
     weight.requires_grad_()
     y, _ = spike_linear(s, weight, bias)
-    (found,) = torch.autograd.grad(y.sum(), [weight])
-    torch.testing.assert_close(found, s.sum(0).expand(33, -1), rtol=1e-5, atol=1e-5)
+    (gradient,) = torch.autograd.grad(y.sum(), [weight])
+    torch.testing.assert_close(gradient, s.sum(0).expand(33, -1), rtol=1e-5, atol=1e-5)
     y, _ = spike_linear(s.requires_grad_(), weight.detach(), None)
-    (found,) = torch.autograd.grad(y.sum(), [s])
-    torch.testing.assert_close(found, weight.detach().sum(0).expand(60, -1), rtol=1e-5, atol=1e-4)
+    (gradient,) = torch.autograd.grad(y.sum(), [s])
+    torch.testing.assert_close(gradient, weight.detach().sum(0).expand(60, -1), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_second_derivatives_and_transforms_are_those_of_torch() -> None:
-    s, weight, bias, _ = operands((10, 12, 7))
+def test_second_derivatives_and_transforms_equal_torchs() -> None:
+    s, weight, bias, _ = draw_operands((10, 12, 7))
     s.requires_grad_()
     weight.requires_grad_()
 
@@ -147,8 +153,8 @@ def test_second_derivatives_and_transforms_are_those_of_torch() -> None:
         (of_s,) = torch.autograd.grad(y.sum(), [s], create_graph=True)
         return list(torch.autograd.grad(of_s.square().sum(), [s, weight]))
 
-    found = penalty(lambda *given: spike_linear(*given)[0])
-    torch.testing.assert_close(found, penalty(F.linear), rtol=1e-5, atol=1e-3)
+    actual = penalty(lambda *arguments: spike_linear(*arguments)[0])
+    torch.testing.assert_close(actual, penalty(F.linear), rtol=1e-5, atol=1e-3)
     rows = torch.func.vmap(lambda row: spike_linear(row, weight, bias)[0])(s)
     torch.testing.assert_close(rows, F.linear(s, weight, bias))
     gradient = torch.func.grad(lambda w: spike_linear(s, w, bias)[0].sum())(weight)
@@ -156,13 +162,13 @@ def test_second_derivatives_and_transforms_are_those_of_torch() -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_several_gradients_at_once() -> None:
-    s, weight, bias, _ = operands((10, 12, 7))
+def test_several_gradients_are_computed_at_once() -> None:
+    s, weight, bias, _ = draw_operands((10, 12, 7))
     weight.requires_grad_()
     y, _ = spike_linear(s, weight, bias)
     grads = torch.randn(3, 10, 7)
-    (found,) = torch.autograd.grad(y, [weight], grads, is_grads_batched=True)
-    torch.testing.assert_close(found, grads.transpose(1, 2) @ s)
+    (gradients,) = torch.autograd.grad(y, [weight], grads, is_grads_batched=True)
+    torch.testing.assert_close(gradients, grads.transpose(1, 2) @ s)
 
 
 # opcheck reads gradients of tensors that are not leaves.
@@ -172,40 +178,42 @@ OPCHECK = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:Use
 @OPCHECK
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("with_bias", [True, False])
-def test_the_operators_pass_opcheck(with_bias: bool) -> None:
-    s, weight, bias, grad = operands((40, 12, 7))
+def test_operators_pass_opcheck(with_bias: bool) -> None:
+    s, weight, bias, grad = draw_operands((40, 12, 7))
     leaf, learned = s.view(4, 10, 12).clone().requires_grad_(), weight.requires_grad_()
     added = bias.requires_grad_() if with_bias else None
     torch.library.opcheck(_linear.spike_linear_op, (leaf, learned, added, 3, 2))
     record = torch.zeros(5, dtype=torch.int32)
-    given = (grad, s.detach(), weight.detach(), record, 2, 3, [True, False, with_bias])
-    torch.library.opcheck(_linear.spike_linear_backward_op, given)
+    arguments = (grad, s.detach(), weight.detach(), record, 2, 3, [True, False, with_bias])
+    torch.library.opcheck(_linear.spike_linear_backward_op, arguments)
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_a_compiled_graph_has_the_bits_of_eager_mode() -> None:
-    given = operands((40, 12, 7))
-    leaves, grad = [t.requires_grad_() for t in given[:3]], given[3]
+def test_compiled_graph_has_the_bits_of_eager_mode() -> None:
+    tensors = draw_operands((40, 12, 7))
+    leaves, grad = [t.requires_grad_() for t in tensors[:3]], tensors[3]
     compiled = torch.compile(lambda *x: spike_linear(*x)[0] * 2, backend="aot_eager", fullgraph=True)
     y = compiled(*leaves)
     eager = spike_linear(leaves[0], leaves[1], leaves[2])[0] * 2
     assert torch.equal(y, eager)
-    for one, other in zip(torch.autograd.grad(y, leaves, grad), torch.autograd.grad(eager, leaves, grad), strict=True):
-        assert torch.equal(one, other)
+    for ours, theirs in zip(
+        torch.autograd.grad(y, leaves, grad), torch.autograd.grad(eager, leaves, grad), strict=True
+    ):
+        assert torch.equal(ours, theirs)
 
 
 @OPCHECK
-def test_without_kernels_the_product_of_torch_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_product_of_torch_runs_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_linear, "why_unavailable", lambda device: "absent")
-    s, weight, bias, grad = operands((40, 12, 7))
-    found, record = results(s, weight, bias, grad, 3)
+    s, weight, bias, grad = draw_operands((40, 12, 7))
+    actual, record = compute_results(s, weight, bias, grad, 3)
     assert record is None
-    assert torch.equal(found[0], F.linear(s, weight, bias))
+    assert torch.equal(actual[0], F.linear(s, weight, bias))
     torch.library.opcheck(_linear.spike_linear_op, (s, weight.requires_grad_(), bias, 3, 3))
 
 
 def test_mismatches_are_refused() -> None:
-    s, weight, bias, _ = operands((40, 12, 7))
+    s, weight, bias, _ = draw_operands((40, 12, 7))
     with pytest.raises(DtypeError, match=r"weight is torch\.float64"):
         spike_linear(s, weight.double(), bias)
     with pytest.raises(ShapeError, match=r"\[40, 12\] and weight \[12, 7\]"):
@@ -226,38 +234,38 @@ def test_mismatches_are_refused() -> None:
 @pytest.mark.parametrize("shape", LARGE)
 def test_three_parts_are_no_less_exact_than_torch(shape: tuple[int, int, int], rate: float) -> None:
     assert torch.get_float32_matmul_precision() == "highest"
-    given = operands(shape, "cuda", rate)
-    found, record = results(*given, 3)
+    tensors = draw_operands(shape, "cuda", rate)
+    actual, record = compute_results(*tensors, 3)
     assert record is not None
     assert not record.any()
-    s, weight, bias, grad = given
+    s, weight, bias, grad = tensors
     theirs = [F.linear(s, weight, bias), grad @ weight, grad.t() @ s]
-    want = wanted(*given)
-    ours = [error(f, w) for f, w in zip(found, want, strict=False)]
-    base = [error(f, w) for f, w in zip(theirs, want, strict=False)]
+    expected = compute_expected(*tensors)
+    ours = [measure_error(f, w) for f, w in zip(actual, expected, strict=False)]
+    base = [measure_error(f, w) for f, w in zip(theirs, expected, strict=False)]
     assert all(a <= max(1.2 * b, 2e-7) for a, b in zip(ours[:3], base, strict=True)), (ours, base)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", LARGE)
 def test_two_parts_have_sixteen_bits(shape: tuple[int, int, int]) -> None:
-    given = operands(shape, "cuda")
-    found, _ = results(*given, 2)
-    errors = [error(f, w) for f, w in zip(found, wanted(*given), strict=True)]
+    tensors = draw_operands(shape, "cuda")
+    actual, _ = compute_results(*tensors, 2)
+    errors = [measure_error(f, w) for f, w in zip(actual, compute_expected(*tensors), strict=True)]
     assert max(errors) < 1.2e-5, errors
 
 
 @pytest.mark.gpu
 def test_other_numbers_than_spikes_are_multiplied_in_float32_on_a_gpu() -> None:
-    s, weight, bias, grad = operands((4097, 700, 523), "cuda")
+    s, weight, bias, grad = draw_operands((4097, 700, 523), "cuda")
     s[1000, 699] = 0.3
     s[4096, 0] = -1e20
-    found, record = results(s, weight, bias, grad, 3)
+    actual, record = compute_results(s, weight, bias, grad, 3)
     assert record is not None
     assert record.nonzero().flatten().tolist() == [1000 // 16, 4096 // 16]
-    want = wanted(s, weight, bias, grad)
-    assert error(found[0], want[0]) < 3e-7
-    assert error(found[2], want[2]) < 1e-6
+    expected = compute_expected(s, weight, bias, grad)
+    assert measure_error(actual[0], expected[0]) < 3e-7
+    assert measure_error(actual[2], expected[2]) < 1e-6
 
 
 @pytest.mark.gpu
@@ -265,24 +273,24 @@ def test_sums_on_a_grid_are_equal_in_any_order_on_a_gpu() -> None:
     generator = torch.Generator("cuda").manual_seed(0)
     s = (torch.rand(10000, 500, device="cuda", generator=generator) < 0.5).float()
     weight = torch.randint(-(2**15) + 1, 2**15, (400, 500), device="cuda", generator=generator).float() * 2.0**-9
-    want = (s.double() @ weight.double().t()).float()
+    expected = (s.double() @ weight.double().t()).float()
     for parts in (2, 3):
-        assert torch.equal(spike_linear(s, weight, None, parts, parts)[0], want)
+        assert torch.equal(spike_linear(s, weight, None, parts, parts)[0], expected)
     # Odd numbers whose sums need all 24 bits of float32 after the first hundred terms.
     large = 32767.0 - 2 * torch.randint(0, 3, weight.shape, device="cuda", generator=generator)
     ones = torch.ones_like(s)
     for parts in (2, 3):
-        found = spike_linear(ones, large, None, parts, parts)[0]
-        assert torch.equal(found, (ones.double() @ large.double().t()).float())
-    assert torch.equal(torch.cat([spike_linear(part, weight, None)[0] for part in s.split(999)]), want)
+        actual = spike_linear(ones, large, None, parts, parts)[0]
+        assert torch.equal(actual, (ones.double() @ large.double().t()).float())
+    assert torch.equal(torch.cat([spike_linear(part, weight, None)[0] for part in s.split(999)]), expected)
 
 
 # Autograd's nodes of leaves belong to another stream.
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream:UserWarning")
 @pytest.mark.gpu
 def test_compiled_and_captured_products_have_the_bits_of_eager_mode() -> None:
-    given = operands((4097, 700, 523), "cuda")
-    leaves, grad = [t.requires_grad_() for t in given[:3]], given[3]
+    tensors = draw_operands((4097, 700, 523), "cuda")
+    leaves, grad = [t.requires_grad_() for t in tensors[:3]], tensors[3]
 
     def training(run: object) -> list[Tensor]:
         assert callable(run)

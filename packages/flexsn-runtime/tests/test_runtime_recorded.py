@@ -1,4 +1,4 @@
-"""Calls that are recorded and repeated. The results are right for other tensors, or there is a reason."""
+"""A repeated recording computes the results of other tensors. Calls that cannot be repeated have a reason."""
 
 from __future__ import annotations
 
@@ -27,55 +27,55 @@ def launch(tensors: Sequence[Tensor], factor: float) -> None:
     into.flatten()[: x.numel()].copy_(factor * x.flatten())
 
 
-def computed(given: Sequence[Tensor | None]) -> list[Tensor | None]:
-    x, matrix, _ = given
+def compute(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+    x, matrix, _ = tensors
     assert x is not None
     assert matrix is not None
-    fixed = matrix.detach().t()
+    transposed = matrix.detach().t()
     memory, zeros = torch.empty(4, *x.shape), torch.zeros(2, 3)
     memory[0].zero_()
     memory[1:3].copy_(x)
     noted(launch, [x, memory[3]], 2.0)
-    torch.full((5,), 1.0)  # this is never read
+    torch.full((5,), 1.0)  # the result is not used
     first, second = memory[1:].unbind(0)[:2]
-    torch.mm(first, fixed, out=memory[0])
+    torch.mm(first, transposed, out=memory[0])
     copies = [torch.empty_strided((2, 3), (1, 2)) for _ in range(2)]
     torch._foreach_copy_(copies, [second, memory[3]])
     return [memory[0], None, *copies, x, zeros.add_(x.sum(0)), noted(torch.mul, x, 3.0), memory.view(-1)[1:].clone()]
 
 
-def given(seed: int) -> list[Tensor | None]:
+def draw_tensors(seed: int) -> list[Tensor | None]:
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(2, 3, generator=generator), torch.randn(3, 3, generator=generator).requires_grad_(), None]
 
 
-def equal(found: Sequence[Any], wanted: Sequence[Any]) -> bool:
-    return all(a is b is None or torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+def are_equal(actual: Sequence[Any], expected: Sequence[Any]) -> bool:
+    return all(a is b is None or torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
-def test_a_repeated_recording_is_freed_without_a_collection() -> None:
+def test_repeated_recording_is_freed_without_a_collection() -> None:
     constants = [torch.ones(3)]
 
-    def call(given: Sequence[Tensor | None]) -> list[Tensor]:
-        return [same_in_each_call(constants[0]).add(cast(Tensor, given[0]))]
+    def call(tensors: Sequence[Tensor | None]) -> list[Tensor]:
+        return [same_in_each_call(constants[0]).add(cast(Tensor, tensors[0]))]
 
     with torch.no_grad():
         _, recording = recorded(call, [torch.ones(3)])
     assert isinstance(recording, Recording)
     assert torch.equal(recording.repeat([torch.ones(3)])[0], torch.full((3,), 2.0))
-    freed = weakref.ref(constants[0])
+    reference = weakref.ref(constants[0])
     gc.disable()
     try:
         del recording
         constants.clear()
-        assert freed() is None
+        assert reference() is None
     finally:
         gc.enable()
 
 
-def test_a_recording_gives_tensors_that_a_kernel_writes_a_new_version() -> None:
-    def call(given: Sequence[Tensor | None]) -> list[Tensor]:
-        x, total = given
+def test_recording_advances_the_version_of_tensors_that_a_kernel_writes() -> None:
+    def call(tensors: Sequence[Tensor | None]) -> list[Tensor]:
+        x, total = tensors
         assert x is not None
         assert total is not None
         noted(launch, [x, total], 3.0)
@@ -87,38 +87,40 @@ def test_a_recording_gives_tensors_that_a_kernel_writes_a_new_version() -> None:
     assert isinstance(recording, Recording)
     before = total._version
     recording.repeat([torch.ones(3), total])
-    assert total._version > before + 1  # by the stand-in's copy, and then by the recording
+    assert total._version > before + 1  # once by the stand-in's copy, and once by the recording
 
 
 @torch.no_grad()
-def test_a_recorded_call_computes_results_of_other_tensors() -> None:
-    first = given(0)
-    results, recording = recorded(computed, first)
+def test_recorded_call_computes_results_of_other_tensors() -> None:
+    first = draw_tensors(0)
+    results, recording = recorded(compute, first)
     assert isinstance(recording, Recording)
     repeat = recording.repeat
-    assert equal(results, computed(first))
+    assert are_equal(results, compute(first))
     for seed in (1, 2):
-        tensors = given(seed)
-        found, wanted = repeat(tensors), computed(tensors)
-        assert equal(found, wanted)
-        assert [None if t is None else t.stride() for t in found] == [None if t is None else t.stride() for t in wanted]
-        assert found[4] is tensors[0]
-    assert not equal(repeat(given(1)), repeat(given(2)))
-    assert equal(results, computed(first))  # each call has its own memory
+        tensors = draw_tensors(seed)
+        actual, expected = repeat(tensors), compute(tensors)
+        assert are_equal(actual, expected)
+        assert [None if t is None else t.stride() for t in actual] == [
+            None if t is None else t.stride() for t in expected
+        ]
+        assert actual[4] is tensors[0]
+    assert not are_equal(repeat(draw_tensors(1)), repeat(draw_tensors(2)))
+    assert are_equal(results, compute(first))  # each call allocates new memory
 
 
 @torch.no_grad()
-def test_a_tensor_that_is_passed_twice_may_differ_in_the_next_call() -> None:
+def test_tensor_that_is_passed_twice_may_differ_in_the_next_call() -> None:
     x, y = torch.rand(3), torch.rand(3)
 
-    def call(given: Sequence[Tensor | None]) -> list[Tensor]:
-        first, second = cast(list[Tensor], given)
+    def call(tensors: Sequence[Tensor | None]) -> list[Tensor]:
+        first, second = cast(list[Tensor], tensors)
         return [first - 2 * second]
 
     results, recording = recorded(call, [x, x])
     assert isinstance(recording, Recording)
-    assert equal(results, [-x])
-    assert equal(recording.repeat([x, y]), [x - 2 * y])
+    assert are_equal(results, [-x])
+    assert are_equal(recording.repeat([x, y]), [x - 2 * y])
 
 
 def silent(x: Tensor) -> list[Tensor]:
@@ -152,17 +154,17 @@ REFUSED: dict[str, tuple[Callable[[Tensor], list[Tensor]], str]] = {
 @torch.no_grad()
 @pytest.mark.parametrize("name", REFUSED)
 def test_unrepeatable_calls_return_results_and_a_reason(name: str) -> None:
-    call, why = REFUSED[name]
+    call, reason = REFUSED[name]
     x = torch.arange(3.0)
-    results, repeat = recorded(lambda given: call(cast(Tensor, given[0])), [x])
+    results, repeat = recorded(lambda tensors: call(cast(Tensor, tensors[0])), [x])
     assert isinstance(repeat, str)
-    assert why in repeat
-    assert equal(results, call(x))
+    assert reason in repeat
+    assert are_equal(results, call(x))
 
 
-def test_an_error_of_the_call_ends_the_recording() -> None:
+def test_error_of_the_call_ends_the_recording() -> None:
     x = torch.ones(3)
     with pytest.raises(RuntimeError, match="shape"):
-        recorded(lambda given: [cast(Tensor, given[0]).view(2)], [x])
+        recorded(lambda tensors: [cast(Tensor, tensors[0]).view(2)], [x])
     assert noted(torch.add, x, 1).tolist() == [2.0] * 3
-    assert isinstance(recorded(lambda given: [cast(Tensor, given[0]) + 1], [x])[1], Recording)
+    assert isinstance(recorded(lambda tensors: [cast(Tensor, tensors[0]) + 1], [x])[1], Recording)

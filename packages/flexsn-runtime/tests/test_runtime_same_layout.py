@@ -1,4 +1,4 @@
-"""`same_layout`: differences that the fast comparison of a repeated call must detect with any version of torch."""
+"""`same_layout`, the fast comparison of repeated calls, detects all differences with any version of torch."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from flexsn_runtime.operands._operands import layout_key, same_layout
 SHAPE = (4, 8)
 
 
-def like(x: Tensor) -> list[Tensor | None]:
-    """Returns the arguments of a scan: an input, a state at zero, a captured tensor."""
+def make_arguments(x: Tensor) -> list[Tensor | None]:
+    """Returns the arguments of a scan: an input, a state that is zero, and a captured tensor."""
     return [x, None, torch.ones(8)]
 
 
 OTHERS: dict[str, Callable[[], list[Tensor | None]]] = {
-    "shape": lambda: like(torch.rand(4, 9)),
-    "dimensions": lambda: like(torch.rand(1, 4, 8)),
-    "strides": lambda: like(torch.rand(8, 4).t()),
-    "dtype": lambda: like(torch.rand(SHAPE).half()),
-    "device": lambda: like(torch.empty(SHAPE, device="meta")),
-    "gradient": lambda: like(torch.rand(SHAPE, requires_grad=True)),
-    "type": lambda: like(nn.Parameter(torch.rand(SHAPE), requires_grad=False)),
-    "a subclass": lambda: like(torch.rand(SHAPE).as_subclass(Own)),
-    "sign": lambda: like(torch._neg_view(torch.rand(SHAPE))),
-    "alignment": lambda: like(torch.rand(33)[1:].view(SHAPE)),
-    "no memory": lambda: like(freed()),
-    "the captured one": lambda: [torch.rand(SHAPE), None, torch.ones(9)],
+    "shape": lambda: make_arguments(torch.rand(4, 9)),
+    "dimensions": lambda: make_arguments(torch.rand(1, 4, 8)),
+    "strides": lambda: make_arguments(torch.rand(8, 4).t()),
+    "dtype": lambda: make_arguments(torch.rand(SHAPE).half()),
+    "device": lambda: make_arguments(torch.empty(SHAPE, device="meta")),
+    "gradient": lambda: make_arguments(torch.rand(SHAPE, requires_grad=True)),
+    "type": lambda: make_arguments(nn.Parameter(torch.rand(SHAPE), requires_grad=False)),
+    "a subclass": lambda: make_arguments(torch.rand(SHAPE).as_subclass(Own)),
+    "sign": lambda: make_arguments(torch._neg_view(torch.rand(SHAPE))),
+    "alignment": lambda: make_arguments(torch.rand(33)[1:].view(SHAPE)),
+    "no memory": lambda: make_arguments(freed()),
+    "the captured tensor": lambda: [torch.rand(SHAPE), None, torch.ones(9)],
     "a state": lambda: [torch.rand(SHAPE), torch.rand(8), torch.ones(8)],
-    "what is none": lambda: [torch.rand(SHAPE), torch.ones(8), None],
+    "the absent tensor": lambda: [torch.rand(SHAPE), torch.ones(8), None],
     "too few": lambda: [torch.rand(SHAPE), None],
 }
 
 
 class Own(Tensor):
-    """A subclass."""
+    """A subclass of tensors."""
 
 
 class Mode(TorchDispatchMode):
-    """A mode that sees operators."""
+    """A dispatch mode."""
 
 
 def freed() -> Tensor:
@@ -54,18 +54,18 @@ def freed() -> Tensor:
     return tensor
 
 
-def test_tensors_of_equal_layouts_are_alike() -> None:
+def test_tensors_with_equal_layouts_are_accepted() -> None:
     assert alike([torch.rand(SHAPE)])(torch.rand(SHAPE)), "this version of torch has the fast comparison"
-    is_same = same_layout(like(torch.rand(SHAPE)))
+    is_same = same_layout(make_arguments(torch.rand(SHAPE)))
     for _ in range(3):
-        assert is_same(like(torch.rand(SHAPE)))
+        assert is_same(make_arguments(torch.rand(SHAPE)))
     with torch.no_grad():
-        assert is_same(like(torch.rand(SHAPE)))
+        assert is_same(make_arguments(torch.rand(SHAPE)))
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_another_layout_is_detected(other: str) -> None:
-    first, others = like(torch.rand(SHAPE)), OTHERS[other]()
+def test_other_layouts_are_detected(other: str) -> None:
+    first, others = make_arguments(torch.rand(SHAPE)), OTHERS[other]()
     assert not same_layout(first)(others)
     if other != "device":
         assert not same_layout(others)(first)
@@ -73,8 +73,8 @@ def test_another_layout_is_detected(other: str) -> None:
         assert layout_key(first) != layout_key(others)
 
 
-def test_another_state_of_the_dispatcher_is_detected() -> None:
-    tensors = like(torch.rand(SHAPE))
+def test_other_states_of_the_dispatcher_are_detected() -> None:
+    tensors = make_arguments(torch.rand(SHAPE))
     is_same = same_layout(tensors)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert not is_same(tensors)
@@ -82,22 +82,22 @@ def test_another_state_of_the_dispatcher_is_detected() -> None:
         assert not is_same(tensors)
     with Mode():  # type: ignore[no-untyped-call]
         assert not is_same(tensors)
-    found: list[bool] = []
+    comparisons: list[bool] = []
 
     def inside(x: Tensor) -> Tensor:
-        found.append(is_same(tensors))
+        comparisons.append(is_same(tensors))
         return x.sum()
 
     torch.func.grad(inside)(torch.rand(SHAPE))
     torch.vmap(inside)(torch.rand(SHAPE))
-    assert found == [False, False]
+    assert comparisons == [False, False]
     assert is_same(tensors)
 
 
-def test_the_predicate_keeps_no_tensor() -> None:
-    tensors = like(torch.rand(SHAPE))
+def test_predicate_keeps_no_tensor_alive() -> None:
+    tensors = make_arguments(torch.rand(SHAPE))
     alive = weakref.ref(tensors[0])
     is_same = same_layout(tensors)
     del tensors
     assert alive() is None
-    assert is_same(like(torch.rand(SHAPE)))
+    assert is_same(make_arguments(torch.rand(SHAPE)))

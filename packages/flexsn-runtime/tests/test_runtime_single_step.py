@@ -1,4 +1,4 @@
-"""`single_step`: equal to the loop, with a prepared call until a change, and then with a new one."""
+"""`single_step` equals the loop. It repeats a prepared call until something changes, and then prepares a new call."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class Decay(nn.Module):
 
 @pytest.fixture
 def prepared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Returns a list with an entry for each call that had to be prepared."""
-    found: list[int] = []
+    """Returns a list with an entry for each prepared call."""
+    num_arguments: list[int] = []
 
-    def counted(program: ScanProgram, flat_args: tuple[Tensor, ...]) -> object:
-        found.append(len(flat_args))
+    def count_call(program: ScanProgram, flat_args: tuple[Tensor, ...]) -> object:
+        num_arguments.append(len(flat_args))
         return prepare(program, flat_args)
 
-    monkeypatch.setattr(_single_step, "prepare", counted)
-    return found
+    monkeypatch.setattr(_single_step, "prepare", count_call)
+    return num_arguments
 
 
 def check(program: ScanProgram, core: nn.Module, x: Tensor, v: Tensor) -> None:
@@ -47,14 +47,14 @@ def check(program: ScanProgram, core: nn.Module, x: Tensor, v: Tensor) -> None:
 
 
 @pytest.mark.parametrize("target", ["cpp", "triton"])
-def test_a_prepared_step_is_used_until_a_change(prepared: list[int], target: TargetName, interpreted: None) -> None:
+def test_prepared_step_is_used_until_a_change(prepared: list[int], target: TargetName, interpreted: None) -> None:
     core = Decay()
     program = ScanProgram(core, 1, 1, 1, on_cpu=target)
     x, v = torch.randn(3, 5), torch.randn(3, 5)
     for _ in range(4):
         check(program, core, torch.randn(3, 5), v)
     assert len(prepared) == 1
-    core.w.copy_(torch.linspace(0.9, 0.1, 5))  # in place: each step reads it
+    core.w.copy_(torch.linspace(0.9, 0.1, 5))  # an update in place needs no preparation
     check(program, core, x, v)
     assert len(prepared) == 1
     core.threshold = 0.5
@@ -87,7 +87,7 @@ def test_only_required_gradients_are_computed(prepared: list[int]) -> None:
             assert not s.requires_grad
 
 
-def test_a_transform_is_refused_after_a_call_without_transforms(prepared: list[int]) -> None:
+def test_transform_is_refused_after_a_call_without_transforms(prepared: list[int]) -> None:
     core = Decay()
     program = ScanProgram(core, 1, 1, 1, on_cpu="cpp")
     x, v = torch.randn(3, 5), torch.randn(3, 5)

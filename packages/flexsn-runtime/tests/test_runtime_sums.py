@@ -1,4 +1,4 @@
-"""Tensors with one number per step, which kernels read once. Gradients are summed in programs, then over these."""
+"""Tensors with one number per step are read once. Gradients are summed within programs, and then over programs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flexsn_runtime.step._pointwise_step import Specialization
 @pytest.mark.long(all_but=["shape1-1", "shape2-4", "shape0-11"])
 @pytest.mark.parametrize("steps", [1, 4, 11])
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
-def test_an_input_of_one_number_per_step(steps: int, shape: tuple[int, ...]) -> None:
+def test_input_of_one_number_per_step_equals_the_loop(steps: int, shape: tuple[int, ...]) -> None:
     def core(x: Tensor, c: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         h = v * 0.5 + x * c
         return h.square() - c, h
@@ -29,22 +29,22 @@ def test_an_input_of_one_number_per_step(steps: int, shape: tuple[int, ...]) -> 
     assert_like_the_loop(core, 1, [x, c], [v])
 
 
-def test_an_input_that_is_a_view_of_one_number_per_step() -> None:
-    """Checks that the gradient is as large as the view."""
+def test_gradient_of_a_view_of_one_number_has_the_size_of_the_view() -> None:
+    """Tests an expanded view, whose gradient is not summed."""
     x, v = random(5, *STEP), random(*STEP, seed=2)
     c = random(5, 1, 1, seed=1).expand(5, *STEP).requires_grad_()
     assert_like_the_loop(lambda x, c, v: (v + x * c, v * 0.5 + c), 1, [x, c], [v])
 
 
 @pytest.mark.parametrize("take", [lambda w: w[1], lambda w: w[1, None], lambda w: w[1].expand(STEP)])
-def test_a_captured_number_of_a_tensor(take: Callable[[Tensor], Tensor]) -> None:
+def test_captured_element_of_a_tensor_equals_the_loop(take: Callable[[Tensor], Tensor]) -> None:
     w = random(3, seed=3).requires_grad_()
     x, v = random(11, *STEP).requires_grad_(), random(*STEP, seed=2)
     assert_like_the_loop(lambda x, v: (v * take(w) + x, v * 0.5 + x * w[2]), 1, [x], [v], [w])
 
 
 def test_lanes_beyond_the_step_are_not_summed() -> None:
-    """Tests lanes that compute with zeros, for a step that computes reciprocals."""
+    """Tests a step with reciprocals, which are infinite in the lanes beyond the step."""
     w = torch.tensor(0.5, device=DEVICE, requires_grad=True)
     x = (random(7, *STEP).abs() + 1.0).requires_grad_()
     c = random(7, seed=1).requires_grad_()
@@ -70,9 +70,9 @@ def test_sums_of_half_precision_numbers_are_rounded_only_once(dtype: torch.dtype
 
 @pytest.mark.parametrize("shape", [(2**13, 128), (4099, 257), (64, 40, 2, 256), (3, 2**20), (2**20, 1)])
 @pytest.mark.parametrize("dims", [[], [0], [0, 1], [1]])
-def test_sums_of_large_matrices(shape: tuple[int, ...], dims: list[int]) -> None:
-    """Tests matrices whose rows are first placed side by side if their number allows it."""
-    tensor = torch.randint(-8, 8, shape).float()  # exact in any order
+def test_sums_of_large_matrices_are_exact(shape: tuple[int, ...], dims: list[int]) -> None:
+    """Tests matrices. If the number of rows allows it, several rows are treated as one longer row."""
+    tensor = torch.randint(-8, 8, shape).float()  # the sums are exact in any order
     expected = tensor.double().sum(dims) if dims else tensor.double()
     assert torch.equal(sum_over(shape, dims)(tensor).double().view_as(expected), expected)
 
@@ -83,26 +83,26 @@ def test_sums_of_large_matrices(shape: tuple[int, ...], dims: list[int]) -> None
         ((6, 5, 28, 28), (0, 2, 3), 2),
         ((11, 3, 14, 14), (0, 2, 3), 2),
         ((3, 4, 6, 7, 49), (1, 3, 4), 2),
-        ((2, 3, 1021, 2), (0, 2), 1),  # its last dimension is not summed
+        ((2, 3, 1021, 2), (0, 2), 1),  # the last dimension is not summed
         ((3, 2, 1021), (0, 2), 1),  # a prime number
         ((2, 3, 5000), (0, 2), 1),  # many columns
         ((2, 3, 40), (0, 2), 1),  # few columns
         ((4, 2000), (1,), 2),
     ],
 )
-def test_sums_of_planes(shape: tuple[int, ...], dims: tuple[int, ...], steps: int) -> None:
-    """Checks that sums over some thousand elements sum rows first."""
-    tensor = torch.randint(-8, 8, shape).float()  # exact in any order
-    found = sum_over(shape, dims)
-    assert len(found.steps) == steps
+def test_sums_of_planes_sum_rows_first(shape: tuple[int, ...], dims: tuple[int, ...], steps: int) -> None:
+    """Checks that sums over a few thousand elements first sum rows."""
+    tensor = torch.randint(-8, 8, shape).float()  # the sums are exact in any order
+    summation = sum_over(shape, dims)
+    assert len(summation.steps) == steps
     expected = tensor.double().sum(dims)
-    assert torch.equal(found(tensor).double().view_as(expected), expected)
+    assert torch.equal(summation(tensor).double().view_as(expected), expected)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("channels", "alike"), [(8, [3]), (7, []), (1, [])])
-def test_gradients_of_one_layout_are_one_sum(channels: int, alike: list[int]) -> None:
-    """Tests three vectors of one layout and one of another, with an aligned number of bytes."""
+def test_gradients_with_equal_layouts_are_summed_together(channels: int, alike: list[int]) -> None:
+    """Tests three vectors of one layout and one of another layout. Only 8 channels have an aligned number of bytes."""
     shape = (5, channels, 6)
     a, b, c = (random(channels, seed=seed).requires_grad_() for seed in range(3))
     other = random(6, seed=4).requires_grad_()
@@ -117,12 +117,12 @@ def test_gradients_of_one_layout_are_one_sum(channels: int, alike: list[int]) ->
     assert isinstance(step, Specialization)
     results = scan(step, arguments, state_seqs=False)
     gradients = torch.autograd.grad(results[0], [a, b, c, other], torch.ones_like(results[0]))
-    assert not any(one._is_view() for one in gradients)
-    plans = [made.plan for made in step.plans.values() if isinstance(made, BackwardScan)]
-    assert [len(one.results) for plan in plans for one in plan.together] == alike
+    assert not any(gradient._is_view() for gradient in gradients)
+    plans = [backward.plan for backward in step.plans.values() if isinstance(backward, BackwardScan)]
+    assert [len(group.results) for plan in plans for group in plan.together] == alike
 
 
-def test_gradcheck() -> None:
+def test_gradients_pass_gradcheck() -> None:
     w = random(dtype=torch.float64, seed=3).requires_grad_()
     program = ScanProgram(lambda x, c, v: ((v * w + x * c).tanh(), v * 0.5 + x * c * w), 2, 1, 1)
 
@@ -131,12 +131,12 @@ def test_gradcheck() -> None:
 
     tensors = [random(3, 67, dtype=torch.float64), random(3, 1, dtype=torch.float64, seed=1)]
     tensors.append(random(67, dtype=torch.float64, seed=2))
-    # In random directions, because the step has to span several blocks.
+    # The check is made in random directions, because the step has several blocks.
     assert torch.autograd.gradcheck(run, [*(t.requires_grad_() for t in tensors), w], fast_mode=True)
 
 
-def test_initial_states_that_are_views_of_a_number() -> None:
+def test_initial_states_may_be_views_of_a_number() -> None:
     x, v = random(3, *STEP), random(seed=2).expand(STEP)
     expected = loop(lambda x, v: (x + v, x * v), 1, [x], [v])
-    for got, wanted in zip(compiled(lambda x, v: (x + v, x * v), 1, [x], [v]), expected, strict=True):
-        assert torch.equal(got, wanted)
+    for actual, reference in zip(compiled(lambda x, v: (x + v, x * v), 1, [x], [v]), expected, strict=True):
+        assert torch.equal(actual, reference)

@@ -1,4 +1,4 @@
-"""`build_*` and the plain functions of tensors, compared with the loop and its autograd."""
+"""`build_*` and the functions of tensors equal the loop and its gradients."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_info_describes_the_step(build: Callable[..., tuple[Any, ...]]) -> None:
         ((1, 1, 1), 3, TensorCountError, r"3 example inputs for 1 inputs and 1 states: give 2"),
     ],
 )
-def test_errors_name_both_numbers(
+def test_errors_name_both_counts(
     build: Callable[..., tuple[Any, ...]],
     counts: tuple[int, int, int],
     examples: int | None,
@@ -87,17 +87,17 @@ def test_errors_name_both_numbers(
     message: str,
 ) -> None:
     assert issubclass(kind, ValueError)
-    given = None if examples is None else (torch.zeros(1),) * examples
+    example_inputs = None if examples is None else (torch.zeros(1),) * examples
     with pytest.raises(kind, match=message):
-        build(soft_lif, *counts, given)
+        build(soft_lif, *counts, example_inputs)
 
 
-def test_requires_grad_of_the_wrong_length() -> None:
+def test_requires_grad_of_wrong_length_is_refused() -> None:
     with pytest.raises(TensorCountError, match="has 1 entries for 1 inputs and 1 states: give 2"):
         build_training_kernels(soft_lif, 1, 1, 1, requires_grad=(True,))
 
 
-def test_an_op_without_a_rule_is_named_when_building() -> None:
+def test_op_without_a_rule_is_named_when_building() -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         h = torch.special.airy_ai(x + v)
         return h, h
@@ -112,7 +112,7 @@ def test_examples_are_required_if_one_element_is_not_enough() -> None:
         build_inference_kernel(core, 1, 1, 1)
 
 
-def test_a_core_that_mixes_elements_is_refused_when_building() -> None:
+def test_core_that_mixes_elements_is_refused_when_building() -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         h = v + x.cumsum(0)
         return h, h
@@ -124,7 +124,7 @@ def test_a_core_that_mixes_elements_is_refused_when_building() -> None:
 # -- forward -------------------------------------------------------------------------------------------
 
 
-def test_inference() -> None:
+def test_inference_equals_the_loop() -> None:
     kernel, info = build_inference_kernel(hard_lif, 1, 1, 1)
     expected = loop(hard_lif, 1, [X], [V])
     for a, b in zip(flexsn_inference(kernel, info, X, V), expected, strict=True):
@@ -134,7 +134,7 @@ def test_inference() -> None:
         assert torch.equal(a, b)
 
 
-def test_inference_of_the_final_state() -> None:
+def test_inference_returns_the_final_state() -> None:
     kernel, info = build_inference_final_state_kernel(hard_lif, 1, 1, 1)
     spikes, v = loop(hard_lif, 1, [X], [V])
     output, final = flexsn_inference_final_state(kernel, info, X, V)
@@ -169,12 +169,12 @@ def test_flat_arguments_are_distinguished_by_their_number() -> None:
             flexsn_inference(kernel, info, *[X] * count)
 
 
-@pytest.mark.parametrize("given", [0, 1], ids=["zeros", "states"])
-def test_a_second_call_reuses_the_checks_of_the_first(given: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("num_states", [0, 1], ids=["zeros", "states"])
+def test_second_call_reuses_the_checks_of_the_first(num_states: int, monkeypatch: pytest.MonkeyPatch) -> None:
     core, w = with_gain()
     kernel, info = build_inference_kernel(core, 1, 1, 1, EXAMPLES)
     # The step has one captured tensor and one state. Calls pass the state, both, or neither of them.
-    calls = [(X, V, w), (X, V)] if given else [(X,)]
+    calls = [(X, V, w), (X, V)] if num_states else [(X,)]
     expected = [flexsn_inference(kernel, info, *call) for call in calls]
 
     def refuse(*args: object) -> None:
@@ -184,7 +184,7 @@ def test_a_second_call_reuses_the_checks_of_the_first(given: int, monkeypatch: p
     for call, results in zip(calls, expected, strict=True):
         for a, b in zip(flexsn_inference(kernel, info, *call), results, strict=True):
             assert torch.equal(a, b)
-    if given:
+    if num_states:
         doubled = flexsn_inference(kernel, info, X, V, w.detach() * 2)[0]
         assert torch.equal(doubled, loop(lambda x, v: core(x * 2, v), 1, [X], [V])[0])
 
@@ -215,7 +215,7 @@ def test_lifted_tensors_of_another_shape_or_dtype_are_refused() -> None:
 # -- backward ------------------------------------------------------------------------------------------
 
 
-def saved_of(core: Core, *args: Tensor, **options: Any) -> tuple[Any, Any, tuple[Tensor, ...]]:
+def save_for_backward(core: Core, *args: Tensor, **options: Any) -> tuple[Any, Any, tuple[Tensor, ...]]:
     forward, backward, info = build_training_kernels(core, 1, 1, 1, EXAMPLES, **options)
     results = flexsn_forward(forward, info, *args)
     for a, b in zip(results[:2], loop(core, 1, [args[0]], [args[1]]), strict=True):
@@ -226,51 +226,51 @@ def saved_of(core: Core, *args: Tensor, **options: Any) -> tuple[Any, Any, tuple
 @pytest.mark.parametrize("present", [(True, True), (True, False), (False, True)], ids=str)
 def test_backward_equals_autograd(present: tuple[bool, bool]) -> None:
     core, w = with_gain()
-    backward, info, saved = saved_of(core, X, V)
-    grads = [torch.rand_like(X) - 0.4 if there else None for there in present]
-    got = flexsn_backward(backward, info, *grads, *saved)
+    backward, info, saved = save_for_backward(core, X, V)
+    grads = [torch.rand_like(X) - 0.4 if is_present else None for is_present in present]
+    actual = flexsn_backward(backward, info, *grads, *saved)
     x, v = X.clone().requires_grad_(), V.clone().requires_grad_()
     pairs = [(r, g) for r, g in zip(loop(core, 1, [x], [v]), grads, strict=True) if g is not None]
     expected = torch.autograd.grad([r for r, _ in pairs], [x, v, w], [g for _, g in pairs])
-    assert len(got) == 3
-    for a, b in zip(got, expected, strict=True):
+    assert len(actual) == 3
+    for a, b in zip(actual, expected, strict=True):
         assert a is not None
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
 def test_backward_without_any_gradient_is_zero() -> None:
     core, w = with_gain()
-    backward, info, saved = saved_of(core, X, V)
+    backward, info, saved = save_for_backward(core, X, V)
     for gradient, like in zip(flexsn_backward(backward, info, None, None, *saved), (X, V, w), strict=True):
         assert gradient is not None
         assert gradient.shape == like.shape
         assert not gradient.any()
 
 
-def test_backward_from_states_that_were_left_out() -> None:
+def test_missing_states_are_zeros_in_the_backward() -> None:
     core, _ = with_gain()
     forward, backward, info = build_training_kernels(core, 1, 1, 1, EXAMPLES)
     saved = flexsn_forward(forward, info, X)[2:]
-    got = flexsn_backward(backward, info, torch.ones_like(X), None, *saved)
+    actual = flexsn_backward(backward, info, torch.ones_like(X), None, *saved)
     zeros = flexsn_forward(forward, info, X, torch.zeros_like(V))[2:]
     expected = flexsn_backward(backward, info, torch.ones_like(X), None, *zeros)
-    assert got[1] is None
+    assert actual[1] is None
     for i in (0, 2):
-        a, b = got[i], expected[i]
+        a, b = actual[i], expected[i]
         assert a is not None
         assert b is not None
         assert torch.equal(a, b)
 
 
-def test_backward_gives_only_gradients_that_are_allowed() -> None:
-    backward, info, saved = saved_of(soft_lif, X, V, requires_grad=(True, False))
+def test_backward_returns_only_allowed_gradients() -> None:
+    backward, info, saved = save_for_backward(soft_lif, X, V, requires_grad=(True, False))
     grad_x, grad_v = flexsn_backward(backward, info, torch.ones_like(X), None, *saved)
     assert grad_x is not None
     assert grad_v is None
 
 
-def test_a_core_without_differentiable_outputs_can_be_trained_through_its_state() -> None:
-    backward, info, saved = saved_of(hard_lif, X, V)
+def test_core_without_differentiable_outputs_can_be_trained_through_its_state() -> None:
+    backward, info, saved = save_for_backward(hard_lif, X, V)
     grad_x, _ = flexsn_backward(backward, info, torch.ones_like(X), torch.ones_like(X), *saved)
     x = X.clone().requires_grad_()
     expected = torch.autograd.grad(loop(hard_lif, 1, [x], [V])[1].sum(), x)[0]
@@ -280,7 +280,7 @@ def test_a_core_without_differentiable_outputs_can_be_trained_through_its_state(
 
 def test_backward_names_missing_tensors() -> None:
     core, _ = with_gain()
-    backward, info, saved = saved_of(core, X, V)
+    backward, info, saved = save_for_backward(core, X, V)
     grad = torch.ones_like(X)
     with pytest.raises(TensorCountError, match=r"got 1 arguments; the gradients .* come first \(2 arguments;"):
         flexsn_backward(backward, info, grad)
@@ -300,7 +300,7 @@ def test_backward_names_missing_tensors() -> None:
 
 
 @pytest.mark.usefixtures("no_launch")
-def test_no_steps_forward() -> None:
+def test_forward_of_no_steps_returns_empty_outputs() -> None:
     empty = X[:0]
     kernel, info = build_inference_kernel(soft_lif, 1, 1, 1)
     for result in flexsn_inference(kernel, info, empty, V):
@@ -315,7 +315,7 @@ def test_no_steps_forward() -> None:
 
 
 @pytest.mark.usefixtures("no_launch")
-def test_no_steps_backward() -> None:
+def test_backward_of_no_steps_returns_zeros() -> None:
     core, w = with_gain()
     forward, backward, info = build_training_kernels(core, 1, 1, 1, EXAMPLES)
     empty = X[:0]
@@ -331,7 +331,7 @@ def test_no_steps_backward() -> None:
 
 
 @pytest.mark.usefixtures("no_launch")
-def test_no_launch_fixture_notices_a_launch() -> None:
+def test_fixture_no_launch_detects_a_launch() -> None:
     kernel, info = build_inference_kernel(soft_lif, 1, 1, 1)
     with pytest.raises(AssertionError, match="a kernel was launched"):
         flexsn_inference(kernel, info, X, V)
@@ -359,7 +359,7 @@ def test_wrong_tensors_are_named() -> None:
         flexsn_inference(kernel, info, X.cpu(), X.to("meta"), V.cpu())
 
 
-def test_a_state_with_another_shape_than_the_step() -> None:
+def test_state_with_a_wrong_shape_is_refused() -> None:
     kernel, info = build_inference_kernel(soft_lif, 1, 1, 1)
     with pytest.raises(ValueError, match=r"state 0 .*\[37\].*\[41, 37\].*Initialise"):
         flexsn_inference(kernel, info, X, V[0])
@@ -375,11 +375,11 @@ def test_a_state_with_another_shape_than_the_step() -> None:
 @pytest.mark.parametrize("absent", [None, 0, 1], ids=["both", "states", "outputs"])
 def test_backward_of_no_steps_takes_shapes_from_the_gradients(absent: int | None) -> None:
     core, w = with_gain()
-    backward, info, _ = saved_of(core, X, V)
+    backward, info, _ = save_for_backward(core, X, V)
     grads: list[Tensor | None] = [X[:0], X[:0].clone()]
     if absent is not None:
         grads[absent] = None
     grad_x, grad_v, grad_w = flexsn_backward(backward, info, *grads)
-    for got, like in ((grad_x, X[:0]), (grad_v, V), (grad_w, w)):
-        assert got is not None
-        assert torch.equal(got, torch.zeros_like(like))
+    for gradient, like in ((grad_x, X[:0]), (grad_v, V), (grad_w, w)):
+        assert gradient is not None
+        assert torch.equal(gradient, torch.zeros_like(like))

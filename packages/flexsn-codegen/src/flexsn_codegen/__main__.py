@@ -114,10 +114,10 @@ def _write_standalone(options: argparse.Namespace) -> str:
     command += ["--precision", options.precision] if options.precision != "eager" else []
     command += ["--fast-math"] if options.fast_math else []
     command += ["--target", "cpp"] if language == "cpp" else []
-    return standalone(loaded, language, shlex.join(command), _version())
+    return standalone(loaded, language, shlex.join(command), _find_version())
 
 
-def _version() -> str:
+def _find_version() -> str:
     from flexsn_codegen import __version__
 
     return __version__

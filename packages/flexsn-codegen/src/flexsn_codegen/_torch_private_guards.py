@@ -23,10 +23,10 @@ expect("torch._dynamo.exc", ["Unsupported"], _STALE)
 
 def records_a_graph() -> bool:
     """True while Dynamo records a graph. This includes the time in which Dynamo runs functions to get their results."""
-    return "torch._dynamo.symbolic_convert" in sys.modules and _translator() is not None
+    return "torch._dynamo.symbolic_convert" in sys.modules and _get_translator() is not None
 
 
-def _translator() -> Any:
+def _get_translator() -> Any:
     try:
         return needed("torch._dynamo.symbolic_convert", "InstructionTranslator", _STALE).current_tx()
     except AttributeError:  # the translator is a thread-local variable, which only exists during a recording
@@ -54,7 +54,7 @@ def written_before(places: Iterable[Place]) -> list[str]:
 
     Dynamo performs these writes after the graph has run, so the caller's objects do not have the new values yet.
     """
-    effects = _translator().output.side_effects
+    effects = _get_translator().output.side_effects
     written: dict[int, set[str] | None] = {}
     variables: set[str] = set()
     for identity, variable in list(effects.id_to_variable.items()):

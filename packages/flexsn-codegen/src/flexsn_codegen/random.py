@@ -50,7 +50,7 @@ class Numbers(NamedTuple):
     call: Tensor
 
     def at(self, call: int) -> Numbers:
-        """The numbers of call `call`, an integer from 0 to 2^31 - 1."""
+        """The argument `Numbers` for another call. `call` is an integer from 0 to 2^31 - 1."""
         if not 0 <= call < _LIMIT:
             raise ArgumentError(f"call is {call}; it must be from 0 to 2**31 - 1.")
         return self._replace(call=torch.full_like(self.call, call))
@@ -87,16 +87,16 @@ def uniform(numbers: Numbers, *, draw: int = 0) -> Tensor:
         numbers: seed and positions of the elements.
         draw: index of the draw. Different draws are independent of each other.
     """
-    result: Tensor = UNIFORM_NUMBER(*_element_words(numbers), numbers.call, stream=draw, bits=24)
+    result: Tensor = UNIFORM_NUMBER(*_compute_element_words(numbers), numbers.call, stream=draw, bits=24)
     return result
 
 
 def normal(numbers: Numbers, *, draw: int = 0) -> Tensor:
     """Normally distributed numbers of mean 0 and variance 1, float32, between -6.6 and 6.6. See `uniform`."""
-    result: Tensor = NORMAL_NUMBER(*_element_words(numbers), numbers.call, stream=draw)
+    result: Tensor = NORMAL_NUMBER(*_compute_element_words(numbers), numbers.call, stream=draw)
     return result
 
 
-def _element_words(numbers: Numbers) -> list[Tensor]:
+def _compute_element_words(numbers: Numbers) -> list[Tensor]:
     low, high, row, column, _ = numbers
     return [ELEMENT_WORD(low, high, row, column, index=index) for index in range(3)]

@@ -59,7 +59,7 @@ _running = _Running()
 
 @contextlib.contextmanager
 def located(location: SourceLocation | None) -> Iterator[None]:
-    """Sets the location of the ops that run inside; `None` for the location of the Python code that calls them."""
+    """Sets the location of the ops that run in this context. With `None`, Python's stack gives the location."""
     previous, _running.location = _running.location, location
     try:
         yield
@@ -102,7 +102,7 @@ def _iterate_entries(entry: TracebackType | None) -> Iterator[TracebackType]:
 def is_raised_by_torch(error: BaseException) -> bool:
     """True if torch itself raised `error`, and not a `raise` statement in the user's code."""
     if isinstance(error, AttributeError | NameError):
-        return False  # the user's object lacks an attribute, for which `nn.Module` raises the error
+        return False  # `nn.Module` raises the error if the user's object lacks an attribute
     *_, last = _iterate_entries(error.__traceback__)
     code = last.tb_frame.f_code
     if code.co_filename.startswith((_TORCH, _PACKAGE)):

@@ -31,7 +31,7 @@ class _LocatedRun(fx.Interpreter):
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
-        self.extra_traceback = False  # it would change the messages of errors, which name the location already
+        self.extra_traceback = False  # would change errors, which already name the location
 
     def run_node(self, n: fx.Node) -> Any:
         with located(location_of(n)):

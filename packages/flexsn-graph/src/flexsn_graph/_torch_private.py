@@ -123,7 +123,7 @@ _enclosing_nodes: list[Any] = []
 
 
 def forget_fake_results() -> None:
-    """Clears torch's cache of calls with fake tensors if it is large.
+    """Clears torch's cache of calls with fake tensors if the cache is large.
 
     Each call with a new Python number adds an entry, and torch never removes an entry.
     """
@@ -222,7 +222,7 @@ def undisturbed() -> Iterator[None]:
         for device in _AUTOCAST_DEVICES:
             # The cache is off, too: it would retain conversions of the fake tensors for the user's parameters.
             stack.enter_context(torch.autocast(device, enabled=False, cache_enabled=False))
-        if "torch._dynamo" in sys.modules:  # if Dynamo is not imported, nothing is compiled, and importing it is slow
+        if "torch._dynamo" in sys.modules:  # without Dynamo, nothing is compiled, and importing it would be slow
             stack.enter_context(_uncompiled())
             config = torch._dynamo.config
             if hasattr(config, "error_on_nested_fx_trace"):
@@ -329,12 +329,12 @@ def without_hooks(tensors: Sequence[Tensor]) -> Iterator[None]:
     """Disables the gradient hooks of the tensors. The hooks run later, on the real gradient."""
     hooks = [(t._backward_hooks, dict(t._backward_hooks)) for t in tensors if t._backward_hooks]
     try:
-        for live, _ in hooks:
-            live.clear()
+        for registry, _ in hooks:
+            registry.clear()
         yield
     finally:
-        for live, saved in hooks:
-            live.update(saved)
+        for registry, saved in hooks:
+            registry.update(saved)
 
 
 def custom_op_body(op: OpOverload) -> Callable[..., Any] | None:

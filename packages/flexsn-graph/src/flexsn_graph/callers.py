@@ -37,14 +37,14 @@ def warn(message: str, category: type[Warning] = UserWarning, *, otherwise: tupl
         file, line = otherwise
         warnings.warn_explicit(message, category, file, line)
         return
-    result = sys._getframe(1) if frame is None else frame
+    reported = sys._getframe(1) if frame is None else frame
     warnings.warn_explicit(
         message,
         category,
-        result.f_code.co_filename,
-        result.f_lineno,
-        module=result.f_globals.get("__name__"),
-        registry=result.f_globals.setdefault("__warningregistry__", {}),
+        reported.f_code.co_filename,
+        reported.f_lineno,
+        module=reported.f_globals.get("__name__"),
+        registry=reported.f_globals.setdefault("__warningregistry__", {}),
     )
 
 

@@ -18,8 +18,8 @@ def refuse_double_backward(
     """Returns gradients that raise a `DoubleBackwardError` when they are differentiated themselves.
 
     Differentiating with respect to any tensor in ``origins`` raises the error. Torch's ``once_differentiable`` is not
-    sufficient: if only the saved tensors require grad, and the incoming gradients do not, it treats the gradients as
-    constants.
+    sufficient, because it treats the gradients as constants if the incoming gradients do not require grad, even if the
+    saved tensors do.
 
     Args:
         gradients: One gradient or None for each argument.

@@ -145,14 +145,14 @@ def state_order(shape: Sequence[Any], inputs: Sequence[torch.Tensor], states: Se
 
 
 def broadcast_sequences(whole: Sequence[Any], sequences: Sequence[Operand]) -> list[Operand]:
-    """Extends the sequences to all dimensions of ``whole``. Omits those that do not broadcast to it after T."""
+    """Extends the sequences to all dimensions of ``whole``. Omits sequences whose steps do not broadcast."""
     steps = [(sizes[1:], strides[1:]) for sizes, strides in sequences]
     pairs = zip(sequences, (_align(whole[1:], *step) for step in steps), strict=True)
     return [((sizes[0], *step[0]), (strides[0], *step[1])) for (sizes, strides), step in pairs if step is not None]
 
 
 def broadcast_states(whole: Sequence[Any], states: Sequence[Operand]) -> list[Operand]:
-    """Extends the states to all dimensions of ``whole``. Omits those that do not broadcast to its steps."""
+    """Extends the states to all dimensions of ``whole``. Omits states that do not broadcast to its steps."""
     return [((1, *sizes), (0, *strides)) for sizes, strides in _align_all(whole[1:], states)]
 
 
@@ -182,7 +182,7 @@ _MOST_WITH_NAMES = 5
 """The number of dimensions of ``torch.channels_last_3d``. ``torch.channels_last`` has one dimension fewer."""
 
 
-def _guarded_dims(dims: int) -> int:
+def _count_guarded_dims(dims: int) -> int:
     """Returns the number of extra dimensions with which `torch.stack` of steps returns a contiguous sequence.
 
     Without extra dimensions, `torch.stack` may return a channels-last sequence.
@@ -196,7 +196,7 @@ def split_steps(sequence: torch.Tensor) -> Sequence[torch.Tensor]:
         return [sequence.select(0, step) for step in range(sequence.shape[0])]  # sparse tensors have no unbind
     order = order_like(sequence)
     dims = len(order)
-    spare = _guarded_dims(dims) if sequence.requires_grad else 0
+    spare = _count_guarded_dims(dims) if sequence.requires_grad else 0
     if spare == 0 and order == tuple(range(dims)):
         return sequence.unbind(0)
     in_memory = sequence.permute(order)[(None,) * spare]
@@ -216,7 +216,7 @@ def stack_in_order(steps: Sequence[torch.Tensor], order: Order) -> torch.Tensor:
     if is_default_order and all(step.is_contiguous() for step in steps):
         return torch.stack(list(steps))
     within = [d - 1 for d in order if d > 0]
-    spare = _guarded_dims(dims)
+    spare = _count_guarded_dims(dims)
     values = [step.permute(within)[(None,) * spare] for step in steps]
     stacked = torch.stack(values, spare + order.index(0))
     if spare:

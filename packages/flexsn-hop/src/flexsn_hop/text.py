@@ -200,9 +200,9 @@ def _read_container(kind: str, content: Any, nodes: list[fx.Node]) -> Any:
     if kind == "node":
         return nodes[content]
     if kind == "dict":
-        return {key: _read(item, nodes) for key, item in content.items()}
-    items = [_read(item, nodes) for item in content]
-    return items if kind == "list" else tuple(items) if kind == "tuple" else slice(*items)
+        return {key: _read(element, nodes) for key, element in content.items()}
+    elements = [_read(element, nodes) for element in content]
+    return elements if kind == "list" else tuple(elements) if kind == "tuple" else slice(*elements)
 
 
 def _read_op(namespace: str, name: str, overload: str) -> Any:

@@ -87,12 +87,14 @@ def choose(backend: Backend, step_mode: StepMode, device: torch.device, compilin
     if backend in KERNEL_BACKENDS:
         if reason is not None:
             raise BackendUnavailableError(f"backend={backend!r} cannot run: {reason}")
-        return _with_kernels(target, f"requested by backend={backend!r}", compiling)
+        return _choose_with_kernels(target, f"requested by backend={backend!r}", compiling)
     if reason is not None:
-        return _without_kernels(f"compiled kernels cannot run: {reason}", step_mode, compiling)
+        return _choose_without_kernels(f"compiled kernels cannot run: {reason}", step_mode, compiling)
     if step_mode == "s" and compiling:
-        return _without_kernels("a compiler fuses a single step with the operations around it", step_mode, compiling)
-    return _with_kernels(target, f"the tensors are on {device.type!r}, where compiled kernels run", compiling)
+        return _choose_without_kernels(
+            "a compiler fuses a single step with the operations around it", step_mode, compiling
+        )
+    return _choose_with_kernels(target, f"the tensors are on {device.type!r}, where compiled kernels run", compiling)
 
 
 def choose_for_onnx(backend: Backend) -> Backend:
@@ -111,24 +113,24 @@ def choose_for_onnx(backend: Backend) -> Backend:
     )
 
 
-def _with_kernels(target: TargetName, reason: str, compiling: bool) -> Choice:
+def _choose_with_kernels(target: TargetName, reason: str, compiling: bool) -> Choice:
     """Chooses kernels. Inside of a compiler, chooses the operator if it can run, otherwise kernels between graphs."""
     if not compiling:
         return Choice(target, reason, {})
-    why_no_operator = KERNELS[target].why_not_in_graphs() or why_dynamo_hop_unavailable()
-    if why_no_operator is not None:
-        return Choice(target, reason, {"hop": why_no_operator})
+    no_operator_reason = KERNELS[target].why_not_in_graphs() or why_dynamo_hop_unavailable()
+    if no_operator_reason is not None:
+        return Choice(target, reason, {"hop": no_operator_reason})
     lowering = "as the operator: Inductor lowers it to kernels or, with a warning, to a loop if kernels refuse the core"
     return Choice("hop", f"{reason}; {lowering}", {})
 
 
-def _without_kernels(why_no_kernels: str, step_mode: StepMode, compiling: bool) -> Choice:
+def _choose_without_kernels(no_kernels_reason: str, step_mode: StepMode, compiling: bool) -> Choice:
     """Chooses the operator if a compiler would otherwise unroll the loop. In all other cases, chooses the loop."""
     if step_mode == "s":
-        return Choice("torch", why_no_kernels, {})
+        return Choice("torch", no_kernels_reason, {})
     if not compiling:
-        return Choice("torch", why_no_kernels, {"hop": "outside of torch.compile it runs this loop"})
-    why_no_operator = why_dynamo_hop_unavailable()
-    if why_no_operator is not None:
-        return Choice("torch", why_no_kernels, {"hop": why_no_operator})
-    return Choice("hop", why_no_kernels, {"torch": "torch.compile would unroll the loop, step by step"})
+        return Choice("torch", no_kernels_reason, {"hop": "outside of torch.compile it runs this loop"})
+    no_operator_reason = why_dynamo_hop_unavailable()
+    if no_operator_reason is not None:
+        return Choice("torch", no_kernels_reason, {"hop": no_operator_reason})
+    return Choice("hop", no_kernels_reason, {"torch": "torch.compile would unroll the loop, step by step"})

@@ -68,14 +68,14 @@ class Normalisation(NamedTuple):
         frames = self._flatten_time(x if compiling else x.detach())
         mean, var = norm.running_mean, norm.running_var
         if norm.training or mean is None or var is None:
-            group = _group(norm)
+            group = _find_group(norm)
             if compiling:
                 if group is not None:
-                    parted: tuple[Tensor, Absorbed] = _between_graphs(norm, x, self.lead, group)
-                    return parted
+                    x_and_affine: tuple[Tensor, Absorbed] = _normalise_between_graphs(norm, x, self.lead, group)
+                    return x_and_affine
                 return x, _normalise_in_graph(norm, frames)
             return _normalise_batch(norm, x, frames, group)
-        dtype = _dtype(x)
+        dtype = _get_statistics_dtype(x)
         mean, var = mean.to(dtype), var.to(dtype)
         if compiling:
             return x, _make_affine(norm.weight, norm.bias, mean, torch.rsqrt(var + norm.eps), frames)
@@ -97,7 +97,12 @@ class Normalisation(NamedTuple):
         key = type(norm), self.lead, attributes["num_features"], attributes["eps"]
         if not training:
             return FrontParts(key, (mean, var, weight, bias))
-        if momentum is None or tracked is None or not attributes["track_running_stats"] or _group(norm) is not None:
+        if (
+            momentum is None
+            or tracked is None
+            or not attributes["track_running_stats"]
+            or _find_group(norm) is not None
+        ):
             return None
         return FrontParts(
             (*key, momentum), (mean, var, weight, bias), (tracked,), partial(_update, self.lead, momentum)
@@ -123,12 +128,12 @@ class Normalisation(NamedTuple):
         return frames
 
 
-def _dtype(x: Tensor) -> torch.dtype:
+def _get_statistics_dtype(x: Tensor) -> torch.dtype:
     """Returns the dtype in which norms compute."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def _group(norm: BatchNorm) -> Any:
+def _find_group(norm: BatchNorm) -> Any:
     """Returns the group of processes whose batches this norm combines; `None` if the norm uses only this process."""
     if not isinstance(norm, nn.SyncBatchNorm) or not norm.training or not dist.is_available():
         return None
@@ -168,10 +173,10 @@ def graph_affine(
         input: `[B, C, ...]`.
         running_mean, running_var, weight, bias, training, momentum, eps: arguments of `batch_norm`.
     """
-    dtype = _dtype(input)
+    dtype = _get_statistics_dtype(input)
     if training or running_mean is None or running_var is None:
         count = _check_count(input)
-        mean, var = _graph_moments(input)
+        mean, var = _compute_graph_moments(input)
         if running_mean is not None and running_var is not None:
             _move(running_mean, running_var, mean.detach(), var.detach(), count, momentum)
     else:
@@ -181,19 +186,19 @@ def graph_affine(
 
 def _normalise_in_graph(norm: BatchNorm, frames: Tensor) -> Affine:
     count = _check_count(frames)
-    mean, var = _graph_moments(frames)
+    mean, var = _compute_graph_moments(frames)
     _track(norm, mean.detach(), var.detach(), count)
     return _make_affine(norm.weight, norm.bias, mean, torch.rsqrt(var + norm.eps), frames)
 
 
-def _graph_moments(frames: Tensor) -> tuple[Tensor, Tensor]:
+def _compute_graph_moments(frames: Tensor) -> tuple[Tensor, Tensor]:
     """Computes mean and variance with kernels if available, otherwise with PyTorch's operations."""
     # Wrappers of tensors, such as a DTensor, have no kernels. The fake tensors of compilers count as plain tensors.
     is_plain = type(frames) is Tensor or not hasattr(type(frames), "__tensor_flatten__")
     if is_plain and not is_exporting() and has_moments(frames):
         moments: tuple[Tensor, Tensor] = batch_moments_op(frames)
         return moments
-    var, mean = torch.var_mean(frames.to(_dtype(frames)), _list_reduced_dims(frames), correction=0)
+    var, mean = torch.var_mean(frames.to(_get_statistics_dtype(frames)), _list_reduced_dims(frames), correction=0)
     return mean, var
 
 
@@ -279,7 +284,7 @@ def _read_weight_and_bias(norm: BatchNorm, like: Tensor) -> tuple[Tensor, Tensor
 
 
 @between_graphs("a norm over several processes runs between the graphs of torch.compile")
-def _between_graphs(norm: BatchNorm, x: Tensor, lead: int, group: Any) -> tuple[Tensor, Absorbed]:
+def _normalise_between_graphs(norm: BatchNorm, x: Tensor, lead: int, group: Any) -> tuple[Tensor, Absorbed]:
     detached = x.detach()
     return _normalise_batch(norm, x, detached.flatten(0, 1) if lead == 2 else detached, group)
 
@@ -290,11 +295,16 @@ def _compute_statistics(norm: BatchNorm, frames: Tensor, group: Any) -> _Batch:
         return _gather_statistics(norm, frames, group)
     count = _check_count(frames)
     if not count:
-        zeros = frames.new_zeros(frames.shape[1], dtype=_dtype(frames))
+        zeros = frames.new_zeros(frames.shape[1], dtype=_get_statistics_dtype(frames))
         return _Batch(zeros, torch.ones_like(zeros), 1)
     tracks = norm.training and norm.track_running_stats
     first, second = (norm.running_mean, norm.running_var) if tracks else (None, None)
-    if first is not None and second is not None and first.dtype == _dtype(frames) and norm.momentum is not None:
+    if (
+        first is not None
+        and second is not None
+        and first.dtype == _get_statistics_dtype(frames)
+        and norm.momentum is not None
+    ):
         mean, var = _compute_moments(frames, (first, second), norm.momentum, norm.num_batches_tracked)
     else:
         mean, var = _compute_moments(frames)
@@ -314,7 +324,7 @@ def _compute_moments(
         return by_kernel
     if tracked is not None:
         tracked.add_(1)
-    dtype = _dtype(frames)
+    dtype = _get_statistics_dtype(frames)
     if frames.device.type not in ("cpu", "cuda"):
         var, mean = torch.var_mean(frames.to(dtype), _list_reduced_dims(frames), correction=0)
         if running is not None:
@@ -336,7 +346,7 @@ def _update(
 def _gather_statistics(norm: BatchNorm, frames: Tensor, group: Any) -> _Batch:
     """Computes the statistics over the batches of all processes. The batches may differ in size."""
     count = frames.numel() // frames.shape[1]
-    own_moments = frames.new_zeros(2, frames.shape[1], dtype=_dtype(frames))
+    own_moments = frames.new_zeros(2, frames.shape[1], dtype=_get_statistics_dtype(frames))
     if count:
         own_moments[0], own_moments[1] = _compute_moments(frames)
     message = torch.cat([own_moments.flatten(), own_moments.new_full((1,), count)])
@@ -397,7 +407,7 @@ def _make_formula(
     like = torch.empty(shape, dtype=dtype, device=device)
     step = _ThroughStatistics([*[like] * 4, like.new_empty(1), like, like], eps, trailing_dims)
     program = ScanProgram(step, 2, 0, 1, on_cpu="cpp")
-    return GradientFormula(step.of, program, step.instead, trailing_dims + 2, _has_kernels)
+    return GradientFormula(step.of, program, step.get_replacements, trailing_dims + 2, _has_kernels)
 
 
 @cache
@@ -428,6 +438,6 @@ def _get_share(total: int | Tensor, like: Tensor) -> tuple[Tensor, bool]:
 
 
 def _sum_over(group: Any, sums: list[Tensor]) -> list[Tensor]:
-    gathered = torch.stack(sums)
-    dist.all_reduce(gathered, group=group)
-    return list(gathered)
+    stacked_sums = torch.stack(sums)
+    dist.all_reduce(stacked_sums, group=group)
+    return list(stacked_sums)

@@ -29,22 +29,22 @@ class Decisions:
         """Returns the backend that was chosen for a situation; `None` if none is chosen yet."""
         return self._choices.get(situation)
 
-    def choose(self, situation: Situation, choice: Choice) -> None:
+    def record_choice(self, situation: Situation, choice: Choice) -> None:
         """Records the backend for a situation."""
         self._choices[situation] = choice
 
-    def ran(self, situation: Situation, why_loop: str | None, kinds: Hashable) -> None:
-        """Records that a call ran on the chosen backend or as the loop.
+    def record_run(self, situation: Situation, loop_reason: str | None, kinds: Hashable) -> None:
+        """Records that a call ran on the chosen backend, or as the loop.
 
         Args:
-            why_loop: reason for the loop; `None` if the chosen backend ran.
+            loop_reason: reason for the loop; `None` if the chosen backend ran.
             kinds: kinds of the core's modules, from `kinds_of`.
         """
         chosen = self._choices[situation]
-        choice = chosen if why_loop is None else Choice("torch", why_loop, {})
-        ran = self._ran.setdefault(situation, [])
-        if (kinds, choice) not in ran and len(ran) < _MOST:
-            ran.append((kinds, choice))
+        choice = chosen if loop_reason is None else Choice("torch", loop_reason, {})
+        outcomes = self._ran.setdefault(situation, [])
+        if (kinds, choice) not in outcomes and len(outcomes) < _MOST:
+            outcomes.append((kinds, choice))
 
     def forget(self, situation: Situation) -> None:
         """Drops the record of calls in a situation, because the core has changed."""
@@ -57,7 +57,7 @@ class Decisions:
 
     def latest(self, situation: Situation, kinds: Hashable) -> Choice | None:
         """Returns the choice of the latest calls with modules of these kinds; `None` if no choice is recorded."""
-        choices = self._of(situation, kinds) if situation in self._choices else []
+        choices = self._list_choices(situation, kinds) if situation in self._choices else []
         return choices[-1] if choices else None
 
     @property
@@ -68,28 +68,32 @@ class Decisions:
     def has_launched(self, kinds: Hashable) -> bool:
         """True if kernels ran calls with modules of these kinds outside of compilers."""
         outside = [situation for situation in self._choices if not situation[1]]
-        return any(choice.backend in COMPILED for situation in outside for choice in self._of(situation, kinds))
+        return any(
+            choice.backend in COMPILED for situation in outside for choice in self._list_choices(situation, kinds)
+        )
 
     def verdict(self, kinds: Hashable) -> str | None:
         """Summarises all calls with modules of these kinds in one line. Returns `None` if all ran in the same way."""
-        ran = [(situation[1], choice) for situation in self._choices for choice in self._of(situation, kinds)]
-        if len(ran) < 2:
+        outcomes = [
+            (situation[1], choice) for situation in self._choices for choice in self._list_choices(situation, kinds)
+        ]
+        if len(outcomes) < 2:
             return None
-        names = [f"{choice.backend}{' inside torch.compile' if inside else ''}" for inside, choice in ran]
-        return f"calls ran in {len(ran)} ways: {', '.join(names)}"
+        names = [f"{choice.backend}{' inside torch.compile' if inside else ''}" for inside, choice in outcomes]
+        return f"calls ran in {len(outcomes)} ways: {', '.join(names)}"
 
     def lines(self, kinds: Hashable) -> list[str]:
         """Returns lines for `explain()` about calls with modules of these kinds: first a summary, then each outcome."""
         verdict = self.verdict(kinds)
         lines = [] if verdict is None else [verdict]
         for situation in self._choices:
-            for choice in self._of(situation, kinds):
+            for choice in self._list_choices(situation, kinds):
                 inside = " inside torch.compile" if situation[1] else ""
                 lines.append(f"{choice.backend}{inside}: {choice.reason}")
                 lines += [f"  not {name}: {reason}" for name, reason in choice.refused.items()]
         return lines
 
-    def _of(self, situation: Situation, kinds: Hashable) -> list[Choice]:
+    def _list_choices(self, situation: Situation, kinds: Hashable) -> list[Choice]:
         if situation not in self._ran:
             return [self._choices[situation]]
         return [choice for recorded_kinds, choice in self._ran[situation] if recorded_kinds == kinds]

@@ -103,7 +103,7 @@ class Delay(Stateful):
         if isinstance(delay, nn.Parameter):
             self.delay = delay
         elif learn:
-            self.delay = learned(delay, _dtype(delay))
+            self.delay = learned(delay, _get_dtype(delay))
         elif isinstance(delay, Tensor):
             self.register_buffer("delay", delay)
         else:
@@ -168,11 +168,11 @@ class Delay(Stateful):
             self._store_inputs(x)
             self._handover.give(x, Delayed(self))
             return x
-        y = self._delay_by_kernel(new, self._history(new) if self.states else None)
+        y = self._delay_by_kernel(new, self._get_history(new) if self.states else None)
         if y is not None:
             self._store_inputs(new)
             return y if self.step_mode == "m" else y.squeeze(0)
-        values = torch.cat([self._history(new), new])
+        values = torch.cat([self._get_history(new), new])
         steps = new.shape[0]  # `len` would be a constant in torch.export
         self.states = [values[steps:]] if self.max_delay else []
         y = self._delay_values(values, steps)
@@ -221,7 +221,7 @@ class Delay(Stateful):
             assert not isinstance(self.delay, Tensor)
             return _interpolate(late, later, self.delay - math.floor(self.delay))
         delay = self._clamp(delay, late.dtype)
-        return _interpolate(late, later, (delay - self._whole_steps(delay)).to(late.dtype))
+        return _interpolate(late, later, (delay - self._round_down(delay)).to(late.dtype))
 
     def _can_hand_over(self, x: Tensor) -> bool:
         """True if the next neuron can receive the sequence together with this layer, and apply the delay itself."""
@@ -242,7 +242,7 @@ class Delay(Stateful):
         step = x.shape[1:] if self.step_mode == "m" else x.shape
         return [x.new_zeros((self.max_delay, *step))] if self.max_delay else []
 
-    def _history(self, new: Tensor) -> Tensor:
+    def _get_history(self, new: Tensor) -> Tensor:
         """Returns the last `max_delay` inputs. Before the first call, they are zeros."""
         shape = torch.Size((self.max_delay, *new.shape[1:]))
         if not self.max_delay or not self.states:
@@ -271,7 +271,7 @@ class Delay(Stateful):
         delay = _to_value_of_step(self._clamp(delay, dtype), past[-1])
         if self._spreads:
             return self._spread(past, delay) if self.training else _select(past, delay.detach().round())
-        whole_steps = self._whole_steps(delay)
+        whole_steps = self._round_down(delay)
         late = _select(past[:-1] or past, whole_steps)
         if not self.max_delay:
             return late
@@ -294,7 +294,7 @@ class Delay(Stateful):
     def _clamp(self, delay: Tensor, dtype: torch.dtype) -> Tensor:
         return within(delay.to(torch.promote_types(dtype, torch.float32)), **self._limits)
 
-    def _whole_steps(self, delay: Tensor) -> Tensor:
+    def _round_down(self, delay: Tensor) -> Tensor:
         """Returns the whole steps of a delay, at most `max_delay - 1`.
 
         A delay of `max_delay` is therefore interpolated as `max_delay - 1` whole steps and a fraction of 1. No value
@@ -311,7 +311,7 @@ class Delay(Stateful):
         delay = self._clamp(delay, values.dtype)
         if self._spreads:
             return self._gather(values, steps, delay.detach().round())
-        whole_steps = self._whole_steps(delay)
+        whole_steps = self._round_down(delay)
         late = self._gather(values, steps, whole_steps)
         if not self.max_delay:
             return late
@@ -328,10 +328,10 @@ class Delay(Stateful):
         max_delay = self.max_delay
         delay, inner = self._clamp(flat.delays, new.dtype), flat.inner
         if self._spreads and self.training:
-            return delay_by_taps(new, past, delay, self._taps, self._slopes, inner)
+            return delay_by_taps(new, past, delay, self._compute_taps, self._compute_slopes, inner)
         if self._spreads:
             return delay_between(new, past, delay.detach().round().int(), None, inner, max_delay)
-        whole_steps = self._whole_steps(delay)
+        whole_steps = self._round_down(delay)
         return delay_between(new, past, whole_steps.int(), (delay - whole_steps).to(new.dtype), inner, max_delay)
 
     def _store_inputs(self, new: Tensor) -> None:
@@ -340,26 +340,26 @@ class Delay(Stateful):
         if before >= 0:
             self.states = [new[before:].clone()]  # a copy, because the caller may write to the input
         else:
-            self.states = [torch.cat([self._history(new)[len(new) :], new])]
+            self.states = [torch.cat([self._get_history(new)[len(new) :], new])]
 
-    def _taps(self, delay: Tensor) -> Tensor:
+    def _compute_taps(self, delay: Tensor) -> Tensor:
         """Maps delays `[size]` to weights `[max_delay + 1, size]`. Row `l` weights the value from `l` steps ago."""
-        width, distance = self._distances(delay)
+        width, distance = self._compute_distances(delay)
         if self.interpolation == "triangle":
             return (width - distance.abs()).clamp(min=0) / (width * width)
         nearest = delay.detach().round() - delay
         weights = torch.exp((nearest * nearest - distance * distance) / (2 * width * width))
         return weights / weights.sum(0)
 
-    def _slopes(self, delay: Tensor) -> Tensor:
-        """Returns the derivatives of `_taps` with respect to the delay."""
-        width, distance = self._distances(delay)
+    def _compute_slopes(self, delay: Tensor) -> Tensor:
+        """Returns the derivatives of `_compute_taps` with respect to the delay."""
+        width, distance = self._compute_distances(delay)
         if self.interpolation == "triangle":
             return distance.sign() * (distance.abs() <= width) / (width * width)
-        taps, slopes = self._taps(delay), distance / (width * width)
+        taps, slopes = self._compute_taps(delay), distance / (width * width)
         return taps * (slopes - (taps * slopes).sum(0))
 
-    def _distances(self, delay: Tensor) -> tuple[Tensor, Tensor]:
+    def _compute_distances(self, delay: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the width, and the distance of each whole step from the delay, `[max_delay + 1, size]`."""
         steps = torch.arange(self.max_delay + 1, device=delay.device, dtype=delay.dtype)
         return self.width.to(delay.dtype), steps.unsqueeze(1) - delay
@@ -434,5 +434,5 @@ def _add_up(values: Sequence[Tensor]) -> Tensor:
     return functools.reduce(torch.add, reversed(values))
 
 
-def _dtype(value: float | Tensor) -> torch.dtype:
+def _get_dtype(value: float | Tensor) -> torch.dtype:
     return value.dtype if isinstance(value, Tensor) else torch.get_default_dtype()

@@ -26,7 +26,7 @@ def explain_devices(inputs: Sequence[Tensor], module: nn.Module, core: object, e
     if type(error).__module__.startswith("flexsn_"):
         return
     device = inputs[0].device
-    for name, tensor in _tensors(inputs, module, core):
+    for name, tensor in _list_tensors(inputs, module, core):
         if are_apart(tensor, device):
             raise DeviceError(
                 f"{name} is on {tensor.device} and input 0 on {device}: move both to one device, with "
@@ -46,7 +46,7 @@ def explain_dtypes(inputs: Sequence[Tensor], error: Exception) -> None:
             ) from error
 
 
-def _tensors(inputs: Sequence[Tensor], module: nn.Module, core: object) -> Iterator[tuple[str, Tensor]]:
+def _list_tensors(inputs: Sequence[Tensor], module: nn.Module, core: object) -> Iterator[tuple[str, Tensor]]:
     """Yields the tensors that a step reads, with their names."""
     yield from ((f"input {i}", x) for i, x in enumerate(inputs))
     yield from ((f"the parameter {name}", value) for name, value in module.named_parameters())

@@ -129,18 +129,18 @@ def traffic(
     except (NotImplementedError, ValueError, TypeError) as error:
         return [f"not triton: {error}"]
     if isinstance(step, RecurrentSpecialization):
-        return _staged_traffic(step, inputs)
+        return _describe_staged_traffic(step, inputs)
     if isinstance(step, CutSpecialization):
         pieces = step.trace.pieces
         parts = step.split(Arguments(tuple(inputs), tuple(states or ()), ()))
-        described = [
+        descriptions = [
             f"{role} {i} as {piece.count} pieces"
             for role, values in (("input", pieces.inputs), ("state", pieces.states), ("output", pieces.outputs))
             for i, piece in enumerate(values)
             if piece.count > 1
         ]
         rest = traffic(step.program, *parts, keep=keep)
-        return [f"small dimensions are written out: {', '.join(described) or 'only inside of the step'}", *rest]
+        return [f"small dimensions are written out: {', '.join(descriptions) or 'only inside of the step'}", *rest]
     assert isinstance(step, Specialization)
     trace, num_steps = step.trace, inputs[0].shape[0]
     size = math.prod(trace.step_shape)
@@ -167,7 +167,7 @@ def traffic(
         reads, moved = "them", int(num_steps * size * residuals.traffic)
     return [
         f"compiled kernels over {num_steps} steps of {size} elements "
-        f"(once through them, a stream: {_format_bytes(stream)}):",
+        f"(a stream, which is one sequence: {_format_bytes(stream)}):",
         f"  forward reads {_format_sizes(read)}; writes {_format_sizes(written)}: "
         f"{_format_streams(_add_sizes(read, written), stream)}",
         f"  training writes {writes}, and backward reads {reads} and the outputs' gradients, and writes the inputs' "
@@ -177,7 +177,7 @@ def traffic(
     ]
 
 
-def _staged_traffic(step: RecurrentSpecialization, inputs: Sequence[Tensor]) -> list[str]:
+def _describe_staged_traffic(step: RecurrentSpecialization, inputs: Sequence[Tensor]) -> list[str]:
     """Describes the values that a step with products keeps for its backward."""
     trace, num_steps = step.trace, inputs[0].shape[0]
     values = (*trace.inputs, *trace.states, *trace.lifted_values)

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 # checked steps are at different positions of their sequences.
 EVERY = {"m": 16, "s": 129}
 # Number of successive checks that must find the layer silent, or always firing, before the warning is given.
-_LOOKS = {"m": 4, "s": 8}
+_NUM_CHECKS = {"m": 4, "s": 8}
 _PAGE = "docs/my-network-does-not-learn.md"
 
 
-def is_wanted() -> bool:
+def is_enabled() -> bool:
     """True unless the environment variable `FLEXSN_WATCH_FIRING` is 0, which turns the warning off."""
     return os.environ.get("FLEXSN_WATCH_FIRING", "1") != "0"
 
@@ -58,9 +58,9 @@ class Firing:
         if output.device.type == "cpu":
             self._record_count(neuron, int(torch.count_nonzero(output.detach())), output.shape)
         elif output.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
-            self._look_on_gpu(neuron, output.detach())
+            self._count_on_gpu(neuron, output.detach())
 
-    def _look_on_gpu(self, neuron: FlexSN, output: Tensor) -> None:
+    def _count_on_gpu(self, neuron: FlexSN, output: Tensor) -> None:
         if self._pending is not None:
             count, event, shape = self._pending
             if not event.query():
@@ -78,21 +78,21 @@ class Firing:
         self._silent = self._silent + 1 if count == 0 else 0
         is_full = count == shape.numel() and neuron.spike_range == (0, 1)
         self._full = self._full + 1 if is_full else 0
-        if max(self._silent, self._full) < _LOOKS[neuron.step_mode]:
+        if max(self._silent, self._full) < _NUM_CHECKS[neuron.step_mode]:
             return
         self.calls_left = 0
         is_silent = self._silent > 0
         behaviour = "never fires" if is_silent else "fires always"
         warn(
             f"a layer {behaviour} in training: {type(neuron).__name__}, whose output of shape {list(shape)} was "
-            f"{'all 0' if is_silent else 'all 1'} in the last {_LOOKS[neuron.step_mode]} checks. "
-            f"{_remedy(neuron, is_silent)} See {_PAGE}. This warning is given once; "
+            f"{'all 0' if is_silent else 'all 1'} in the last {_NUM_CHECKS[neuron.step_mode]} checks. "
+            f"{_suggest_remedy(neuron, is_silent)} See {_PAGE}. This warning is given once; "
             "watch_firing=False, or FLEXSN_WATCH_FIRING=0 in the environment, turns it off.",
             FiringWarning,
         )
 
 
-def _remedy(neuron: FlexSN, silent: bool) -> str:
+def _suggest_remedy(neuron: FlexSN, silent: bool) -> str:
     if not silent:
         return "Make its input or the weights in front of it smaller, or its threshold higher."
     inner = getattr(neuron, "neuron", neuron)  # the neuron inside of a Recurrent

@@ -15,7 +15,7 @@ from flexsn_nn._checks import check_name
 from flexsn_nn._decisions import Decisions
 from flexsn_nn._example_outputs import compare_specs, specs_of
 from flexsn_nn._explain import constants, kernels, launchers, products, segments, traffic, without_hash
-from flexsn_nn._firing import EVERY, Firing, is_wanted
+from flexsn_nn._firing import EVERY, Firing, is_enabled
 from flexsn_nn._freed_graphs import GraphOfCall, graph_of
 from flexsn_nn._handover import Handover
 from flexsn_nn._leaf import refuse_proxies
@@ -168,7 +168,7 @@ class FlexSN(Runs):
         self._looks_for_sharing = True
         self._exported = None  # set by torch.export, in the program that it traces
         self._graph = None  # autograd graph of the loop's last call
-        self._firing = Firing() if watch_firing and is_wanted() else None
+        self._firing = Firing() if watch_firing and is_enabled() else None
         self._reset_in = recomputation()  # recomputation in which the states were last reset or assigned
         self._get_program()
         if example_inputs is not None:
@@ -236,7 +236,7 @@ class FlexSN(Runs):
             again = self._run_again(inputs, front)
             if again is not None:
                 return again
-        changes = self._transforms(inputs, front, lengths, resets, transforms)
+        changes = self._collect_transforms(inputs, front, lengths, resets, transforms)
         counts = SpikeCounts() if self.count_spikes else None
         if counts is not None:
             changes = (*changes, counts)
@@ -249,10 +249,10 @@ class FlexSN(Runs):
                 self._look_for_sharing(inputs)
             if self._bits.num_users > 0:
                 self._bits.forget()
-                if self._packs():
+                if self._can_write_bits():
                     changes = (*changes, SpikesAsBits())
             if changes or self._draws:
-                changes = self._with_draws(changes, begins=not self.states, keep=True)
+                changes = self._add_draws(changes, begins=not self.states, keep=True)
             exchange: SequenceRunner | None = self.__dict__.get("_exchange")
             if exchange is not None and len(inputs) == 1 and not self._own_transforms:
                 output = exchange.run(self, inputs) if self._describe_results(changes) == _SEQUENCE else None
@@ -267,9 +267,9 @@ class FlexSN(Runs):
             if graph is not None and torch.is_grad_enabled():
                 graph.watch(self.states)
         exporting = compiling and not self._carries and is_exporting()
-        begin = self._states_in_export() if exporting else self.states
+        begin = self._get_export_states() if exporting else self.states
         if compiling:
-            changes = self._with_draws(changes, begins=not begin, keep=not exporting)
+            changes = self._add_draws(changes, begins=not begin, keep=not exporting)
         if not compiling and is_jit_tracing():
             raise ExportError(
                 "torch.jit.trace records the loop for one T, and the neuron's current state. Use "
@@ -287,7 +287,7 @@ class FlexSN(Runs):
         elif compiling:
             self.states, self.state_seqs, self.spike_counts = states, state_seqs, spikes
         else:
-            self._hold_results(states, state_seqs, spikes)
+            self._store_results(states, state_seqs, spikes)
             # Backwards of kernels detect a freed graph by themselves.
             self.__dict__["_graph"] = None if self._repeats is not None else graph_of(outputs)
         return outputs[0] if self.num_outputs == 1 else outputs
@@ -346,13 +346,13 @@ class FlexSN(Runs):
         front: Producer | Delayed | None = affine
         if self._handover is not None:
             tensors, front = self._handover.take(tensors, affine)
-        changes = self._transforms(tensors, front, lengths, resets, transforms)
-        begun = self._as_states(states)
-        changes = self._with_draws(changes, begins=not begun, keep=False)
-        outputs, new_states, _ = self._run(tensors, begun, keep=False, transforms=changes)
+        changes = self._collect_transforms(tensors, front, lengths, resets, transforms)
+        initial_states = self._to_states(states)
+        changes = self._add_draws(changes, begins=not initial_states, keep=False)
+        outputs, new_states, _ = self._run(tensors, initial_states, keep=False, transforms=changes)
         return outputs[0] if self.num_outputs == 1 else outputs, new_states
 
-    def _transforms(
+    def _collect_transforms(
         self,
         inputs: tuple[Tensor, ...],
         front: Producer | Delayed | None,
@@ -367,14 +367,14 @@ class FlexSN(Runs):
         if front is not None and not isinstance(front, Delayed):
             flows = self.requires_grad is None or self.requires_grad[0]
             chain = (Absorb(front, flows=flows), *chain)
-        chain = (*self._completing(inputs), *chain)
+        chain = (*self._list_completing_transforms(inputs), *chain)
         if resets is not None:
             chain = (*chain, Resets(resets))
         if isinstance(front, Delayed):  # resets leave the state of the delay unchanged
             chain = (*chain, front)
         return chain if lengths is None else (*chain, Lengths(lengths))
 
-    def _completing(self, inputs: tuple[Tensor, ...]) -> tuple[Transform, ...]:
+    def _list_completing_transforms(self, inputs: tuple[Tensor, ...]) -> tuple[Transform, ...]:
         """Returns transforms that compute the inputs that a call omits."""
         return ()
 
@@ -393,23 +393,23 @@ class FlexSN(Runs):
                 f"  on a GPU, compiled kernels refuse the core: {reason}" for reason in self._refusals.reasons(kinds)
             ]
         if not lines:
-            lines = [f"backend={self._backend!r}: nothing has run yet.{self._prospect(inputs)}"]
-        if affine is not None and not self._absorbs(inputs):
+            lines = [f"backend={self._backend!r}: nothing has run yet.{self._predict_backend(inputs)}"]
+        if affine is not None and not self._can_absorb(inputs):
             lines.append("the affine part of the input is computed before the step: init_states reads the input")
             affine = None
         launched = self._decisions.has_launched(kinds)
-        transforms = [*self._own_transforms, *self._completing(inputs)]
+        transforms = [*self._own_transforms, *self._list_completing_transforms(inputs)]
         if affine is not None:
             with torch.no_grad():
                 transforms.append(InStep(affine.frozen().absorbed(inputs[0])[1], flows=True))
         if self.count_spikes and launched and self._step_mode == "m":
             transforms.append(SpikeCounts())
-        used = self._with_examples(tuple(transforms))
-        tensors = self._checked(inputs) if inputs else ()
+        all_transforms = self._add_example_draws(tuple(transforms))
+        tensors = self._check_inputs(inputs) if inputs else ()
         call = self._call(self._backend, tensors)._replace(kernels=True)
-        if inputs and len(used) > len(transforms):
-            _, used = before(call, used)
-        program = self._program(used).scan
+        if inputs and len(all_transforms) > len(transforms):
+            _, all_transforms = before(call, all_transforms)
+        program = self._get_step_program(all_transforms).scan
         lines += [
             *kernels(program),
             *segments(self._programs.scans),
@@ -418,36 +418,36 @@ class FlexSN(Runs):
             *constants(program),
         ]
         if inputs:
-            counts = any(transform.num_states for transform in used)
-            states = None if self._kernels_start_alike(tensors) and not counts else self._initial(tensors)
-            more_inputs, more_states = added(call, used)
+            counts = any(transform.num_states for transform in all_transforms)
+            states = None if self._can_omit_states(tensors) and not counts else self._create_initial_states(tensors)
+            more_inputs, more_states = added(call, all_transforms)
             tensors = (*tensors, *more_inputs)
             if states is not None:
                 states += more_states
             sequences = [x.unsqueeze(0) for x in tensors] if self._step_mode == "s" else tensors
             lines += traffic(program, sequences, states, keep=self.store_state_seqs)
-        unpacked = self._bits.why_refused(self.core)
-        if unpacked is not None:
-            lines.append(f"spikes are packed after the kernel: {unpacked}")
+        packing_refusal = self._bits.why_refused(self.core)
+        if packing_refusal is not None:
+            lines.append(f"spikes are packed after the kernel: {packing_refusal}")
         names = unregistered(self.core)
         if names:
             lines.append(f"captured parameters that are in no module and no optimizer: {', '.join(names)}")
         return "\n".join(lines)
 
-    def _prospect(self, inputs: tuple[Tensor, ...]) -> str:
+    def _predict_backend(self, inputs: tuple[Tensor, ...]) -> str:
         """Names the backend that would run a call with these inputs, and the reason. Returns `""` without inputs."""
         if not inputs:
             return ""
-        checked = self._checked(inputs)
+        checked = self._check_inputs(inputs)
         try:
             choice = choose(self._backend, self._step_mode, checked[0].device, False)
         except BackendUnavailableError as error:
             return f" These inputs would raise: {error}"
-        why_loop = None
-        if self._backend == "auto" and self._asks_kernels(choice.backend):
-            why_loop = self._why_loop(checked, [])
-        if why_loop is not None:
-            return f" These inputs would run on torch: {why_loop}"
+        loop_reason = None
+        if self._backend == "auto" and self._may_fall_back(choice.backend):
+            loop_reason = self._why_loop(checked, [])
+        if loop_reason is not None:
+            return f" These inputs would run on torch: {loop_reason}"
         return f" These inputs would run on {choice.backend}: {choice.reason}"
 
     def latest_choice(self, device: str) -> Choice | None:

@@ -71,7 +71,7 @@ class GraphOfStates(GraphOfCall):
 
     def __init__(self, states: Sequence[Tensor]) -> None:
         super().__init__(())
-        for node in _nearest([state.grad_fn for state in states]):
+        for node in _find_nearest([state.grad_fn for state in states]):
             node.register_prehook(self._visit)
 
 
@@ -82,7 +82,7 @@ def graph_of_states(states: Sequence[Tensor]) -> GraphOfStates | None:
     return GraphOfStates(states) if any(state.grad_fn is not None for state in states) else None
 
 
-def _nearest(starts: Sequence[Any]) -> list[Any]:
+def _find_nearest(starts: Sequence[Any]) -> list[Any]:
     """Returns these nodes and the nodes that a gradient reaches next, up to `_NODES_NEARBY`. Excludes leaves."""
     nearest: dict[Any, None] = {}
     pending = deque(starts)

@@ -1,4 +1,4 @@
-"""Passes a norm or a delay to the next neuron, which computes it in its step."""
+"""Passes a norm or a delay to the next neuron, whose step computes the norm or the delay."""
 
 from __future__ import annotations
 

@@ -87,9 +87,9 @@ def flat(module: nn.Module, name: str, folded: bool = False) -> Iterator[tuple[s
         yield from flat(module.norm, f"{name}.norm", True)
         yield from flat(module.neuron, f"{name}.neuron", folded)
     elif type(module) is nn.Sequential or isinstance(module, OverTime):
-        inside = folded or isinstance(module, OverTime)
+        is_folded = folded or isinstance(module, OverTime)
         for child_name, child in module.named_children():
-            yield from flat(child, f"{name}.{child_name}", inside)
+            yield from flat(child, f"{name}.{child_name}", is_folded)
     else:
         yield name, module, folded
 

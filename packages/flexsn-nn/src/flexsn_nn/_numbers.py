@@ -28,9 +28,9 @@ def fit_checkpoint(
         names: names of the parameters that may be scalars.
     """
     for name in names:
-        key, held = prefix + name, parameters.get(name)
+        key, parameter = prefix + name, parameters.get(name)
         saved = state_dict.get(key)
-        if held is not None and held.shape == (1,) and isinstance(saved, Tensor) and saved.dim() == 0:
+        if parameter is not None and parameter.shape == (1,) and isinstance(saved, Tensor) and saved.dim() == 0:
             state_dict[key] = saved.reshape(1)
 
 

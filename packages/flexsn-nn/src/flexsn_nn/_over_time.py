@@ -141,8 +141,8 @@ def split_norm(layers: nn.Sequential) -> tuple[list[nn.Module], BatchNorm | None
     """
     *front, last = layers if len(layers) else (None,)
     if type(last) is nn.Sequential and not _has_hooks(last):
-        inside, norm = split_norm(last)
-        return ([*front, *inside], norm) if norm is not None else (list(layers), None)
+        inner_layers, norm = split_norm(last)
+        return ([*front, *inner_layers], norm) if norm is not None else (list(layers), None)
     if is_batch_norm(last) and not _has_hooks(last):
         return front, last
     return list(layers), None

@@ -57,7 +57,7 @@ class StepProgram(NamedTuple):
         for transform in transforms:
             tensors += transform.tensors
             completion = completion or transform.completion
-        return Changes(self.stand_ins.instead(tensors), completion)
+        return Changes(self.stand_ins.get_replacements(tensors), completion)
 
 
 class Programs:
@@ -138,37 +138,37 @@ class Programs:
             tensors.append(tuple(rest[:count]))
             del rest[:count]
         counts = self._counts.with_all(transforms)
-        allowed: Sequence[bool] | None = None
+        requires_grad_flags: Sequence[bool] | None = None
         if requires_grad is not None:
             num_inputs, num_states, _ = self._counts
             more_inputs, more_states = counts.inputs - num_inputs, counts.states - num_states
             more = (True,) * more_inputs, (True,) * more_states
-            allowed = (*requires_grad[:num_inputs], *more[0], *requires_grad[num_inputs:], *more[1])
+            requires_grad_flags = (*requires_grad[:num_inputs], *more[0], *requires_grad[num_inputs:], *more[1])
             if not any(more):
-                allowed = requires_grad  # this list itself, since its identity is compared
+                requires_grad_flags = requires_grad  # this list itself, since its identity is compared
         scan = ScanProgram(
             compose(core, self._counts, transforms, tensors),
             *counts,
-            allowed,
+            requires_grad_flags,
             residuals=self._residuals,
             on_cpu=on_cpu,
-            counts_down=_counts_down(counts.inputs, self._counts.inputs, transforms),
-            late=_late(counts.inputs, self._counts.inputs, transforms),
+            counts_down=_flag_countdowns(counts.inputs, self._counts.inputs, transforms),
+            late=_find_late_inputs(counts.inputs, self._counts.inputs, transforms),
             bits=(True, *(False,) * (counts.outputs - 1)) if any(t.bits for t in transforms) else (),
         )
         return StepProgram(core, requires_grad, scan, key, stand_ins)
 
 
-def _counts_down(num_inputs: int, of_core: int, transforms: Sequence[Transform]) -> tuple[bool, ...]:
+def _flag_countdowns(num_inputs: int, of_core: int, transforms: Sequence[Transform]) -> tuple[bool, ...]:
     """Returns, for each input, True if its values count down. Returns an empty tuple if no input counts down."""
     if not any(transform.counts_down for transform in transforms):
         return ()
-    added = [transform.counts_down for transform in transforms for _ in range(transform.num_inputs)]
-    assert len(added) == num_inputs - of_core
-    return (*(False,) * of_core, *added)
+    added_flags = [transform.counts_down for transform in transforms for _ in range(transform.num_inputs)]
+    assert len(added_flags) == num_inputs - of_core
+    return (*(False,) * of_core, *added_flags)
 
 
-def _late(num_inputs: int, of_core: int, transforms: Sequence[Transform]) -> tuple[Late | None, ...]:
+def _find_late_inputs(num_inputs: int, of_core: int, transforms: Sequence[Transform]) -> tuple[Late | None, ...]:
     """Returns, for each input, its delays, or `None`. Returns an empty tuple if no input is delayed."""
     place = of_core
     for transform in transforms:

@@ -69,18 +69,18 @@ class Ranges:
         if torch.cuda.is_current_stream_capturing():
             return
         with torch.no_grad(), torch.cuda.device(value.device):
-            outside = torch.empty((), dtype=torch.bool, device="cpu", pin_memory=True)
-            outside.copy_(_is_outside(value, allowed), non_blocking=True)
+            is_outside = torch.empty((), dtype=torch.bool, device="cpu", pin_memory=True)
+            is_outside.copy_(_is_outside(value, allowed), non_blocking=True)
             event = torch.cuda.Event()
             event.record()
-        self._pending[name] = outside, event
+        self._pending[name] = is_outside, event
 
     def _read_result(self, module: nn.Module, name: str, value: nn.Parameter, allowed: Range) -> None:
-        outside, event = self._pending[name]
+        is_outside, event = self._pending[name]
         if torch.cuda.is_current_stream_capturing() or not event.query():
             return
         del self._pending[name]
-        if outside:
+        if is_outside:
             self._warn(module, name, value, allowed)  # waits for the device only here
 
     def _warn(self, module: nn.Module, name: str, value: nn.Parameter, allowed: Range) -> None:
@@ -101,13 +101,13 @@ def _has_pole(allowed: Range) -> bool:
 
 def _is_outside(value: Tensor, allowed: Range) -> Tensor:
     """Returns a tensor without dimensions, which is True if an element is out of range or not finite."""
-    inside = value.isfinite()
+    is_inside = value.isfinite()
     if "at_least" in allowed:
-        inside = inside & (value >= allowed["at_least"])
+        is_inside = is_inside & (value >= allowed["at_least"])
     if "above" in allowed:
-        inside = inside & (value > allowed["above"])
+        is_inside = is_inside & (value > allowed["above"])
     if "at_most" in allowed:
-        inside = inside & (value <= allowed["at_most"])
+        is_inside = is_inside & (value <= allowed["at_most"])
     if "below" in allowed:
-        inside = inside & (value < allowed["below"])
-    return ~inside.all()
+        is_inside = is_inside & (value < allowed["below"])
+    return ~is_inside.all()

@@ -58,7 +58,7 @@ class ReplacementReport:
         self._net, self._left = weakref.ref(net), left
 
     def __str__(self) -> str:
-        accounts = list(self._accounts())
+        accounts = list(self._describe_layers())
         ran = [account for account in accounts if account.ran]
         without_kernels = [account for account in accounts if not account.ran]
         lines = [f"{len(ran)} of {len(accounts)} layers {self._did}", *(f"  {account}" for account in ran)]
@@ -66,7 +66,7 @@ class ReplacementReport:
             lines += [f"{self._others}:", *(f"  {account}" for account in without_kernels)]
         return "\n".join(lines)
 
-    def _accounts(self) -> Iterator[_Replaced]:
+    def _describe_layers(self) -> Iterator[_Replaced]:
         net = self._net()
         for name, module in () if net is None else net.named_modules():
             forward = vars(module).get("forward")

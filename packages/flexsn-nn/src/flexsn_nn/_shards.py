@@ -65,16 +65,18 @@ class StepShards:
         if any(x.device_mesh != first.device_mesh for x in tensors):
             raise PlacementError("the inputs are DTensors on different meshes: redistribute them to one mesh.")
         shape = tuple(torch.broadcast_shapes(*(x.shape[lead:] for x in tensors)))
-        dims_by_input = [[_step_dim(i, p, x, len(shape), lead) for p in x.placements] for i, x in enumerate(tensors)]
+        dims_by_input = [
+            [_find_step_dim(i, p, x, len(shape), lead) for p in x.placements] for i, x in enumerate(tensors)
+        ]
         dims: list[int | None] = []
         for along in zip(*dims_by_input, strict=True):
-            cut = {dim for dim in along if dim is not None}
-            if len(cut) > 1:
+            divided_dims = {dim for dim in along if dim is not None}
+            if len(divided_dims) > 1:
                 raise PlacementError(
-                    f"the inputs are sharded along different dimensions of the step, {sorted(cut)}: redistribute them "
-                    "to one placement."
+                    f"the inputs are sharded along different dimensions of the step, {sorted(divided_dims)}: "
+                    "redistribute them to one placement."
                 )
-            dims.append(next(iter(cut), None))
+            dims.append(next(iter(divided_dims), None))
         shards = cls(first.device_mesh, shape, tuple(dims))
         for i, x in enumerate(tensors):
             if shards.placements(x.shape[lead:], lead) != x.placements:
@@ -123,7 +125,7 @@ class StepShards:
     def whole(self, part: Tensor, lead: int) -> DTensor:
         """Returns the `DTensor` `[*lead, *step]` of which `part` is this process's part."""
         shape = torch.Size((*part.shape[:lead], *self.shape))
-        strides = _contiguous(shape)
+        strides = _compute_contiguous_strides(shape)
         placements = self.placements(self.shape, lead)
         return DTensor.from_local(part, self.mesh, placements, run_check=False, shape=shape, stride=strides)
 
@@ -158,7 +160,7 @@ class StepShards:
             if tensor is not None and (self.is_cut or isinstance(tensor, DTensor))
         ]
         try:
-            local = [self._of_parameter(name, tensor) for _, name, tensor in replaced]
+            local = [self._localize_parameter(name, tensor) for _, name, tensor in replaced]
             for (tensors, name, _), part in zip(replaced, local, strict=True):
                 tensors[name] = part  # type: ignore[assignment]
             yield local
@@ -166,9 +168,9 @@ class StepShards:
             for tensors, name, tensor in replaced:
                 tensors[name] = tensor  # type: ignore[assignment]
 
-    def _of_parameter(self, name: str, tensor: Tensor) -> Tensor:
+    def _localize_parameter(self, name: str, tensor: Tensor) -> Tensor:
         everywhere: tuple[Placement, ...] = (Replicate(),) * len(self.dims)
-        placements = self.placements(tensor.shape) if _broadcasts(tensor.shape, self.shape) else everywhere
+        placements = self.placements(tensor.shape) if _can_broadcast(tensor.shape, self.shape) else everywhere
         if not isinstance(tensor, DTensor):
             tensor = DTensor.from_local(tensor, self.mesh, everywhere, run_check=False)
         if tensor.device_mesh != self.mesh:
@@ -209,7 +211,7 @@ def check_parts(
         )
 
 
-def _step_dim(index: int, placement: Placement, x: DTensor, step_dims: int, lead: int) -> int | None:
+def _find_step_dim(index: int, placement: Placement, x: DTensor, step_dims: int, lead: int) -> int | None:
     """Returns the dimension of the step along which an input is divided; `None` if it is not divided."""
     if isinstance(placement, Replicate):
         return None
@@ -227,10 +229,10 @@ def _step_dim(index: int, placement: Placement, x: DTensor, step_dims: int, lead
     return dim - lead + step_dims - (x.dim() - lead)
 
 
-def _broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
+def _can_broadcast(shape: Sequence[int], to: Sequence[int]) -> bool:
     return len(shape) <= len(to) and all(a in (1, b) for a, b in zip(reversed(shape), reversed(to), strict=False))
 
 
-def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+def _compute_contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """Returns the strides of a contiguous tensor."""
     return torch.empty(tuple(shape), device="meta").stride()

@@ -57,17 +57,17 @@ def check_sequences(net: nn.Module, kinds: Collection[type[nn.Module]]) -> None:
     """
     for part in net.modules():
         if type(part) is nn.Sequential:
-            for module, calls in _calls(part).items():
+            for module, calls in _count_calls(part).items():
                 if calls > 1 and isinstance(module, tuple(kinds)):
                     warn_of_sharing(module)
 
 
-def _calls(part: nn.Module) -> Counter[nn.Module]:
+def _count_calls(part: nn.Module) -> Counter[nn.Module]:
     """Counts the calls of each module in one call of an `nn.Sequential`."""
     if type(part) is not nn.Sequential:
         return Counter([part])
     counts: Counter[nn.Module] = Counter()
     for child in part._modules.values():
         if child is not None:
-            counts += _calls(child)
+            counts += _count_calls(child)
     return counts

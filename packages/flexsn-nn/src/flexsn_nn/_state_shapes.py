@@ -41,16 +41,16 @@ def plain_states(states: Sequence[Tensor]) -> list[Tensor]:
     Raises:
         StateError: a state belongs to one sample of a `vmap` that has ended.
     """
-    unwrapped = []
+    unwrapped_states = []
     for i, state in enumerate(states):
-        plain = after_transforms(state) if isinstance(state, Tensor) else state
-        if plain is None:
+        plain_state = after_transforms(state) if isinstance(state, Tensor) else state
+        if plain_state is None:
             raise StateError(
                 f"state {i} belongs to one sample of a torch.func.vmap that has ended. Call reset() before the "
                 "call, or return the states from the function: neuron.step(x, states)."
             )
-        unwrapped.append(plain)
-    return unwrapped
+        unwrapped_states.append(plain_state)
+    return unwrapped_states
 
 
 def check_states(

@@ -56,7 +56,7 @@ class Stateless(nn.Module):
                 hook = layer.register_forward_pre_hook(_make_hook(states_by_layer, name), with_kwargs=True)
                 stack.callback(hook.remove)
             with torch.no_grad():
-                self.net(*_as_tuple(inputs))
+                self.net(*_to_tuple(inputs))
         missing = [name for name, _ in self._layers if name not in states_by_layer]
         if missing:
             raise StateError(f"the network did not call {missing[0]}: its states are unknown.")
@@ -76,7 +76,7 @@ class Stateless(nn.Module):
             StateError: the number of states differs from the network's, or is unknown before `initial_states` runs.
         """
         initial = self.initial_states(inputs) if states is None else list(states)
-        counts = self._counts_of(initial)
+        counts = self._count_states(initial)
         before = [_list_results(layer) for _, layer in self._layers]
         try:
             start = 0
@@ -85,13 +85,13 @@ class Stateless(nn.Module):
                 start += count
                 if isinstance(layer, FlexSN):
                     layer._carries = True
-            output = self.net(*_as_tuple(inputs))
+            output = self.net(*_to_tuple(inputs))
             return output, [state for _, layer in self._layers for state in layer.states]
         finally:
             for (_, layer), results in zip(self._layers, before, strict=True):
                 _restore_results(layer, results)
 
-    def _counts_of(self, states: list[Tensor]) -> list[int]:
+    def _count_states(self, states: list[Tensor]) -> list[int]:
         counts = [count for count in self._counts if count is not None]
         if len(counts) < len(self._counts):
             raise StateError("a layer that is not a neuron keeps a state: call initial_states(inputs) first.")
@@ -100,14 +100,16 @@ class Stateless(nn.Module):
         return counts
 
 
-def _as_tuple(inputs: Tensor | Sequence[Any]) -> tuple[Any, ...]:
+def _to_tuple(inputs: Tensor | Sequence[Any]) -> tuple[Any, ...]:
     return (inputs,) if isinstance(inputs, Tensor) or not isinstance(inputs, Iterable) else tuple(inputs)
 
 
 def _make_hook(states_by_layer: dict[str, list[Tensor]], name: str) -> Any:
     def hook(layer: FlexSN | Stateful, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if isinstance(layer, FlexSN):
-            states_by_layer[name] = [state.contiguous() for state in layer._initial(layer._checked(args))]
+            states_by_layer[name] = [
+                state.contiguous() for state in layer._create_initial_states(layer._check_inputs(args))
+            ]
         else:
             states_by_layer[name] = layer.initial_states(*args)
 

@@ -49,8 +49,8 @@ _foreach_copy = private("torch", "_foreach_copy_", "captured steps copy tensors 
 _KEPT_BACK = "after a capture that failed, the allocator of a GPU does not free memory"
 _end_allocation = private("torch._C", "_cuda_endAllocateToPool", _KEPT_BACK, default=lambda device, pool: None)
 _release_pool = private("torch._C", "_cuda_releasePool", _KEPT_BACK, default=lambda device, pool: None)
-# In torch 2.11, Dynamo evaluates `torch.compiler.is_exporting()` as True even in `torch.compile`. The flag that this
-# function reads is evaluated correctly. Since torch 2.12, the function is evaluated correctly, too.
+# In torch 2.11, Dynamo evaluates the function `torch.compiler.is_exporting` as True even in `torch.compile`. The flag
+# that this function reads is evaluated correctly. Since torch 2.12, the function is evaluated correctly, too.
 _FUNCTION_IS_RIGHT = torch.__version__.split(".")[:2] != ["2", "11"] or bool(
     lacking("torch.compiler", ["_is_exporting_flag"])
 )

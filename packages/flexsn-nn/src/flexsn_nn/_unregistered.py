@@ -39,8 +39,8 @@ def unregistered(core: object) -> list[str]:
     captured = {id(value): name for name, value in _walk_captured(core, set()) if isinstance(value, nn.Parameter)}
     if not captured:
         return []
-    registered = {id(parameter) for parameter in _all_registered()}
-    return [name for number, name in captured.items() if number not in registered]
+    registered_ids = {id(parameter) for parameter in _collect_registered()}
+    return [name for number, name in captured.items() if number not in registered_ids]
 
 
 def captured_by(core: object) -> Iterator[tuple[str, Any]]:
@@ -101,7 +101,7 @@ def _list_variables(function: types.FunctionType) -> dict[str, Any]:
     return {**variables.globals, **variables.nonlocals, **defaults, **(function.__kwdefaults__ or {})}
 
 
-def _all_registered() -> Iterator[nn.Parameter]:
+def _collect_registered() -> Iterator[nn.Parameter]:
     # Checks `type` instead of calling isinstance, which would read `__class__` of lazy and deprecated objects.
     for owner in gc.get_objects():
         if issubclass(type(owner), nn.Module):

@@ -1,4 +1,4 @@
-"""One exception class for each kind of mistake. Each class is also a built-in exception."""
+"""One exception class for each kind of mistake. Each class is derived from a built-in exception."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class ExportError(RuntimeError):
 
 
 class UnknownParameterError(TypeError):
-    """A neuron was called with an argument that it does not have."""
+    """The constructor of a neuron was called with an argument that it does not have."""
 
 
 class UnknownAttributeError(AttributeError):

@@ -62,12 +62,13 @@ def with_state(net: nn.Module) -> Iterator[tuple[str, FlexSN | Stateful]]:
 def _outside_of_steps(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yields all modules with their names, except the submodules of neurons."""
     check_module("net", net)
-    inside: str | None = None  # prefix of the names of a neuron's submodules, which directly follow the neuron
+    # Prefix of the names of a neuron's submodules. `named_modules` yields these submodules directly after the neuron.
+    neuron_prefix: str | None = None
     for name, module in net.named_modules():
-        if inside is not None and name.startswith(inside):
+        if neuron_prefix is not None and name.startswith(neuron_prefix):
             continue
         if isinstance(module, FlexSN):
-            inside = f"{name}." if name else ""
+            neuron_prefix = f"{name}." if name else ""
         yield name, module
 
 
@@ -163,30 +164,31 @@ def reset_net(net: nn.Module) -> None:
         >>> net[1].states
         []
     """
-    if torch.compiler.is_compiling():  # of the functions that visit all modules, Dynamo can trace only named_modules
+    if torch.compiler.is_compiling():  # Dynamo can trace `named_modules`, but not `_list_all_with_state`
         for _, module in with_state(net):
             module.reset()
     else:
         check_module("net", net)
-        inside = recomputation()  # called once for all modules, because it takes as long as the rest of a reset
-        for module in _all_with_state(net):
+        # `recomputation` is called once for all modules, because a call takes as long as the rest of a reset.
+        current_recomputation = recomputation()
+        for module in _list_all_with_state(net):
             if type(module).reset is FlexSN.reset:
-                module._forget(inside)
+                module._forget(current_recomputation)
             else:
                 module.reset()
 
 
-def _all_with_state(net: nn.Module) -> list[Any]:
-    """Returns the modules of `with_state(net)` and the neurons inside of neurons. Computing no names saves time."""
-    modules: list[Any] = []  # `Any`, because a cast would be a call
-    kinds: dict[type, bool] = {}
+def _list_all_with_state(net: nn.Module) -> list[Any]:
+    """Returns the modules of `with_state(net)`, and the neurons inside of neurons. Leaves out names to save time."""
+    modules: list[Any] = []  # `Any`, because `cast` would be another call for each module
+    has_state_by_type: dict[type, bool] = {}
     visited, pending, has_shared = {net}, [net], False
     while pending:
         module = pending.pop()
         kind = type(module)
-        if kind not in kinds:
-            kinds[kind] = issubclass(kind, FlexSN | Stateful)
-        if kinds[kind]:
+        if kind not in has_state_by_type:
+            has_state_by_type[kind] = issubclass(kind, FlexSN | Stateful)
+        if has_state_by_type[kind]:
             modules.append(module)
         for child in module._modules.values():
             if child is not None and child not in visited:
@@ -242,10 +244,10 @@ def set_backend(
     for kind in instance if isinstance(instance, tuple) else (instance,):
         if not isinstance(kind, type):
             raise TypeError(f"instance is {kind!r}; give a class of neurons, such as LIF, or a tuple of classes.")
-    selected = [neuron for _, neuron in neurons(net) if isinstance(neuron, instance)]
-    for neuron in selected:
+    selected_neurons = [neuron for _, neuron in neurons(net) if isinstance(neuron, instance)]
+    for neuron in selected_neurons:
         check_backend(backend, neuron.step_mode)
-    for neuron in selected:
+    for neuron in selected_neurons:
         neuron.backend = backend
 
 

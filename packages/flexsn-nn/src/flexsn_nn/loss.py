@@ -98,7 +98,7 @@ def mse_count_loss(spikes: Tensor, targets: Tensor, correct_rate: float = 1.0, i
     _check(spikes, targets)
     check_number("correct_rate", correct_rate, at_least=0, at_most=1)
     check_number("incorrect_rate", incorrect_rate, at_least=0, at_most=1)
-    target_counts = _levels(spikes[0], targets, correct_rate, incorrect_rate) * len(spikes)
+    target_counts = _create_targets(spikes[0], targets, correct_rate, incorrect_rate) * len(spikes)
     return mse_loss(spikes.sum(0), target_counts) / len(spikes)
 
 
@@ -124,7 +124,7 @@ def mse_membrane_loss(v: Tensor, targets: Tensor, on_target: float = 1.0, off_ta
     if targets.shape == v.shape:
         return mse_loss(v, targets)
     _check(v, targets)
-    return mse_loss(v, _levels(v[0], targets, on_target, off_target).expand_as(v))
+    return mse_loss(v, _create_targets(v[0], targets, on_target, off_target).expand_as(v))
 
 
 def l1_rate_sparsity(spikes: Tensor, Lambda: float = 1e-5) -> Tensor:
@@ -146,8 +146,8 @@ def l1_rate_sparsity(spikes: Tensor, Lambda: float = 1e-5) -> Tensor:
     return Lambda * spikes.sum()
 
 
-def _levels(like: Tensor, targets: Tensor, on: float, off: float) -> Tensor:
-    """Returns a tensor `[B, C]` whose values are `on` for the correct class and `off` for other classes."""
+def _create_targets(like: Tensor, targets: Tensor, on: float, off: float) -> Tensor:
+    """Creates targets `[B, C]`: `on` for the correct class, and `off` for the other classes."""
     return off + (on - off) * one_hot(targets, like.shape[-1]).to(like.dtype)
 
 

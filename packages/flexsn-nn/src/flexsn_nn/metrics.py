@@ -39,7 +39,7 @@ def accuracy(spikes: Tensor, targets: Tensor, num_classes: int | None = None) ->
         if counts.shape[1] % num_classes:
             raise ParameterError(f"{counts.shape[1]} neurons are not a population code of {num_classes} classes.")
         counts = counts.unflatten(1, (num_classes, -1)).sum(2)
-    return (_first(counts == counts.amax(1, keepdim=True)) == targets).float().mean()
+    return (_find_first(counts == counts.amax(1, keepdim=True)) == targets).float().mean()
 
 
 def time_to_first_spike(spikes: Tensor) -> Tensor:
@@ -86,13 +86,13 @@ def first_spike_accuracy(spikes: Tensor, targets: Tensor) -> Tensor:
     _check(spikes, targets)
     times = time_to_first_spike(spikes)
     earliest = times.amin(1, keepdim=True)
-    return ((_first(times == earliest) == targets) & (earliest.squeeze(1) < len(spikes))).float().mean()
+    return ((_find_first(times == earliest) == targets) & (earliest.squeeze(1) < len(spikes))).float().mean()
 
 
-def _first(chosen: Tensor) -> Tensor:
-    """Returns the index of the first chosen class, `[B, C] -> [B]`. `argmax` may return a later chosen class."""
-    classes = torch.arange(chosen.shape[1], device=chosen.device)
-    return torch.where(chosen, classes, len(classes)).amin(1)
+def _find_first(candidates: Tensor) -> Tensor:
+    """Returns the index of the first candidate, `[B, C] -> [B]`. `argmax` may return the index of a later candidate."""
+    classes = torch.arange(candidates.shape[1], device=candidates.device)
+    return torch.where(candidates, classes, len(classes)).amin(1)
 
 
 def _check(sequence: Tensor, targets: Tensor) -> None:

@@ -124,7 +124,7 @@ class _Builder:
         self.nir = nir
         self.nodes: dict[str, Any] = {}
         self.edges: list[tuple[str, str]] = []
-        self._outputs: dict[str, str] = {}  # for each call, the node with its output
+        self._outputs: dict[str, str] = {}  # maps the name of a call to the name of the node with the call's output
         self._counts: dict[str, int] = {}
 
     def add(self, node: Any, sources: Sequence[str]) -> str:
@@ -144,7 +144,7 @@ class _Builder:
                 raise NirError(f"{target} gets the same output {count} times: multiply it by {count} instead.")
             self.edges.append((source, target))
 
-    def called(self, name: str, node: str) -> None:
+    def record_call(self, name: str, node: str) -> None:
         """Records the node that has the output of a call."""
         self._outputs[name] = node
 
@@ -157,8 +157,8 @@ def _to_graph(nir: Any, net: nn.Module, sample: Tensor, options: _ExportOptions)
     calls, last, shape = calls_of(net, sample)
     consumers = Counter(source for call in calls for source in call.sources) + Counter(last)
     builder = _Builder(nir)
-    builder.called(INPUT, builder.add(nir.Input({"input": _to_sizes(sample.shape[2:])}), []))
-    node_of_call: dict[str, str] = {}  # for each call, the node that was made for it
+    builder.record_call(INPUT, builder.add(nir.Input({"input": _to_sizes(sample.shape[2:])}), []))
+    node_of_call: dict[str, str] = {}  # maps the name of a call to the name of the node that was created for the call
     for call in calls:
         sources = builder.outputs(call.sources)
         if isinstance(call.layer, nn.modules.batchnorm._BatchNorm):
@@ -170,12 +170,12 @@ def _to_graph(nir: Any, net: nn.Module, sample: Tensor, options: _ExportOptions)
             node = _norm_to_nodes(builder, call, before, sources)
         elif _has_no_effect(call):
             if len(sources) > 1:
-                raise NirError(f"{call.name} ({type(call.layer).__name__}) receives a sum: leave it out.")
+                raise NirError(f"{call.name} ({type(call.layer).__name__}) receives a sum: remove this layer.")
             (node,) = sources
         else:
             node = builder.add(_to_node(nir, call.name, call.layer, call.shape, options), sources)
             node_of_call[call.name] = node
-        builder.called(call.name, node)
+        builder.record_call(call.name, node)
     builder.add(nir.Output({"output": _to_sizes(shape)}), builder.outputs(last))
     # The type check is off, because the check of nir 1.0 mistakes a kernel [3, 1] for [3, 3]. The shapes were recorded
     # in a run of the network instead.
@@ -201,7 +201,9 @@ def _norm_to_nodes(builder: _Builder, call: Call, before: str | None, sources: S
     norm, nir = call.layer, builder.nir
     assert isinstance(norm, nn.modules.batchnorm._BatchNorm)
     if norm.training or norm.running_mean is None or norm.running_var is None:
-        raise NirError(f"{call.name} normalises by statistics of the batch; NIR has constants: call net.eval() first.")
+        raise NirError(
+            f"{call.name} normalises by statistics of the batch; NIR's weights are constants: call net.eval() first."
+        )
     if not call.folded:
         raise NirError(f"{call.name} is a batch norm on [T, B, ...]: put it into OverTime, so that C is dimension 1.")
     scale = (norm.running_var.double() + norm.eps).rsqrt()
@@ -331,7 +333,7 @@ def _conv_to_node(nir: Any, name: str, layer: nn.Conv1d | nn.Conv2d, shape: tupl
     )
 
 
-def _pair(value: Any) -> tuple[int, int]:
+def _to_pair(value: Any) -> tuple[int, int]:
     """Returns height and width from one number for both, or from two numbers."""
     first, *others = torch.as_tensor(value).flatten().tolist()
     return int(first), int(others[0] if others else first)
@@ -339,13 +341,13 @@ def _pair(value: Any) -> tuple[int, int]:
 
 def _pool_to_node(nir: Any, name: str, layer: nn.AvgPool2d) -> Any:
     """Exports average pooling, or sum pooling for `divisor_override=1`."""
-    pads = any(_pair(layer.padding))
-    if layer.ceil_mode or (pads and not layer.count_include_pad and layer.divisor_override is None):
+    has_padding = any(_to_pair(layer.padding))
+    if layer.ceil_mode or (has_padding and not layer.count_include_pad and layer.divisor_override is None):
         raise NirError(f"{name} has ceil_mode=True or count_include_pad=False, which NIR's pooling does not have.")
     if layer.divisor_override not in (None, 1):
-        raise NirError(f"{name} has divisor_override={layer.divisor_override}; NIR has averages, and sums (1).")
+        raise NirError(f"{name} has divisor_override={layer.divisor_override}; NIR has averages (None) and sums (1).")
     sizes = {
-        key: _to_sizes(_pair(value))
+        key: _to_sizes(_to_pair(value))
         for key, value in (("kernel_size", layer.kernel_size), ("stride", layer.stride), ("padding", layer.padding))
     }
     return (nir.AvgPool2d if layer.divisor_override is None else nir.SumPool2d)(**sizes)
@@ -397,11 +399,11 @@ def _neuron_to_node(nir: Any, name: str, neuron: FlexSN, shape: tuple[int, ...],
         )
     _check_strict(name, neuron.surrogate_function, ignore_equality)
     v_reset = 0.0 if neuron.v_reset is None else neuron.v_reset
-    ends = {"v_threshold": array(neuron.v_threshold), "v_reset": array(v_reset)}
+    threshold_and_reset = {"v_threshold": array(neuron.v_threshold), "v_reset": array(v_reset)}
     if options.soft_reset:
-        ends["metadata"] = {"reset": "subtract"}
+        threshold_and_reset["metadata"] = {"reset": "subtract"}
     if isinstance(neuron, IF):
-        return nir.IF(r=array(1 / dt), **ends)
+        return nir.IF(r=array(1 / dt), **threshold_and_reset)
     if isinstance(neuron, CUBALIF):
         if v_reset != 0:
             raise NirError(f"{name} starts at v_reset={neuron.v_reset} and leaks to 0: NIR has no such start.")
@@ -413,12 +415,12 @@ def _neuron_to_node(nir: Any, name: str, neuron: FlexSN, shape: tuple[int, ...],
             r=membrane,
             v_leak=array(0.0),
             w_in=synapse,
-            **ends,
+            **threshold_and_reset,
         )
     assert isinstance(neuron, LIF | PLIF)
     tau = array(neuron.tau)
     r = tau**0 if neuron.decay_input else tau
-    return nir.LIF(tau=tau * dt, r=r, v_leak=array(neuron.v_start), **ends)
+    return nir.LIF(tau=tau * dt, r=r, v_leak=array(neuron.v_start), **threshold_and_reset)
 
 
 def _check_delayed(name: str, neuron: Leaky | Synaptic) -> None:
@@ -438,7 +440,7 @@ def _check_strict(name: str, function: object, ignore_equality: bool) -> None:
     if not ignore_equality and not (isinstance(function, Surrogate) and function.strict):
         raise NirError(
             f"{name} fires at v >= v_threshold, NIR at v > v_threshold: they differ where the membrane is "
-            "exactly at the threshold. Make it with strict=True, or pass ignore_equality=True."
+            "exactly at the threshold. Create the neuron with strict=True, or pass ignore_equality=True."
         )
 
 
@@ -525,9 +527,9 @@ def _separate_loops(graph: Any) -> tuple[list[tuple[str, str]], dict[str, Any]]:
     edges = [tuple(edge) for edge in graph.edges]
     loops: dict[str, Any] = {}
     for name, node in graph.nodes.items():
-        around = {source for source, target in edges if target == name}
-        if around == {target for source, target in edges if source == name} and len(around) == 1:
-            (neuron,) = around
+        neighbors = {source for source, target in edges if target == name}
+        if neighbors == {target for source, target in edges if source == name} and len(neighbors) == 1:
+            (neuron,) = neighbors
             if type(node).__name__ not in ("Linear", "Affine", "Scale") or neuron in loops or neuron == name:
                 raise NirError(f"{name} leads back to its source, {neuron!r}: only one linear node may do this.")
             loops[neuron] = node
@@ -560,8 +562,8 @@ def _order(nir: Any, graph: Any, edges: list[tuple[str, str]]) -> tuple[list[str
     pending: list[tuple[str, bool]] = [(last, False)]
     active: set[str] = set()
     while pending:  # depth-first search
-        name, is_left = pending.pop()
-        if is_left:
+        name, is_finished = pending.pop()
+        if is_finished:
             active.discard(name)
             order[name] = None
         elif name not in order:
@@ -591,7 +593,7 @@ def _from_node(name: str, node: Any, dt: float, backend: str) -> nn.Module:
     if kind in ("Conv1d", "Conv2d"):
         return OverTime(_conv_from_node(node, kind))
     if kind in ("AvgPool2d", "SumPool2d"):
-        size, stride, padding = (_pair(value) for value in (node.kernel_size, node.stride, node.padding))
+        size, stride, padding = (_to_pair(value) for value in (node.kernel_size, node.stride, node.padding))
         return OverTime(nn.AvgPool2d(size, stride, padding, divisor_override=None if kind == "AvgPool2d" else 1))
     if kind == "Flatten":
         if node.start_dim < 0 or node.end_dim not in (-1, len(node.input_type["input"]) - 1):
@@ -651,7 +653,7 @@ def _spiking_from_node(name: str, node: Any, dt: float, backend: str) -> nn.Modu
     if type(node).__name__ == "IF":
         return _scale_input(_compact(_to_tensor(node.r, dt)), IF(**common))
     if type(node).__name__ == "LIF":
-        _check_value(name, "v_leak", node.v_leak, v_reset, "Here a membrane leaks to its v_reset.")
+        _check_value(name, "v_leak", node.v_leak, v_reset, "In flexsn_nn, a membrane leaks to v_reset.")
         tau, gain = _convert_charge(name, node.tau, node.r, dt)
         if gain is None:
             return LIF(tau, decay_input=False, **common)
@@ -714,7 +716,7 @@ def _to_tensor(array: Any, factor: float = 1.0) -> Tensor:
 
 
 def _compact(tensor: Tensor) -> float | Tensor:
-    """Returns a number instead of a tensor if all elements are equal, because kernels load no memory for a number."""
+    """Returns a number instead of a tensor if all elements are equal, since kernels load no numbers from memory."""
     first = tensor.flatten()[0]
     return float(first) if bool((tensor == first).all()) else tensor
 
@@ -722,7 +724,7 @@ def _compact(tensor: Tensor) -> float | Tensor:
 def _to_number(name: str, parameter: str, array: Any) -> float:
     value = _compact(_to_tensor(array))
     if isinstance(value, Tensor):
-        raise NirError(f"{name} has several values of {parameter}; here a layer has one.")
+        raise NirError(f"{name} has several values of {parameter}; a layer of flexsn_nn has one value.")
     return value
 
 

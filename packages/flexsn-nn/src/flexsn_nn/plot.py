@@ -25,7 +25,7 @@ def raster(spikes: Tensor, ax: Axes | None = None) -> Axes:
         spikes: `[T, *step]`. The step's elements are numbered in order.
         ax: axes to draw into; `None` for a new figure.
     """
-    ax = _axes(ax)
+    ax = _get_axes(ax)
     fired = spikes.detach().flatten(1) != 0
     steps, neurons = fired.nonzero().cpu().unbind(1)
     ax.scatter(steps.numpy(), neurons.numpy(), s=4, marker="|" if len(spikes) <= 200 else ".", color="black")
@@ -54,17 +54,17 @@ def trace(
     Raises:
         ParameterError: `v` has more than one neuron, or the tensors differ in length.
     """
-    moving = threshold if isinstance(threshold, Tensor) and threshold.dim() else None
-    tensors = [tensor for tensor in (v, spikes, moving) if tensor is not None]
+    threshold_sequence = threshold if isinstance(threshold, Tensor) and threshold.dim() else None
+    tensors = [tensor for tensor in (v, spikes, threshold_sequence) if tensor is not None]
     if v.dim() != 1 or any(tensor.shape != v.shape for tensor in tensors):
         shapes = [list(tensor.shape) for tensor in tensors]
         raise ParameterError(f"got shapes {shapes}; expected [T] of one neuron, such as v[:, 0, 3].")
-    ax = _axes(ax)
+    ax = _get_axes(ax)
     values = v.detach().float().cpu()
     ax.plot(values.numpy(), label=label)
     top = float(values.max()) if len(values) else 0.0
-    if moving is not None:
-        limits = moving.detach().float().cpu()
+    if threshold_sequence is not None:
+        limits = threshold_sequence.detach().float().cpu()
         ax.plot(limits.numpy(), linestyle="--", color="gray", label="threshold")
         top = max(top, float(limits.max())) if len(limits) else top
     elif threshold is not None:
@@ -86,7 +86,7 @@ def heatmap(v: Tensor, ax: Axes | None = None, *, label: str = "membrane") -> Ax
         ax: axes to draw into; `None` for a new figure.
         label: name of `v` on the colour bar.
     """
-    ax = _axes(ax)
+    ax = _get_axes(ax)
     values = v.detach().flatten(1).T.float().cpu()
     image = ax.imshow(values.numpy(), aspect="auto", origin="lower", interpolation="nearest")
     ax.figure.colorbar(image, ax=ax, label=label)
@@ -101,7 +101,7 @@ def firing_rates(rates: Mapping[str, float], ax: Axes | None = None) -> Axes:
         rates: spikes per neuron and step, as `RateMonitor.rates()` returns them.
         ax: axes to draw into; `None` for a new figure.
     """
-    ax = _axes(ax)
+    ax = _get_axes(ax)
     bars = ax.bar(list(rates), list(rates.values()))
     ax.bar_label(bars, fmt="%.3f")
     ax.margins(y=0.1)  # leaves room for labels
@@ -109,7 +109,7 @@ def firing_rates(rates: Mapping[str, float], ax: Axes | None = None) -> Axes:
     return ax
 
 
-def _axes(ax: Axes | None) -> Axes:
+def _get_axes(ax: Axes | None) -> Axes:
     if ax is not None:
         return ax
     try:

@@ -6,7 +6,7 @@ other rows of the batch. No tensor of the size of the data is stored.
 
 A neuron draws its key from PyTorch's generator each time it begins with the initial state, so `torch.manual_seed` makes
 its numbers reproducible. While the neuron keeps its state, the count of time steps continues. A sequence that is run in
-two calls therefore has the same numbers as the sequence in one call.
+two calls therefore has the same numbers as if it is run in one call.
 
 Source: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011 (Philox).
 """
@@ -27,8 +27,8 @@ def normal_like(x: Tensor) -> Tensor:
     """Draws numbers with mean 0 and variance 1 in a core, one for each element of the step.
 
     Args:
-        x: floating-point tensor with the step's shape, which is the shape of its first input. The values of `x` do not
-            matter. A state with one more dimension gets a draw for each element of that dimension, like
+        x: floating-point tensor with the step's shape, which is the shape of the core's first input. The values of `x`
+            do not matter. A state with one more dimension gets a draw for each element of that dimension, like
             `torch.stack([normal_like(soma) for _ in range(branches)], -1)`. A state with one dimension less, or with
             fewer neurons (but more than one), gets the first numbers of a draw.
 
@@ -93,7 +93,7 @@ def configure(
     """Sets the source of the random numbers of a network's neurons and of `SharedDropout`. `None` changes nothing.
 
     Args:
-        net: neuron, or module with neurons. Neurons that do not draw numbers ignore the call.
+        net: neuron, or module with neurons. The call does not affect neurons that draw no numbers.
         seed: seed from which the key of each neuron is derived, instead of from PyTorch's generator. Every sequence
             that begins with the initial state then has equal numbers. A negative seed returns to keys from the
             generator.
@@ -120,5 +120,5 @@ def configure(
         raise ParameterError(f"seed is {seed!r}; give an integer.")
     if first_row is not None:
         check_count("first_row", first_row, at_least=0)
-    for number, numbers in enumerate(numbers_of(net)):
-        numbers.configure(seed, number, first_row, in_evaluation)
+    for index, numbers in enumerate(numbers_of(net)):
+        numbers.configure(seed, index, first_row, in_evaluation)

@@ -209,7 +209,8 @@ def convolution_into(
     of_value, of_weight, of_out = (
         (t.is_contiguous(), t.is_contiguous(memory_format=channels_last)) for t in (value, weight, out)
     )
-    contiguous = (True, False)  # contiguous, but not channels-last: tensors that are both are left to PyTorch
+    # Contiguous, but not channels-last. Tensors that are both contiguous and channels-last are left to PyTorch.
+    contiguous = (True, False)
     if (of_value, of_weight, of_out) != (contiguous,) * 3 and (of_value, of_out) != ((False, True),) * 2:
         return None
     try:
@@ -221,8 +222,8 @@ def convolution_into(
         return None
     if backend != _CUDNN:
         return None
-    exact = torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
-    settings = (padding, stride, dilation, groups, torch.backends.cudnn.benchmark, exact, tf32)
+    is_deterministic = torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
+    settings = (padding, stride, dilation, groups, torch.backends.cudnn.benchmark, is_deterministic, tf32)
     write: Any = torch.ops.aten.cudnn_convolution.out
     return lambda value, out: write(value, weight, *settings, out=out)
 

@@ -23,10 +23,10 @@ def resources(compiled: Any, most: int) -> tuple[int, int] | None:
     Returns `None` if the kernel cannot run because it needs more than `most` bytes of shared memory. Also returns
     `None` if the kernel spills many values to local memory, since one launch for each step is then faster.
     """
-    shared = int(compiled.metadata.shared)
-    if shared > most:
+    shared_bytes = int(compiled.metadata.shared)
+    if shared_bytes > most:
         return None
     compiled._init_handles()
     if compiled.n_spills > _MOST_SPILLS:
         return None
-    return int(compiled.n_regs), shared
+    return int(compiled.n_regs), shared_bytes

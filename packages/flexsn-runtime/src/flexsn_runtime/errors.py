@@ -24,11 +24,11 @@ class ShapeError(ValueError):
 
 
 class DtypeError(TypeError):
-    """Kernels do not support a dtype, or it differs from the dtype in which the step reads a captured tensor."""
+    """Kernels do not support a dtype, or a tensor was passed for a captured tensor of another dtype."""
 
 
 class LayoutError(TypeError):
-    """A tensor is not a dense array in memory: it is sparse, nested, quantized or fake, for example."""
+    """A tensor is not a dense array in memory. For example, the tensor is sparse, nested, quantized or fake."""
 
 
 class ResidualsError(ValueError):

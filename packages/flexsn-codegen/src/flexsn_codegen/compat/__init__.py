@@ -1,3 +1,3 @@
-"""Names that other projects use, and FlexSN itself does not."""
+"""Names that other projects use. FlexSN itself does not use these names."""
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def emit_rows(
         kinds = tuple((node.target, node.meta["val"].dtype) for node in level_nodes)
         saved = ports(Role.SAVED, len(kept_nodes) + len(newly_kept))[len(kept_nodes) :]
         values = tuple(zip(saved, (node.meta["val"].dtype for node in newly_kept), strict=True))
-        stages.append(RowStage(core, kinds, kept=values))  # type: ignore[arg-type]
+        stages.append(RowStage(core, kinds, kept_results=values))  # type: ignore[arg-type]
         reduced += level_nodes
         kept_nodes += newly_kept
     for is_per_element in (True, False):
@@ -80,7 +80,7 @@ def emit_rows(
     used = {port for stage in stages for port in stage.core.arguments if port.role is Role.INPUT}
     arguments = tuple(port for port in step.arguments if port in used) or step.arguments[:1]
     source = "\n\n".join(dict.fromkeys(stage.core.source for stage in stages))
-    kinds_text = [(s.core.name, s.reductions, s.written, s.whole, s.core.arguments, s.kept) for s in stages]
+    kinds_text = [(s.core.name, s.reductions, s.written, s.whole, s.core.arguments, s.kept_results) for s in stages]
     digest = hashlib.sha256(repr(kinds_text).encode()).hexdigest()[:12]
     all_numbers = tuple(number for stage in stages for number in stage.core.numbers)
     full_name = f"{identifier(name, reserved=target.reserved)}_{digest}"

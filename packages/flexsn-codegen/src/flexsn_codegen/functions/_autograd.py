@@ -133,9 +133,9 @@ class Repeated(torch.autograd.Function):
         def apply(kernel: Kernel, tensors: Sequence[Tensor], scalars: Sequence[bool]) -> Sequence[Tensor]:
             if not is_plain_call:
                 return call(kernel, tensors, ctx.numbers, scalars, summed=True)
-            ran, trace = kernel.run(tensors, ctx.numbers, [False] * len(tensors), (), scalars, summed=True)
+            results, trace = kernel.run(tensors, ctx.numbers, [False] * len(tensors), (), scalars, summed=True)
             trained.backwards[key] = trace, kernel.plan(trace, tensors)
-            return ran
+            return results
 
         return None, None, *gradients(ctx, tensors, cotangents, requested, apply)
 
@@ -217,7 +217,8 @@ def _sum_to(gradient: Tensor, like: Tensor) -> Tensor:
 def _list_requested(tensors: Sequence[Tensor], needed: Sequence[bool]) -> list[bool]:
     """True for each tensor with respect to which the call is differentiated.
 
-    In forward mode, these are all floating-point tensors, because torch does not report which ones are needed.
+    In forward mode, these are all floating-point tensors, because torch does not report which tensors are
+    needed.
     """
     if is_forward_mode() or not any(needed):
         return [is_needed or t.is_floating_point() for t, is_needed in zip(tensors, needed, strict=True)]

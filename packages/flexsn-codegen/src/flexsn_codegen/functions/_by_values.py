@@ -1,4 +1,4 @@
-"""An operator for pointwise kernels whose numbers are computed by a compiled graph. It takes floats as tensors.
+"""An operator for pointwise kernels whose numbers are computed by a compiled graph. Floats are passed as tensors.
 
 A compiler turns a number that changes, such as a learning rate, into a symbol. Floats that are symbols have to be
 passed in tensors, because otherwise the graph is valid for one value only. When the kernel runs, its arguments are

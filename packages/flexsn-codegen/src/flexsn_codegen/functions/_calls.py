@@ -214,7 +214,7 @@ def results_apart(returned: Any, find_argument: Callable[[Tensor], int | None], 
 
 
 def new_results(structure: Structure, returned: Any) -> list[Tensor]:
-    """The tensors in a return value, except for written arguments. This is the inverse of `results_together`."""
+    """The tensors in a return value, except for written arguments. Inverts `results_together`."""
     kind = structure[0]
     if kind == "tensor":
         return [returned]

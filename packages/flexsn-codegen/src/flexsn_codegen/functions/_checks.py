@@ -115,7 +115,7 @@ def make_into_error(name: str) -> ArgumentError:
 
 
 def make_list_error(name: str, structure: tuple[Any, ...], error: Exception) -> ArgumentError | None:
-    """The error for a call over lists with objects other than tensors in a list, or `None` if there is no such list."""
+    """The error for a call in which a list contains objects other than tensors, or `None` for any other call."""
     _, positional, named = structure
     for position, part in [*enumerate(positional), *named]:
         if part[0] == "list":
@@ -130,7 +130,7 @@ def make_list_error(name: str, structure: tuple[Any, ...], error: Exception) -> 
 def needs_gradients(tensors: Sequence[Tensor]) -> bool:
     """True if autograd has to follow computations on the tensors."""
     if torch.is_grad_enabled():
-        for tensor in tensors:  # a plain loop is the fastest, and compilers can follow it
+        for tensor in tensors:  # a plain loop is fastest, and compilers can follow the loop
             if tensor.requires_grad:
                 return True
     return False

@@ -70,7 +70,7 @@ def _is_run(sizes: Sequence[int], strides: Sequence[Sequence[int]], split: int) 
 
 
 def _has_turned_operand(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> bool:
-    """True if an operand's elements are adjacent in memory along a dimension other than the walk's innermost one."""
+    """True if an operand's elements are adjacent in memory, but not along the innermost dimension of the walk."""
     if not sizes or sizes[-1] < _LEAST_COLUMNS:
         return False
     return any(

@@ -124,7 +124,7 @@ class Step:
         device = tensors[0].device
         results: list[Tensor] = []
         if has_moved or self.returns:
-            results = self._new_results(device)
+            results = self._allocate_results(device)
             all_addresses = torch.tensor([*addresses, *map(Tensor.data_ptr, results)], dtype=torch.int64, device="cpu")
             tensor_addresses = all_addresses[: len(addresses)]
             if has_moved and not (
@@ -148,7 +148,7 @@ class Step:
             mark_written([tensors[i] for i in self.written])
         return self._rebuild_returned(tensors, results)
 
-    def _new_results(self, device: torch.device) -> list[Tensor]:
+    def _allocate_results(self, device: torch.device) -> list[Tensor]:
         return [
             torch.empty_strided(memory.shape, memory.strides, dtype=memory.dtype, device=device)
             for call in self.calls
@@ -204,7 +204,7 @@ class OverLists:
             # A captured CUDA graph would read a table that no longer exists when the graph is replayed.
             if torch.cuda.is_current_stream_capturing():
                 self._check_gradients(tensors)
-                return self._one_by_one(lists)
+                return self._call_one_by_one(lists)
             # Tables are created in stream order, so they may be incomplete on another stream.
             stream = torch.cuda.current_stream(device).cuda_stream
         key = (lists.structure, lists.count, lists.common, torch.is_grad_enabled(), stream)
@@ -233,7 +233,7 @@ class OverLists:
             break
         return self._prepare_and_call(lists, key)
 
-    def _one_by_one(self, lists: Lists) -> list[Any]:
+    def _call_one_by_one(self, lists: Lists) -> list[Any]:
         return [run(self._kernels, lists.structure, lists.parts(i), None) for i in range(lists.count)]
 
     def _check_gradients(self, tensors: Sequence[Tensor]) -> None:
@@ -246,7 +246,7 @@ class OverLists:
         check_tensors(name, tensors)
         self._check_gradients(tensors)
         if any(map(Tensor.is_neg, tensors)):
-            return self._one_by_one(lists)
+            return self._call_one_by_one(lists)
         results: list[tuple[Kernel, list[int]]] = []
         captured_positions: dict[str, list[int]] = {}  # for each kernel, the positions of its captured tensors
         fetches = []
@@ -278,7 +278,7 @@ class OverLists:
         addresses = addresses_of(tensors)
         returned = step.run(tensors, numbers, addresses)
         if returned is None:  # one call writes to memory that another call uses
-            return self._one_by_one(lists)
+            return self._call_one_by_one(lists)
         self._steps.insert(0, step)
         del self._steps[_MAX_STEPS:]
         return returned
@@ -341,9 +341,9 @@ def are_apart(addresses: Tensor, extents: Tensor, is_written: Tensor) -> bool:
     starts, order = torch.where(extents == 0, 0, addresses).sort()
     ends = starts + extents[order]
     written = is_written[order]
-    reach = ends.cummax(0).values[:-1]
-    reach_of_written = torch.where(written, ends, 0).cummax(0).values[:-1]
-    conflict = (written[1:] & (starts[1:] < reach)) | (starts[1:] < reach_of_written)
+    largest_ends = ends.cummax(0).values[:-1]
+    largest_written_ends = torch.where(written, ends, 0).cummax(0).values[:-1]
+    conflict = (written[1:] & (starts[1:] < largest_ends)) | (starts[1:] < largest_written_ends)
     return not bool(conflict.any())
 
 

@@ -42,7 +42,7 @@ class Placed:
 
     @property
     def is_in_cpp(self) -> bool:
-        """True if `InTurn` can launch it."""
+        """True if `InTurn` can launch the kernel."""
         return isinstance(self.launch.built.compiled(), CppKernel) and all(o.offset == 0 for o in self.launch.operands)
 
 

@@ -23,10 +23,10 @@ def plan_layout(tensors: Sequence[Tensor]) -> tuple[tuple[int, ...], tuple[int, 
         raise ArgumentError(
             f"the arguments' shapes {', '.join(str(list(s)) for s in shapes)} do not broadcast."
         ) from None
-    return shape, _result_strides(tensors, shape)
+    return shape, _find_result_strides(tensors, shape)
 
 
-def _result_strides(tensors: Sequence[Tensor], shape: tuple[int, ...]) -> tuple[int, ...]:
+def _find_result_strides(tensors: Sequence[Tensor], shape: tuple[int, ...]) -> tuple[int, ...]:
     """The strides of a result: those of `torch.empty_like` for the first argument with the result's shape.
 
     If no argument has this shape, the strides are contiguous.

@@ -416,7 +416,7 @@ def _build_sums(trace: Trace, tensors: Sequence[Tensor], like: Sequence[int]) ->
         if not is_argument and (i, axes) not in output_by_sum:
             output_by_sum[i, axes] = len(output_by_sum)
             repeated.append(i)
-    walk = _StepWalk(trace, 0, shape, strides, inputs, [axes for _, axes in output_by_sum], again=repeated)
+    walk = _StepWalk(trace, 0, shape, strides, inputs, [axes for _, axes in output_by_sum], repeated=repeated)
     if repeated and not walk.sums_each(repeated):
         kernel_sums = [frozenset() if i in repeated else axes for i, axes in list(output_by_sum)[: len(dtypes)]]
         repeated = []
@@ -506,8 +506,9 @@ class _StepWalk:
         order: the order in which the kernel counts elements, as strides of this shape.
         inputs: all inputs of the step, including unused ones.
         summed: for each output, the dimensions over which it is summed.
-        whole: in a step that reduces rows, for each output, True if it has all elements of a row, False if it has one.
-        again: the indices of results that are written as two outputs. The second outputs come last.
+        whole: in a step that reduces rows, for each output, True if it has an element for each element of a row, False
+            if it has one for each row.
+        repeated: the indices of results that are written as two outputs. The second outputs come last.
         plain: see `Trace.plan`.
     """
 
@@ -521,15 +522,15 @@ class _StepWalk:
         summed: Sequence[frozenset[int]],
         whole: Sequence[bool] = (),
         *,
-        again: Sequence[int] = (),
+        repeated: Sequence[int] = (),
         plain: bool = False,
     ) -> None:
-        self._again = tuple(again)
+        self._repeated = tuple(repeated)
         self._trace, self._number, self._shape, self._order, self._inputs = trace, number, shape, order, inputs
         self._whole = whole or [True] * len(summed)
         core = trace.steps[number].source if trace.steps else None
-        if core is not None and again:
-            extra_ports = (Port(Role.OUTPUT, len(core.results) + n) for n in range(len(again)))
+        if core is not None and repeated:
+            extra_ports = (Port(Role.OUTPUT, len(core.results) + n) for n in range(len(repeated)))
             core = replace(core, results=(*core.results, *extra_ports))
         self._core = core
         self._walked: list[int] = []
@@ -568,9 +569,9 @@ class _StepWalk:
         )
         return self._core.target.row_launch(self._core, count, width, reduces=reduces, sums=Summed.OVER_ROWS in sums)
 
-    def sums_each(self, again: Sequence[int]) -> bool:
+    def sums_each(self, repeated: Sequence[int]) -> bool:
         """True if the kernel sums the second output of each result that has two outputs."""
-        return all(self._get_sum(len(self._whole) - 1 - n) is not Summed.NOT for n in range(len(again)))
+        return all(self._get_sum(len(self._whole) - 1 - n) is not Summed.NOT for n in range(len(repeated)))
 
     def _get_sum(self, i: int) -> Summed:
         return Summed.NOT if self._division is None else self._division.sums[i]
@@ -592,19 +593,19 @@ class _StepWalk:
         result = _make_dense(tuple(1 if d in removed else n for d, n in enumerate(self._shape)), dtype)
         return result, tuple(0 if d in removed else stride for d, stride in enumerate(result.strides))
 
-    def total(self, i: int, whole: Total) -> Total:
+    def total(self, i: int, full_total: Total) -> Total:
         """The sum that remains to be computed after the kernel. `whole` is the sum if the kernel computes no sums."""
         kind = self._get_sum(i)
         if kind is Summed.OVER_COLUMNS:
             columns = self._list_columns()
-            return replace(whole, axes=tuple(d for d in whole.axes if d not in columns))
+            return replace(full_total, axes=tuple(d for d in full_total.axes if d not in columns))
         if kind is Summed.OVER_ROWS:
             columns = self._list_columns()
             order = tuple(sorted(range(len(columns)), key=columns.__getitem__))
             is_in_order = order == tuple(range(len(columns)))
             turned = None if is_in_order else (tuple(self._shape[d] for d in columns), order)
-            return replace(whole, axes=(0,), turned=turned)
-        return whole
+            return replace(full_total, axes=(0,), turned=turned)
+        return full_total
 
     def _list_columns(self) -> list[int]:
         assert self._division is not None
@@ -646,7 +647,7 @@ class _StepWalk:
         key = (layouts, may_overlap)
         built = step.built.get(key)
         if built is None:
-            in_rows = core if core.stages else _make_single_stage(core, trace.graphs[self._number], self._again)
+            in_rows = core if core.stages else _make_single_stage(core, trace.graphs[self._number], self._repeated)
             built = step.built[key] = Built(target.row_kernel(name, in_rows, layouts, may_overlap=may_overlap))
         numel = rows.programs * rows.beside * rows.block
         fixed = rows.beside > 1 or Summed.OVER_ROWS in sums
@@ -714,9 +715,9 @@ def _find_preceding(
 _MOST_WOVEN = 4
 
 
-def _make_single_stage(core: CoreSource, step: StepGraph, again: tuple[int, ...]) -> CoreSource:
-    """A function of one element, as the only stage of a kernel on rows and columns. Results in `again` come twice."""
+def _make_single_stage(core: CoreSource, step: StepGraph, repeated: tuple[int, ...]) -> CoreSource:
+    """A function of one element, as the only stage of a kernel on rows and columns. `repeated` results come twice."""
     dtypes = tuple(node.meta["val"].dtype for node in step.entries)
     single_core = replace(core, results=core.results[: len(dtypes)])
-    written = (*dtypes, *(dtypes[i] for i in again))
-    return replace(core, stages=(RowStage(single_core, (), core.results, True, written, again),))
+    written = (*dtypes, *(dtypes[i] for i in repeated))
+    return replace(core, stages=(RowStage(single_core, (), core.results, True, written, repeated),))

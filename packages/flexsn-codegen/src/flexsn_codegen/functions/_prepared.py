@@ -2,8 +2,8 @@
 
 Before a prepared call is repeated, it is compared with the new call. The comparison includes the structure and its
 constants, each tensor's dtype, shape, strides and device, whether autograd follows the tensor, the captured values, and
-the decisions that depend on numbers. If the call writes to existing memory, it also includes the tensors that share
-memory.
+the decisions that depend on numbers. If the call writes to existing memory, the comparison also includes the tensors
+that share memory.
 """
 
 from __future__ import annotations
@@ -96,7 +96,10 @@ class PreparedCalls:
         return results_together(kernel.result, results, tensors)
 
     def repeated(self, structure: Structure, tensors: list[Tensor], outs: list[Tensor]) -> Launches | None:
-        """A function that repeats a prepared call. `None` if no call is prepared, or it depends on other values."""
+        """A function that repeats a prepared call.
+
+        `None` if no call is prepared, or if the prepared call also depends on values other than its tensors.
+        """
         entry = self._calls.get(_make_key(structure, tensors, outs, torch.is_grad_enabled()))
         if entry is None or entry.trained is not None or entry.captured or any(entry.trace.words([])):
             return None

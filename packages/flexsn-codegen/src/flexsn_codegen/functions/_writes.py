@@ -19,17 +19,17 @@ def check_written(name: str, written_name: str, tensor: Tensor) -> None:
     """
     if tensor.is_neg() or tensor.is_conj():
         raise WriteError(f"{written_name} of {name} is a lazily negated view. Write to a separate tensor.")
-    reach = 0
+    extent = 0
     if tensor.numel() == 0:
         return
     for stride, size in sorted(_list_steps(tensor)):
-        if stride <= reach:
+        if stride <= extent:
             raise WriteError(
                 f"{written_name} of {name}, of shape {list(tensor.shape)} and strides {list(tensor.stride())}, has "
                 "several elements at one address (it is expanded, or its windows overlap), so it cannot be "
                 "written to. Write to a .clone() of it."
             )
-        reach += stride * (size - 1)
+        extent += stride * (size - 1)
 
 
 def check_apart(name: str, written_name: str, written: Tensor, other: str, read: Tensor, *, may_be_same: bool) -> None:
@@ -86,7 +86,7 @@ def _share_memory(a: Tensor, first_a: int, b: Tensor, first_b: int) -> bool:
 
 
 def _are_interleaved(a: Tensor, b: Tensor) -> bool:
-    """True if two tensors with equal layouts are interleaved: the elements of each tensor lie in gaps of the other."""
+    """True if two tensors with equal layouts are interleaved, so that each fills gaps of the other tensor."""
     distance = abs(int(a.storage_offset()) - int(b.storage_offset()))
     inner = 1
     steps = sorted(_list_steps(a))

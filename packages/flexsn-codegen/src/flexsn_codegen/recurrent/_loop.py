@@ -31,7 +31,7 @@ _MOST_IN_RING = 128
 EXACT_REDUCTIONS = frozenset({_prims.amax.default, _prims.amin.default})
 REDUCED = frozenset({torch.float32, torch.float64, torch.int64})
 REDUCED_EXACTLY = HALF_DTYPES | {torch.float32, torch.float64}
-# bfloat16 can represent all integers up to this one.
+# bfloat16 can represent all integers up to this number.
 _MOST_EXACT = 256
 
 
@@ -60,7 +60,8 @@ class StageCall:
     Attributes:
         reads: for each input, columns that the program has computed or received, a view of a value in memory, or a load
             of one of several steps.
-        writes: for each output, the columns that it becomes, or `None` if the program does not need it later.
+        writes: for each output, the columns of a value that it computes, or `None` if the program does not need them
+            later.
         stored: for each output, its destination in memory at every step, or `None`.
         early: `None` if the stage is computed at its regular position. `0` or `1` if the stage only reads values of
             earlier steps, and is computed while the program waits for a product: `0` for this step, `1` for the next
@@ -164,8 +165,8 @@ class Loop:
         reduced: operands of reductions, with their width and dtype.
         lasting: the values that are read after the loop, with the rows of all steps.
         absent: carried values that are zero before the first step.
-        shifted: values that are another step of a value in memory: states that are earlier values of another state, and
-            products of later steps. Stages load these values when they read them.
+        shifted: values that are already in memory as the value of another step: a state that is an earlier value of
+            another state, or a product of a later step. A stage loads such a value when it reads the value.
     """
 
     width: int
@@ -336,7 +337,7 @@ class _Analysis:
         if self._rows is None:
             self._rows = rows
         if rows != self._rows:
-            raise NotOneLaunchError(f"{name} has {rows} rows, others have {self._rows}")
+            raise NotOneLaunchError(f"{name} has {rows} rows, other values have {self._rows}")
 
     def _find_columns(self, view: View) -> Columns:
         """The columns of a view that has all rows and a range of adjacent columns of a value."""

@@ -296,9 +296,9 @@ class BackwardTemplate:
         Args:
             number: number of the chunk. `None` if it is the only one.
             partial: True to walk only the first `left` steps.
-            early: the condition under which a chunk precedes this chunk. The `early` inputs of this chunk have then
-                already been loaded, and those of the preceding chunk are loaded. `None` if all inputs of this chunk are
-                loaded now.
+            early: the condition under which a chunk precedes this chunk. With a condition, the `early` inputs of this
+                chunk have already been loaded, and those of the preceding chunk are loaded now. With `None`, all
+                inputs of this chunk are loaded now.
         """
         self._early = early is not None
         self._first = "0" if number is None else f"{number} * {self._spec.chunk}"
@@ -355,7 +355,7 @@ class BackwardTemplate:
             w.load(f"grad_state_seq_{i}_{k}", param, w.at(param, k), exists)
 
     def _input_exists(self, i: int, k: int, exists: str | None) -> str | None:
-        """The condition under which an input has a value at step `k` of the chunk. `None` if it always has one."""
+        """The condition under which an input has a value at step `k` of the chunk. `None` if it always has a value."""
         return conjoin(self._has_begun(i, k), exists)
 
     def _has_begun(self, i: int, k: int) -> str | None:
@@ -461,7 +461,7 @@ class SkewedBackward(BackwardTemplate):
             w.assign(f"came_state_{flag.state}", f"{w.zeros(torch.float32)} {compared} 0", flag=True)
 
     def _write_walk(self) -> None:
-        """Writes a loop over chunks that lack steps of some elements, and one over the complete chunks between them."""
+        """Writes a loop over chunks that lack steps of some elements, and another loop over the complete chunks."""
         w, chunk = self._writer, self._spec.chunk
         w.integer("behind", f"(T + {chunk - 1}) // {chunk}")
         w.integer("last", f"behind - (T + {self._rows * chunk - self._most}) // {chunk} + {self._rows}")

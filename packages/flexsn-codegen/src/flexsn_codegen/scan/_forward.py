@@ -134,7 +134,7 @@ class ForwardTemplate:
         return w.finish(name, [self._core], f"Forward scan, {chunk} steps a chunk. One program: BLOCK elements, all T.")
 
     def _write_late_chunks(self, chunk: int) -> None:
-        """Writes a loop over the chunks in which late inputs may not have begun, and one over the other chunks."""
+        """Writes a loop over the chunks in which late inputs may not have begun, and a loop over the other chunks."""
         longest = max(layout.late.most for layout in self._spec.inputs if layout.late is not None)
         lead = -(-longest // chunk)
         self._writer.integer("lead", f"chunks - (chunks - {lead}) * (chunks > {lead})")

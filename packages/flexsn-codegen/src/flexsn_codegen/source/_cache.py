@@ -69,7 +69,8 @@ def compile_triton_code_str(
 
     Raises:
         KernelNameError: the source does not define `kernel_name`, even if `name_space` contains this name.
-        CacheFolderError: the folder belongs to another user, other users can write to it, or this user cannot.
+        CacheFolderError: the folder belongs to another user, is writable for other users, or is not writable for this
+            user.
         TritonMissingError: Triton is not installed.
     """
     _require_triton()
@@ -157,7 +158,7 @@ def prune_cache(days: float) -> int:
     return deleted
 
 
-def kept(name: str) -> Path | None:
+def find_kept(name: str) -> Path | None:
     """Returns the file that `keep` has written under this name, or `None` if no such file exists.
 
     The content is not compared, so the name has to contain a hash of everything that determines the content.
@@ -177,7 +178,7 @@ def kept(name: str) -> Path | None:
 def keep(name: str, content: bytes) -> tuple[Path, bool]:
     """Writes a file to the cache folder, unless the file already exists with this content.
 
-    If the file cannot be written, it is written to this user's folder in the temporary folder instead, unless
+    If the cache folder is not writable, the file is written to this user's folder in the temporary folder, unless
     `FLEXSN_CACHE_DIR` is set.
 
     Returns:
@@ -213,7 +214,7 @@ def _make_private_folder(path: Path) -> Path:
         )
     for parent in path.resolve().parents:
         # Other users with write access to a parent folder could replace this folder. If the parent has the sticky bit,
-        # like /tmp, they cannot, because only owners can then move or delete files.
+        # like /tmp, they cannot do this, because only owners can then move or delete files.
         status = parent.stat()
         if not status.st_mode & stat.S_ISVTX and _can_others_write(status):
             raise CacheFolderError(

@@ -23,7 +23,8 @@ def register_dtype(dtype: torch.dtype) -> torch.dtype:
 def rounding(dtype: torch.dtype) -> str:
     """The name, without ``round_``, of the function that rounds to a narrow dtype.
 
-    For values above 448, the largest float8_e4m3fn number, newer versions of torch return 448, and older versions NaN.
+    For values above 448, the largest float8_e4m3fn number, newer versions of torch return 448, and older versions
+    return NaN.
     """
     name = str(dtype).removeprefix("torch.")
     return f"{name}_saturating" if dtype == torch.float8_e4m3fn and _saturates() else name

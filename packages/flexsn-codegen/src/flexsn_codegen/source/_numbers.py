@@ -24,7 +24,7 @@ class Number:
     """A number that is an argument of a kernel.
 
     The kernel receives integers that contain the number's bits, because a floating-point argument may be too narrow (in
-    Triton, it is float32).
+    Triton, such an argument is float32).
 
     Attributes:
         name: the number's name in the source.
@@ -48,10 +48,10 @@ class Number:
 
     def integers_of(self, value: bool | int | float) -> list[int]:
         """The values of the kernel's arguments if the number is `value`, in the order of `arguments`."""
-        bits = self._bits(value)
-        return [_signed(bits), _signed(bits >> 32)] if self.dtype.itemsize == 8 else [_signed(bits)]
+        bits = self._encode(value)
+        return [_to_signed(bits), _to_signed(bits >> 32)] if self.dtype.itemsize == 8 else [_to_signed(bits)]
 
-    def _bits(self, value: bool | int | float) -> int:
+    def _encode(self, value: bool | int | float) -> int:
         if self.dtype == torch.bool:
             return int(bool(value))
         if not self.dtype.is_floating_point:
@@ -64,7 +64,7 @@ class Number:
         return int.from_bytes(packed, "little")
 
 
-def _signed(bits: int) -> int:
+def _to_signed(bits: int) -> int:
     low = bits & 0xFFFFFFFF
     return low - 2**32 if low >= 2**31 else low
 

@@ -127,8 +127,8 @@ class RowStage:
         written: the results of the whole function that the stage writes. See `values`.
         whole: True if the results have an element for each element of a row, False if they have one for each row.
         dtypes: dtype of each entry of `written`.
-        again: indices of results that are written twice. Their second copies are the last entries of `written`.
-        kept: the last results of `core`, which later stages read at each element of the row, and their dtypes.
+        repeated: indices of results that are written twice. Their second copies are the last entries of `written`.
+        kept_results: the last results of `core`, which later stages read at each element of the row, and their dtypes.
     """
 
     core: CoreSource
@@ -136,13 +136,13 @@ class RowStage:
     written: tuple[Port, ...] = ()
     whole: bool = True
     dtypes: tuple[torch.dtype, ...] = ()
-    again: tuple[int, ...] = ()
-    kept: tuple[tuple[Port, torch.dtype], ...] = ()
+    repeated: tuple[int, ...] = ()
+    kept_results: tuple[tuple[Port, torch.dtype], ...] = ()
 
     @property
     def values(self) -> tuple[int, ...]:
         """For each entry of `written`, the index of the result of `core`."""
-        return (*range(len(self.core.results)), *self.again)
+        return (*range(len(self.core.results)), *self.repeated)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ def register_op(
     """Adds or replaces the rule of an op, so that the op is not decomposed.
 
     Args:
-        overload: for example ``torch.ops.mylib.spike.default``. It must work element by element.
+        overload: the op, for example ``torch.ops.mylib.spike.default``. It must work element by element.
         exact: True if a float16 or bfloat16 result needs no rounding, because the result is the value of an operand.
         facts: all other facts about the op, for all targets. By default, the facts that are already registered.
         target: the target to which the rule applies.

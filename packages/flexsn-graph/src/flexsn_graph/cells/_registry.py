@@ -10,7 +10,7 @@ RULES: dict[Any, Rule] = {}
 
 
 def rule(*ops: Any) -> Callable[[Rule], Rule]:
-    """Registers a rule for `ops`: `rule(work, node, *arguments)` returns the value of a call of one of these ops."""
+    """Registers a rule for `ops`: `rule(cell_pass, node, *arguments)` returns the value of a call of such an op."""
 
     def decorate(rule: Rule) -> Rule:
         RULES.update(dict.fromkeys(ops, rule))

@@ -244,13 +244,13 @@ class _OnElements(_StepPass):
         super().__init__(module, refined, blamed, gradients=any(place is not None for place in gradient_of))
         self._shape = tuple(step_shape)
         self._lifted, self._gradient_of = lifted, gradient_of
-        # The step's own axes have the smallest keys, so each own axis is the root of all axes with which it is united.
+        # The step's axes have the smallest keys, so each of them is the root of all axes with which it is united.
         self._step_axes = [OpenAxis((axis - len(self._shape),), size) for axis, size in enumerate(self._shape)]
 
     def _add_placeholder(self, node: fx.Node) -> tuple[Value, list[Any]]:
         value, cell_dims = super()._add_placeholder(node)
         if self._lifted[len(self._inputs)] is None:
-            cut_nodes = [by for key, by in self._blamed.items() if key[0] in self._axes_of_inputs[-1]]
+            cut_nodes = [cut_node for key, cut_node in self._blamed.items() if key[0] in self._axes_of_inputs[-1]]
             self._unite_with_step(cut_nodes[-1] if cut_nodes else node, value)
         return value, cell_dims
 

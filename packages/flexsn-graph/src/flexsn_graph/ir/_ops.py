@@ -168,7 +168,7 @@ def kept_ops() -> Iterator[Op]:
 def is_pointwise(op: object) -> bool:
     """True if `op` maps elements to elements, one by one.
 
-    The answer is True for all ops outside of torch's own namespaces. The shapes of such ops are checked, and their
+    The result is True for all ops outside of torch's own namespaces. The shapes of such ops are checked, and their
     kernel rules define their meaning.
     """
     return op in _FACTS or (isinstance(op, Op) and op.namespace not in {"aten", "prims"})

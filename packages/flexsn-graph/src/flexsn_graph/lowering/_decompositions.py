@@ -201,7 +201,7 @@ def _smooth_l1_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int,
 
 
 def _soft_margin_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int) -> Tensor:
-    """Computes in the order of eager mode, so that the result is NaN where `exp` overflows, unlike in torch's table."""
+    """Computes in the order of eager mode, so the result is NaN where `exp` overflows. Torch's table gives numbers."""
     z = torch.exp(-target * x)
     scale = -1.0 / x.numel() if reduction == 1 else -1.0
     return target * z * scale / (z + 1.0) * grad

@@ -76,7 +76,7 @@ def drop_dims(tensor: Tensor, dims: Sequence[int]) -> Tensor:
 
 
 def is_compatible(step: Tensor, place: Tensor) -> bool:
-    """True if a value at positions `step` may be at positions `place`: the value is constant where the two differ."""
+    """True if a value at positions `step` may be at positions `place`, as it is constant where the positions differ."""
     return all(
         size <= 1 or stride in (0, requested)
         for size, stride, requested in zip(step.shape, step.stride(), place.stride(), strict=True)

@@ -69,10 +69,10 @@ def simplify(node: fx.Node, not_positive: Collection[fx.Node], resolve: Any) -> 
     if node.target in _ABOVE_ZERO and node.args[0] in not_positive and is_number(arguments[1], 0):
         return False
     if node.target in _SELECTIONS:
-        condition, yes, no = arguments
+        condition, if_true, if_false = arguments
         if isinstance(condition, fx.Node):
-            return yes if yes is no or (is_number(yes, 0) and is_number(no, 0)) else None
-        return yes if condition else no
+            return if_true if if_true is if_false or (is_number(if_true, 0) and is_number(if_false, 0)) else None
+        return if_true if condition else if_false
     if node.target in FILL_OPS:
         position = FILL_OPS[node.target]
         return 0 if position is None else arguments[position]

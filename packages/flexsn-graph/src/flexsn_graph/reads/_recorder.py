@@ -372,8 +372,7 @@ class Recorder:
         if self._bytes[self.in_backward] > MAX_BYTES:
             raise _capture_error(
                 f"{path} has {count} bytes, and the core reads more than {MAX_BYTES} bytes in total, too many to "
-                "compare at every call. Make it a tensor outside of the core, or read only the necessary part of it "
-                "there."
+                "compare at every call. Outside of the core, make it a tensor, or read only the necessary part of it."
             )
         self._add_place(place)
 
@@ -382,8 +381,8 @@ class Recorder:
         if self._elements[self.in_backward] > MAX_ELEMENTS:
             raise _capture_error(
                 f"{path} has {count} elements, and the core reads more than {MAX_ELEMENTS} elements in total, too "
-                "many to compare at every call. Make it a tensor outside of the core, or read only the necessary part "
-                "of it there."
+                "many to compare at every call. Outside of the core, make it a tensor, or read only the necessary part "
+                "of it."
             )
 
     def _refuse(self, value: Any, path: str) -> None:
@@ -449,7 +448,7 @@ class Recorder:
             self._add_place(Result(f"the attributes of {path}", "dict", object.__getattribute__, owner, "__dict__"))
         if name == "__dict__" or not is_usual or self._reads_everything:
             self._record_all_attributes(owner, attributes, path)
-        if name in ("__reduce_ex__", "__reduce__", "__getstate__"):  # the object is copied
+        if name in ("__reduce_ex__", "__reduce__", "__getstate__"):  # the core copies the object
             self._record_all_attributes(owner, attributes, path)
         for kind in cls.__mro__:
             if kind in self._classes:
@@ -457,7 +456,7 @@ class Recorder:
         entry, definer = _look_up(cls, name)
         full = f"{path}.{name}"
         for kind in cls.__mro__ if definer is not None and is_python_class(definer) else ():
-            self._add_place(ClassEntry(full, kind, name))  # also in classes that lack the name
+            self._add_place(ClassEntry(full, kind, name))  # a class that lacks the name may get it later
             if kind is definer:
                 break
         if entry is not MISSING and _is_data_descriptor(entry):

@@ -134,7 +134,7 @@ class Twins:
 
     def _register(self, value: Any, other: Any) -> None:
         if self._originals.setdefault(id(other), id(value)) != id(value):
-            raise NotTwinsError  # two objects in the first core, but one in the other
+            raise NotTwinsError  # two objects in the first core, but only one in the other core
         self._counterparts[id(value)] = value, other
 
     def _pair_containers(self, value: Any, other: Any, *names: str) -> None:

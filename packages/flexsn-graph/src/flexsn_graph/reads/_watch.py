@@ -106,18 +106,18 @@ _active_profiles: list[Profile] = []
 
 
 @contextmanager
-def calls_watched(on_call: OnCall, on_builtin: OnBuiltin, of: Container[CodeType]) -> Iterator[None]:
+def calls_watched(on_call: OnCall, on_builtin: OnBuiltin, observed: Container[CodeType]) -> Iterator[None]:
     """Calls `on_call(frame)` when a Python function starts to run in this thread.
 
     Args:
         on_builtin: called with a frame and a builtin function when the frame calls the function. Only frames whose code
-            is in `of` are observed.
+            is in `observed` are observed.
     """
 
     def profile(frame: FrameType, event: str, function: object) -> None:
         if event == "call":
             on_call(frame)
-        elif event == "c_call" and frame.f_code in of:
+        elif event == "c_call" and frame.f_code in observed:
             on_builtin(frame, function)
 
     before: Any = sys.getprofile()

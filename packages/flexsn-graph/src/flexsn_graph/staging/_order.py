@@ -11,7 +11,8 @@ from flexsn_graph.ir._products import ASSEMBLIES
 from flexsn_graph.staging._places import Places
 from flexsn_graph.staging._staged_step import Phase
 
-# If the operand of a sum over time is computed from more states than this, a stage after the loop computes it.
+# If the operand of a sum over time is computed from more states than this number, a stage after the loop computes the
+# operand.
 _MANY_STATES = 8
 
 

@@ -138,7 +138,7 @@ class StagedStep:
     """A step, or its VJP, as stages and products.
 
     Attributes:
-        arguments, results: as in `StepGraph`. Results of the role `GRAD_LIFTED` are sums of `terms`, and no part
+        arguments, results: see `StepGraph`. Results of the role `GRAD_LIFTED` are sums of `terms`, and no part
             writes them.
         parts: stages and products in the order of execution. The parts of a phase are contiguous.
         values: shape and dtype of each value of one step that a part reads or writes.

@@ -134,9 +134,9 @@ class _Staging:
         finals, leaves = self._split_results()
         shifts = self._find_shifts(finals)
         finals = [(node, port) for node, port in finals if port not in shifts]
-        live = self._places.reaching([n for n, _ in finals] + leaves)
+        needed = self._places.reaching([n for n, _ in finals] + leaves)
         to_carried = self._places.reaching([n for n, port in finals if port.role is self._role])
-        order = [n for n in self._graph.nodes if n in live]
+        order = [n for n in self._graph.nodes if n in needed]
         # Excludes the sums at the end of an input's gradient if the input broadcasts. They are computed after the loop.
         inner = self._places.reaching([before_sums(n) if p.role is Role.GRAD_INPUT else n for n, p in finals] + leaves)
         for node in order:
@@ -153,7 +153,7 @@ class _Staging:
         for leaf in leaves:
             self._places.store_root(leaf)
         self._order = Order(self._places, order, to_carried, [self._places.root(leaf)[0] for leaf in leaves])
-        self._place_operands(order, live)
+        self._place_operands(order, needed)
         self._place_finals(finals)
         parts = self._list_parts(order)
         values = self._list_values()
@@ -170,12 +170,12 @@ class _Staging:
             shifts=shifts,
         )
         computed = (Role.OPERAND, Role.PRODUCT)
-        offered = {
+        port_by_key = {
             self._keys[n]: port
             for n, port in self._places.ports.items()
             if port.role in computed and n not in self._direct_views
         }
-        return staged, offered
+        return staged, port_by_key
 
     # -- results ---------------------------------------------------------------------------------------------
 
@@ -293,7 +293,7 @@ class _Staging:
                         self._get_group(self._order.phase[node], level, view.shape).results.append((piece, view))
 
     def _place_finals(self, finals: Sequence[tuple[fx.Node, Port]]) -> None:
-        waiting: list[tuple[fx.Node, View, Phase, tuple[int, ...]]] = []
+        remaining: list[tuple[fx.Node, View, Phase, tuple[int, ...]]] = []
         for node, port in finals:
             full_view = whole_view(port, node)
             if self._is_written_directly(node, port):
@@ -308,9 +308,9 @@ class _Staging:
             if (phase, level, shape) in self._groups:
                 self._groups[phase, level, shape].results.append((node, full_view))
             else:
-                waiting.append((node, full_view, phase, shape))
-        for node, full_view, phase, shape in waiting:
-            last = max(self._order.level.get(n, 0) for n, _, p, s in waiting if (p, s) == (phase, shape))
+                remaining.append((node, full_view, phase, shape))
+        for node, full_view, phase, shape in remaining:
+            last = max(self._order.level.get(n, 0) for n, _, p, s in remaining if (p, s) == (phase, shape))
             self._get_group(phase, last, shape).results.append((node, full_view))
 
     def _is_written_directly(self, node: fx.Node, port: Port) -> bool:
@@ -319,7 +319,7 @@ class _Staging:
         if not self._places.is_product(root) or root in self._direct_views:
             return False
         if views and port.role is not self._role:
-            return False  # the layout of such a result is given, so a product cannot be written through views
+            return False  # the layout of such a result is fixed, so a product cannot be written through views
         for link in (root, *views):
             users = [u for u in link.users if u.op != "output" and u in self._order.level]
             returned = sum(entry is link for entry in self._entries)
@@ -347,7 +347,7 @@ class _Staging:
         if target in REDUCTIONS:
             factors: list[Any] = [node.args[0]]
             dims: Any = node.args[1]
-            last = [d - factors[0].meta["val"].dim() for d in dims]  # from the end: sequences have more dims
+            last = [d - factors[0].meta["val"].dim() for d in dims]  # negative, as sequences have more dims
             args = (self._build_argument(node.args[0]), last, *node.args[2:])
         else:
             factors = [node.args[i] for i in PRODUCTS[target].factors]

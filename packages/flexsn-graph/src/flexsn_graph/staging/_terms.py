@@ -41,7 +41,7 @@ class SumsOverTime:
         self._sums: list[tuple[int, fx.Node, tuple[Call, ...]]] = []
 
     def add(self, lifted: int, gradient: fx.Node) -> list[fx.Node]:
-        """Adds the gradient of a lifted tensor. Returns the values that a step has to store for it.
+        """Adds the gradient of a lifted tensor. Returns the values that a step has to store.
 
         Raises:
             UnsupportedCoreError: a part of the gradient depends on captured tensors alone.

@@ -11,7 +11,7 @@ from flexsn_graph.cells import CUTTING_OPS, Elements, in_elements
 from flexsn_graph.ir._products import PRODUCTS
 from flexsn_graph.tracing._tracer import Tracer
 
-# Ops that are not decomposed in a step that cuts. Writing through a mask is pointwise, so it is excluded.
+# Ops that are not decomposed in a step that cuts. Writing through a mask is pointwise, so this op is excluded.
 CUT_IN_STEPS = (CUTTING_OPS | PRODUCTS.keys()) - {torch.ops.aten.index_put.default}
 
 

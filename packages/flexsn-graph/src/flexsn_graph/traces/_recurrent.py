@@ -73,7 +73,7 @@ class RecurrentTrace(CoreTrace):
         """The step's VJP.
 
         Args:
-            cotangents, wanted: as in `StepTrace.vjp`.
+            cotangents, wanted: see `StepTrace.vjp`.
             kept: operands and products of the forward that the VJP may read. `None` for all.
 
         Raises:
@@ -129,7 +129,7 @@ def trace_core(
     into pieces with one value per element.
 
     Args:
-        core, num_inputs, num_states, num_outputs, example_inputs, follow: as in `trace_step`.
+        core, num_inputs, num_states, num_outputs, example_inputs, follow: see `trace_step`.
         hoist: True if `lift` computes all values that depend on captured tensors alone. If False, they are computed in
             the step. Pass False for a core with its own gradient formula, such as an `autograd.Function`.
 

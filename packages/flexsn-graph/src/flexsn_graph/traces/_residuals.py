@@ -52,8 +52,8 @@ def keep_residuals(trace: StepTrace, vjp: StepGraph, *, rounded: bool = True) ->
 
     Example:
         >>> step = trace_step(lambda x, y, z: (torch.tanh(x + y + z),), 3, 0, 1, (torch.zeros(3),) * 3)
-        >>> kept = keep_residuals(step, step.vjp(step.differentiable, [True] * 3))
-        >>> kept.dtypes, kept.traffic  # tanh of the sum instead of three inputs
+        >>> residuals = keep_residuals(step, step.vjp(step.differentiable, [True] * 3))
+        >>> residuals.dtypes, residuals.traffic  # tanh of the sum instead of three inputs
         ((torch.float32,), 8.0)
     """
     size = math.prod(trace.step_shape)

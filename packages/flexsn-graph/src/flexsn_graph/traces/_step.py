@@ -160,7 +160,8 @@ class CoreTrace:
 
         Returns:
             `None` if the arguments differ in any other property, if a size is 0 or 1, or if the graph depends on the
-            size. The graph depends on it if the core reads sizes, or if a captured tensor varies along the dimension.
+            size. The graph depends on the size if the core reads sizes, or if a captured tensor varies along the
+            dimension.
         """
         old, values = self.step_shape, (*inputs, *states)
         traced_values = (*self.inputs, *self.states)
@@ -257,11 +258,11 @@ class CoreTrace:
         """
         return self._prologue(captured)
 
-    def _check_masks(self, cotangents: Sequence[bool], wanted: Sequence[bool]) -> None:
+    def _check_masks(self, cotangents: Sequence[bool], requested: Sequence[bool]) -> None:
         expected = (len(self.differentiable), len(self._primals))
-        if (len(cotangents), len(wanted)) != expected:
+        if (len(cotangents), len(requested)) != expected:
             raise RequiresGradError(
-                f"got masks for {len(cotangents)} results and {len(wanted)} arguments; the step has "
+                f"got masks for {len(cotangents)} results and {len(requested)} arguments; the step has "
                 f"{expected[0]} results and {expected[1]} arguments (inputs, states, lifted)."
             )
 
@@ -318,9 +319,9 @@ class StepTrace(CoreTrace):
         self.lifted_values = tuple(values)
         self.leads_to = tuple(
             frozenset(
-                to
+                new_position
                 for position in positions
-                for to in ([position] if position < first else positions_by_lifted[position - first])
+                for new_position in ([position] if position < first else positions_by_lifted[position - first])
             )
             for positions in self.leads_to
         )
@@ -390,14 +391,14 @@ class StepTrace(CoreTrace):
         return _remove_zeros(StepGraph(graph, arguments, tuple(results), layouts))
 
     def _trace_vjp_in_elements(
-        self, elements: Elements, cotangents: Sequence[bool], wanted: Sequence[bool], arguments: tuple[Port, ...]
+        self, elements: Elements, cotangents: Sequence[bool], requested: Sequence[bool], arguments: tuple[Port, ...]
     ) -> StepGraph:
         """The VJP of a step on pieces. See `vjp`."""
-        count, requests = self.num_inputs + self.num_states, iter(wanted)
-        requested = [[next(requests)] for _ in range(count)]
-        requested += [[next(requests) for _ in range(pieces.count)] for pieces in elements.lifted]
+        count, requests = self.num_inputs + self.num_states, iter(requested)
+        requested_pieces = [[next(requests)] for _ in range(count)]
+        requested_pieces += [[next(requests) for _ in range(pieces.count)] for pieces in elements.lifted]
         tracer = self._get_tracer()
-        recorded, gradients = tracer.record_vjp(cotangents, [any(pieces) for pieces in requested])
+        recorded, gradients = tracer.record_vjp(cotangents, [any(pieces) for pieces in requested_pieces])
         backward_elements = elements_of(tracer, recorded, self.step_shape, gradients, elements)
         if backward_elements.lifted != elements.lifted:
             raise NonPointwiseError(
@@ -410,7 +411,7 @@ class StepTrace(CoreTrace):
         ports_of = iter(self._primals)
         results: list[Port] = []
         is_kept: list[bool] = []
-        for pieces, position in zip(requested, gradients, strict=True):
+        for pieces, position in zip(requested_pieces, gradients, strict=True):
             own_ports = [next(ports_of) for _ in pieces]
             if position is not None:
                 results += [Port(GRADIENTS[port.role], port.index) for port in own_ports]

@@ -46,7 +46,7 @@ def compute_before(tracer: Tracer) -> tuple[set[int], ComputedBefore]:
         for value, gradient in zip(values, arguments[first + len(captured) :], strict=True):
             try:
                 result = tracer.gradients_of(value, gradient, calls)
-            except UnsupportedCoreError as error:  # raised when a gradient is required. Inference does not need it
+            except UnsupportedCoreError as error:  # raised when a gradient is required, so not for inference
                 refusals[len(gradients)] = error
                 result = [None] * len(trained)
             gradients.append(tuple(i for i, g in zip(trained, result, strict=True) if g is not None))
@@ -61,10 +61,10 @@ def compute_before(tracer: Tracer) -> tuple[set[int], ComputedBefore]:
     placeholders = [node for node in joint.graph.nodes if node.op == "placeholder"]
     parts: list[fx.Graph | None] = []
     start = 0
-    for i, to in enumerate(gradients):
-        own_results = range(start, start + len(to))
-        start += len(to)
-        part = _restrict(joint.graph, own_results) if to else None
+    for i, targets in enumerate(gradients):
+        own_results = range(start, start + len(targets))
+        start += len(targets)
+        part = _restrict(joint.graph, own_results) if targets else None
         parts.append(part)
         if part is not None and custom[i]:
             nonlinear = _find_nonlinear(part, position=first + len(captured) + i)
@@ -74,7 +74,7 @@ def compute_before(tracer: Tracer) -> tuple[set[int], ComputedBefore]:
     needed = [i for i in range(len(captured)) if any(_list_placeholders(graph)[first + i].users for graph in graphs)]
     lifted = [i for i, number in enumerate(captured) if number in tracer.lifted]
     # A custom function can also return gradients of tensors that it does not read.
-    used = sorted({*needed, *lifted, *(i for to in gradients for i in to)})
+    used = sorted({*needed, *lifted, *(i for targets in gradients for i in targets)})
     assert len(placeholders) == first + len(captured) + len(values)
     backward_graphs = [
         None
@@ -86,7 +86,7 @@ def compute_before(tracer: Tracer) -> tuple[set[int], ComputedBefore]:
     return {captured[i] for i in used}, ComputedBefore(
         _select_arguments(forward_graph, forward_graph.graph, [first + i for i in used]),
         tuple(backward_graphs),
-        tuple(tuple(used.index(i) for i in to) for to in gradients),
+        tuple(tuple(used.index(i) for i in targets) for targets in gradients),
         next(call for call in calls if call is not None),
         values[0].device,
         refusals,

@@ -20,7 +20,15 @@ from flexsn_graph.tracing._capture import CaptureMode, UnexpectedWriteError
 from flexsn_graph.tracing._checks import WITHOUT_CHECKS
 from flexsn_graph.tracing._extremes import as_reductions
 from flexsn_graph.tracing._prologue import CalledOp, Hoists, RecordedCall, Ref, stays
-from flexsn_graph.tracing._refusals import HOOKS, READ_ONCE, VALUE_READS, adds_hook, reads_value, storage_of, writes_out
+from flexsn_graph.tracing._refusals import (
+    HOOKS,
+    READ_ONCE,
+    VALUE_READS,
+    make_hook_error,
+    make_out_error,
+    make_value_error,
+    storage_of,
+)
 from flexsn_graph.tracing._sizes import OF_SIZES, depends_on_batch
 
 
@@ -124,7 +132,7 @@ class CoreCalls(TorchFunctionMode):
             with self:  # nested calls on captured tensors alone can still be hoisted
                 return reductions(*args, **kwargs)
         if func in VALUE_READS:
-            raise reads_value(f"Tensor.{func.__name__}", user_location())
+            raise make_value_error(f"Tensor.{func.__name__}", user_location())
         if func in READ_ONCE:
             self._note_read(func, args)
         if func in OF_SIZES and self.is_core_running and not _is_own(sys._getframe(1)):
@@ -136,13 +144,13 @@ class CoreCalls(TorchFunctionMode):
             return func(*args, **kwargs)
         tensors = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, Tensor)]
         if kwargs.get("out") is not None and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-            raise writes_out(func.__name__, user_location())
+            raise make_out_error(func.__name__, user_location())
         if func not in _PROPERTY_GETTERS:
             for tensor in tensors:
                 self._drop_history(tensor)  # must precede any op on the tensor that is not recorded
         is_known = [self._captures.is_captured(t) or self._find(t) is not None for t in tensors]
         if is_known and func in HOOKS and is_known[0]:
-            raise adds_hook(func.__name__, user_location())
+            raise make_hook_error(func.__name__, user_location())
         if all(is_known) and (is_known or func in _FACTORIES):
             return self._call_on_captured(func, args, kwargs, tensors)
         if any(is_known):
@@ -237,42 +245,41 @@ class CoreCalls(TorchFunctionMode):
         key: Hashable,
     ) -> Any:
         """Runs a call that writes to a value computed from captured tensors alone. All views of the value change."""
-        known_values = [known for known in self._known_values.values() if self._is_same(known)]
+        records = [record for record in self._known_values.values() if self._is_same(record)]
         roots = self._find_roots(tensors)
         with self._mode.apart(recorded=self._is_recorded(roots)) as ops:
             result = self._call(func, args, kwargs)
+        written_storages = {storage for called in ops for storage in called.writes}
         decided = self._captures.decided
         if key not in decided:
             # A step cannot write to a view of a value that is computed before the loop.
-            into = {s for called in ops for s in called.writes}
             can_stay = all(stays(called, self._hoists, has_gradient=True) for called in ops) and all(
-                self._captures.stays(known.number)
-                for known in known_values
-                if known.storage in into and any(known.tensor is t for t in tensors)
+                self._captures.stays(record.number)
+                for record in records
+                if record.storage in written_storages and any(record.tensor is t for t in tensors)
             )
             name, location = getattr(func, "__name__", str(func)), user_location()
             decided[key] = RecordedCall(
                 name, (), _list_numbers(refs), can_stay, writes=True, is_plain=False, location=location
             )
         call = decided[key]
-        written = frozenset[int]().union(*(called.writes for called in ops))
-        for known in known_values:
-            if known.storage not in written:
+        for record in records:
+            if record.storage not in written_storages:
                 continue
-            self._mode.defer(known.tensor, roots)
-            new_key = ("written", key, known.number)
+            self._mode.defer(record.tensor, roots)
+            new_key = ("written", key, record.number)
             if new_key not in decided:
                 if not self._mode.may_add:
                     continue
-                number = self._mode.add_value(known.tensor)
-                can_stay = call.stays and self._captures.stays(known.number)
-                reads = call.reads | {known.number}
+                number = self._mode.add_value(record.tensor)
+                can_stay = call.stays and self._captures.stays(record.number)
+                reads = call.reads | {record.number}
                 decided[new_key] = RecordedCall(
                     call.name, (number,), reads, stays=can_stay, is_view=True, location=call.location
                 )
             (written_number,) = decided[new_key].results
             assert written_number is not None
-            self._record_value(written_number, known.tensor, replaced=not decided[new_key].stays)
+            self._record_value(written_number, record.tensor, replaced=not decided[new_key].stays)
         return result
 
     # -- known values ------------------------------------------------------------------------------------
@@ -286,51 +293,51 @@ class CoreCalls(TorchFunctionMode):
 
     def _find(self, tensor: Tensor) -> _KnownValue | None:
         """Finds the record of a tensor that was computed from captured tensors alone."""
-        known = self._known_values.get(id(tensor))
-        if known is not None and self._is_same(known):
-            return known
+        record = self._known_values.get(id(tensor))
+        if record is not None and self._is_same(record):
+            return record
         if self._arguments is None or self._captures.is_captured(tensor):
             return None
-        old = known.number if known is not None and known.holds() else self._find_alias_number(tensor)
-        return None if old is None else self._record_history(old, tensor)
+        number = record.number if record is not None and record.holds() else self._find_alias_number(tensor)
+        return None if number is None else self._record_history(number, tensor)
 
-    def _is_same(self, known: _KnownValue) -> bool:
+    def _is_same(self, record: _KnownValue) -> bool:
         with self._mode.on_trial():  # torch creates a new history for a view after a write to its memory
-            return known.is_same()
+            return record.is_same()
 
     def _find_alias_number(self, tensor: Tensor) -> int | None:
         """The number of a value in the same memory. A custom function may return its argument."""
         storage = storage_of(tensor)
         place = _describe_layout(tensor)
-        for known in self._known_values.values():
-            if known.storage == storage and known.holds() and _describe_layout(known.tensor) == place:
-                return known.number
+        for record in self._known_values.values():
+            if record.storage == storage and record.holds() and _describe_layout(record.tensor) == place:
+                return record.number
         number = self._captures.number_of(storage)
         return number if number is not None and _describe_layout(self._captures.stand_ins[number]) == place else None
 
-    def _record_history(self, old: int, tensor: Tensor) -> _KnownValue | None:
+    def _record_history(self, old_number: int, tensor: Tensor) -> _KnownValue | None:
         """Records a tensor to which a custom `autograd.Function` has assigned another history, with the same value."""
         with self._mode.on_trial():
             node = tensor.grad_fn
         if (node is None and tensor.requires_grad) or not self._is_fixed(node):
             return None
         ordinal = self._nodes.setdefault(node, len(self._nodes))
-        key = ("history", old, node is not None and ordinal, tensor.output_nr)
+        key = ("history", old_number, node is not None and ordinal, tensor.output_nr)
         decided = self._captures.decided
         if key not in decided:
             if not self._mode.may_add:
                 return None
             number = self._mode.add_value(tensor)
-            can_stay = self._captures.stays(old) and self._hoists is not Hoists.EVERYTHING
+            can_stay = self._captures.stays(old_number) and self._hoists is not Hoists.EVERYTHING
             name = "autograd.Function" if node is None else str(node.name())
             location = user_location()
             decided[key] = RecordedCall(
-                name, (number,), {old}, can_stay, is_view=True, is_plain=False, location=location
+                name, (number,), {old_number}, can_stay, is_view=True, is_plain=False, location=location
             )
-        (new,) = decided[key].results
-        assert new is not None
+        (new_number,) = decided[key].results
+        assert new_number is not None
         self._mode.defer(tensor, self._mode.sources_of(tensor))
-        self._record_value(new, tensor, replaced=not decided[key].stays)
+        self._record_value(new_number, tensor, replaced=not decided[key].stays)
         return self._known_values[id(tensor)]
 
     def _is_fixed(self, node: Any) -> bool:
@@ -342,9 +349,9 @@ class CoreCalls(TorchFunctionMode):
         return all(id(getattr(reached_node, "variable", None)) not in arguments for reached_node in reached)
 
     def _make_ref(self, tensor: Tensor) -> Ref:
-        known = self._known_values.get(id(tensor))
-        if known is not None:
-            return Ref(known.number, tensor.requires_grad)
+        record = self._known_values.get(id(tensor))
+        if record is not None:
+            return Ref(record.number, tensor.requires_grad)
         return Ref(self._mode.number_of(tensor, user_location()), tensor.requires_grad)
 
     def _find_roots(self, tensors: Sequence[Tensor]) -> set[int]:
@@ -387,12 +394,12 @@ class CoreCalls(TorchFunctionMode):
     # -- stand-ins for values that are computed before the loop ------------------------------------------
 
     def _replace_known(self, tensor: Tensor) -> Tensor:
-        known = self._known_values.get(id(tensor))
-        if self._is_complete or known is None or not known.replaced or not self._is_same(known):
+        record = self._known_values.get(id(tensor))
+        if self._is_complete or record is None or not record.replaced or not self._is_same(record):
             return tensor
-        standing = self._create_variable(known.number, tensor)
-        self._mode.freeze(standing)  # because a write would not change the views
-        return standing
+        variable = self._create_variable(record.number, tensor)
+        self._mode.freeze(variable)  # a write to the variable would not change the views of the value
+        return variable
 
     def _get_leaf(self, number: int, requires_grad: bool) -> Tensor:
         if number in self.variables:

@@ -58,7 +58,8 @@ class CaptureMode(TorchDispatchMode):
     Attributes:
         trail: the calls of the core. The calls of different runs are compared.
         numbers_read: the values of `captures` that the step read.
-        refusal: the error that this mode raised. The error is stored because TorchScript replaces it with another one.
+        refusal: the error that this mode raised. The error is stored because TorchScript replaces it with another
+            error.
     """
 
     supports_higher_order_operators = True  # such operators then reach `__torch_dispatch__`, which refuses them
@@ -121,7 +122,7 @@ class CaptureMode(TorchDispatchMode):
         self._frozen.add(self._keep_alive(tensor))
 
     def tie(self, tensors: Sequence[Tensor]) -> None:
-        """Makes later writes to one of these tensors raise `WrittenViewError`, because the others would not change."""
+        """Makes writes to one of these tensors raise `WrittenViewError`, because the other tensors would not change."""
         for tensor in tensors:
             self._tied.add(self._keep_alive(tensor))
 

@@ -118,7 +118,7 @@ class Captures:
         return tuple(map(id, ambiguous))
 
     def location_of(self, sequence_number: int) -> SourceLocation | None:
-        """The user's line of an autograd node. A custom function has a smaller number than its ops."""
+        """The user's line of an autograd node. For a custom function, this is the line of its first op."""
         later = [number for number in self.locations if number >= sequence_number]
         return self.locations[min(later)] if later else None
 

@@ -335,8 +335,8 @@ class _Check:
 
     def _two_layouts_error(self, index: int, node: fx.Node) -> TwoLayoutsError:
         return TwoLayoutsError(
-            f"captured tensor number {index} is read in two different layouts in one step. Make the "
-            "second one a separate tensor outside of the core.",
+            f"captured tensor number {index} is read in two different layouts in one step. Outside of "
+            "the core, make a separate tensor for the second layout.",
             called_op(node),
             location_of(node),
         )

@@ -192,7 +192,7 @@ class _Computed(torch.autograd.Function):
         computed: ComputedBefore = ctx.computed
         sums: list[Tensor | None] = [None] * len(ctx.saved_tensors)
         parts = zip(gradients, computed.backward, computed.gradients, strict=True)
-        for number, (gradient, backward, to) in enumerate(parts):
+        for number, (gradient, backward, targets) in enumerate(parts):
             if gradient is None:
                 continue
             if number in computed.refusals:
@@ -201,7 +201,7 @@ class _Computed(torch.autograd.Function):
                 continue
             with _as_recorded(computed):
                 result = backward(*ctx.saved_tensors, gradient)
-            for i, part in zip(to, result, strict=True):
+            for i, part in zip(targets, result, strict=True):
                 sums[i] = part if sums[i] is None else sums[i] + part
         return None, *sums
 

@@ -36,7 +36,7 @@ _ONCE = """
 READ_ONCE = {(d if callable(d) else d.__get__): n for n in _ONCE.split() for d in [getattr(Tensor, n)]}
 
 
-def reads_value(name: str, location: SourceLocation | None) -> DataDependentError:
+def make_value_error(name: str, location: SourceLocation | None) -> DataDependentError:
     """The error for Python code that depends on a tensor's value."""
     return DataDependentError(
         f"the core reads a tensor's value in Python ({name}): `if`, `while`, `.item()` and "
@@ -51,7 +51,7 @@ def reads_value(name: str, location: SourceLocation | None) -> DataDependentErro
 HOOKS = frozenset({Tensor.register_hook, Tensor.register_post_accumulate_grad_hook, Tensor.retain_grad})
 
 
-def adds_hook(name: str, location: SourceLocation | None) -> UnsupportedCoreError:
+def make_hook_error(name: str, location: SourceLocation | None) -> UnsupportedCoreError:
     """The error for a hook on a captured tensor, or on a value computed from captured tensors alone."""
     return UnsupportedCoreError(
         f"the core calls Tensor.{name} on a captured tensor, or on a value computed from captured tensors alone: "
@@ -62,7 +62,7 @@ def adds_hook(name: str, location: SourceLocation | None) -> UnsupportedCoreErro
     )
 
 
-def writes_out(name: str, location: SourceLocation | None) -> UnsupportedCoreError:
+def make_out_error(name: str, location: SourceLocation | None) -> UnsupportedCoreError:
     """The error for `out=` with tensors that require gradients. Autograd does not record such a call."""
     return UnsupportedCoreError(
         f"the core calls {name} with out=, which autograd does not differentiate. Assign its result, or write it with "
@@ -112,7 +112,7 @@ def refuse_op(
             location,
         )
     if op in _DATA_DEPENDENT_OPS or torch.Tag.data_dependent_output in op.tags:
-        raise reads_value(name, location)
+        raise make_value_error(name, location)
     if torch.Tag.dynamic_output_shape in op.tags and not _indexes_by_number(op, args):
         raise NonPointwiseError(
             f"the core picks elements by index or mask ({name}): a step function must work on each "

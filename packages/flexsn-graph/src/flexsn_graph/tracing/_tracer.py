@@ -42,7 +42,7 @@ from flexsn_graph.tracing._captures import Captures
 from flexsn_graph.tracing._core import check_examples
 from flexsn_graph.tracing._positions import check_positions
 from flexsn_graph.tracing._prologue import Hoists, Prologue
-from flexsn_graph.tracing._refusals import reads_value
+from flexsn_graph.tracing._refusals import make_value_error
 from flexsn_graph.versions import UnsupportedVersionError
 
 
@@ -177,7 +177,7 @@ class Tracer:
         """Records `[*primals] -> [*results]` as ATen ops."""
 
         def forward(*arguments: Tensor) -> list[Tensor]:
-            # Gradients are enabled so that the lifted values are the same as in the VJP. None is computed here.
+            # Gradients are enabled so that the lifted values are the same as in the VJP. No gradient is computed here.
             with torch.enable_grad():
                 results, _ = self._run(self._make_leaves(arguments[: len(self.examples)]))
             return [self.captures.stand_in(t).detach() for t in results]
@@ -186,7 +186,7 @@ class Tracer:
             return record(forward, self.primals, self.mode, DURING_RECORDING)
 
     def record_vjp(
-        self, cotangents: Sequence[bool], wanted: Sequence[bool], *, with_results: bool = False
+        self, cotangents: Sequence[bool], requested: Sequence[bool], *, with_results: bool = False
     ) -> tuple[fx.GraphModule, tuple[int | None, ...]]:
         """Records `[*primals, *present cotangents] -> [*results if with_results, *gradients]` as ATen ops.
 
@@ -198,7 +198,7 @@ class Tracer:
         def vjp(*arguments: Tensor) -> list[Tensor]:
             cotangent_values = iter(arguments[len(self.primals) :])
             weights = [next(cotangent_values) if is_present else None for is_present in cotangents]
-            results, result = self._compute_gradients(arguments[: len(self.examples)], weights, wanted)
+            results, result = self._compute_gradients(arguments[: len(self.examples)], weights, requested)
             count = iter(range(len(result)))
             positions.extend(None if g is None else next(count) for g in result)
             first = [self.captures.stand_in(t) for t in results] if with_results else []
@@ -424,28 +424,28 @@ class Tracer:
         ]
 
     def _compute_gradients(
-        self, arguments: Sequence[Tensor], weights: Sequence[Tensor | None], wanted: Sequence[bool]
+        self, arguments: Sequence[Tensor], weights: Sequence[Tensor | None], requested: Sequence[bool]
     ) -> tuple[tuple[Tensor, ...], list[Tensor | None]]:
         for i, constant_error in self._constant_errors.items():
-            if wanted[i]:
+            if requested[i]:
                 raise constant_error
         with torch.enable_grad():
             leaves = self._make_leaves(arguments)
             results, calls = self._run(leaves)
-            targets = {i: [leaf] for i, leaf in enumerate(leaves) if wanted[i] and leaf.requires_grad}
+            targets = {i: [leaf] for i, leaf in enumerate(leaves) if requested[i] and leaf.requires_grad}
             for i, number in enumerate(self.lifted, len(leaves)):
                 of_lifted = self._list_targets(number, calls)
-                if wanted[i] and of_lifted:
+                if requested[i] and of_lifted:
                     targets[i] = of_lifted
             weighted = [(t, w) for t, w in zip(results, weights, strict=True) if w is not None and t.requires_grad]
             if not weighted or not targets:
-                return results, [None] * len(wanted)
+                return results, [None] * len(requested)
             roots, given_cotangents = [t for t, _ in weighted], [w for _, w in weighted]
             with self._explaining(roots), self._reads.of_backward(), self._capturing([*arguments, *given_cotangents]):
                 gradient_by_primal = dict(
                     zip(targets, self._differentiate(roots, list(targets.values()), given_cotangents), strict=True)
                 )
-        return results, [gradient_by_primal.get(i) for i in range(len(wanted))]
+        return results, [gradient_by_primal.get(i) for i in range(len(requested))]
 
     # -- targets of autograd ----------------------------------------------------------------------
 
@@ -535,6 +535,6 @@ def explained() -> Iterator[None]:
             raise
         location = raised_at(error)
         if isinstance(error, DataDependentOutputException):
-            raise reads_value(str(error), location) from error
+            raise make_value_error(str(error), location) from error
         suffix = "" if location is None else f"\n  at {location}"
         raise TorchError(f"torch cannot trace the core: {error}{suffix}") from error

@@ -31,7 +31,7 @@ _autograd_not_implemented = private(
 _NO_EFFECTS = "operators with effects, like the checks of `torch.linalg`, cannot be part of a core"
 _make_token = private("torch.ops", "prims._make_token.default", _NO_EFFECTS)
 _sink_tokens = private("torch.ops", "prims._sink_tokens.default", _NO_EFFECTS)
-_NO_CHECKPOINTS = "selective activation checkpointing does not see `flex_sn_scan`"
+_NO_CHECKPOINTS = "selective activation checkpointing ignores `flex_sn_scan`"
 _redirect_to_mode = private(
     "torch._higher_order_ops.utils", "redirect_to_mode", _NO_CHECKPOINTS, default=lambda op, mode: None
 )
@@ -104,10 +104,10 @@ def implement(
 
 
 def _isolate_effects(ctx: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns ``function``, with tokens of its own for operators with effects, such as the check in ``linalg.solve``.
+    """Returns ``function``, with separate tokens for operators with effects, such as the check in ``linalg.solve``.
 
     A functional graph orders operators with effects by tokens. The graph of ``function`` cannot use the tokens of the
-    outer graph, because they are not values of this graph.
+    outer graph, because these tokens are not values of the graph of ``function``.
     """
     mode: Any = getattr(ctx, "mode", None)
     if not hasattr(mode, "_tokens"):

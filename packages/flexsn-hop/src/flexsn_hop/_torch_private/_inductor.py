@@ -110,7 +110,7 @@ def _fix_layout(value: Any, example: Any) -> tuple[Any, Any]:
     value.realize()
     base: Any = value.data.unwrap_view() if isinstance(value.data, ir.BaseView) else value.data
     if isinstance(base.data, ir.ComputedBuffer):
-        base.data.decide_layout()  # chooses the order of its reads, without a copy or a transposition
+        base.data.decide_layout()  # chooses an order of reads, without a copy or a transposition
     realized: Any = ir.ExternKernel.realize_input(value)
     realized.freeze_layout()
     shapes = V.graph.sizevars.shape_env

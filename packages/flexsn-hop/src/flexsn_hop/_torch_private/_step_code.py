@@ -71,7 +71,7 @@ class RowsOf(Sequence[torch.Tensor]):
 
 def fake_results(module: fx.GraphModule, rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Returns fake tensors with the properties of a graph's results. The graph takes tensors like ``rows``."""
-    mode = _fake_mode()
+    mode = _make_fake_mode()
     fakes = [_make_fake(mode, row.shape, row, True) for row in rows]
     propagation = needed(_PROPAGATION, "FakeTensorProp", _NO_CODE)
     results: list[torch.Tensor] = list(propagation(module, mode).propagate_dont_convert_inputs(*fakes))
@@ -93,7 +93,7 @@ def compile_step(
     """
     compile_fx_inner = needed("torch._inductor.compile_fx", "compile_fx_inner", _NO_CODE)
     config = needed("torch._inductor", "config", _NO_CODE)
-    mode = _fake_mode()
+    mode = _make_fake_mode()
     layouts = [((longest, *sequence.shape[1:]), sequence) for sequence in sequences]
     layouts += [(row.shape, row) for row in rows]
     fakes = [_make_fake(mode, *pair, is_aligned) for pair, is_aligned in zip(layouts, aligned, strict=True)]
@@ -111,7 +111,7 @@ def _make_index(shape_env: Any, longest: int) -> Any:
     return shape_env.create_symintnode(shape_env.create_unspecified_symbol(hint, source, dynamic), hint=hint)
 
 
-def _fake_mode() -> Any:
+def _make_fake_mode() -> Any:
     return FakeTensorMode(allow_non_fake_inputs=True, shape_env=needed(_SYMBOLS, "ShapeEnv", _NO_CODE)())
 
 

@@ -1,4 +1,4 @@
-"""Computes the VJP of a step for gradients some of which are absent, as autograd does.
+"""Computes the VJP of a step if some gradients are absent, as autograd does.
 
 Absent gradients are not replaced by zeros, because the product of a zero and an infinite derivative would be NaN.
 """

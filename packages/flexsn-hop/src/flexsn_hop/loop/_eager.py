@@ -300,7 +300,8 @@ def kinds(values: Sequence[torch.Tensor]) -> list[Kind]:
 def are_plain_and_of(values: Sequence[Any], expected: Sequence[Kind]) -> bool:
     """True if all values are plain tensors of these kinds. If False, the values may still pass `check_step`.
 
-    Most of the time that the loop adds to a step is the time of this check, so it calls no function for each value.
+    Most of the time that the loop adds to a step is the time of this check, so the check calls no function for
+    each value.
     """
     if len(values) != len(expected):
         return False

@@ -1,4 +1,4 @@
-"""Implementations of the two operators: loops over steps on dense tensors, and the shapes of results for fake ones."""
+"""Implementations of the two operators: loops over steps on dense tensors, and shapes of results for fake tensors."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def forward_loop(core: StepFunction, layout: ScanLayout, flat_args: Sequence[Any
     for index, state in enumerate(states):
         rows = [states_after[step][index] for step in before_segments]
         rows += [torch.zeros_like(state)] * layout.spare_checkpoints
-        order = _checkpoint_order(state_order(state.shape, inputs, states))
+        order = _find_checkpoint_order(state_order(state.shape, inputs, states))
         empty = state.new_empty((0, *state.shape))
         checkpoints.append(stack_in_order(rows, order) if rows else empty)
     return (*outputs, *state_results, *checkpoints)
@@ -77,7 +77,7 @@ def forward_shapes(core: StepFunction, layout: ScanLayout, flat_args: Sequence[A
     if layout.checkpoint_interval:
         rows = num_checkpoints(steps, layout.checkpoint_interval) + layout.spare_checkpoints
         for state, order in zip(new_states, orders, strict=True):
-            results.append(_allocate(state, (rows, *state.shape), _checkpoint_order(order)))
+            results.append(_allocate(state, (rows, *state.shape), _find_checkpoint_order(order)))
     return tuple(results)
 
 
@@ -85,7 +85,7 @@ def _allocate(like: torch.Tensor, shape: Sequence[Any], order: Sequence[int]) ->
     return like.new_empty_strided(tuple(shape), dense_strides(shape, tuple(order)))
 
 
-def _checkpoint_order(step: Sequence[int]) -> tuple[int, ...]:
+def _find_checkpoint_order(step: Sequence[int]) -> tuple[int, ...]:
     """Returns the order of a checkpoint tensor whose rows have the order ``step``. Time is the outermost dimension."""
     return (0, *(d + 1 for d in step))
 
@@ -121,7 +121,7 @@ def backward_loop(core: StepFunction, vjp: StepFunction, layout: BackwardLayout,
     input_needs, _, lifted_needs = layout.scan.split(layout.needs)
     num_inputs, num_carried = sum(input_needs), len(cotangents)
     lifted_grads: Gradients = (None,) * sum(lifted_needs)
-    for first, last, start in _segments_backwards(layout, states, saved, steps):
+    for first, last, start in _iterate_segments_backwards(layout, states, saved, steps):
         states_before = [start]
         for step in range(first, last - 1):
             values = step_values(
@@ -199,7 +199,7 @@ def needed_carried(layout: BackwardLayout) -> list[int]:
     return [index for index, need in enumerate(carried) if need]
 
 
-def _segments_backwards(
+def _iterate_segments_backwards(
     layout: BackwardLayout, states: Sequence[Any], saved: Sequence[Any], steps: int
 ) -> Iterator[tuple[int, int, Tensors]]:
     """Iterates over the first step, the end (exclusive) and the initial states of each segment, last segment first."""

@@ -230,7 +230,7 @@ class _StateMemory:
         else:
             afters = [self._scratch[step % 2] for step in range(first, last)]
             if last == self._steps:
-                afters[-1] = torch.empty_like(self._scratch[0])  # the result, in memory of its own
+                afters[-1] = torch.empty_like(self._scratch[0])  # the result has separate memory
             checkpoint_indices = self._find_checkpoints(first, last)
             for index, checkpoint in zip(checkpoint_indices, RowsOf(self.checkpoints, checkpoint_indices), strict=True):
                 afters[self._checkpoint_steps[index] - first] = checkpoint
@@ -354,7 +354,7 @@ class _BackwardRun:
             self._carried.append(_Carried(current, memory))
 
     def results(self) -> Tensors:
-        for first, last, befores in self._segments():
+        for first, last, befores in self._iterate_segments():
             while last > first:
                 last = self._run_block(first, last, befores)
         states = _select(self._states, self._layout.active_states)
@@ -416,7 +416,7 @@ class _BackwardRun:
             step.step.module(0, *sequences, *(rows[0] for rows in columns))
         return begin
 
-    def _segments(self) -> Iterator[tuple[int, int, list[torch.Tensor]]]:
+    def _iterate_segments(self) -> Iterator[tuple[int, int, list[torch.Tensor]]]:
         """Iterates over the segments, from the last segment to the first.
 
         Yields the first step of a segment, the step after the segment, and the states before its steps. The memory of

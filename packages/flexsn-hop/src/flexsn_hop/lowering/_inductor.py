@@ -61,7 +61,7 @@ def lower(
 
 @functools.cache
 def _log_once(message: str) -> None:
-    """Logs once that a scan runs as a loop. This may be intended, so it is no warning."""
+    """Logs once that a scan runs as a loop. The loop may be intended, so no warning is issued."""
     _logger.warning("%s (lowering='loop', or %s=loop, selects the loop)", message, LOWERING_VARIABLE)
 
 

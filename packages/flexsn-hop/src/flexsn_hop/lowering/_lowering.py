@@ -43,8 +43,8 @@ NO_KERNELS = "flexsn-runtime, which has kernels, is not installed"
 CODE_VERSION = 9
 """A version number, which must be increased whenever this package generates other code for a scan or its gradient.
 
-The number is part of the operator's arguments. Inductor's keys for compiled code on disk thus contain the number. They
-do not contain the lowering itself.
+The number is part of the operator's arguments. Inductor's keys for compiled code on disk thus contain the number. The
+keys do not contain the lowering itself.
 """
 
 

@@ -56,7 +56,7 @@ class _Program:
                     return self._compiled(args)
             except StepCodeError as error:
                 self._refuse(str(error))
-                self._compiled = None  # otherwise, each call would try again
+                self._compiled = None  # otherwise, each call would try to compile
         if isinstance(self.layout, BackwardLayout):
             return backward_loop(self.graphs[0], self.graphs[1], self.layout, args)
         return forward_loop(self.graphs[0], self.layout, args)
@@ -111,7 +111,7 @@ def _run(
     return list(_decode(program).run(merged(tensors, sizes, size_positions)))
 
 
-def _shapes(
+def _find_shapes(
     program: str,
     tensors: Sequence[torch.Tensor],
     sizes: Sequence[int] | None,
@@ -125,6 +125,6 @@ def _shapes(
 # The loop accepts any strides, so compilers need not copy inputs to a certain layout.
 torch.library.define("flexsn_hop::run_scan", _SCHEMA, tags=(torch.Tag.flexible_layout,))
 torch.library.impl("flexsn_hop::run_scan", "CompositeExplicitAutograd", _run)
-torch.library.register_fake("flexsn_hop::run_scan", _shapes)
+torch.library.register_fake("flexsn_hop::run_scan", _find_shapes)
 
 run_scan = torch.ops.flexsn_hop.run_scan.default

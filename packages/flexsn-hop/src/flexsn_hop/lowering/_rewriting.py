@@ -16,7 +16,8 @@ def rewrite_nodes(
 
     Args:
         is_affected: function that returns True for each node that `rewrite` receives.
-        rewrite: function that receives the copy of the graph and a node of it. It may replace the uses of the node.
+        rewrite: function that receives the copy of the graph and a node of the copy. It may replace the uses of the
+            node.
     """
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))

@@ -123,8 +123,8 @@ class _Builder:
     def add(self, left: fx.Node, right: Any) -> fx.Node:
         return self._graph.call_function(_aten.add.Tensor, (left, right))
 
-    def write(self, into: fx.Node, value: Any) -> None:
-        self._writes.append((into, value))
+    def write(self, destination: fx.Node, value: Any) -> None:
+        self._writes.append((destination, value))
 
     def close(self) -> WritingStep:
         for into, value in self._writes:
@@ -140,9 +140,9 @@ def forward_step(core: fx.GraphModule, layout: ScanLayout, skipped: int = 0) -> 
     sequences = builder.arguments("sequence", layout.num_inputs)
     constants = builder.arguments("value", len(core.graph.find_nodes(op="placeholder")) - layout.num_inputs)
     (output,) = core.graph.find_nodes(op="output")
-    into = builder.arguments("into", len(output.args[0][skipped:]))
+    destinations = builder.arguments("into", len(output.args[0][skipped:]))
     results = builder.inline([*map(builder.row, sequences), *constants])
-    for memory, result in zip(into, results[skipped:], strict=True):
+    for memory, result in zip(destinations, results[skipped:], strict=True):
         builder.write(memory, result)
     return builder.close()
 

@@ -118,7 +118,7 @@ class _ScanFunction(torch.autograd.Function):
                 zero_states=layout.zero_states,
                 checkpoints=options.checkpoints,
                 version=options.version,
-                remat=0,  # `checkpoints` contains its value
+                remat=0,  # `checkpoints` already contains the interval
             )
         num_results = layout.num_outputs + layout.num_states
         results, checkpoints = results[:num_results], results[num_results:]
@@ -170,7 +170,7 @@ class _ScanFunction(torch.autograd.Function):
                 lowering=ctx.options.lowering,
                 version=ctx.options.version,
             )
-        if torch.is_grad_enabled():  # create_graph
+        if torch.is_grad_enabled():  # the caller passed create_graph=True
             results = refuse_double_backward(results, args, _NO_SECOND)
         remaining = iter(results)
         return (None, None, None, None, *(next(remaining) if need else None for need in layout.needs))

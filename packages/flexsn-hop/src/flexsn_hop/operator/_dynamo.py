@@ -121,7 +121,7 @@ def _call_form(
 
 
 def _accept_any_arguments(*args: Any) -> None:
-    """Replaces a core whose parameters Dynamo cannot determine, in checks. The call of the core raises any error."""
+    """Passes the checks for a core whose parameters Dynamo cannot determine. A wrong call of the core raises."""
 
 
 def _check_captured_graph(

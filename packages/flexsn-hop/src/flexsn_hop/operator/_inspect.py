@@ -59,7 +59,7 @@ def inspect_step(core: torch.fx.GraphModule, samples: Sequence[Any]) -> None:
         ]
         with watch_operators(check, inner_graphs):
             interpreter.run(*values)
-    if rejections:  # not raised inside of the interpreter, because it adds text to errors
+    if rejections:  # not raised inside of the interpreter, which adds text to errors
         raise rejections[0]
 
 

@@ -194,7 +194,7 @@ class FlexSNScanBackward(LowersItself, HigherOrderOperator):
     def __call__(self, core: StepFunction, vjp: StepFunction, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
         lowered = self.inductor_call([core, vjp], args)
         if lowered is not None:
-            layout, _ = _backward_layout((core, vjp, *args), kwargs)
+            layout, _ = _read_backward_layout((core, vjp, *args), kwargs)
             return lower(lowered.without(3), layout, kwargs["lowering"], layout.num_given)  # type: ignore[return-value]
         return self.redispatch(core, vjp, *args, **kwargs)
 
@@ -250,14 +250,14 @@ def flex_sn_scan_final_state(
 flex_sn_scan_backward = FlexSNScanBackward()
 
 
-def _forward_layout(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[ScanLayout, Sequence[Any]]:
+def _read_forward_layout(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[ScanLayout, Sequence[Any]]:
     """Returns the layout and the flat arguments of a call ``flex_sn_scan(core, I, S, O, *flat_args, **kwargs)``."""
     interval, spare = kwargs["checkpoints"]
     layout = ScanLayout(args[1], args[2], args[3], kwargs["final_state"], interval, spare, kwargs["zero_states"])
     return layout, args[4:]
 
 
-def _backward_layout(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[BackwardLayout, Sequence[Any]]:
+def _read_backward_layout(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[BackwardLayout, Sequence[Any]]:
     """Returns the layout and tensors of a call ``flex_sn_scan_backward(core, vjp, I, S, O, *tensors, **kwargs)``."""
     options = {key: value for key, value in kwargs.items() if key not in ("lowering", "version")}
     final_state, zero_states = options.pop("final_state"), options.pop("zero_states")
@@ -265,45 +265,45 @@ def _backward_layout(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Backw
     return BackwardLayout(scan, **options), args[5:]
 
 
-def _forward_dense(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-    return forward_loop(args[0], *_forward_layout(args, kwargs))
+def _run_forward(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+    return forward_loop(args[0], *_read_forward_layout(args, kwargs))
 
 
-def _forward_shapes(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-    return forward_shapes(args[0], *_forward_layout(args, kwargs))
+def _find_forward_shapes(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+    return forward_shapes(args[0], *_read_forward_layout(args, kwargs))
 
 
-def _forward_samples(*args: Any, **kwargs: Any) -> list[Sequence[Any]]:
-    return [forward_samples(*_forward_layout(args, kwargs))]
+def _make_forward_samples(*args: Any, **kwargs: Any) -> list[Sequence[Any]]:
+    return [forward_samples(*_read_forward_layout(args, kwargs))]
 
 
-def _backward_dense(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-    return backward_loop(args[0], args[1], *_backward_layout(args, kwargs))
+def _run_backward(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+    return backward_loop(args[0], args[1], *_read_backward_layout(args, kwargs))
 
 
-def _backward_shapes(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-    layout, tensors = _backward_layout(args, kwargs)
+def _find_backward_shapes(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+    layout, tensors = _read_backward_layout(args, kwargs)
     return backward_shapes(args[1], layout, tensors, backward_samples(layout, tensors))
 
 
-def _backward_samples(*args: Any, **kwargs: Any) -> list[Sequence[Any]]:
-    layout, tensors = _backward_layout(args, kwargs)
+def _make_backward_samples(*args: Any, **kwargs: Any) -> list[Sequence[Any]]:
+    layout, tensors = _read_backward_layout(args, kwargs)
     flat_args, *_ = layout.split(tensors)
     return [forward_samples(layout.scan, flat_args), backward_samples(layout, tensors)]
 
 
 implement(
     flex_sn_scan,
-    dense=_forward_dense,
-    shapes=_forward_shapes,
+    dense=_run_forward,
+    shapes=_find_forward_shapes,
     num_graphs=1,
-    samples=_forward_samples,
+    samples=_make_forward_samples,
 )
 implement(
     flex_sn_scan_backward,
-    dense=_backward_dense,
-    shapes=_backward_shapes,
+    dense=_run_backward,
+    shapes=_find_backward_shapes,
     num_graphs=2,
-    samples=_backward_samples,
+    samples=_make_backward_samples,
 )
 refuse_autograd(flex_sn_scan_backward)

@@ -213,7 +213,7 @@ def _check_leaves(tree: Tree, root: str, leaves: Sequence[Any]) -> None:
         if not isinstance(leaf, torch.Tensor):
             raise NotATensorError(
                 f"{tree.name(root, leaves, index)} is a {type(leaf).__name__}; it must be a torch.Tensor or None"
-                f"{_remedy(leaf)}"
+                f"{_find_remedy(leaf)}"
             )
         if leaf.is_nested:
             raise NotATensorError(
@@ -222,7 +222,7 @@ def _check_leaves(tree: Tree, root: str, leaves: Sequence[Any]) -> None:
             )
 
 
-def _remedy(leaf: object) -> str:
+def _find_remedy(leaf: object) -> str:
     """Returns advice for a leaf that is not a tensor, as the end of a message."""
     if isinstance(leaf, (bool, int, float, complex)):
         return f": write torch.tensor({leaf!r})"

@@ -21,11 +21,11 @@ def convert(model: nn.Module, *, backend: str = "auto", strict: bool = False) ->
     """Replaces the neurons of SpikingJelly and snnTorch by neurons of this package, in place.
 
     The network is called as before, and its outputs are equal, up to the differences that the report names. Learned
-    parameters remain the same objects, so an optimizer still updates them, except for the parameters that the report
-    calls new objects. A learned parameter without dimensions gets the shape `[1]`, because `fully_shard` rejects
-    parameters without dimensions. An optimizer that has already taken a step with such a parameter has to be created
-    again. States are not copied: neurons begin with their initial states. Each module keeps its step mode, so a network
-    with a loop over time keeps its loop.
+    parameters remain the same objects, so an optimizer still updates them. The only exceptions are parameters that the
+    report describes as new objects. A learned parameter without dimensions gets the shape `[1]`, because `fully_shard`
+    rejects parameters without dimensions. An optimizer that has already taken a step with such a parameter has to be
+    created again. States are not copied: neurons begin with their initial states. Each module keeps its step mode, so a
+    network with a loop over time keeps its loop.
 
     Args:
         model: a network or a single neuron. Modules of other kinds do not change.

@@ -83,10 +83,10 @@ class LoopCall(DelayedReset):
             TypeError: states are passed although `init_hidden=True`, or their names are unknown.
             InputCountError: too many states are passed.
         """
-        passed = self._collect_states(states, named)
+        passed_states = self._collect_states(states, named)
         step = x if self.step_mode == "s" else x.new_empty(()).expand(x.shape[1:])
         stored: list[Tensor | None] = [*self.states] or [None] * self.num_states
-        current = [new if new is not None else old for new, old in zip(passed, stored, strict=True)]
+        current = [new if new is not None else old for new, old in zip(passed_states, stored, strict=True)]
         if any(state is not None for state in current):
             zeros = x.new_zeros(step.shape)
             self.states = [s if s is not None and s.shape == step.shape else zeros for s in current]
@@ -136,10 +136,10 @@ class LoopCall(DelayedReset):
         unknown = [name for name in named if name not in self.loop_names[len(states) :]]
         if unknown:
             raise TypeError(f"unexpected argument {unknown[0]!r}; the states are {names}.")
-        passed = [*states, *(named.get(name) for name in self.loop_names[len(states) :])]
-        if self.init_hidden and any(state is not None for state in passed):
+        passed_states = [*states, *(named.get(name) for name in self.loop_names[len(states) :])]
+        if self.init_hidden and any(state is not None for state in passed_states):
             raise TypeError(f"{names}: with init_hidden=True, the neuron stores its states, so do not pass them.")
-        return passed
+        return passed_states
 
 
 class LoopLeaky(LoopCall, Leaky):

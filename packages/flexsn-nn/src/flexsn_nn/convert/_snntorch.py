@@ -69,28 +69,28 @@ def forget(model: nn.Module) -> None:
     """Does nothing, because snnTorch stores no information about a network."""
 
 
-def _leaky(old: Any, backend: str) -> Replacement:
+def _convert_leaky(old: Any, backend: str) -> Replacement:
     return _move_tensors(LoopLeaky(beta=0.5, **_read_options(old, backend)), old, ["beta"])
 
 
-def _synaptic(old: Any, backend: str) -> Replacement:
+def _convert_synaptic(old: Any, backend: str) -> Replacement:
     return _move_tensors(LoopSynaptic(alpha=0.5, beta=0.5, **_read_options(old, backend)), old, ["alpha", "beta"])
 
 
-def _alpha(old: Any, backend: str) -> Replacement:
+def _convert_alpha(old: Any, backend: str) -> Replacement:
     return _move_tensors(LoopAlpha(alpha=0.5, beta=0.25, **_read_options(old, backend)), old, ["alpha", "beta"])
 
 
-def _lapicque(old: Any, backend: str) -> Replacement:
+def _convert_lapicque(old: Any, backend: str) -> Replacement:
     return _move_tensors(LoopLapicque(**_read_options(old, backend)), old, ["beta", "R", "C", "time_step"])
 
 
-def _rleaky(old: Any, backend: str) -> Replacement:
+def _convert_rleaky(old: Any, backend: str) -> Replacement:
     neuron = LoopRLeaky(beta=0.5, all_to_all=False, **_read_options(old, backend))
     return _move_recurrent_weights(_move_tensors(neuron, old, ["beta"]), old)
 
 
-def _rsynaptic(old: Any, backend: str) -> Replacement:
+def _convert_rsynaptic(old: Any, backend: str) -> Replacement:
     # snnTorch 1.0 computes the immediate reset of this neuron, and discards it.
     options = {**_read_options(old, backend), "reset_delay": True}
     neuron = LoopRSynaptic(alpha=0.5, beta=0.5, all_to_all=False, **options)
@@ -121,21 +121,17 @@ def _move_recurrent_weights(replacement: Replacement, old: Any) -> Replacement:
             new.recurrent = connection(None, False, recurrent.V.float(), False, False, None)
         # In snnTorch, this parameter has two names, and a checkpoint contains it under both names.
         moved = {name: Moved("recurrent.V") for name in ("V", "recurrent.V")}
-    kept = {key: place for key, place in replacement.moved.items() if not key.startswith("recurrent.")}
-    return replace(replacement, moved={**kept, **moved})
-
-
-def _rule(make: Callable[[Any, str], Replacement]) -> Rule:
-    return Rule(make)
+    other_moves = {key: place for key, place in replacement.moved.items() if not key.startswith("recurrent.")}
+    return replace(replacement, moved={**other_moves, **moved})
 
 
 RULES = {
-    "Leaky": _rule(_leaky),
-    "Synaptic": _rule(_synaptic),
-    "Alpha": _rule(_alpha),
-    "Lapicque": _rule(_lapicque),
-    "RLeaky": _rule(_rleaky),
-    "RSynaptic": _rule(_rsynaptic),
+    "Leaky": Rule(_convert_leaky),
+    "Synaptic": Rule(_convert_synaptic),
+    "Alpha": Rule(_convert_alpha),
+    "Lapicque": Rule(_convert_lapicque),
+    "RLeaky": Rule(_convert_rleaky),
+    "RSynaptic": Rule(_convert_rsynaptic),
 }
 
 
@@ -186,11 +182,11 @@ def without_gradient(x: Tensor) -> Tensor:
 
 def spike_function(function: Any) -> Callable[[Tensor], Tensor]:
     """Returns this package's surrogate for a surrogate of snnTorch. Returns other functions unchanged."""
-    unchanged: Callable[[Tensor], Tensor] = function
+    unchanged_function: Callable[[Tensor], Tensor] = function
     if getattr(function, "__name__", "") == "_surrogate_bypass":
         return without_gradient
     if getattr(function, "__module__", "") != "snntorch.surrogate" or not inspect.isfunction(function):
-        return unchanged
+        return unchanged_function
     factory = function.__qualname__.partition(".")[0]
     if factory == "SSO":
         raise Unconvertible(
@@ -202,7 +198,7 @@ def spike_function(function: Any) -> Callable[[Tensor], Tensor]:
         return surrogate.custom_surrogate(parameters["func"])
     surrogate_class = getattr(surrogate, factory, None)
     if surrogate_class is None:
-        return unchanged
+        return unchanged_function
     numbers = {name: float(value) for name, value in parameters.items()}
-    converted: Callable[[Tensor], Tensor] = surrogate_class(**numbers)
-    return converted
+    own_surrogate: Callable[[Tensor], Tensor] = surrogate_class(**numbers)
+    return own_surrogate

@@ -87,7 +87,9 @@ def rule_of(module: nn.Module) -> Rule | None:
         return leave_unchanged("a surrogate outside of a neuron: use a surrogate of flexsn_nn.surrogate.")
     if is_derived_from(module, PACKAGE, "StepModule"):
         return (
-            Rule(_stateless) if _find_torch_class(module) is not None else leave_unchanged(RUNS_AS_IT_IS, descend=True)
+            Rule(_convert_stateless)
+            if _find_torch_class(module) is not None
+            else leave_unchanged(RUNS_AS_IT_IS, descend=True)
         )
     return None
 
@@ -131,57 +133,57 @@ def _move_learned(new: Neuron, old: Any, *learned: str) -> Replacement:
     return Replacement(new, {name: Moved(name) for name in learned})
 
 
-def _if(old: Any, backend: str) -> Replacement:
+def _convert_if(old: Any, backend: str) -> Replacement:
     return Replacement(IF(**_read_reset_options(old, backend)))
 
 
-def _simple_if(old: Any, backend: str) -> Replacement:
+def _convert_simple_if(old: Any, backend: str) -> Replacement:
     if old.v_reset:
         raise Unconvertible("it starts at 0 for any v_reset, but neurons here start at v_reset. Use IFNode.")
-    return _if(old, backend)
+    return _convert_if(old, backend)
 
 
-def _lif(old: Any, backend: str) -> Replacement:
+def _convert_lif(old: Any, backend: str) -> Replacement:
     return Replacement(LIF(old.tau, old.decay_input, **_read_reset_options(old, backend)))
 
 
-def _simple_lif(old: Any, backend: str) -> Replacement:
+def _convert_simple_lif(old: Any, backend: str) -> Replacement:
     if old.v_reset != 0:
         raise Unconvertible("it starts at 0 for any v_reset, but neurons here start at v_reset. Use LIFNode.")
-    return _lif(old, backend)
+    return _convert_lif(old, backend)
 
 
-def _plif(old: Any, backend: str) -> Replacement:
+def _convert_plif(old: Any, backend: str) -> Replacement:
     return _move_learned(PLIF(2.0, old.decay_input, **_read_reset_options(old, backend)), old, "w")
 
 
-def _qif(old: Any, backend: str) -> Replacement:
+def _convert_qif(old: Any, backend: str) -> Replacement:
     common = _read_reset_options(old, backend)
     return Replacement(QIF(old.tau, old.v_c, old.a0, v_rest=old.v_rest, **common))
 
 
-def _eif(old: Any, backend: str) -> Replacement:
+def _convert_eif(old: Any, backend: str) -> Replacement:
     common = _read_reset_options(old, backend)
     return Replacement(EIF(old.tau, old.delta_T, old.theta_rh, v_rest=old.v_rest, **common))
 
 
-def _izhikevich(old: Any, backend: str) -> Replacement:
+def _convert_izhikevich(old: Any, backend: str) -> Replacement:
     if old.w_rest != 0:
         raise Unconvertible(f"its adaptation starts at w_rest={old.w_rest}, but here at 0.")
     numbers = {name: getattr(old, name) for name in ("tau", "v_c", "a0", "v_rest", "tau_w", "a", "b")}
     return Replacement(Izhikevich(**numbers, **_read_reset_options(old, backend)))
 
 
-def _klif(old: Any, backend: str) -> Replacement:
+def _convert_klif(old: Any, backend: str) -> Replacement:
     common = _read_reset_options(old, backend)
     return _move_learned(KLIF(old.scale_reset, old.tau, old.decay_input, **common), old, "k")
 
 
-def _cubalif(old: Any, backend: str) -> Replacement:
+def _convert_cubalif(old: Any, backend: str) -> Replacement:
     return Replacement(CUBALIF(old.c_decay, old.v_decay, **_read_reset_options(old, backend)))
 
 
-def _liaf(old: Any, backend: str) -> Replacement:
+def _convert_liaf(old: Any, backend: str) -> Replacement:
     common = _read_reset_options(old, backend)
     new = LIAF(old.act, old.threshold_related, old.tau, old.decay_input, **common)
     differences: tuple[str, ...] = ()
@@ -192,7 +194,7 @@ def _liaf(old: Any, backend: str) -> Replacement:
     return Replacement(new, {key: Moved(key) for key in new.state_dict()}, differences=differences)
 
 
-def _ilif(old: Any, backend: str) -> Replacement:
+def _convert_ilif(old: Any, backend: str) -> Replacement:
     count = old.surrogate_function
     if (count.grad_min, count.grad_max) != (0, count.max_spike_count):
         raise Unconvertible("the window of its gradient must be from 0 to the largest number of spikes.")
@@ -200,7 +202,7 @@ def _ilif(old: Any, backend: str) -> Replacement:
     return Replacement(new, differences=("it rounds v - v / tau where SpikingJelly rounds (1 - 1 / tau) v.",))
 
 
-def _gated_lif(old: Any, backend: str) -> Replacement:
+def _convert_gated_lif(old: Any, backend: str) -> Replacement:
     channels = old.alpha.numel() if old.alpha.dim() else None
     new = GatedLIF(
         old.T,
@@ -226,29 +228,29 @@ def _gated_lif(old: Any, backend: str) -> Replacement:
     return Replacement(new, moved, differences=tuple(differences))
 
 
-def _clif(old: Any, backend: str) -> Replacement:
+def _convert_clif(old: Any, backend: str) -> Replacement:
     common = _read_run_options(old, backend)
     common["store_state_seqs"] = bool(getattr(old, "store_state_seqs", False))
     return Replacement(CLIF(old.tau, old.v_threshold, surrogate_of(old.surrogate_function), **common))
 
 
-def _ternary_if(old: Any, backend: str) -> Replacement:
+def _convert_ternary_if(old: Any, backend: str) -> Replacement:
     return Replacement(TernaryIF(**_read_reset_options(old, backend)))
 
 
-def _ternary_lif(old: Any, backend: str) -> Replacement:
+def _convert_ternary_lif(old: Any, backend: str) -> Replacement:
     return Replacement(TernaryLIF(old.tau, old.decay_input, **_read_reset_options(old, backend)))
 
 
-def _li(old: Any, backend: str) -> Replacement:
+def _convert_li(old: Any, backend: str) -> Replacement:
     return Replacement(Readout(LI(old.tau, backend=backend), old.decode))
 
 
-def _psn(old: Any, backend: str) -> Replacement:
+def _convert_psn(old: Any, backend: str) -> Replacement:
     return _move_weights(PSN(old.T, surrogate_of(old.surrogate_function)), old)
 
 
-def _masked_psn(old: Any, backend: str) -> Replacement:
+def _convert_masked_psn(old: Any, backend: str) -> Replacement:
     if old.step_mode != "m":
         raise Unconvertible("in step mode 's', it depends on the index of the step; here, it takes whole sequences.")
     new = MaskedPSN(old.k, old.T, 0.0, surrogate_of(old.surrogate_function))
@@ -259,7 +261,7 @@ def _masked_psn(old: Any, backend: str) -> Replacement:
     return Replacement(new, moved, {"mask0": reason, "mask1": reason})
 
 
-def _sliding_psn(old: Any, backend: str) -> Replacement:
+def _convert_sliding_psn(old: Any, backend: str) -> Replacement:
     new = SlidingPSN(old.k, surrogate_function=surrogate_of(old.surrogate_function), step_mode=old.step_mode)
     replacement = _move_weights(new, old)
     difference = (
@@ -349,7 +351,7 @@ def to_torch_layer(module: nn.Module) -> nn.Module:
     return torch_layer
 
 
-def _stateless(old: Any, backend: str) -> Replacement:
+def _convert_stateless(old: Any, backend: str) -> Replacement:
     """Converts a layer that adds only a step mode to PyTorch's class, inside of an `OverTime` for sequences."""
     torch_layer = to_torch_layer(old)
     if old.step_mode == "s" or isinstance(torch_layer, nn.Linear):
@@ -361,7 +363,7 @@ def _stateless(old: Any, backend: str) -> Replacement:
     return Replacement(OverTime(torch_layer), {key: Moved(f"0.{key}") for key in old.state_dict()})
 
 
-def _threshold_norm(old: Any, backend: str) -> Replacement:
+def _convert_threshold_norm(old: Any, backend: str) -> Replacement:
     new = getattr(layer, type(old).__name__)(
         old.num_features, eps=old.eps, momentum=old.momentum, track_running_stats=old.track_running_stats
     )
@@ -371,11 +373,11 @@ def _threshold_norm(old: Any, backend: str) -> Replacement:
     return Replacement(new, {key: Moved(f"0.{key}") for key in old.state_dict()})
 
 
-def _dropout(old: Any, backend: str) -> Replacement:
+def _convert_dropout(old: Any, backend: str) -> Replacement:
     return Replacement(layer.SharedDropout(old.p, type(old).__name__ == "Dropout2d", old.step_mode))
 
 
-def _delay(old: Any, backend: str) -> Replacement:
+def _convert_delay(old: Any, backend: str) -> Replacement:
     return Replacement(layer.Delay(old.delay_steps, step_mode=old.step_mode))
 
 
@@ -383,10 +385,10 @@ def _choose_container_rule(module: Any) -> Rule:
     """Chooses the rule of a container: `OverTime` if it folds time into the batch, `nn.Sequential` for single steps."""
     if type(module).__name__ == "StepModeContainer":
         if module.step_mode == "s":
-            return Rule(_stateless, _create_sequential, container=True)
+            return Rule(_convert_stateless, _create_sequential, container=True)
         if module.stateful:
             return leave_unchanged("it loops over time; its neurons are converted. " + RUNS_AS_IT_IS, descend=True)
-    return Rule(_stateless, _create_over_time, container=True)
+    return Rule(_convert_stateless, _create_over_time, container=True)
 
 
 def _choose_recurrent_rule(module: Any) -> Rule:
@@ -445,30 +447,30 @@ APART = (
 )
 CONTAINERS = ("SeqToANNContainer", "StepModeContainer")
 RULES: dict[str, Callable[[Any, str], Replacement]] = {
-    "IFNode": _if,
-    "SimpleIFNode": _simple_if,
-    "LIFNode": _lif,
-    "SimpleLIFNode": _simple_lif,
-    "ParametricLIFNode": _plif,
-    "QIFNode": _qif,
-    "EIFNode": _eif,
-    "IzhikevichNode": _izhikevich,
-    "KLIFNode": _klif,
-    "CUBALIFNode": _cubalif,
-    "LIAFNode": _liaf,
-    "ILIFNode": _ilif,
-    "GatedLIFNode": _gated_lif,
-    "ComplementaryLIFNode": _clif,
-    "TernaryIFNode": _ternary_if,
-    "TernaryLIFNode": _ternary_lif,
-    "NonSpikingLIFNode": _li,
-    "PSN": _psn,
-    "MaskedPSN": _masked_psn,
-    "SlidingPSN": _sliding_psn,
-    "ThresholdDependentBatchNorm1d": _threshold_norm,
-    "ThresholdDependentBatchNorm2d": _threshold_norm,
-    "ThresholdDependentBatchNorm3d": _threshold_norm,
-    "Dropout": _dropout,
-    "Dropout2d": _dropout,
-    "Delay": _delay,
+    "IFNode": _convert_if,
+    "SimpleIFNode": _convert_simple_if,
+    "LIFNode": _convert_lif,
+    "SimpleLIFNode": _convert_simple_lif,
+    "ParametricLIFNode": _convert_plif,
+    "QIFNode": _convert_qif,
+    "EIFNode": _convert_eif,
+    "IzhikevichNode": _convert_izhikevich,
+    "KLIFNode": _convert_klif,
+    "CUBALIFNode": _convert_cubalif,
+    "LIAFNode": _convert_liaf,
+    "ILIFNode": _convert_ilif,
+    "GatedLIFNode": _convert_gated_lif,
+    "ComplementaryLIFNode": _convert_clif,
+    "TernaryIFNode": _convert_ternary_if,
+    "TernaryLIFNode": _convert_ternary_lif,
+    "NonSpikingLIFNode": _convert_li,
+    "PSN": _convert_psn,
+    "MaskedPSN": _convert_masked_psn,
+    "SlidingPSN": _convert_sliding_psn,
+    "ThresholdDependentBatchNorm1d": _convert_threshold_norm,
+    "ThresholdDependentBatchNorm2d": _convert_threshold_norm,
+    "ThresholdDependentBatchNorm3d": _convert_threshold_norm,
+    "Dropout": _convert_dropout,
+    "Dropout2d": _convert_dropout,
+    "Delay": _convert_delay,
 }

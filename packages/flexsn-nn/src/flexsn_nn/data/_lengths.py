@@ -105,10 +105,10 @@ def readout(sequence: Tensor, lengths: Tensor, reduction: str = "mean") -> Tenso
         return sequence.masked_fill(~mask, -torch.inf).amax(0)
     per_sequence = lengths.to(sequence.device).view(-1, *[1] * (sequence.dim() - 2))
     if reduction == "last":
-        at = (per_sequence.long() - 1).clamp(0, len(sequence) - 1).expand(1, *sequence.shape[1:])
-        return sequence.gather(0, at).squeeze(0)
-    wide = torch.promote_types(sequence.dtype, torch.float32)
-    total = sequence.masked_fill(~mask, 0.0).sum(0, dtype=wide)
+        last_step = (per_sequence.long() - 1).clamp(0, len(sequence) - 1).expand(1, *sequence.shape[1:])
+        return sequence.gather(0, last_step).squeeze(0)
+    sum_dtype = torch.promote_types(sequence.dtype, torch.float32)
+    total = sequence.masked_fill(~mask, 0.0).sum(0, dtype=sum_dtype)
     if reduction == "mean":
         total = total / per_sequence
     return total.to(sequence.dtype)

@@ -47,7 +47,8 @@ def pad_sequences(batch: Sequence[tuple[Any, Any]], dtype: torch.dtype | None = 
         if sequence.shape[1:] != sequences[0].shape[1:] or sequence.dtype != sequences[0].dtype:
             raise ParameterError(
                 f"sequence {number} of the batch has steps of shape {list(sequence.shape[1:])} and {sequence.dtype}, "
-                f"sequence 0 has {list(sequences[0].shape[1:])} and {sequences[0].dtype}; only their number may differ."
+                f"sequence 0 has {list(sequences[0].shape[1:])} and {sequences[0].dtype}; only the number of steps may "
+                "differ."
             )
     first = sequences[0]
     if dtype is None:

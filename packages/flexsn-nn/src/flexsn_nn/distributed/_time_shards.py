@@ -104,8 +104,8 @@ class _Chain:
         self._exact = exact and torch.is_grad_enabled()
         self._group = group
         rank, count = dist.get_rank(group), dist.get_world_size(group)
-        self._previous = None if rank == 0 else _peer(group, rank - 1)
-        self._next = None if rank == count - 1 else _peer(group, rank + 1)
+        self._previous = None if rank == 0 else _find_peer(group, rank - 1)
+        self._next = None if rank == count - 1 else _find_peer(group, rank + 1)
         self._received: dict[str, list[Tensor]] = {}
 
     def receive(self, name: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -148,7 +148,7 @@ class _Chain:
             if self._next is not None:
                 _send(outgoing, self._next, self._group)
             return outputs
-        passed = _HandOver.apply(
+        passed_outputs = _HandOver.apply(
             self._next,
             self._group,
             len(tensors),
@@ -158,7 +158,7 @@ class _Chain:
             *outgoing,
             *self._received[name],
         )
-        return type(outputs)(passed) if several else passed[0]
+        return type(outputs)(passed_outputs) if several else passed_outputs[0]
 
 
 class _Receive(torch.autograd.Function):
@@ -270,5 +270,5 @@ def _receive(like: Tensor, peer: int, group: dist.ProcessGroup | None) -> Tensor
     return received
 
 
-def _peer(group: dist.ProcessGroup | None, rank: int) -> int:
+def _find_peer(group: dist.ProcessGroup | None, rank: int) -> int:
     return rank if group is None else dist.get_global_rank(group, rank)

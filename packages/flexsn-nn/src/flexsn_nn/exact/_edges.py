@@ -29,7 +29,7 @@ class Edges:
         writers: names of neurons whose output reaches layers unchanged, and is never read by an operation that could
             change the output in place.
         readers: names of layers that read such an output.
-        links: names of neurons, by name of the layer whose output is read by this neuron and nothing else.
+        links: names of neurons, by name of the layer whose output only this neuron reads.
     """
 
     def __init__(self, net: nn.Module, layers: tuple[type[nn.Module], ...]) -> None:
@@ -37,14 +37,14 @@ class Edges:
         self.writers: set[str] = set()
         self.readers: set[str] = set()
         self.links: dict[str, str] = {}
-        spoiled: set[str] = set()
+        spoiled_names: set[str] = set()
         connections: list[tuple[str, str]] = []
         for training in (False, True):
             for root, twin, graph in forward_graphs(net, training=training):
-                self._read(root, twin, graph, spoiled, connections)
-        self.writers = {neuron for neuron, _ in connections} - spoiled
+                self._read(root, twin, graph, spoiled_names, connections)
+        self.writers = {neuron for neuron, _ in connections} - spoiled_names
         self.readers = {layer for neuron, layer in connections if neuron in self.writers}
-        self.links = {layer: neuron for layer, neuron in self.links.items() if layer not in spoiled}
+        self.links = {layer: neuron for layer, neuron in self.links.items() if layer not in spoiled_names}
 
     def _read(
         self, root: str, net: nn.Module, graph: fx.Graph, spoiled: set[str], connections: list[tuple[str, str]]

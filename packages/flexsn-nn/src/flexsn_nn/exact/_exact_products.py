@@ -54,7 +54,7 @@ class ExactProducts(ReplacementReport):
     @property
     def layers(self) -> tuple[LayerProduct, ...]:
         """Linear layers and convolutions, in the order of `named_modules()`. On a GPU, waits for their last calls."""
-        return tuple(LayerProduct(*account) for account in self._accounts())
+        return tuple(LayerProduct(*account) for account in self._describe_layers())
 
     def undo(self) -> None:
         """Restores torch's products in the layers, like `plain_products(net)`."""
@@ -133,7 +133,7 @@ def exact_products(
             module,
             precision,
             ranges,
-            claimed=name in also,
+            is_declared=name in also,
             reads=enclosing if name in edges.readers else None,
             links=enclosing if neuron is not None else None,
         )

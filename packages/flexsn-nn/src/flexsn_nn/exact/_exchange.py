@@ -101,17 +101,17 @@ class SpikeExchange:
     Args:
         writes: True if the layers after the neuron read its spikes in bfloat16.
         takes: True if the layer before the neuron offers links, through which that layer receives gradients in parts.
-        around: the neuron, and the modules that contain it.
+        enclosing_modules: the neuron, and the modules that contain it.
     """
 
-    def __init__(self, writes: bool, takes: bool, around: tuple[nn.Module, ...]) -> None:
-        self.writes, self.takes, self.around = writes, takes, around
+    def __init__(self, writes: bool, takes: bool, enclosing_modules: tuple[nn.Module, ...]) -> None:
+        self.writes, self.takes, self.enclosing_modules = writes, takes, enclosing_modules
         self._programs: dict[tuple[bool, int, bool], ScanProgram] = {}
         self._rejected_core: object = None
         self._zero: Tensor | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return SpikeExchange, (self.writes, self.takes, self.around)
+        return SpikeExchange, (self.writes, self.takes, self.enclosing_modules)
 
     def run(self, neuron: FlexSN, inputs: tuple[Tensor, ...]) -> Tensor | None:
         """Returns the output of a call, and stores its states on the neuron; `None` if the neuron has to run as usual.
@@ -128,9 +128,9 @@ class SpikeExchange:
         if neuron._choose(attributes["_backend"], "m", x.device, False) != "triton":
             return None
         links = _take_links(x) if self.takes else None
-        if links is not None and (not torch.is_grad_enabled() or has_hooks_before(self.around)):
+        if links is not None and (not torch.is_grad_enabled() or has_hooks_before(self.enclosing_modules)):
             links = None
-        writes = self.writes and not has_hooks_after(self.around)
+        writes = self.writes and not has_hooks_after(self.enclosing_modules)
         if links is None and not writes:
             return None
         parts, sums = (0, False) if links is None else (len(links.parts), links.total is not None)
@@ -138,8 +138,8 @@ class SpikeExchange:
         states: list[Tensor] = attributes["states"]
         scan_inputs = inputs
         if states:
-            states = neuron._fitting(states, inputs)
-        elif sums or not neuron._kernels_start_alike(inputs):
+            states = neuron._prepare_states(states, inputs)
+        elif sums or not neuron._can_omit_states(inputs):
             states = self._create_states(neuron, inputs)
         if links is not None:
             scan_inputs = (x.detach(), *links.parts)
@@ -154,7 +154,7 @@ class SpikeExchange:
             return None
         end = neuron.num_outputs
         first_state = end + writes
-        neuron._hold_results(list(results[first_state : first_state + neuron.num_states]), [], None)
+        neuron._store_results(list(results[first_state : first_state + neuron.num_states]), [], None)
         attributes["_graph"] = None
         y = results[0]
         if writes and not y.is_inference() and y.is_contiguous() and results[end].is_contiguous():
@@ -162,8 +162,8 @@ class SpikeExchange:
         return y
 
     def _create_states(self, neuron: FlexSN, inputs: tuple[Tensor, ...]) -> list[Tensor]:
-        if not neuron._kernels_start_alike(inputs):
-            return neuron._initial(inputs)
+        if not neuron._can_omit_states(inputs):
+            return neuron._create_initial_states(inputs)
         x = inputs[0]
         zero = self._zero
         if zero is None or zero.device != x.device or zero.is_inference() or zero.shape != x.shape[1:]:

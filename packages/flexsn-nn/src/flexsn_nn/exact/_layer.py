@@ -37,9 +37,9 @@ class ExactForward(ReplacedForward):
     Args:
         layer: `nn.Linear`, or a convolution of size 1 in one to three dimensions.
         precision: one of `PRECISIONS`; `None` for torch's setting.
-        known: range of the input according to the network's `forward`, in evaluation and in training; `None` if
+        input_ranges: range of the input according to the network's `forward`, in evaluation and in training; `None` if
             unknown.
-        claimed: True if the user has declared that the input consists of spikes.
+        is_declared: True if the user has declared that the input consists of spikes.
         reads: if the input comes unchanged from a neuron, the layer and the modules that contain it; otherwise `None`.
         links: if only a neuron reads the output, the layer and the modules that contain it; otherwise `None`.
 
@@ -52,15 +52,15 @@ class ExactForward(ReplacedForward):
         self,
         layer: nn.Module,
         precision: str | None,
-        known: tuple[WholeRange | None, WholeRange | None],
+        input_ranges: tuple[WholeRange | None, WholeRange | None],
         *,
-        claimed: bool,
+        is_declared: bool,
         reads: tuple[nn.Module, ...] | None = None,
         links: tuple[nn.Module, ...] | None = None,
     ) -> None:
         super().__init__(layer)
         self.reads, self.links = reads, links
-        self.precision, self.known, self.claimed = precision, known, claimed
+        self.precision, self.input_ranges, self.is_declared = precision, input_ranges, is_declared
         self._record: Tensor | None = None
         self._grid: tuple[int, int, bool] | None = None
         # Layouts of the tensors in the last eager call, and the reason why torch's product runs for tensors with these
@@ -113,7 +113,7 @@ class ExactForward(ReplacedForward):
             y, record = spike_linear(x, weight, bias, *parts)
             return y, record, record is not None
         links = self.links
-        linked = self._products.run(
+        product = self._products.run(
             x,
             written,
             weight,
@@ -122,9 +122,9 @@ class ExactForward(ReplacedForward):
             links=links is not None and not has_hooks_after(links),
             scale=self._scale,
         )
-        if linked.links is not None:
-            offer_links(linked.y, linked.links)
-        return linked.y, linked.record, True
+        if product.links is not None:
+            offer_links(product.y, product.links)
+        return product.y, product.record, True
 
     def account(self) -> tuple[str, bool]:
         """Describes the last call. Also returns True if an exact product ran. On a GPU, waits for that call."""
@@ -132,8 +132,8 @@ class ExactForward(ReplacedForward):
         text = outcome if isinstance(outcome, str) else _describe_parts(outcome)
         if self._record is not None and bool(self._record.any()):
             text += "; its input had numbers that are not whole, so rows were computed again in float32"
-        if not self.was_called and any(self.known):
-            low, high = next(input_range for input_range in self.known if input_range is not None)
+        if not self.was_called and any(self.input_ranges):
+            low, high = next(input_range for input_range in self.input_ranges if input_range is not None)
             text += f"; its input consists of whole numbers from {low} to {high}"
         return text, ran
 
@@ -161,10 +161,10 @@ class ExactForward(ReplacedForward):
             return f"its input is {x.dtype} and its weight {weight.dtype}; exact products need float32"
         if x.device != weight.device or x.dim() == 0:
             return "its input and its weight do not match"
-        unavailable = why_unavailable(x.device)
-        if unavailable is not None:
+        reason = why_unavailable(x.device)
+        if reason is not None:
             cpu = "on the CPU torch's product runs, which is exact for weights on a grid"
-            return cpu if x.device.type == "cpu" else unavailable
+            return cpu if x.device.type == "cpu" else reason
         if compiling and is_exporting():
             return "exported programs contain only torch's operators"
         if not isinstance(self.layer, nn.Linear):
@@ -180,15 +180,15 @@ class ExactForward(ReplacedForward):
 
     def _why_unknown(self, x: Tensor, compiling: bool) -> str | None:
         self._scale = 1.0
-        if self.claimed:
+        if self.is_declared:
             return None
-        input_range: WholeRange | None = self.known[self.layer.training]
+        input_range: WholeRange | None = self.input_ranges[self.layer.training]
         if not compiling and x.grad_fn is not None:
-            traced = scaled_range_of(x)
-            if isinstance(traced, Unknown):
-                operation = f": {traced.reason} computes it from spikes" if traced.reason else ""
+            scaled_range = scaled_range_of(x)
+            if isinstance(scaled_range, Unknown):
+                operation = f": {scaled_range.reason} computes it from spikes" if scaled_range.reason else ""
                 return f"its input does not consist of spikes{operation}"
-            input_range, self._scale = traced
+            input_range, self._scale = scaled_range
         if input_range is None:
             return "its input is not known to consist of spikes"
         if max(-input_range.low, input_range.high) > _LARGEST:

@@ -47,7 +47,7 @@ class LinkedStep:
 
 
 class _LinkedFunction(torch.autograd.Function):
-    """Returns `x`. Each float32 argument receives the whole gradient, and each other argument a part of it."""
+    """Returns `x`. Each float32 argument receives the whole gradient. Each other argument receives one part of it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *targets: Tensor) -> Tensor:

@@ -64,10 +64,10 @@ class OnGrid(nn.Module):
         with torch.no_grad():
             e = exponents(weight, self.bits, self.largest_input, bias, rounding=True)
             is_bias = values.dim() == 1
-            near = round_to_grid(values, e.flatten() if is_bias else e, None if is_bias else self.bits)
+            grid_values = round_to_grid(values, e.flatten() if is_bias else e, None if is_bias else self.bits)
             # A value is close to its rounded value. Therefore, the difference between the two is exact, and the sum is
             # exact.
-            difference = near - values
+            difference = grid_values - values
         return values + difference
 
     def extra_repr(self) -> str:
@@ -113,7 +113,7 @@ def on_grid(module: nn.Module, name: str = "weight", bits: int = 16, *, largest_
     if not isinstance(weight, Tensor) or name not in {
         *module._parameters,
         *module._buffers,
-        *_parametrized_names(module),
+        *_list_parametrized_names(module),
     }:
         raise ParameterError(f"{type(module).__name__} has no parameter or buffer {name!r}.")
     if grid_of(module, name) is not None:
@@ -144,13 +144,13 @@ def on_grid(module: nn.Module, name: str = "weight", bits: int = 16, *, largest_
 
 def grid_of(module: nn.Module, name: str = "weight") -> OnGrid | None:
     """Returns the grid of a tensor if it is the last parametrization of the tensor, otherwise `None`."""
-    if name not in _parametrized_names(module):
+    if name not in _list_parametrized_names(module):
         return None
     last = list(module.parametrizations[name])[-1]  # type: ignore[index]
     return last if isinstance(last, OnGrid) else None
 
 
-def _parametrized_names(module: nn.Module) -> set[str]:
+def _list_parametrized_names(module: nn.Module) -> set[str]:
     """Returns the names of a module's parametrized tensors."""
     parametrizations = module._modules.get("parametrizations")
     return set(parametrizations.keys()) if isinstance(parametrizations, nn.ModuleDict) else set()
@@ -163,7 +163,7 @@ def _count_rows(module: nn.Module, name: str) -> int | None:
 
 def _read_original(module: nn.Module, name: str) -> Tensor | None:
     """Returns the values of a tensor before rounding to the grid; `None` if the layer does not have the tensor."""
-    if name not in _parametrized_names(module):
+    if name not in _list_parametrized_names(module):
         tensor = getattr(module, name, None)
         return tensor if isinstance(tensor, Tensor) else None
     chain: Any = module.parametrizations[name]  # type: ignore[index]

@@ -51,7 +51,7 @@ def known_inputs(net: nn.Module, layers: tuple[type[nn.Module], ...], *, trainin
     }
 
 
-def _range_of_neuron(neuron: FlexSN | NormNeuron) -> WholeRange | None:
+def _find_neuron_range(neuron: FlexSN | NormNeuron) -> WholeRange | None:
     inner = neuron.neuron if isinstance(neuron, NormNeuron) else neuron
     low_high = inner.spike_range if inner.num_outputs == 1 else None
     return None if low_high is None else WholeRange(*low_high)
@@ -71,37 +71,37 @@ class _Reader:
         ranges: dict[fx.Node, WholeRange | None] = {}
         for node in graph.nodes:
             arguments = [ranges.get(argument) if isinstance(argument, fx.Node) else argument for argument in node.args]
-            ranges[node] = self._range_of_node(node, arguments)
+            ranges[node] = self._find_node_range(node, arguments)
 
-    def _range_of_node(self, node: fx.Node, arguments: Sequence[Any]) -> WholeRange | None:
+    def _find_node_range(self, node: fx.Node, arguments: Sequence[Any]) -> WholeRange | None:
         first = arguments[0] if arguments else None
         if node.op == "call_module":
             module = self._net.get_submodule(f"{self._prefix}{node.target}")
-            return self._range_of_module(module, first if isinstance(first, WholeRange) else None)
+            return self._find_module_range(module, first if isinstance(first, WholeRange) else None)
         if node.op == "call_method":
-            return self._range_of_function(str(node.target), node, arguments)
+            return self._find_function_range(str(node.target), node, arguments)
         if node.op == "call_function":
             target: Any = node.target
             owner = getattr(target, "__module__", None) or ""
             if owner.startswith("torch") or target in (operator.add, operator.iadd) or owner in ("_operator", ""):
-                return self._range_of_function(getattr(target, "__name__", ""), node, arguments)
+                return self._find_function_range(getattr(target, "__name__", ""), node, arguments)
         return None
 
-    def _range_of_module(self, module: nn.Module, before: WholeRange | None) -> WholeRange | None:
+    def _find_module_range(self, module: nn.Module, before: WholeRange | None) -> WholeRange | None:
         name = self._names[module]
         if isinstance(module, self._layers):
             self._input_ranges.setdefault(name, []).append(before)
         if isinstance(module, FlexSN | NormNeuron):
-            return _range_of_neuron(module)
+            return _find_neuron_range(module)
         if type(module) in (OverTime, nn.Sequential):
             for child in module.children():
-                before = self._range_of_module(child, before)
+                before = self._find_module_range(child, before)
             return before
         if type(module) in SAME_MODULES or (type(module) in _DROPOUTS and not module.training):
             return None if before is None else WholeRange(min(before.low, 0), max(before.high, 0))
         return None
 
-    def _range_of_function(self, name: str, node: fx.Node, arguments: Sequence[Any]) -> WholeRange | None:
+    def _find_function_range(self, name: str, node: fx.Node, arguments: Sequence[Any]) -> WholeRange | None:
         if name in SAME_FUNCTIONS:
             return arguments[0] if arguments and isinstance(arguments[0], WholeRange) else None
         if node.kwargs or len(arguments) != 2 or not all(isinstance(argument, WholeRange) for argument in arguments):

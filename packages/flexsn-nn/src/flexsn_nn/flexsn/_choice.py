@@ -45,7 +45,7 @@ class Chooses(KeepsStates):
     _ready_made: bool | None
     _undelayed: Callable[..., Any] | None = None  # core whose kernels cannot load earlier steps
 
-    def _checked(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def _check_inputs(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Checks the inputs of a call, and returns the inputs of the core."""
         for i, value in enumerate(inputs):
             check_input(f"input {i}", value, type(self).__name__, has_time=self._step_mode == "m")
@@ -71,10 +71,10 @@ class Chooses(KeepsStates):
             choice = choose(backend, step_mode, device, compiling)
             if not self._decisions:
                 warn_of_unregistered(self.core)
-            self._decisions.choose(situation, choice)
+            self._decisions.record_choice(situation, choice)
         return choice.backend
 
-    def _asks_kernels(self, backend: str) -> bool:
+    def _may_fall_back(self, backend: str) -> bool:
         """True if, with `backend="auto"`, a call that kernels reject runs as a loop.
 
         On a GPU, a sequence that kernels reject raises an error. A single step may run without kernels on any device,
@@ -82,13 +82,13 @@ class Chooses(KeepsStates):
         """
         return backend == "cpp" or (self._step_mode == "s" and backend in COMPILED)
 
-    def _kernels_take(
+    def _can_run_kernels(
         self, inputs: tuple[Tensor, ...], states: list[Tensor], transforms: tuple[Transform, ...]
     ) -> bool:
-        """True if kernels can run this call, according to the checks before the run. Otherwise, records the reason."""
+        """True if the checks before a run accept this call for kernels. Otherwise, records the reason."""
         reason = self._why_loop(inputs, states) or self._why_unchanged(inputs, states, transforms)
         if not torch.compiler.is_compiling():
-            self._decisions.ran((inputs[0].device.type, False), reason, kinds_of(self.modules()))
+            self._decisions.record_run((inputs[0].device.type, False), reason, kinds_of(self.modules()))
         return reason is None
 
     def _why_loop(self, inputs: tuple[Tensor, ...], states: list[Tensor]) -> str | None:
@@ -106,7 +106,7 @@ class Chooses(KeepsStates):
             is_ready_made = self.__dict__["_ready_made"] = self._is_ready_made()
         if is_ready_made:
             return None
-        reason = self._refusal(inputs, states, training=self._trains((*inputs, *states)))
+        reason = self._find_refusal(inputs, states, training=self._needs_gradients((*inputs, *states)))
         return None if reason is None else f"{_INSTEAD} the core: {reason}"
 
     def _why_unchanged(
@@ -115,13 +115,15 @@ class Chooses(KeepsStates):
         """Returns the reason why kernels reject the core with a user's transforms; `None` if they accept it."""
         reason = None
         if any(not is_own(type(transform)) for transform in transforms):
-            reason = self._refusal(inputs, states, training=self._trains((*inputs, *states)), transforms=transforms)
+            reason = self._find_refusal(
+                inputs, states, training=self._needs_gradients((*inputs, *states)), transforms=transforms
+            )
         return None if reason is None else f"{_INSTEAD} the core with its transforms: {reason}"
 
-    def _trains(self, tensors: Sequence[Tensor]) -> bool:
+    def _needs_gradients(self, tensors: Sequence[Tensor]) -> bool:
         return torch.is_grad_enabled() and any(t.requires_grad for t in (*tensors, *self.parameters()))
 
-    def _ask_for_portability(
+    def _report_portability(
         self,
         inputs: tuple[Tensor, ...],
         states: list[Tensor],
@@ -133,9 +135,9 @@ class Chooses(KeepsStates):
         if portability() == "ignore" or inputs[0].shape[:1] == (0,) or (self._is_ready_made() and not foreign):
             return
         training = any(result.requires_grad for result in results)
-        self._refusals.report_once(self._refusal(inputs, states, training=training, transforms=foreign))
+        self._refusals.report_once(self._find_refusal(inputs, states, training=training, transforms=foreign))
 
-    def _refusal(
+    def _find_refusal(
         self,
         inputs: tuple[Tensor, ...],
         states: list[Tensor],
@@ -144,23 +146,26 @@ class Chooses(KeepsStates):
         transforms: tuple[Transform, ...] = (),
     ) -> str | None:
         """Returns the reason why kernels reject the core with a user's transforms; `None` if kernels accept it."""
-        used = (*self._own_transforms, *(transform for transform in transforms if not is_own(type(transform))))
-        used = self._with_examples(used)
+        all_transforms = (
+            *self._own_transforms,
+            *(transform for transform in transforms if not is_own(type(transform))),
+        )
+        all_transforms = self._add_example_draws(all_transforms)
         more_inputs: Values = ()
-        if len(used) > len(self._own_transforms):
+        if len(all_transforms) > len(self._own_transforms):
             call = self._call("cpp", inputs)  # as if kernels ran
-            inputs, used = before(call, used)
-            more_inputs, more_states = added(call._replace(inputs=inputs), used)
+            inputs, all_transforms = before(call, all_transforms)
+            more_inputs, more_states = added(call._replace(inputs=inputs), all_transforms)
             if more_states:
-                states = [*(states or self._initial(inputs)), *more_states]
+                states = [*(states or self._create_initial_states(inputs)), *more_states]
         return self._refusals.find_reason(
-            lambda: self._program(used).scan,
+            lambda: self._get_step_program(all_transforms).scan,
             (*inputs, *more_inputs),
             states,
             single=self._step_mode == "s",
             training=training,
             modules=self.modules(),
-            changes=key_of(used),
+            changes=key_of(all_transforms),
         )
 
     def _is_ready_made(self) -> bool:
@@ -172,7 +177,7 @@ class Chooses(KeepsStates):
         empty = self._step_mode == "m" and not torch.compiler.is_compiling() and inputs[0].shape[:1] == (0,)
         return bool(empty)
 
-    def _specs_beforehand(self, inputs: Sequence[Tensor], states: Sequence[Tensor] = ()) -> list[Spec] | None:
+    def _predict_specs(self, inputs: Sequence[Tensor], states: Sequence[Tensor] = ()) -> list[Spec] | None:
         """Returns shapes and dtypes of one step's outputs; `None` if they are unknown until the core runs."""
         if not self.num_outputs:
             return []
@@ -180,25 +185,25 @@ class Chooses(KeepsStates):
         specs = self._output_specs
         return specs if specs is not None and all(tuple(shape) == tuple(step) for shape, _ in specs) else None
 
-    def _empty_specs(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Spec]:
+    def _find_empty_specs(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Spec]:
         """Returns shapes and dtypes of one step's outputs, for a sequence with zero steps.
 
         If the examples have another shape than the step, they are compared with a trace of the core. This comparison is
         omitted if tracing fails.
         """
-        specs_beforehand = self._specs_beforehand(inputs, states)
-        if specs_beforehand is not None:
-            return specs_beforehand
+        predicted_specs = self._predict_specs(inputs, states)
+        if predicted_specs is not None:
+            return predicted_specs
         if self._output_specs is None:
-            return self._traced_specs(inputs, states)
+            return self._derive_specs(inputs, states)
         try:
-            specs = self._traced(inputs, states)
+            specs = self._trace_specs(inputs, states)
         except Exception:  # the core may raise any error for tensors without data
             return self._output_specs
         compare_specs(self._output_specs, specs)
         return self._output_specs
 
-    def _traced_specs(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Spec]:
+    def _derive_specs(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Spec]:
         """Raises `ExampleError`, because the outputs' shapes and dtypes are unknown without examples."""
         raise ExampleError(
             "the input has no steps (T == 0), and the shape and dtype of an output are unknown without one: give "
@@ -207,12 +212,12 @@ class Chooses(KeepsStates):
 
     def _get_program(self) -> ScanProgram:
         """Returns the program of kernels for calls without transforms."""
-        return self._program(self._with_examples(self._own_transforms)).scan
+        return self._get_step_program(self._add_example_draws(self._own_transforms)).scan
 
-    def _completed(self, call: Call) -> tuple[ScanProgram, Values]:
+    def _complete_call(self, call: Call) -> tuple[ScanProgram, Values]:
         """Returns the program of kernels for a call without transforms, and the inputs of the program's step."""
-        inputs, transforms = before(call, self._with_examples(self._own_transforms))
-        return self._program(transforms).scan, (*inputs, *added(call._replace(inputs=inputs), transforms)[0])
+        inputs, transforms = before(call, self._add_example_draws(self._own_transforms))
+        return self._get_step_program(transforms).scan, (*inputs, *added(call._replace(inputs=inputs), transforms)[0])
 
     def _specialize_examples(self, examples: Sequence[Tensor]) -> list[Spec]:
         """Returns shapes and dtypes of a step's outputs.
@@ -221,20 +226,20 @@ class Chooses(KeepsStates):
             examples: one step's inputs and states.
         """
         program = self._get_program()
-        if self._drawing(()) is not None and len(examples) == self.num_inputs + self.num_states:
+        if self._find_drawing_class(()) is not None and len(examples) == self.num_inputs + self.num_states:
             inputs, states = tuple(examples[: self.num_inputs]), examples[self.num_inputs :]
-            program, inputs = self._completed(Call(inputs, "s", True, False, lambda: None))
+            program, inputs = self._complete_call(Call(inputs, "s", True, False, lambda: None))
             examples = *inputs, *states
         outputs = program.specialize_examples(examples).trace.outputs
         return [(value.shape, value.dtype) for value in outputs]
 
-    def _traced(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Spec]:
+    def _trace_specs(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Spec]:
         """Returns shapes and dtypes of one step's outputs from a trace. The values of the arguments do not matter."""
-        program, step_inputs = self._completed(Call(tuple(inputs), "m", True, False, lambda: None))
+        program, step_inputs = self._complete_call(Call(tuple(inputs), "m", True, False, lambda: None))
         outputs = program.specialize(step_inputs, states)[0].trace.outputs
         return [(value.shape, value.dtype) for value in outputs]
 
-    def _program(self, transforms: Sequence[Transform]) -> StepProgram:
+    def _get_step_program(self, transforms: Sequence[Transform]) -> StepProgram:
         """Returns the program from which kernels are built; see `Programs.get`.
 
         Args:
@@ -243,7 +248,7 @@ class Chooses(KeepsStates):
         core: Callable[..., Any] = self.core
         return self._programs.get(core, self.requires_grad, written_in(self._backend), transforms)
 
-    def _absorbs(self, inputs: tuple[Tensor, ...]) -> bool:
+    def _can_absorb(self, inputs: tuple[Tensor, ...]) -> bool:
         """True if only the step reads the values of the first input, so that the step can apply a function to it."""
         return not self._starts_by_input() and PLAIN.issuperset(map(type, inputs))
 
@@ -251,16 +256,16 @@ class Chooses(KeepsStates):
         """Returns the description of the call that transforms receive."""
         compiling = torch.compiler.is_compiling()
         kernels = backend in COMPILED
-        in_step = (kernels or (backend == "hop" and compiling)) and self._absorbs(inputs)
+        in_step = (kernels or (backend == "hop" and compiling)) and self._can_absorb(inputs)
 
         def initial_states() -> list[Tensor] | None:
-            return None if self._starts_at_zero() else self._initial(inputs)
+            return None if self._starts_at_zero() else self._create_initial_states(inputs)
 
         runs = kernels and not compiling
         delays = runs and in_step and self._step_mode == "m" and self._undelayed is not self.core
-        return Call(inputs, self._step_mode, runs, in_step, initial_states, delays and self._in_triton(inputs))
+        return Call(inputs, self._step_mode, runs, in_step, initial_states, delays and self._uses_triton(inputs))
 
-    def _in_triton(self, inputs: Sequence[Tensor]) -> bool:
+    def _uses_triton(self, inputs: Sequence[Tensor]) -> bool:
         """True if kernels for these inputs are written in Triton."""
         device = inputs[0].device.type if inputs else ""
         return device == "cuda" or (device == "cpu" and written_in(self._backend) == "triton")

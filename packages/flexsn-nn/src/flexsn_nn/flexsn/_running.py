@@ -23,7 +23,7 @@ from flexsn_nn.flexsn._choice import PLAIN, Chooses
 from flexsn_nn.noise._draws import Draws, Means
 from flexsn_nn.transforms._absorbed import Absorb, parts_of
 from flexsn_nn.transforms._bits import SpikesAsBits
-from flexsn_nn.transforms._compose import Counts, added, before, compose, key_of, tell_ends
+from flexsn_nn.transforms._compose import Counts, added, before, compose, key_of, pass_ends
 from flexsn_nn.transforms._delayed import Delayed
 from flexsn_nn.transforms._transform import Transform, Values
 from flexsn_runtime import (
@@ -103,7 +103,7 @@ class Runs(Chooses):
             if self._draws or any(isinstance(transform, Draws | Means) for transform in transforms):
                 raise
             self._draws = True  # a function that the core calls draws random numbers
-            changes = self._with_draws(transforms, begins=not states, keep=states is self.states)
+            changes = self._add_draws(transforms, begins=not states, keep=states is self.states)
             return self._run_unexplained(inputs, states, keep=keep, transforms=changes)
         except (RuntimeError, ValueError) as error:
             if inputs and all(isinstance(x, Tensor) for x in inputs):
@@ -133,7 +133,7 @@ class Runs(Chooses):
             states: states at the beginning of this call; empty for the initial states.
             transforms: transforms of this call, without `_own_transforms`.
         """
-        inputs = self._checked(inputs)
+        inputs = self._check_inputs(inputs)
         if not PLAIN.issuperset(map(type, inputs)) and _are_sharded(inputs):
             if transforms:
                 inputs, transforms = before(self._call("torch", inputs), transforms)
@@ -148,8 +148,8 @@ class Runs(Chooses):
             return ran
         compiling = torch.compiler.is_compiling()
         backend = self._choose(self._backend, self._step_mode, inputs[0].device, compiling)
-        if self._backend == "auto" and self._asks_kernels(backend):
-            if self._kernels_take(inputs, states, transforms):
+        if self._backend == "auto" and self._may_fall_back(backend):
+            if self._can_run_kernels(inputs, states, transforms):
                 try:
                     return self._run_on(backend, inputs, states, keep, transforms)
                 except (TraceError, NotImplementedError):
@@ -157,10 +157,10 @@ class Runs(Chooses):
                         raise
                     self._refusals.forget()  # the core may have changed since the check
                     self._decisions.forget((inputs[0].device.type, False))
-                    if self._kernels_take(inputs, states, transforms):
+                    if self._can_run_kernels(inputs, states, transforms):
                         raise
             backend = "torch"
-        if self._is_empty(inputs) and not transforms and self._specs_beforehand(inputs) is not None:
+        if self._is_empty(inputs) and not transforms and self._predict_specs(inputs) is not None:
             backend = "torch" if backend in COMPILED else backend  # no kernel is launched, and the core is not traced
         return self._run_on(backend, inputs, states, keep, transforms)
 
@@ -184,9 +184,9 @@ class Runs(Chooses):
             inputs, transforms = before(call, transforms)
         left_out = False
         if states:
-            states = self._fitting(states, inputs)
-        elif backend not in COMPILED or not self._kernels_start_alike(inputs) or not _start_at_zero(transforms):
-            states = self._initial(inputs)
+            states = self._prepare_states(states, inputs)
+        elif backend not in COMPILED or not self._can_omit_states(inputs) or not _start_at_zero(transforms):
+            states = self._create_initial_states(inputs)
         else:
             left_out = True
         if call is not None:
@@ -194,7 +194,7 @@ class Runs(Chooses):
         tensors = (*inputs, *more_inputs), (*states, *more_states)
         if backend in COMPILED:
             if compiling:
-                results = self._between_graphs(*tensors, keep, transforms)
+                results = self._run_between_graphs(*tensors, keep, transforms)
             else:
                 lacks = any(transform.optional and transform not in transforms for transform in call_transforms)
                 kinds = None if lacks else tuple(map(type, call_transforms))
@@ -206,7 +206,7 @@ class Runs(Chooses):
         else:
             results = self._run_core(backend, *tensors, keep, at_zero, transforms)
             if backend == "torch" and self._backend == "auto" and self._step_mode == "m" and not compiling:
-                self._ask_for_portability(call_inputs, states, results, call_transforms)
+                self._report_portability(call_inputs, states, results, call_transforms)
         end = self.num_outputs + sum(transform.num_outputs for transform in transforms)
         outputs, finals = list(results[:end]), list(results[end:])
         sequences: list[Tensor] = []
@@ -215,9 +215,9 @@ class Runs(Chooses):
             if inputs[0].shape[0] > 0:
                 finals = [sequence[-1] for sequence in sequences]
             else:
-                finals = [state.clone() for state in (*(states or self._initial(inputs)), *more_states)]
+                finals = [state.clone() for state in (*(states or self._create_initial_states(inputs)), *more_states)]
         if transforms:
-            tell_ends(transforms, outputs[self.num_outputs :], finals[self.num_states :])
+            pass_ends(transforms, outputs[self.num_outputs :], finals[self.num_states :])
         return outputs[: self.num_outputs], finals[: self.num_states], sequences[: self.num_states]
 
     # -- with transforms -----------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ class Runs(Chooses):
             kinds: types of the call's transforms, without `_own_transforms`. Later calls with transforms of these types
                 may repeat this call. `None` if no call may repeat it.
         """
-        program = self._program(transforms)
+        program = self._get_step_program(transforms)
         try:
             if self._step_mode == "s":
                 results = self._launch_step(program, inputs, states, transforms)
@@ -252,7 +252,7 @@ class Runs(Chooses):
         if kinds is not None:
             mode = self._step_mode
             self.__dict__["_repeats"] = _Repeats(program, (mode, keep and mode == "m", kinds))
-        return self._without_bits(program, results)
+        return self._store_bits(program, results)
 
     def _launch_step(
         self,
@@ -270,7 +270,7 @@ class Runs(Chooses):
         return [*[output.squeeze(0) for output in results[:end]], *results[end:]]
 
     @between_graphs(BETWEEN)
-    def _between_graphs(
+    def _run_between_graphs(
         self,
         inputs: tuple[Tensor, ...],
         states: tuple[Tensor, ...],
@@ -279,8 +279,8 @@ class Runs(Chooses):
     ) -> Sequence[Tensor]:
         return self._run_kernels(inputs, states, keep, transforms, None)
 
-    def _without_bits(self, program: StepProgram, results: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Returns the results of a program without bits. If the last result contains bits, stores them."""
+    def _store_bits(self, program: StepProgram, results: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Stores the bits in the last result of a program that writes bits. Returns the other results."""
         if not program.scan.bits:
             return results
         *others, bits = results
@@ -314,9 +314,9 @@ class Runs(Chooses):
         sequences, finals = _SCANS[backend]
         specs: Sequence[Spec] | None = self._output_specs
         if self._is_empty(inputs):
-            specs = self._empty_specs(inputs[: self.num_inputs], states[: self.num_states])
+            specs = self._find_empty_specs(inputs[: self.num_inputs], states[: self.num_states])
         elif specs is None and torch.compiler.is_compiling() and inputs[0].dim() > 0 and inputs[0].shape[0] == 0:
-            specs = self._specs_beforehand(inputs[: self.num_inputs], states[: self.num_states])
+            specs = self._predict_specs(inputs[: self.num_inputs], states[: self.num_states])
         options: dict[str, object] = {}
         if backend == "hop" and at_zero:
             options["zero_states"] = tuple([i < self.num_states for i in range(len(states))])
@@ -349,7 +349,7 @@ class Runs(Chooses):
         with shards.local_parameters(self) as local:
             if shards.is_cut:
                 sequences = parts if lead else [x.unsqueeze(0) for x in parts]
-                check_parts(self._get_program(), sequences, own_states or self._initial(parts), local)
+                check_parts(self._get_program(), sequences, own_states or self._create_initial_states(parts), local)
             outputs, new_states, state_seqs = self._run(parts, own_states, keep=keep)
         return (
             [shards.whole(output, lead) for output in outputs],
@@ -363,7 +363,7 @@ class Runs(Chooses):
         """Makes the next call run without repetition, so that it records the backend."""
         self.__dict__["_repeats"] = None
 
-    def _packs(self) -> bool:
+    def _can_write_bits(self) -> bool:
         """True if kernels may write the bits of the first output."""
         if not torch.is_grad_enabled() or self._step_mode == "s" or self.spike_range != (0, 1):
             return False
@@ -385,60 +385,64 @@ class Runs(Chooses):
             caller then runs the call with the returned inputs and transforms, so that a norm computes its statistics
             only once.
         """
-        none = None, inputs, transforms
+        no_repetition = None, inputs, transforms
         attributes = self.__dict__
         repeats: _Repeats | None = attributes["_repeats"]
         if repeats is None or repeats.description != self._describe_results(transforms):
-            return none
+            return no_repetition
         program = repeats.program
         if (attributes["core"] if "core" in attributes else attributes["_modules"].get("core")) is not program.core:
-            return none  # another core was registered without an assignment
+            return no_repetition  # another core was registered without an assignment
         single = attributes["_step_mode"] == "s"
         states, num_states = attributes["states"], attributes["num_states"]
         all_transforms = (*self._own_transforms, *transforms)
-        tensors, changes, used = inputs, None, all_transforms
+        tensors, changes, used_transforms = inputs, None, all_transforms
         if all_transforms:
-            plain = len(inputs) == attributes["num_inputs"] and PLAIN.issuperset(map(type, inputs))
-            if not plain or (not single and not inputs[0].dim()) or transform_at_work() is not None:
-                return none
+            are_plain = len(inputs) == attributes["num_inputs"] and PLAIN.issuperset(map(type, inputs))
+            if not are_plain or (not single and not inputs[0].dim()) or transform_at_work() is not None:
+                return no_repetition
         if single:
             if not states:
-                return none
-        elif len(states) != num_states and (states or not self._kernels_start_alike(inputs)):
-            return none
+                return no_repetition
+        elif len(states) != num_states and (states or not self._can_omit_states(inputs)):
+            return no_repetition
         if all_transforms:
             call = self._call("cpp", inputs)  # kernels ran the earlier call
-            inputs, used = before(call, all_transforms)
+            inputs, used_transforms = before(call, all_transforms)
             constant = self._own_transforms
-            none = None, inputs, tuple([t for t in used if t not in constant]) if constant else used
-            if key_of(used) != program.key:
-                return none
-            left_out = not states and _start_at_zero(used)
-            left_out = left_out and (not constant or self._kernels_start_alike(inputs))  # as determined above
-            more_inputs, more_states = added(call._replace(inputs=inputs), used, at_zero=left_out)
+            no_repetition = (
+                None,
+                inputs,
+                tuple([t for t in used_transforms if t not in constant]) if constant else used_transforms,
+            )
+            if key_of(used_transforms) != program.key:
+                return no_repetition
+            left_out = not states and _start_at_zero(used_transforms)
+            left_out = left_out and (not constant or self._can_omit_states(inputs))  # as determined above
+            more_inputs, more_states = added(call._replace(inputs=inputs), used_transforms, at_zero=left_out)
             tensors = (*inputs, *more_inputs)
-            changes = program.changes(used)
+            changes = program.changes(used_transforms)
             if more_states:
-                states = (*(states or self._initial(inputs)), *more_states)
+                states = (*(states or self._create_initial_states(inputs)), *more_states)
         if single and program.stand_ins is not None:
-            return none
+            return no_repetition
         replacements, completion = (None, None) if changes is None else changes
         formula, keep = completion and completion.formula, repeats.description[1]
         match = find_call(program.scan, tensors, states, replacements, formula, single=single, state_seqs=keep)
         results = None if match is None else match[0].run(match[1])
         if match is None or results is None or (keep and not len(inputs[0])):
-            return none
+            return no_repetition
         attributes["_again"] = None
         if not keep and getattr(match[0].run, "is_native", False):
             self._note_again(program, *match, transforms, replacements)
         if program.scan.bits:
-            results = self._without_bits(program, results)
+            results = self._store_bits(program, results)
         end, end_of_program, count = attributes["num_outputs"], program.scan.num_outputs, attributes["num_states"]
         carried = list(results[end_of_program:])
         # The update bypasses nn.Module's __setattr__, because __setattr__ takes half the time of a kernel launch.
         finals = [sequence[-1] for sequence in carried] if keep else carried
-        if used:
-            tell_ends(used, results[end:end_of_program], finals[count:])
+        if used_transforms:
+            pass_ends(used_transforms, results[end:end_of_program], finals[count:])
             carried, finals = carried[:count], finals[:count]
         attributes.update(states=finals, state_seqs=carried if keep else [], spike_counts=None)
         return results[0] if end == 1 else list(results[:end]), inputs, transforms
@@ -508,12 +512,12 @@ class Runs(Chooses):
             if parts is None or positions is None:
                 return
             first, end = len(tensors) - len(positions), len(tensors)
-            unchanged = [a is b for a, b in zip(parts.tensors, (replacements or {}).values(), strict=True)]
+            are_unchanged = [a is b for a, b in zip(parts.tensors, (replacements or {}).values(), strict=True)]
             front, places = parts.key, tuple([positions.index(i) for i in range(first, end)])
             tensors = (*tensors[:first], *[parts.tensors[i] for i in places], *parts.more)
             if parts.compute is not None:
                 compute = partial(_compute_tensors, parts.compute, positions, end)
-            if not all(unchanged[0 if compute is None else unchanged.count(False) :]):
+            if not all(are_unchanged[0 if compute is None else are_unchanged.count(False) :]):
                 return
         run = call.again(front, tensors, compute)
         if run is not None:
@@ -533,8 +537,8 @@ def _compute_tensors(
         end: position of the first tensor of `FrontParts.more`.
         tensors: tensors of the call, where the first tensor is `x`.
     """
-    computed = compute(tensors[0], *[tensors[place] for place in places], *tensors[end:])
-    return dict(zip(places, computed, strict=False))
+    computed_tensors = compute(tensors[0], *[tensors[place] for place in places], *tensors[end:])
+    return dict(zip(places, computed_tensors, strict=False))
 
 
 # For each backend, the scan that returns state sequences, and the scan that returns final states.

@@ -43,7 +43,7 @@ class KeepsStates(Settings):
     _carries: bool = False
 
     def __setattr__(self, name: str, value: Any) -> None:
-        stored: Any = self._as_states(value) if name == "states" else value
+        stored: Any = self._to_states(value) if name == "states" else value
         super().__setattr__(name, stored)
         if not torch.compiler.is_compiling():
             self.__dict__.update(_ready_made=None, _repeats=None, _again=None)
@@ -53,7 +53,7 @@ class KeepsStates(Settings):
                 self.__dict__["_draws"] = draws(value)
                 self._forget_decisions()
 
-    def _as_states(self, states: Any) -> list[Any]:
+    def _to_states(self, states: Any) -> list[Any]:
         """Converts a value that is assigned to `states` to a list. `None` becomes an empty list, which is a reset."""
         if isinstance(states, Tensor):
             raise TypeError(f"states is a tensor; give a list of num_states={self.num_states} tensors.")
@@ -63,7 +63,7 @@ class KeepsStates(Settings):
             )
         return [] if states is None else list(states)
 
-    def _hold_results(self, states: list[Tensor], state_seqs: list[Tensor], counts: Tensor | None) -> None:
+    def _store_results(self, states: list[Tensor], state_seqs: list[Tensor], counts: Tensor | None) -> None:
         """Stores all results of a call on the module."""
         # Bypasses nn.Module's __setattr__, because __setattr__ takes half the time of a kernel launch.
         self.__dict__.update(states=states, state_seqs=state_seqs, spike_counts=counts)
@@ -77,13 +77,13 @@ class KeepsStates(Settings):
         else:  # without `__setattr__`, as in `forward`
             self._forget(recomputation())
 
-    def _forget(self, inside: tuple[int, int] | None) -> None:
+    def _forget(self, current_recomputation: tuple[int, int] | None) -> None:
         """Resets the neuron outside of compilers.
 
         Args:
-            inside: result of `recomputation()` during the reset.
+            current_recomputation: result of `recomputation()` during the reset.
         """
-        self.__dict__.update(states=[], state_seqs=[], spike_counts=None, _graph=None, _reset_in=inside)
+        self.__dict__.update(states=[], state_seqs=[], spike_counts=None, _graph=None, _reset_in=current_recomputation)
 
     def detach(self) -> None:
         """Detaches the state from its graph (truncated backpropagation through time)."""
@@ -93,9 +93,9 @@ class KeepsStates(Settings):
         if torch.compiler.is_compiling():
             self.states, self.state_seqs, self.spike_counts = states, state_seqs, counts
         else:  # not an assignment, because an assignment of `states` would count as a reset during recomputation
-            self._hold_results(states, state_seqs, counts)
+            self._store_results(states, state_seqs, counts)
 
-    def _states_in_export(self) -> list[Tensor]:
+    def _get_export_states(self) -> list[Tensor]:
         """Returns the states at the beginning of a call inside of `torch.export`; empty for the initial states.
 
         Raises:
@@ -163,7 +163,7 @@ class KeepsStates(Settings):
         attributes = self.__dict__
         return not is_own(attributes["init_states"] if "init_states" in attributes else type(self).init_states)
 
-    def _kernels_start_alike(self, inputs: Sequence[Tensor]) -> bool:
+    def _can_omit_states(self, inputs: Sequence[Tensor]) -> bool:
         """True if kernels need not receive the initial states, because these are zeros in the first input's dtype."""
         if not self._own_transforms:
             return self._starts_at_zero()
@@ -175,11 +175,11 @@ class KeepsStates(Settings):
             dtype = transform.state_dtype(dtype)
         return dtype
 
-    def _in_state_dtype(self, states: Sequence[Tensor]) -> list[Tensor]:
+    def _convert_states(self, states: Sequence[Tensor]) -> list[Tensor]:
         """Converts states to the dtypes that the neuron's transforms require."""
         return [state.to(self._state_dtype([state])) for state in states] if self._own_transforms else [*states]
 
-    def _initial(self, inputs: tuple[Tensor, ...]) -> list[Tensor]:
+    def _create_initial_states(self, inputs: tuple[Tensor, ...]) -> list[Tensor]:
         if torch.compiler.is_compiling() and self._starts_at_zero():
             # All elements are views of a single zero. A compiler would otherwise write one zero for each element.
             zero = inputs[0].new_zeros((), dtype=self._state_dtype(inputs))
@@ -197,13 +197,13 @@ class KeepsStates(Settings):
         if self._starts_by(KeepsStates):
             return [shape] * self.num_states
         if torch.compiler.is_compiling():
-            return [state.shape for state in self._initial(inputs)]
+            return [state.shape for state in self._create_initial_states(inputs)]
         if self._shapes_for is None or self._shapes_for[0] != shape:
             with torch.no_grad():
-                self._shapes_for = shape, [state.shape for state in self._initial(inputs)]
+                self._shapes_for = shape, [state.shape for state in self._create_initial_states(inputs)]
         return self._shapes_for[1]
 
-    def _fitting(self, states: list[Tensor], inputs: tuple[Tensor, ...]) -> list[Tensor]:
+    def _prepare_states(self, states: list[Tensor], inputs: tuple[Tensor, ...]) -> list[Tensor]:
         """Prepares states for a call with these inputs. Raises an error if the states do not match the inputs."""
         if len(states) != self.num_states:
             raise StateError(f"there are {len(states)} states; num_states is {self.num_states}.")
@@ -214,11 +214,11 @@ class KeepsStates(Settings):
         if not torch.compiler.is_compiling():
             states = for_autograd(states)
         # States may have another dtype, because converting a module to half precision also converts its states.
-        return self._in_state_dtype(states)
+        return self._convert_states(states)
 
     # -- random numbers ------------------------------------------------------------------------------------
 
-    def _drawing(self, transforms: Sequence[Transform]) -> type[Transform] | None:
+    def _find_drawing_class(self, transforms: Sequence[Transform]) -> type[Transform] | None:
         """Returns the class of transforms that the random numbers of the step require; `None` if the step draws none.
 
         Args:
@@ -231,20 +231,20 @@ class KeepsStates(Settings):
             return None
         return Draws if self.training or self._numbers.in_evaluation else Means
 
-    def _with_draws(self, transforms: tuple[Transform, ...], *, begins: bool, keep: bool) -> tuple[Transform, ...]:
+    def _add_draws(self, transforms: tuple[Transform, ...], *, begins: bool, keep: bool) -> tuple[Transform, ...]:
         """Adds a transform that passes random numbers to the step, if the step draws any.
 
         Args:
             begins, keep: arguments of `Numbers.places`.
         """
-        kind = self._drawing(transforms)
+        kind = self._find_drawing_class(transforms)
         if kind is None:
             return transforms
         return *transforms, Means() if kind is Means else Draws(self._numbers, begins=begins, keep=keep)
 
-    def _with_examples(self, transforms: tuple[Transform, ...]) -> tuple[Transform, ...]:
-        """Adds the transform of `_with_draws` for a trace, without changing a generator."""
-        kind = self._drawing(transforms)
+    def _add_example_draws(self, transforms: tuple[Transform, ...]) -> tuple[Transform, ...]:
+        """Adds the transform of `_add_draws` for a trace, without changing a generator."""
+        kind = self._find_drawing_class(transforms)
         if kind is None:
             return transforms
         return *transforms, Means() if kind is Means else example()

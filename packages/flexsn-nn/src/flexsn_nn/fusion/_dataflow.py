@@ -78,11 +78,11 @@ def forward_graphs(net: nn.Module, *, training: bool) -> Iterator[tuple[str, nn.
 
 def _copy_network(net: nn.Module, training: bool, flow: Dataflow) -> nn.Module | None:
     """Copies a network without hooks and with shared tensors. On failure, returns `None` and records the reason."""
-    shared = {id(tensor): tensor for tensor in (*net.parameters(), *net.buffers())}
+    shared_tensors = {id(tensor): tensor for tensor in (*net.parameters(), *net.buffers())}
     try:
-        twin = copy.deepcopy(net, dict(shared))
+        twin = copy.deepcopy(net, dict(shared_tensors))
     except Exception as error:  # copying a module can raise any error
-        flow.untraced[""] = f"the network cannot be copied: {_first_line(error)}"
+        flow.untraced[""] = f"the network cannot be copied: {_get_first_line(error)}"
         return None
     for module in twin.modules():
         for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks):
@@ -176,7 +176,7 @@ def _trace_graphs(name: str, module: nn.Module, flow: Dataflow) -> Iterator[tupl
         yield name, _Tracer(set()).trace(module)
         return
     except Exception as error:  # code that does not support a proxy can raise any error
-        reason = _first_line(error)
+        reason = _get_first_line(error)
     children = [(child, part) for child, part in module.named_children() if not _is_layer(part)]
     for child, part in module.named_children():
         if not _is_layer(part):
@@ -186,7 +186,7 @@ def _trace_graphs(name: str, module: nn.Module, flow: Dataflow) -> Iterator[tupl
             raise RuntimeError(reason)
         yield name, _Tracer({part for _, part in children}).trace(module)
     except Exception as error:
-        flow.untraced[name] = _first_line(error)
+        flow.untraced[name] = _get_first_line(error)
 
 
 def _read(root: str, net: nn.Module, graph: fx.Graph, flow: Dataflow) -> None:
@@ -221,5 +221,5 @@ def _describe(user: fx.Node) -> str:
     return f"{getattr(target, '__name__', target)}()"
 
 
-def _first_line(error: Exception) -> str:
+def _get_first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]

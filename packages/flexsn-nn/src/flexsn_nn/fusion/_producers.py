@@ -72,7 +72,7 @@ Expression = Sequence | Constant | ElementwiseCall | Norm
 
 
 def parts(expression: Expression) -> Iterator[Expression]:
-    """Yields all parts of an expression, the innermost first, and at last the expression itself."""
+    """Yields all parts of an expression, from the innermost part to the expression itself."""
     if isinstance(expression, ElementwiseCall):
         for value in (*expression.args, *expression.kwargs.values()):
             if isinstance(value, Expression):

@@ -117,7 +117,7 @@ class CapturedStep:
         if reason is not None:
             self._warn_once(reason)
             return self.step.run(inputs, others)
-        kind = self._find(arguments)
+        kind = self._find_kind(arguments)
         kind.calls += 1
         if kind.graph is None and kind.reason is None and kind.rehearsed and kind.runs >= self._num_warm_ups:
             self._record(kind, arguments)
@@ -133,7 +133,7 @@ class CapturedStep:
             states = [state.detach() for layer in kind.layers for state in layer.states] if self.step.carry else []
             result = kind.graph.run(arguments.tensors, states)
             if kind.calls % _CALLS_BETWEEN_RANGE_CHECKS == 0:
-                _look_at_ranges(kind.layers)
+                _check_ranges(kind.layers)
         self._finish(kind)
         return result
 
@@ -187,7 +187,7 @@ class CapturedStep:
                 self._first, self._device = tensors[0], tensors[0].device
         return self._recorder is not None and not _is_being_captured(self._device)
 
-    def _find(self, arguments: CallArguments) -> _Kind:
+    def _find_kind(self, arguments: CallArguments) -> _Kind:
         """Returns the kind of a call, which may be new. Stores the `max_graphs` kinds that were used last."""
         key, current_settings = arguments.key, settings(self._device, self.step.scaler)
         outdated = []
@@ -371,12 +371,12 @@ class CapturedStep:
             warn(f"a captured step runs in Python: {reason}.", CaptureWarning)
 
 
-def _look_at_ranges(layers: Sequence[Any]) -> None:
+def _check_ranges(layers: Sequence[Any]) -> None:
     """Warns about learned parameters that have left their ranges. Ordinary calls of the neurons also warn."""
     for layer in layers:
         if isinstance(layer, Neuron):
             layer._ranges.written()
-            layer._look_at_ranges()
+            layer._check_ranges()
 
 
 def _is_being_captured(device: torch.device) -> bool:

@@ -56,7 +56,7 @@ class CudaRecorder:
         self._pool = torch.cuda.graph_pool_handle()
 
     @contextmanager
-    def _on_stream(self) -> Iterator[None]:
+    def _enter_stream(self) -> Iterator[None]:
         """Enters the stream of all captures.
 
         All captures use one stream, because autograd accumulates a parameter's gradient on the stream on which it
@@ -72,7 +72,7 @@ class CudaRecorder:
         """Calls a function on the stream of the captures, and notes each operation that waits for the device."""
         notes: dict[str, None] = {}
         before = torch.cuda.get_sync_debug_mode()
-        with self._on_stream(), warnings.catch_warnings():
+        with self._enter_stream(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
             warnings.filterwarnings("always", message=f".*{_SYNCHRONIZES}")
             show_other, thread = warnings.showwarning, threading.get_ident()
@@ -105,7 +105,7 @@ class CudaRecorder:
         collects_garbage = gc.isenabled()
         gc.disable()  # collecting an old graph would disturb the capture
         try:
-            with self._on_stream():
+            with self._enter_stream():
                 # During the capture, other threads may prepare batches, with calls that are forbidden in this thread.
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 try:

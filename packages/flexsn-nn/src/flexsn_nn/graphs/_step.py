@@ -56,7 +56,7 @@ class TrainingStep:
         if self.optimizer is not None:
             for parameter in self.parameters():
                 parameter.grad = None
-        with self._autocast():
+        with self._create_autocast():
             output = (net or self.net)(*(inputs if isinstance(inputs, tuple) else (inputs,)))
             result = self.loss(output, *others)
         value = _find_loss(result)
@@ -100,7 +100,7 @@ class TrainingStep:
             for group in self.optimizer.param_groups:
                 yield from group["params"]
 
-    def _autocast(self) -> AbstractContextManager[Any]:
+    def _create_autocast(self) -> AbstractContextManager[Any]:
         if self.autocast is None:
             return nullcontext()
         device = next(self.net.parameters()).device.type

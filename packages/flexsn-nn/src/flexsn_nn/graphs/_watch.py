@@ -49,8 +49,8 @@ _RESULTS: dict[type, frozenset[str]] = {
     ),
     Stateful: frozenset(("_states", "_reset_in", "_set_in_export", "_numbers")),
     SpikeBits: frozenset(("_written", "_refused")),
-    Handover: frozenset(("_given",)),
-    Ranges: frozenset(("_seen", "_changes", "_pending", "_warned")),
+    Handover: frozenset(("_pair",)),
+    Ranges: frozenset(("_stamps", "_changes", "_pending", "_warned")),
     ReplacedForward: frozenset(("last",)),
     ExactForward: frozenset(("_record", "_grid", "_kind", "_reason", "_scale")),
     SpikeExchange: frozenset(("_programs", "_rejected_core", "_zero")),
@@ -120,7 +120,7 @@ class StepWatch:
         self._same_objects.remember()
 
     def _read_properties(self, tensors: Iterable[Tensor]) -> list[Properties]:
-        return [_properties(tensor, self._device) for tensor in tensors]
+        return [_get_properties(tensor, self._device) for tensor in tensors]
 
     def holds(self) -> bool:
         """True if no watched value has changed."""
@@ -382,7 +382,7 @@ class _KeysPlace(_WatchedPlace):
         return [self._describe(key) for key, value in pairs if not _is_alike(self._container.get(key), value)]
 
 
-def _properties(tensor: Tensor, device: str) -> Properties:
+def _get_properties(tensor: Tensor, device: str) -> Properties:
     """Returns the properties by which a tensor is compared."""
     try:
         address = tensor.data_ptr()

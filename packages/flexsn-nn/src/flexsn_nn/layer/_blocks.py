@@ -56,10 +56,15 @@ class SEWBlock(nn.Module):
         _check_sizes(in_channels, out_channels, stride)
         first, second, *third = _create_neurons(neuron, 3 if makes_shortcut else 2)
         self.branch = nn.Sequential(
-            _conv(in_channels, out_channels, 3, stride), first, _conv(out_channels, out_channels, 3), second
+            _create_conv(in_channels, out_channels, 3, stride),
+            first,
+            _create_conv(out_channels, out_channels, 3),
+            second,
         )
         self.shortcut = (
-            nn.Sequential(_conv(in_channels, out_channels, 1, stride), *third) if makes_shortcut else nn.Identity()
+            nn.Sequential(_create_conv(in_channels, out_channels, 1, stride), *third)
+            if makes_shortcut
+            else nn.Identity()
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -90,10 +95,15 @@ class MSBlock(nn.Module):
         _check_sizes(in_channels, out_channels, stride)
         first, second = _create_neurons(neuron, 2)
         self.branch = nn.Sequential(
-            first, _conv(in_channels, out_channels, 3, stride), second, _conv(out_channels, out_channels, 3)
+            first,
+            _create_conv(in_channels, out_channels, 3, stride),
+            second,
+            _create_conv(out_channels, out_channels, 3),
         )
         self.shortcut = (
-            _conv(in_channels, out_channels, 1, stride) if stride != 1 or in_channels != out_channels else nn.Identity()
+            _create_conv(in_channels, out_channels, 1, stride)
+            if stride != 1 or in_channels != out_channels
+            else nn.Identity()
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -132,6 +142,6 @@ def _create_neurons(neuron: Callable[[], nn.Module], count: int) -> list[nn.Modu
     return neurons
 
 
-def _conv(in_channels: int, out_channels: int, size: int, stride: int = 1) -> OverTime:
+def _create_conv(in_channels: int, out_channels: int, size: int, stride: int = 1) -> OverTime:
     conv = nn.Conv2d(in_channels, out_channels, size, stride=stride, padding=size // 2, bias=False)
     return OverTime(conv, nn.BatchNorm2d(out_channels))

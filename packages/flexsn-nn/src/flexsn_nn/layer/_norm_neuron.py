@@ -70,7 +70,7 @@ class NormNeuron(Leaf):
             InputShapeError: the norm does not accept the shape of `x`.
             The errors of the neuron.
         """
-        output: Tensor | list[Tensor] = self.neuron(x, *others, affine=self._normalisation(), **options)
+        output: Tensor | list[Tensor] = self.neuron(x, *others, affine=self._create_normalisation(), **options)
         return output
 
     def step(
@@ -80,13 +80,13 @@ class NormNeuron(Leaf):
         **options: Unpack[StepChanges],
     ) -> tuple[Tensor | list[Tensor], list[Tensor]]:
         """Runs `FlexSN.step` of the neuron, which stores no states. The norm updates its running statistics."""
-        return self.neuron.step(inputs, states, affine=self._normalisation(), **options)
+        return self.neuron.step(inputs, states, affine=self._create_normalisation(), **options)
 
     def explain(self, x: Tensor, *others: Tensor) -> str:
         """Returns the text of `FlexSN.explain` for the neuron with the norm in its step. Changes no statistics."""
-        return self.neuron.explain(x, *others, affine=self._normalisation())
+        return self.neuron.explain(x, *others, affine=self._create_normalisation())
 
-    def _normalisation(self) -> Normalisation:
+    def _create_normalisation(self) -> Normalisation:
         norm = norm_of(self.norm)
         if norm is None:
             raise ParameterError(f"norm was replaced by a {type(self.norm).__name__}, which the neuron cannot compute.")

@@ -91,10 +91,10 @@ _COMPARISONS = frozenset(getattr(module, name) for module in (operator, torch) f
 
 def _is_spikes(graph: fx.GraphModule, value: Any) -> bool:
     """True if a value contains only elements of one output of a scan, and this output consists of zeros and ones."""
-    dtype = _unwritten_dtype(value)
+    dtype = _find_unwritten_dtype(value)
     while isinstance(value, fx.Node) and _is_move(value):
         value = value.args[0]
-        if _unwritten_dtype(value) is not dtype:
+        if _find_unwritten_dtype(value) is not dtype:
             return False  # also excludes views as another dtype
     if dtype is None or not isinstance(value, fx.Node) or value.target is not operator.getitem:
         return False
@@ -108,7 +108,7 @@ def _is_spikes(graph: fx.GraphModule, value: Any) -> bool:
     return isinstance(step, fx.GraphModule) and _is_zero_one(step, _find_result(step, [index]))
 
 
-def _unwritten_dtype(value: Any) -> torch.dtype | None:
+def _find_unwritten_dtype(value: Any) -> torch.dtype | None:
     """Returns the dtype of a tensor that the graph never changes; `None` if the tensor may change, or is unknown."""
     tensor = example(value)
     return None if tensor is None or is_written(value) else tensor.dtype
@@ -254,18 +254,20 @@ class _Convolution(torch.autograd.Function):
             [ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.needs_input_grad[2]],
         )
         dtypes = (ctx.dtype, weight.dtype, None if ctx.bias is None else ctx.bias.dtype)
-        needed = zip(gradients, dtypes, ctx.needs_input_grad, strict=False)
-        return *(g.to(dtype) if is_needed else None for g, dtype, is_needed in needed), *(None for _ in ctx.settings)
+        gradients_and_needs = zip(gradients, dtypes, ctx.needs_input_grad, strict=False)
+        return *(g.to(dtype) if is_needed else None for g, dtype, is_needed in gradients_and_needs), *(
+            None for _ in ctx.settings
+        )
 
 
 def _save(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     """Saves the bits of the input, in the order of its memory, and the weight for the backward."""
     ctx.shape, ctx.dtype, ctx.bias = x.shape, x.dtype, bias
-    ctx.order = _memory_order(x)
+    ctx.order = _find_memory_order(x)
     ctx.save_for_backward(_pack(x, ctx.order), weight)
 
 
-def _memory_order(x: Tensor) -> list[int]:
+def _find_memory_order(x: Tensor) -> list[int]:
     """Returns the dimensions from the outermost to the innermost in memory.
 
     Dense memory in channels-last format is thereby read in order.

@@ -83,7 +83,7 @@ def bits_of(tensor: Tensor) -> Bits | None:
         marks = node.metadata.get(_KEY)
         if marks is not None:
             return marks[output].bits if output in marks and tensor.storage_offset() == 0 else None
-        if _kind(node.name()) not in VIEWS:
+        if _derive_kind(node.name()) not in VIEWS:
             return None
         node, output = node.next_functions[0]
     return None
@@ -115,14 +115,14 @@ def scaled_range_of(tensor: Tensor) -> Scaled | Unknown:
     """
     node: Any = tensor.grad_fn
     number, version = tensor.output_nr, tensor._version
-    while node is not None and _kind(node.name()) in VIEWS and _KEY not in node.metadata:
+    while node is not None and _derive_kind(node.name()) in VIEWS and _KEY not in node.metadata:
         node, number = node.next_functions[0]
     if node is None:
         return _UNKNOWN
     unscaled = _find_range(node, number, version, [_MOST_NODES])
     if isinstance(unscaled, WholeRange):
         return Scaled(unscaled, 1.0)
-    scale, times = _scale_of(node, tensor.device.type)
+    scale, times = _find_scale(node, tensor.device.type)
     source, number = node.next_functions[0] if node.next_functions else (None, 0)
     if scale is None or source is None:
         return unscaled
@@ -132,17 +132,21 @@ def scaled_range_of(tensor: Tensor) -> Scaled | Unknown:
     return Scaled(WholeRange(min(inner.low, 0) * times, max(inner.high, 0) * times), scale)
 
 
-def _scale_of(node: Any, device: str) -> tuple[float | None, int]:
+def _find_scale(node: Any, device: str) -> tuple[float | None, int]:
     """Returns the float32 scale by which an operation multiplies a sum, and the number of summands.
 
     The scale is `None` if the operation is not a scaling that is supported. The number of summands is 1 except for
     pooling.
     """
-    kind = _kind(node.name())
+    kind = _derive_kind(node.name())
     if kind == "NativeDropout" and 0 <= node._saved_p < 1:
         remaining = 1.0 - node._saved_p
         # The kernel on a GPU computes the scale in float32.
-        return (_float32(1.0 / _float32(remaining)) if device == "cuda" else _float32(1.0 / remaining)), 1
+        return (
+            _round_to_float32(1.0 / _round_to_float32(remaining))
+            if device == "cuda"
+            else _round_to_float32(1.0 / remaining)
+        ), 1
     if kind in ("Mul", "Div"):
         other = node._saved_other
         if not isinstance(other, Tensor) or other.dim() != 0 or other.device.type != "cpu" or other.requires_grad:
@@ -150,7 +154,7 @@ def _scale_of(node: Any, device: str) -> tuple[float | None, int]:
         number = float(other)
         if kind == "Div":
             number = 1.0 / number if number in _POWERS else 0.0
-        number = _float32(number)
+        number = _round_to_float32(number)
         return (number if 2.0**-60 < number < 2.0**60 else None), 1
     if kind in ("AvgPool2D", "AvgPool3D") and node._saved_divisor_override is None and not node._saved_ceil_mode:
         size = math.prod(node._saved_kernel_size)
@@ -162,7 +166,7 @@ def _scale_of(node: Any, device: str) -> tuple[float | None, int]:
 _POWERS = frozenset(2.0**i for i in range(16))
 
 
-def _float32(number: float) -> float:
+def _round_to_float32(number: float) -> float:
     """Returns the nearest float32; 0 if the number is too large for float32."""
     try:
         nearest: float = struct.unpack("f", struct.pack("f", number))[0]
@@ -241,7 +245,7 @@ def _find_range(node: Any, output: int, version: int | None, budget: list[int]) 
         budget: list with one element, the number of nodes that may still be visited.
     """
     while True:
-        kind = _kind(node.name())
+        kind = _derive_kind(node.name())
         if kind in LAYERS:
             return _UNKNOWN
         metadata = node.metadata
@@ -286,7 +290,7 @@ def _find_reason(kind: str, node: Any, budget: list[int]) -> Unknown:
 
 
 @lru_cache(maxsize=1024)
-def _kind(name: str) -> str:
+def _derive_kind(name: str) -> str:
     """Derives the name of an operation from the name of its node."""
     return name.rstrip("0123456789").removesuffix("Backward")
 

@@ -30,27 +30,27 @@ class Watcher(ABC):
         names = _list_names(found, layers)
         for name in names:
             check_name("layer", name, found)
-        self._hooks = [found[name].register_forward_hook(self._hook(name), with_kwargs=True) for name in names]
+        self._hooks = [found[name].register_forward_hook(self._make_hook(name), with_kwargs=True) for name in names]
 
     @abstractmethod
     def clear(self) -> None:
         """Deletes all records."""
 
     @abstractmethod
-    def _table(self) -> tuple[list[str], list[list[str]]]:
+    def _build_table(self) -> tuple[list[str], list[list[str]]]:
         """Returns the names of the columns, and a row for each layer, for printing."""
 
     def __repr__(self) -> str:
         from flexsn_nn.reports._layers import table  # that module imports this one
 
-        header, rows = self._table()
+        header, rows = self._build_table()
         running = "" if self._hooks else ", stopped"
         if not rows:
             return f"{type(self).__name__}: nothing was recorded yet{running}"
         return "\n".join([f"{type(self).__name__}{running}", *table(header, rows)])
 
     @abstractmethod
-    def _look(self, name: str, layer: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    def _observe(self, name: str, layer: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Observes one call of a layer. Runs after each call."""
 
     def remove(self) -> None:
@@ -67,10 +67,10 @@ class Watcher(ABC):
     ) -> None:
         self.remove()
 
-    def _hook(self, name: str) -> Any:
+    def _make_hook(self, name: str) -> Any:
         def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             # The input is the first argument, by position or by keyword.
-            self._look(name, layer, (*args, *kwargs.values()), output)
+            self._observe(name, layer, (*args, *kwargs.values()), output)
 
         return hook
 
@@ -114,6 +114,6 @@ class Monitor(Watcher):
             output: first output of the call, detached from its graph.
         """
 
-    def _look(self, name: str, layer: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    def _observe(self, name: str, layer: Any, inputs: tuple[Any, ...], output: Any) -> None:
         first: Tensor = output if isinstance(output, Tensor) else output[0]
         self.record(name, layer, first.detach())

@@ -1,4 +1,4 @@
-"""Firing rates."""
+"""Monitor of firing rates."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class RateMonitor(Monitor):
         """Returns the mean output of each layer that has run."""
         return {name: float(spikes) / max(self._counts[name], 1) for name, spikes in self._spikes.items()}
 
-    def _table(self) -> tuple[list[str], list[list[str]]]:
+    def _build_table(self) -> tuple[list[str], list[list[str]]]:
         rows = []
         for name, rate in self.rates().items():
             neuron = self.layers[name]

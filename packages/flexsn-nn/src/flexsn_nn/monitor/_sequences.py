@@ -34,7 +34,7 @@ class _SequenceMonitor(Monitor):
             raise ParameterError(f"no call of {name!r} was recorded yet: run the network first.")
         return torch.cat(self._recorded[name])
 
-    def _table(self) -> tuple[list[str], list[list[str]]]:
+    def _build_table(self) -> tuple[list[str], list[list[str]]]:
         rows = []
         for name, recorded in self._recorded.items():
             if recorded:
@@ -88,7 +88,7 @@ class StateMonitor(_SequenceMonitor):
         self._stores = False
         super().__init__(net, layers)
         try:
-            self._index = {name: _state_index(neuron, state) for name, neuron in self.layers.items()}
+            self._index = {name: _find_state_index(neuron, state) for name, neuron in self.layers.items()}
         except ValueError:
             self.remove()
             raise
@@ -124,12 +124,12 @@ class StateMonitor(_SequenceMonitor):
 _stored: weakref.WeakKeyDictionary[FlexSN, tuple[bool, int]] = weakref.WeakKeyDictionary()
 
 
-def _state_index(neuron: FlexSN, state: str | int) -> int:
+def _find_state_index(neuron: FlexSN, state: str | int) -> int:
     if isinstance(state, int):
         check_name("state", str(state), map(str, range(neuron.num_states)))
         return state
     names = neuron.state_names if isinstance(neuron, Neuron) else ()
     if not names:
-        raise ParameterError(f"the states of {type(neuron).__name__} have no names: give a number.")
+        raise ParameterError(f"the states of {type(neuron).__name__} have no names: give the index of a state.")
     check_name("state", state, names)
     return names.index(state)

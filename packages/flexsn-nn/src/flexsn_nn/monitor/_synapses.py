@@ -85,16 +85,16 @@ class SynapseMonitor(Watcher):
         synaptic_layers: dict[str, nn.Module] = {}
         # Layers inside of a neuron's step are excluded, because they are called when the step is traced, and not at
         # each step.
-        inside = {part for _, neuron in neurons(net) for part in neuron.modules()}
+        inner_modules = {part for _, neuron in neurons(net) for part in neuron.modules()}
         for name, module in net.named_modules():
-            if isinstance(module, kinds) and module not in inside:
+            if isinstance(module, kinds) and module not in inner_modules:
                 synaptic_layers[name or type(module).__name__] = module
             elif isinstance(module, Feedback) and isinstance(module.recurrent, (*kinds, OneToOne)):
                 synaptic_layers[f"{name}.recurrent" if name else "recurrent"] = module
         if not synaptic_layers:
             raise ParameterError(f"{type(net).__name__} has no linear layer and no convolution.")
         super().__init__(synaptic_layers, layers)
-        self._counts: dict[str, Tensor] = {}  # for each layer, accumulates, multiplies and dense
+        self._counts: dict[str, Tensor] = {}  # for each layer, the numbers `accumulates`, `multiplies` and `dense`
 
     def operations(self) -> dict[str, SynapticOperations]:
         """Returns the operations of each layer that has run."""
@@ -107,7 +107,7 @@ class SynapseMonitor(Watcher):
             sum(o.accumulates for o in each), sum(o.multiplies for o in each), sum(o.dense for o in each)
         )
 
-    def _table(self) -> tuple[list[str], list[list[str]]]:
+    def _build_table(self) -> tuple[list[str], list[list[str]]]:
         operations = self.operations().items()
         rows = [
             [name, str(counts.accumulates), str(counts.multiplies), str(counts.dense)] for name, counts in operations
@@ -118,21 +118,21 @@ class SynapseMonitor(Watcher):
         """Sets all counts to zero."""
         self._counts.clear()
 
-    def _look(self, name: str, layer: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    def _observe(self, name: str, layer: Any, inputs: tuple[Any, ...], output: Any) -> None:
         with torch.no_grad(), torch.autocast(inputs[0].device.type, enabled=False):
             x = (output if isinstance(layer, Feedback) else inputs[0]).detach()
             if isinstance(layer, Feedback):
                 layer = layer.recurrent
             binary = ((x == 0) | (x == 1)).all()
-            used = uses(layer, (x != 0).float())
-            dense = uses(layer, torch.ones_like(x, dtype=torch.float32))
-            zero = torch.zeros_like(used)
-            counts = torch.stack([torch.where(binary, used, zero), torch.where(binary, zero, dense), dense])
-        before = self._counts.get(name)
-        self._counts[name] = counts if before is None else before + counts
+            uses = count_uses(layer, (x != 0).float())
+            dense_uses = count_uses(layer, torch.ones_like(x, dtype=torch.float32))
+            zero = torch.zeros_like(uses)
+            counts = torch.stack([torch.where(binary, uses, zero), torch.where(binary, zero, dense_uses), dense_uses])
+        previous_counts = self._counts.get(name)
+        self._counts[name] = counts if previous_counts is None else previous_counts + counts
 
 
-def uses(layer: nn.Module, x: Tensor) -> Tensor:
+def count_uses(layer: nn.Module, x: Tensor) -> Tensor:
     """Counts the uses of weights for an input of zeros and ones. Returns a scalar integer tensor."""
     if isinstance(layer, nn.Linear):
         return x.count_nonzero() * layer.out_features

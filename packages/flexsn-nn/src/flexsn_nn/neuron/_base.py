@@ -101,7 +101,7 @@ class Neuron(FlexSN):
         if name not in self._held:
             self._held.append(name)
         if learn and not isinstance(value, nn.Parameter):
-            value = learned(value, _float_dtype(value))
+            value = learned(value, _get_float_dtype(value))
         if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
             self.register_buffer(name, value)
         else:
@@ -178,12 +178,12 @@ class Neuron(FlexSN):
         if inputs.__class__ is not tuple:  # torch.fx traces the neuron itself
             raise refuse_proxies(type(self).__name__)
         if not torch.compiler.is_compiling():
-            self._look_at_ranges()
+            self._check_ranges()
         output = super().forward(*inputs, **options)
         assert isinstance(output, Tensor)
         return output
 
-    def _look_at_ranges(self) -> None:
+    def _check_ranges(self) -> None:
         """Warns once for each learned number that has left its range."""
         attributes = self.__dict__
         attributes["_ranges"].look(self, attributes["_limits"])
@@ -196,7 +196,7 @@ class Neuron(FlexSN):
     ) -> tuple[Tensor, list[Tensor]]:
         """Runs the neuron from `states`: `output, states = neuron.step(x, states)`. The module stores no states."""
         if not torch.compiler.is_compiling():
-            self._look_at_ranges()
+            self._check_ranges()
         output, new_states = super().step(inputs, states, **options)
         assert isinstance(output, Tensor)
         return output, new_states
@@ -213,9 +213,9 @@ class Neuron(FlexSN):
 
     def explain(self, *inputs: Tensor, affine: Producer | None = None) -> str:
         """Returns `FlexSN.explain`, and a line for each parameter out of its range. Waits for the device."""
-        return "\n".join([super().explain(*inputs, affine=affine), *self._strays()])
+        return "\n".join([super().explain(*inputs, affine=affine), *self._list_strays()])
 
-    def _strays(self) -> Iterator[str]:
+    def _list_strays(self) -> Iterator[str]:
         for name, limits in self._limits.items():
             try:
                 check_number(name, getattr(self, name), **limits)
@@ -249,8 +249,8 @@ class Neuron(FlexSN):
                     "different dtypes, or pass matching states."
                 ) from error
 
-    def _checked(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        inputs = super()._checked(inputs)
+    def _check_inputs(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        inputs = super()._check_inputs(inputs)
         for i, x in enumerate(inputs):
             check_real("the input" if len(inputs) == 1 else f"input {i}", x)
         return inputs
@@ -262,7 +262,7 @@ class Neuron(FlexSN):
             value is None or isinstance(value, bool | int | float | str | Tensor) or _is_own(value) for value in values
         )
 
-    def _specs_beforehand(self, inputs: Sequence[Tensor], states: Sequence[Tensor] = ()) -> list[Spec] | None:
+    def _predict_specs(self, inputs: Sequence[Tensor], states: Sequence[Tensor] = ()) -> list[Spec] | None:
         """Returns the shape and dtype of a ready-made neuron's output without a trace; `None` for a user's neuron.
 
         The shape is that of a step of the inputs. The dtype is the promoted dtype of the first input and the states.
@@ -274,10 +274,10 @@ class Neuron(FlexSN):
         dtype = functools.reduce(torch.promote_types, (state.dtype for state in promoted), inputs[0].dtype)
         return [(step_shape(inputs, self.step_mode), dtype)]
 
-    def _traced_specs(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Spec]:
+    def _derive_specs(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Spec]:
         """Traces the user's `dynamics` to find the shapes and dtypes of the outputs."""
         try:
-            return self._traced(inputs, states)
+            return self._trace_specs(inputs, states)
         except Exception as error:  # with tensors without data, `dynamics` may raise any error
             raise ExampleError(
                 f"the input has no steps (T == 0), and {type(self).__name__}.dynamics cannot be traced, so the shape "
@@ -312,7 +312,7 @@ def _is_own(value: object) -> bool:
     return type(value).__module__.startswith("flexsn_nn.")
 
 
-def _float_dtype(value: object) -> torch.dtype:
+def _get_float_dtype(value: object) -> torch.dtype:
     return value.dtype if isinstance(value, Tensor) else torch.get_default_dtype()
 
 

@@ -9,10 +9,7 @@ from torch import Tensor
 
 from flexsn_nn.neuron._base import fit
 from flexsn_nn.neuron._lif import TAU_HINT
-from flexsn_nn.neuron._reset import ImmediateReset, SpikeFunction, SpikeOptions
-from flexsn_nn.surrogate import Rect
-
-RECT = Rect()
+from flexsn_nn.neuron._reset import RECT, ImmediateReset, SpikeFunction, SpikeOptions
 
 
 class CLIF(ImmediateReset):

@@ -6,10 +6,7 @@ from typing import ClassVar, Unpack
 
 from torch import Tensor
 
-from flexsn_nn.neuron._reset import ImmediateReset, SpikeFunction, SpikeOptions
-from flexsn_nn.surrogate import Rect
-
-RECT = Rect()
+from flexsn_nn.neuron._reset import RECT, ImmediateReset, SpikeFunction, SpikeOptions
 
 
 class CUBALIF(ImmediateReset):

@@ -88,19 +88,19 @@ class GatedLIF(Neuron):
         self.hold("T", T)
         self.hold("surrogate_function", with_strictness("surrogate_function", surrogate_function, strict))
 
-    def _checked(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def _check_inputs(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Returns the input, and `conduct` of each step as the core's second input."""
         if len(inputs) != 1 or not isinstance(inputs[0], Tensor):
-            return super()._checked(inputs)  # raises the error for these inputs
+            return super()._check_inputs(inputs)  # raises the error for these inputs
         x = inputs[0]
         conduct = torch.sigmoid(self.conduct).to(x.dtype)
         if self.step_mode == "s":
             if self.T is not None:
                 raise StepModeError("T gives each step its own conduct and needs step_mode='m'; leave T=None.")
-            return super()._checked((x, conduct[0]))
+            return super()._check_inputs((x, conduct[0]))
         if self.T is not None and x.shape[0] != self.T:
             raise ParameterError(f"the input has {x.shape[0]} steps; the neuron was created for T={self.T}.")
-        return super()._checked((x, conduct.expand(x.shape[0], *conduct.shape[1:])))
+        return super()._check_inputs((x, conduct.expand(x.shape[0], *conduct.shape[1:])))
 
     def dynamics(self, x: Tensor, conduct: Tensor, v: Tensor, s: Tensor) -> tuple[Tensor, ...]:
         """Computes one step: `(spike, v, spike)`."""
@@ -120,6 +120,6 @@ class GatedLIF(Neuron):
 
 
 def _invert_sigmoid(name: str, value: float, shape: tuple[int, ...]) -> Tensor:
-    """Returns a tensor whose sigmoid is `start`."""
+    """Returns a tensor whose sigmoid is `value`."""
     check_number(name, value, above=0, below=1, hint="It is the sigmoid of the learned parameter.")
     return torch.full(shape, -math.log(1 / value - 1))

@@ -57,5 +57,5 @@ class Izhikevich(QIF):
         v, w = states
         h = v + (self.current(x, v) - w) / self.bounded("tau", self.tau, v)
         spike = self.fire(h)
-        follow = (fit(self.a, v) * (h - fit(self.v_rest, v)) - w) / self.bounded("tau_w", self.tau_w, v)
-        return spike, self.after(h, spike), w + follow + fit(self.b, v) * spike
+        adaptation = (fit(self.a, v) * (h - fit(self.v_rest, v)) - w) / self.bounded("tau_w", self.tau_w, v)
+        return spike, self.after(h, spike), w + adaptation + fit(self.b, v) * spike

@@ -55,5 +55,5 @@ class KLIF(LIF):
         h = torch.relu(k * self.charge(x, v))
         spike = self.fire(h)
         if self.scale_reset:
-            return spike, self.after(h / k, spike, fit(self._threshold(h, None) / k, h))
+            return spike, self.after(h / k, spike, fit(self._get_threshold(h, None) / k, h))
         return spike, self.after(h, spike)

@@ -199,8 +199,8 @@ class SlidingPSN(Stateful):
         """Returns `[steps, num_earlier + steps]`. Row `t` has the weights of the last `k` inputs up to step `t`."""
         age = torch.arange(steps, device=self.weight.device).unsqueeze(1) + num_earlier
         age = age - torch.arange(num_earlier + steps, device=self.weight.device)
-        inside = (age >= 0) & (age < self.k)
-        return torch.where(inside, self.weight[(self.k - 1 - age).clamp(0, self.k - 1)], 0.0)
+        is_in_window = (age >= 0) & (age < self.k)
+        return torch.where(is_in_window, self.weight[(self.k - 1 - age).clamp(0, self.k - 1)], 0.0)
 
     def extra_repr(self) -> str:
         return f"k={self.k}, step_mode={self.step_mode!r}"

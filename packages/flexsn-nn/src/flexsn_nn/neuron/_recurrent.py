@@ -39,8 +39,8 @@ class Feedback(Neuron):
         weights: Tensor = self.recurrent.weight if hasattr(self.recurrent, "weight") else self.recurrent.V  # type: ignore[assignment]
         return weights
 
-    def _checked(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        inputs = super()._checked(inputs)
+    def _check_inputs(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        inputs = super()._check_inputs(inputs)
         check: Any = getattr(self.recurrent, "check", None)
         if check is not None:
             check(inputs[0].shape[1:] if self.step_mode == "m" else inputs[0].shape)
@@ -50,11 +50,11 @@ class Feedback(Neuron):
         """False: kernels may reject the step, for example because of its recurrent module."""
         return False
 
-    def _asks_kernels(self, backend: str) -> bool:
+    def _may_fall_back(self, backend: str) -> bool:
         """True for backends with kernels. Users cannot change this step, so if kernels reject it, a loop runs."""
         return backend in COMPILED
 
-    def _ask_for_portability(self, *call: object) -> None:
+    def _report_portability(self, *call: object) -> None:
         """Does not warn, because this layer may run as a loop on a GPU, too. `explain` reports the loop."""
 
 
@@ -203,19 +203,19 @@ class Recurrent(Feedback):
         """Returns the initial states: past outputs are 0, and the other states are those of the neuron."""
         past = super().init_states(self._num_past, step_mode, *inputs)
         states = self.neuron.init_states(num_states - self._num_past, step_mode, *inputs)
-        return [*past, *self._in_state_dtype(states)]
+        return [*past, *self._convert_states(states)]
 
-    def _look_at_ranges(self) -> None:
-        super()._look_at_ranges()
+    def _check_ranges(self) -> None:
+        super()._check_ranges()
         if isinstance(self.neuron, Neuron):
-            self.neuron._look_at_ranges()
+            self.neuron._check_ranges()
         if self.delay is not None:
             self.delay.look_at_range()
 
-    def _strays(self) -> Iterator[str]:
-        yield from super()._strays()
+    def _list_strays(self) -> Iterator[str]:
+        yield from super()._list_strays()
         if isinstance(self.neuron, Neuron):
-            yield from self.neuron._strays()
+            yield from self.neuron._list_strays()
         if self.delay is not None:
             yield from self.delay.strays()
 
@@ -228,9 +228,9 @@ class Recurrent(Feedback):
     def _own_spike_range(self) -> tuple[int, int] | None:
         return self.neuron.spike_range if type(self).dynamics is Recurrent.dynamics else None
 
-    def _checked(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def _check_inputs(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         # The neuron may add inputs, such as noise.
-        return super()._checked(self.neuron._checked(inputs))
+        return super()._check_inputs(self.neuron._check_inputs(inputs))
 
-    def _completing(self, inputs: tuple[Tensor, ...]) -> tuple[Transform, ...]:
-        return self.neuron._completing(inputs)
+    def _list_completing_transforms(self, inputs: tuple[Tensor, ...]) -> tuple[Transform, ...]:
+        return self.neuron._list_completing_transforms(inputs)

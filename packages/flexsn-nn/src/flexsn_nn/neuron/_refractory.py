@@ -68,13 +68,13 @@ class RefractoryLIF(LIF):
         """Computes one step: `(spike, v, r)`."""
         v, r = states
         relative, absolute = self.bounded("relative", self.relative, r), self.bounded("absolute", self.absolute, r)
-        ready = (r <= relative).to(v.dtype)
-        h = ready * self.charge(x, v) + (1 - ready) * v
+        is_ready = (r <= relative).to(v.dtype)
+        h = is_ready * self.charge(x, v) + (1 - is_ready) * v
         threshold = fit(self.v_threshold, v)
         if self._has_rise:
             # While `r` is above `relative`, the neuron is silent at any threshold.
             threshold = threshold + self.bounded("rise", self.rise, v) * (r / relative)
-        spike = ready * self.fire(h, threshold)
+        spike = is_ready * self.fire(h, threshold)
         fired = (spike.detach() > 0).to(r.dtype)
         # In all versions of torch, the gradient of `relu` at 0 is 0. The gradient of `clamp` at 0 depends on the
         # version.

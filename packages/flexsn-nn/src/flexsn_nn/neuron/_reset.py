@@ -12,12 +12,13 @@ from flexsn_nn._checks import check_function, check_name, check_number
 from flexsn_nn._torch_private import constant
 from flexsn_nn.errors import ParameterError
 from flexsn_nn.neuron._base import Neuron, RunOptions, fit
-from flexsn_nn.surrogate import ATan, Sigmoid, Surrogate
+from flexsn_nn.surrogate import ATan, Rect, Sigmoid, Surrogate
 
 SpikeFunction = Callable[[Tensor], Tensor]
 
 SIGMOID = Sigmoid()
 ATAN = ATan()
+RECT = Rect()
 RESET_MECHANISMS = ("subtract", "zero", "none")
 
 
@@ -92,14 +93,14 @@ class ImmediateReset(Neuron):
 
     def fire(self, h: Tensor, threshold: float | Tensor | None = None) -> Tensor:
         """Computes the spikes of the charged membrane. `threshold` defaults to `v_threshold`."""
-        return self.surrogate_function(h - self._threshold(h, threshold))
+        return self.surrogate_function(h - self._get_threshold(h, threshold))
 
     def after(self, h: Tensor, spike: Tensor, threshold: float | Tensor | None = None) -> Tensor:
         """Computes the membrane after the reset. `threshold` defaults to `v_threshold`."""
         if self.detach_reset:
             spike = spike.detach()
         if self.v_reset is None:
-            return h - spike * self._threshold(h, threshold)
+            return h - spike * self._get_threshold(h, threshold)
         return spike * self.v_reset + (1 - spike) * h
 
     def init_states(self, num_states: int, step_mode: str, *inputs: Tensor) -> list[Tensor]:
@@ -123,7 +124,7 @@ class ImmediateReset(Neuron):
     def _own_spike_range(self) -> tuple[int, int] | None:
         return spike_range_of(self, self.surrogate_function)
 
-    def _threshold(self, h: Tensor, threshold: float | Tensor | None) -> float | Tensor:
+    def _get_threshold(self, h: Tensor, threshold: float | Tensor | None) -> float | Tensor:
         return fit(self.v_threshold, h) if threshold is None else threshold
 
 

@@ -108,14 +108,14 @@ class StochasticLIF(ImmediateReset):
             return draw_all(self._numbers, shape, steps, like.device, bits=None).to(like.dtype)
         return _to_logistic(draw_all(self._numbers, shape, steps, like.device, bits=24)).to(like.dtype)
 
-    def _checked(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def _check_inputs(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         if _needs_noise(inputs):  # adds an input that `EscapeNoise` replaces
             lead = inputs[0].shape[:1] if self.step_mode == "m" else ()
             ones = [1] * (inputs[0].dim() - len(lead))
             inputs = inputs[0], inputs[0].detach().new_zeros(()).expand(*lead, *ones)
-        return super()._checked(inputs)
+        return super()._check_inputs(inputs)
 
-    def _completing(self, inputs: tuple[Tensor, ...]) -> tuple[Transform, ...]:
+    def _list_completing_transforms(self, inputs: tuple[Tensor, ...]) -> tuple[Transform, ...]:
         return (EscapeNoise(self.noise),) if _needs_noise(inputs) else ()
 
     def dynamics(self, x: Tensor, noise: Tensor, v: Tensor) -> tuple[Tensor, ...]:

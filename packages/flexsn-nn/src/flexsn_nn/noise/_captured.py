@@ -29,13 +29,13 @@ def _draw_nothing(*arguments: Any) -> Tensor:
     )
 
 
-def _no_result(*arguments: Any) -> None:
+def _mark_graph(*arguments: Any) -> None:
     """Implements an operator that only puts a mark into the graph for `number_draws`."""
 
 
 for _name in ("places", "means"):
-    _library.impl(_name, _no_result, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"flexsn_nn::{_name}", _no_result, lib=_library)
+    _library.impl(_name, _mark_graph, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"flexsn_nn::{_name}", _mark_graph, lib=_library)
 for _name, _dtype in (("draw", torch.float32), ("below", torch.bool)):
     _library.impl(_name, _draw_nothing, "CompositeExplicitAutograd")
     torch.library.register_fake(

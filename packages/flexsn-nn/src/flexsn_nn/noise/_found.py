@@ -43,7 +43,7 @@ def draws(core: Callable[..., Any]) -> bool:
             names = set(_list_names(value.__code__))
             if names & _NAMES:
                 return True
-            pending += [(used, owner) for used in _resolve(value, names, owner)]
+            pending += [(used_value, owner) for used_value in _resolve(value, names, owner)]
         else:
             pending += _list_parts(value)
     return False

@@ -56,7 +56,7 @@ class Numbers:
         """
         key, before = self.key, self.steps
         if key is None or begins or key.device != device:
-            key, before = self._new_key(device), None
+            key, before = self._draw_key(device), None
         elif not torch.compiler.is_compiling() and key.is_inference() and not torch.is_inference_mode_enabled():
             key = key.clone()
         indices = torch.arange(1 if steps is None else steps, dtype=torch.int32, device=device)
@@ -72,23 +72,23 @@ class Numbers:
             row = row.view(-1, *ones[1:])
         else:
             row = torch.full((), self.first_row, dtype=torch.int32, device=device)
-        elements = Elements(key[0].view(ones), key[1].view(ones), row, self._columns_of(shape, device))
+        elements = Elements(key[0].view(ones), key[1].view(ones), row, self._find_columns(shape, device))
         return elements, indices.view(ones if steps is None else [-1, *ones])
 
-    def _columns_of(self, shape: Sequence[int], device: torch.device) -> Tensor:
+    def _find_columns(self, shape: Sequence[int], device: torch.device) -> Tensor:
         """Returns the index of each element in its row, `[1, *shape[1:]]`."""
         rest = shape[1:]
         if torch.compiler.is_compiling():
-            return _columns(rest, device, len(shape))
+            return _create_columns(rest, device, len(shape))
         kind = (*rest, device, len(shape))
         if kind not in self._columns:
             if len(self._columns) >= _MOST:
                 self._columns.clear()
             with torch.inference_mode(False):
-                self._columns[kind] = _columns(rest, device, len(shape))
+                self._columns[kind] = _create_columns(rest, device, len(shape))
         return self._columns[kind]
 
-    def _new_key(self, device: torch.device) -> Tensor:
+    def _draw_key(self, device: torch.device) -> Tensor:
         if self.words is None:
             return torch.randint(-(2**31), 2**31, (2,), dtype=torch.int32, device=device)
         return torch.stack([torch.full((), word, dtype=torch.int32, device=device) for word in self.words])
@@ -127,7 +127,7 @@ def numbers_of(net: nn.Module) -> list[Numbers]:
 _MOST = 16
 
 
-def _columns(rest: Sequence[int], device: torch.device, dims: int) -> Tensor:
+def _create_columns(rest: Sequence[int], device: torch.device, dims: int) -> Tensor:
     size = 1
     for length in rest:
         size = size * length

@@ -27,11 +27,11 @@ class PoolForward(ReplacedForward):
     def __call__(self, input: Tensor) -> Tensor:
         """Computes the layer's output: with a kernel if possible, otherwise with the layer's own `forward`."""
         layer: Any = self.layer
-        images, window = _images(layer, input), window_of(layer)
+        images, window = _to_images(layer, input), window_of(layer)
         reason: str | None = f"its input has {input.dim()} dimensions"
         if images is not None:
-            why_not_exported = "exported programs contain only torch's operators"
-            reason = why_not_exported if is_exporting() else why_no_kernel(images, window)
+            export_reason = "exported programs contain only torch's operators"
+            reason = export_reason if is_exporting() else why_no_kernel(images, window)
         if not torch.compiler.is_compiling():
             self.last = (_BY_KERNEL, True) if reason is None else (reason, False)
         if images is None or reason is not None:
@@ -54,10 +54,10 @@ def window_of(layer: Any) -> Window:
     flat = isinstance(layer, nn.MaxPool1d | nn.AvgPool1d)
     stride = layer.kernel_size if layer.stride is None else layer.stride
     return Window(
-        _pair(layer.kernel_size, 1, flat=flat),
-        _pair(stride, 1, flat=flat),
-        _pair(layer.padding, 0, flat=flat),
-        _pair(getattr(layer, "dilation", 1), 1, flat=flat),
+        _to_pair(layer.kernel_size, 1, flat=flat),
+        _to_pair(stride, 1, flat=flat),
+        _to_pair(layer.padding, 0, flat=flat),
+        _to_pair(getattr(layer, "dilation", 1), 1, flat=flat),
         bool(layer.ceil_mode),
     )
 
@@ -80,13 +80,13 @@ def is_pooling(module: nn.Module) -> bool:
     return isinstance(module, (*KINDS, *_OTHERS))
 
 
-def _pair(sizes: Any, size_of_row: int, *, flat: bool) -> tuple[int, int]:
+def _to_pair(sizes: Any, size_of_row: int, *, flat: bool) -> tuple[int, int]:
     if isinstance(sizes, int):
         return (size_of_row, sizes) if flat else (sizes, sizes)
     return (size_of_row, *sizes) if flat else tuple(sizes) * (2 // len(sizes))
 
 
-def _images(layer: nn.Module, x: Tensor) -> Tensor | None:
+def _to_images(layer: nn.Module, x: Tensor) -> Tensor | None:
     """Returns the input as `[N, C, H, W]`; `None` if it has another number of dimensions."""
     if isinstance(layer, nn.MaxPool1d | nn.AvgPool1d):
         return x.unsqueeze(-2) if x.dim() == 3 else None

@@ -45,7 +45,7 @@ class SpikePooling(ReplacementReport):
     @property
     def layers(self) -> tuple[PooledLayer, ...]:
         """Pooling layers, in the order of `named_modules()`."""
-        return tuple(PooledLayer(*account) for account in self._accounts())
+        return tuple(PooledLayer(*account) for account in self._describe_layers())
 
     def undo(self) -> None:
         """Restores torch's pooling in the layers, like `plain_pooling(net)`."""

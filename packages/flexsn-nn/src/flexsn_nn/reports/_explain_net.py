@@ -188,21 +188,21 @@ def explain_net(net: nn.Module, inputs: Sequence[Any], loss: Callable[[Any], Ten
     with unchanged(net):
         for _ in range(2):  # the first runs compile kernels and fill caches
             _run(net, layers, inputs, loss, _Account(device))
-        counted = _Account(device)
-        _run(net, layers, inputs, loss, counted, count=True)
+        counting_account = _Account(device)
+        _run(net, layers, inputs, loss, counting_account, count=True)
         accounts = [_Account(device) for _ in range(3)]
         for account in accounts:
             _run(net, layers, inputs, loss, account)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
     times = [account.seconds() for account in accounts]
-    names = [*counted.order, REST]
+    names = [*counting_account.order, REST]
     seconds = {name: median(seconds_by_layer.get(name, 0.0) for seconds_by_layer in times) for name in names}
     total = sum(seconds.values())
     rows = []
     for name in names:
         layer = layers.get(name)
-        choice = counted.choices.get(name)
+        choice = counting_account.choices.get(name)
         rows.append(
             LayerReport(
                 name,
@@ -210,12 +210,12 @@ def explain_net(net: nn.Module, inputs: Sequence[Any], loss: Callable[[Any], Ten
                 "torch" if choice is None else choice.backend,
                 "" if choice is None else choice.reason.splitlines()[0],
                 layer.kernel_names() if isinstance(layer, FlexSN) else (),
-                counted.bytes_kept.get(name, 0),
+                counting_account.bytes_kept.get(name, 0),
                 seconds[name],
                 seconds[name] / total if total else 0.0,
             )
         )
-    return NetworkReport(tuple(rows), total, sum(counted.bytes_kept.values()), device.type)
+    return NetworkReport(tuple(rows), total, sum(counting_account.bytes_kept.values()), device.type)
 
 
 def _run(
@@ -244,7 +244,7 @@ def _run(
         account.mark(REST)
         with torch.enable_grad():
             output = net(*inputs)
-            value = _default_loss(output) if loss is None else loss(output)
+            value = _compute_default_loss(output) if loss is None else loss(output)
         if value.requires_grad:
             value.backward()
         account.mark(REST)
@@ -270,7 +270,7 @@ def _make_end_hook(account: _Account, name: str) -> Any:
     return hook
 
 
-def _default_loss(output: Any) -> Tensor:
+def _compute_default_loss(output: Any) -> Tensor:
     result = first_tensor(output)
     if result is None or not result.is_floating_point():
         raise ParameterError("the network returns no floating-point tensor: give loss, a function of its output.")

@@ -22,15 +22,15 @@ def layers_of(net: nn.Module) -> dict[str, nn.Module]:
     fusion.
     """
     layers: dict[str, nn.Module] = {}
-    inside: list[str] = []
+    neuron_prefixes: list[str] = []
     for name, module in net.named_modules():
-        if any(name.startswith(prefix) for prefix in inside):
+        if any(name.startswith(prefix) for prefix in neuron_prefixes):
             continue
         is_fused = isinstance(module, OverTime) and module._handover is not None
         is_one_layer = isinstance(module, FlexSN | Stateful) or is_fused
         if is_one_layer or not any(True for _ in module.children()):
             layers[name or type(module).__name__] = module
-            inside += [f"{name}."] if name else [""]
+            neuron_prefixes += [f"{name}."] if name else [""]
             if not name:
                 break
     return layers

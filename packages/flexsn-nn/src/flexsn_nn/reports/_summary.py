@@ -99,16 +99,16 @@ def summarize(net: nn.Module, inputs: Sequence[Any]) -> NetworkSummary:
         forget(net)
         for name, layer in layers.items():
             stack.callback(layer.register_forward_hook(remember(name)).remove)
-        rates = _monitor(stack, RateMonitor, net)
-        synapses = _monitor(stack, SynapseMonitor, net)
+        rates = _start_monitor(stack, RateMonitor, net)
+        synapses = _start_monitor(stack, SynapseMonitor, net)
         net(*inputs)
         rate_by_layer = {} if rates is None else rates.rates()
         operations: dict[str, SynapticOperations] = {} if synapses is None else synapses.operations()
-    counted: set[nn.Parameter] = set()
+    counted_parameters: set[nn.Parameter] = set()
     rows = []
     for name, layer in layers.items():
-        new_parameters = [parameter for parameter in layer.parameters() if parameter not in counted]
-        counted.update(new_parameters)
+        new_parameters = [parameter for parameter in layer.parameters() if parameter not in counted_parameters]
+        counted_parameters.update(new_parameters)
         is_neuron = isinstance(layer, FlexSN)
         has_spikes = isinstance(layer, FlexSN) and layer.spike_range is not None
         shape = shapes.get(name)
@@ -119,7 +119,7 @@ def summarize(net: nn.Module, inputs: Sequence[Any]) -> NetworkSummary:
                 type(layer).__name__,
                 sum(parameter.numel() for parameter in new_parameters),
                 shape,
-                _neurons(layer, shape) if is_neuron and shape is not None else 0,
+                _count_neurons(layer, shape) if is_neuron and shape is not None else 0,
                 rate_by_layer.get(name) if has_spikes else None,
                 layer_operations,
             )
@@ -140,7 +140,7 @@ def summarize(net: nn.Module, inputs: Sequence[Any]) -> NetworkSummary:
     )
 
 
-def _monitor(stack: ExitStack, kind: Any, net: nn.Module) -> Any:
+def _start_monitor(stack: ExitStack, kind: Any, net: nn.Module) -> Any:
     """Starts a monitor of the network. Returns `None` if the network has no layer that the monitor observes."""
     try:
         return stack.enter_context(kind(net))
@@ -148,7 +148,7 @@ def _monitor(stack: ExitStack, kind: Any, net: nn.Module) -> Any:
         return None
 
 
-def _neurons(layer: nn.Module, shape: tuple[int, ...]) -> int:
+def _count_neurons(layer: nn.Module, shape: tuple[int, ...]) -> int:
     """Returns the number of elements of one sample's step, without the dimensions of time and batch."""
     step = shape[1:] if isinstance(layer, FlexSN) and layer.step_mode == "m" else shape
     return prod(step[1:] if len(step) > 1 else step)

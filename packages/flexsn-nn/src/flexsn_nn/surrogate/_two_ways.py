@@ -28,12 +28,12 @@ def sigmoid(
     slope: float | None = None,
     strict: bool | None = None,
 ) -> Tensor | Sigmoid:
-    """Returns spikes of `Sigmoid(alpha)` for `sigmoid(x, alpha)`; a strict `Sigmoid(slope)` for `sigmoid(slope=25)`."""
+    """Returns the spikes of `Sigmoid(alpha)` if `x` is a tensor; otherwise a strict `Sigmoid(slope)`."""
     if isinstance(x, Tensor):
-        _absent("slope", slope, "without x, which makes a surrogate as snnTorch does")
-        return Sigmoid(_or(alpha, 4.0), strict=bool(strict))(x)
-    _absent("alpha", alpha, "with x; snnTorch's parameter is slope")
-    return Sigmoid(_either("slope", x, slope, 25.0), strict=strict is not False)
+        _check_absent("slope", slope, "without x, which makes a surrogate as snnTorch does")
+        return Sigmoid(_replace_none(alpha, 4.0), strict=bool(strict))(x)
+    _check_absent("alpha", alpha, "with x; snnTorch's parameter is slope")
+    return Sigmoid(_select("slope", x, slope, 25.0), strict=strict is not False)
 
 
 @overload
@@ -41,10 +41,10 @@ def atan(x: Tensor, alpha: float = 2.0, *, strict: bool = False) -> Tensor: ...
 @overload
 def atan(x: float | None = None, /, *, alpha: float = 2.0, strict: bool = True) -> ATan: ...
 def atan(x: Tensor | float | None = None, alpha: float | None = None, *, strict: bool | None = None) -> Tensor | ATan:
-    """Returns spikes of `ATan(alpha)` for `atan(x, alpha)`; a strict `ATan(alpha)` for `atan(alpha=2)`."""
+    """Returns the spikes of `ATan(alpha)` if `x` is a tensor; otherwise a strict `ATan(alpha)`."""
     if isinstance(x, Tensor):
-        return ATan(_or(alpha, 2.0), strict=bool(strict))(x)
-    return ATan(_either("alpha", x, alpha, 2.0), strict=strict is not False)
+        return ATan(_replace_none(alpha, 2.0), strict=bool(strict))(x)
+    return ATan(_select("alpha", x, alpha, 2.0), strict=strict is not False)
 
 
 @overload
@@ -54,10 +54,10 @@ def fast_sigmoid(x: float | None = None, /, *, slope: float = 25.0, strict: bool
 def fast_sigmoid(
     x: Tensor | float | None = None, slope: float | None = None, *, strict: bool | None = None
 ) -> Tensor | FastSigmoid:
-    """Returns spikes of `FastSigmoid(slope)` if `x` is a tensor; otherwise a strict `FastSigmoid`."""
+    """Returns the spikes of `FastSigmoid(slope)` if `x` is a tensor; otherwise a strict `FastSigmoid`."""
     if isinstance(x, Tensor):
-        return FastSigmoid(_or(slope, 25.0), strict=bool(strict))(x)
-    return FastSigmoid(_either("slope", x, slope, 25.0), strict=strict is not False)
+        return FastSigmoid(_replace_none(slope, 25.0), strict=bool(strict))(x)
+    return FastSigmoid(_select("slope", x, slope, 25.0), strict=strict is not False)
 
 
 @overload
@@ -73,12 +73,12 @@ def spike_rate_escape(
     *,
     strict: bool | None = None,
 ) -> Tensor | SpikeRateEscape:
-    """Returns spikes of `SpikeRateEscape` if `x` is a tensor; otherwise a strict `SpikeRateEscape`."""
+    """Returns the spikes of `SpikeRateEscape` if `x` is a tensor; otherwise a strict `SpikeRateEscape`."""
     if isinstance(x, Tensor):
-        return SpikeRateEscape(_or(beta, 1.0), _or(slope, 25.0), strict=bool(strict))(x)
+        return SpikeRateEscape(_replace_none(beta, 1.0), _replace_none(slope, 25.0), strict=bool(strict))(x)
     if x is not None and beta is not None:  # two positional numbers are beta and slope
-        return SpikeRateEscape(x, _either("slope", beta, slope, 25.0), strict=strict is not False)
-    return SpikeRateEscape(_either("beta", x, beta, 1.0), _or(slope, 25.0), strict=strict is not False)
+        return SpikeRateEscape(x, _select("slope", beta, slope, 25.0), strict=strict is not False)
+    return SpikeRateEscape(_select("beta", x, beta, 1.0), _replace_none(slope, 25.0), strict=strict is not False)
 
 
 @overload
@@ -92,28 +92,28 @@ def triangular(
     threshold: float | None = None,
     strict: bool | None = None,
 ) -> Tensor | Surrogate:
-    """Returns spikes of `Triangular(alpha)` for `triangular(x, alpha)`; a strict `Tent` for `triangular(threshold=1)`.
+    """Returns the spikes of `Triangular(alpha)` if `x` is a tensor; otherwise a strict `Tent(threshold)`.
 
     The gradients of the two surrogates differ: snnTorch's gradient changes its sign at the threshold.
     """
     if isinstance(x, Tensor):
-        _absent("threshold", threshold, "without x, which makes a surrogate as snnTorch does")
-        return PiecewiseQuadratic(_or(alpha, 1.0), strict=bool(strict))(x)
-    _absent("alpha", alpha, "with x; snnTorch's parameter is threshold")
-    return Tent(_either("threshold", x, threshold, 1.0), strict=strict is not False)
+        _check_absent("threshold", threshold, "without x, which makes a surrogate as snnTorch does")
+        return PiecewiseQuadratic(_replace_none(alpha, 1.0), strict=bool(strict))(x)
+    _check_absent("alpha", alpha, "with x; snnTorch's parameter is threshold")
+    return Tent(_select("threshold", x, threshold, 1.0), strict=strict is not False)
 
 
-def _or(value: float | None, default: float) -> float:
+def _replace_none(value: float | None, default: float) -> float:
     return default if value is None else value
 
 
-def _either(name: str, first: float | None, named: float | None, default: float) -> float:
+def _select(name: str, first: float | None, named: float | None, default: float) -> float:
     """Returns a parameter that may be passed by position or by name."""
     if first is not None and named is not None:
         raise TypeError(f"{name} is given twice, by position and by name.")
-    return _or(first, _or(named, default))
+    return _replace_none(first, _replace_none(named, default))
 
 
-def _absent(name: str, value: float | None, belongs: str) -> None:
+def _check_absent(name: str, value: float | None, call: str) -> None:
     if value is not None:
-        raise TypeError(f"{name} belongs to the call {belongs}.")
+        raise TypeError(f"{name} belongs to the call {call}.")

@@ -94,13 +94,13 @@ def key_of(transforms: Sequence[Transform]) -> Hashable:
 
 def before(call: Call, transforms: Sequence[Transform]) -> tuple[Values, tuple[Transform, ...]]:
     """Returns the inputs of the step, and the transforms that are part of the step in this call."""
-    used = []
+    used_transforms = []
     for transform in transforms:
-        inputs, transform_used = transform.before(call)
+        inputs, used_transform = transform.before(call)
         call = call._replace(inputs=inputs)
-        if transform_used is not None:
-            used.append(transform_used)
-    return call.inputs, tuple(used)
+        if used_transform is not None:
+            used_transforms.append(used_transform)
+    return call.inputs, tuple(used_transforms)
 
 
 def added(call: Call, transforms: Sequence[Transform], *, at_zero: bool = False) -> tuple[Values, Values]:
@@ -132,7 +132,7 @@ def added(call: Call, transforms: Sequence[Transform], *, at_zero: bool = False)
     return tuple(inputs), tuple(states)
 
 
-def tell_ends(transforms: Sequence[Transform], outputs: Sequence[Tensor], states: Sequence[Tensor]) -> None:
+def pass_ends(transforms: Sequence[Transform], outputs: Sequence[Tensor], states: Sequence[Tensor]) -> None:
     """Passes the added outputs and final states to the transforms that added them.
 
     Args:
@@ -163,6 +163,6 @@ class StandIns:
             for tensor, flows in zip(like, learned, strict=True)
         )
 
-    def instead(self, tensors: Sequence[Tensor]) -> dict[int, Tensor]:
+    def get_replacements(self, tensors: Sequence[Tensor]) -> dict[int, Tensor]:
         """Returns the tensors of a call, by the ids of their stand-ins."""
-        return {id(a): b.contiguous() for a, b in zip(self.stand_ins, tensors, strict=True)}
+        return {id(stand_in): tensor.contiguous() for stand_in, tensor in zip(self.stand_ins, tensors, strict=True)}

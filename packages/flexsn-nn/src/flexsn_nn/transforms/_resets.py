@@ -39,11 +39,11 @@ class Resets(Transform):
 
     def before(self, call: Call) -> tuple[Values, Transform | None]:
         """Returns the inputs, and a transform with the initial states of this call."""
-        used = Resets(self.resets)
+        transform = Resets(self.resets)
         initial = call.initial_states()
         if initial is not None:
-            used._initial = tuple(initial)
-        return call.inputs, used
+            transform._initial = tuple(initial)
+        return call.inputs, transform
 
     def inputs(self, call: Call) -> Sequence[Tensor]:
         """Returns the mask as `[T, B, 1, ...]`, or `[B, 1, ...]`."""

@@ -111,8 +111,10 @@ class SummedTogether(NamedTuple):
 
     def allocate(self, memory: Memory, device: torch.device) -> None:
         """Allocates one tensor for all gradients, and stores a slice of it at the position of each gradient."""
-        stacked = torch.empty_strided(self.written.shape, self.written.strides, dtype=self.written.dtype, device=device)
-        for i, gradient in zip(self.results, stacked.unbind(), strict=True):
+        stacked_gradients = torch.empty_strided(
+            self.written.shape, self.written.strides, dtype=self.written.dtype, device=device
+        )
+        for i, gradient in zip(self.results, stacked_gradients.unbind(), strict=True):
             memory[self.num_arguments + i] = gradient
 
     def __call__(self, memory: Memory) -> None:
@@ -213,15 +215,15 @@ class Plan:
         absent: frozenset[int] = frozenset(),
     ) -> Plan:
         """Returns a plan that allocates with `allocator`, a function with the interface of `Launch.allocator`."""
-        together = tuple(step for step in steps if isinstance(step, SummedTogether))
-        summed_together = {i for step in together for i in step.results}
+        joint_steps = tuple(step for step in steps if isinstance(step, SummedTogether))
+        summed_together = {i for step in joint_steps for i in step.results}
         allocators = [
             None
             if allocation is None or i in summed_together
             else allocator(allocation.shape, allocation.strides, dtype=allocation.dtype, device=device)
             for i, allocation in enumerate(allocations)
         ]
-        return cls(device, tuple(allocations), tuple(allocators), tuple(steps), absent, together)
+        return cls(device, tuple(allocations), tuple(allocators), tuple(steps), absent, joint_steps)
 
     def run(self, arguments: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Executes the plan in Python. The execution can be recorded for the compiled launcher."""

@@ -145,7 +145,7 @@ class Recording:
         body.append(f"return [{', '.join('None' if number is None else f'value_{number}' for number in self.results)}]")
         source = "\n    ".join(["def repeat(given):", *body])
         exec(compile(source, _FILE, "exec"), text.constants)
-        return cast(Repeat, text.constants.pop("repeat"))  # its globals must not refer to it: a cycle
+        return cast(Repeat, text.constants.pop("repeat"))  # a function in its own globals would be a cycle
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,12 +301,12 @@ class CallRecorder(TorchDispatchMode):
     """Records a call while it runs.
 
     Attributes:
-        why: the reason why the call cannot be repeated; `None` if it can be repeated.
+        reason: the reason why the call cannot be repeated; `None` if it can be repeated.
     """
 
     def __init__(self, arguments: Sequence[Tensor | None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.why: str | None = None
+        self.reason: str | None = None
         self._paused = False
         self._tensor_by_number: dict[int, Tensor] = {}  # tensors by number. References keep ids and addresses unique
         self._number_by_id: dict[int, int] = {}
@@ -322,7 +322,7 @@ class CallRecorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options: dict[str, Any] = kwargs or {}
         result = func(*args, **options)
-        if self.why is None and not self._paused:
+        if self.reason is None and not self._paused:
             self._record_operator(func, args, options, result)
         return result
 
@@ -345,7 +345,7 @@ class CallRecorder(TorchDispatchMode):
         result: Any = None,
     ) -> None:
         """Records a launch that has already run."""
-        if self._paused or self.why is not None:
+        if self._paused or self.reason is not None:
             return
         for tensor in _iterate_tensors((arguments, options)):
             if _find_address(tensor) in self._memory_by_address:
@@ -377,7 +377,7 @@ class CallRecorder(TorchDispatchMode):
 
     def refuse(self, reason: str) -> None:
         """Marks the call as not repeatable, for this reason. Later reasons are ignored."""
-        self.why = self.why or reason
+        self.reason = self.reason or reason
 
     def recording(self, results: Sequence[Any], empty: Collection[int] = ()) -> Recording | str:
         """Returns the recording of the call, or the reason why it cannot be repeated.
@@ -390,8 +390,8 @@ class CallRecorder(TorchDispatchMode):
         for i, result in enumerate(results):
             if i not in empty:
                 self._check_written(result)
-        if self.why is not None:
-            return self.why
+        if self.reason is not None:
+            return self.reason
         required, lines = {*numbers}, []
         for line, operands, writes in reversed(self._lines):
             match line:

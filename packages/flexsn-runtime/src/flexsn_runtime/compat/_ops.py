@@ -1,7 +1,7 @@
 """The scans as custom ops, for compilers: `(handle, flat_args) -> results`, with fake tensors and autograd.
 
-`flat_args` is `[*input_seqs, *init_states, *lifted]`. Initial states may be omitted, but only all together; they are
-then zeros.
+`flat_args` is `[*input_seqs, *init_states, *lifted]`. Either all initial states are passed, or none
+of them. If none is passed, the initial states are zeros.
 """
 
 from __future__ import annotations
@@ -170,10 +170,10 @@ def flexsn_inductor_backward(
     program.check_differentiated(step)
     num_absent_states = sum(state is None for state in arguments.states)
     num_inputs = program.num_inputs
-    complete = [*wanted[:num_inputs], *(False,) * num_absent_states, *wanted[num_inputs:]]
-    complete += [False] * (num_inputs + program.num_states + len(arguments.lifted) - len(complete))
+    all_needs = [*wanted[:num_inputs], *(False,) * num_absent_states, *wanted[num_inputs:]]
+    all_needs += [False] * (num_inputs + program.num_states + len(arguments.lifted) - len(all_needs))
     cotangents = split_cotangents(grads, program.num_outputs, state_seqs=state_seqs)
-    gradients = run_backward(step, arguments, checkpoints, cotangents, complete)
+    gradients = run_backward(step, arguments, checkpoints, cotangents, all_needs)
     return [g for g in gradients if g is not None]
 
 
@@ -220,14 +220,14 @@ def _setup(ctx: Any, inputs: tuple[int, list[Tensor]], output: list[Tensor], *, 
     ctx.allowed = (*mask[: len(flat_args) - len(lifted)], *(True,) * len(lifted))
     needs_grad = [t.requires_grad for t in flat_args]  # autograd ignores the mask
     num_steps = sequences[0].shape[0]
-    fixed = not_differentiable(
+    not_trained = not_differentiable(
         step,
         output[:num_results],
         needs_grad,
         num_steps if isinstance(num_steps, int) else None,
         state_seqs=state_seqs,
     )
-    ctx.mark_non_differentiable(*fixed, *output[num_results:])
+    ctx.mark_non_differentiable(*not_trained, *output[num_results:])
     ctx.save_for_backward(*flat_args, *output[num_results:])
     ctx.handle, ctx.num_results = handle, num_results
     ctx.keeper = _Keeper(handle)

@@ -33,8 +33,8 @@ def flexsn_inference(f: ScanKernel, info: FlexSNInfo, *args: Tensor) -> tuple[Te
 def flexsn_inference_final_state(f: ScanKernel, info: FlexSNInfo, *args: Tensor) -> tuple[Tensor, ...]:
     """Scans forward: `[*input_seqs, *init_states, *lifted] -> (*output_seqs, *final_states)`.
 
-    If `T == 0`, the outputs are empty, and the final states are copies of the initial states. If these are omitted, the
-    final states are zeros.
+    If `T == 0`, the outputs are empty, and the final states are copies of the initial states. If the initial
+    states are omitted, the final states are zeros.
     """
     step, arguments = prepare(f.program, args, autocast=False)
     result = run_forward(step, arguments, state_seqs=False, training=False)
@@ -134,8 +134,8 @@ def _find_needed_gradients(
     tensors = (*inputs, *states, *lifted)
     mask = program.requires_grad or (True,) * (len(inputs) + len(states))
     return [
-        t is not None and t.is_floating_point() and allowed
-        for t, allowed in zip(tensors, (*mask, *(True,) * len(lifted)), strict=True)
+        t is not None and t.is_floating_point() and is_allowed
+        for t, is_allowed in zip(tensors, (*mask, *(True,) * len(lifted)), strict=True)
     ]
 
 

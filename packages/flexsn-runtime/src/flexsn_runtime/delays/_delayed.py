@@ -146,21 +146,23 @@ def _differentiate(
     """Returns the gradients with respect to these tensors; `None` for each gradient that is not needed."""
     create_graph = torch.is_grad_enabled()
     first, *others = tensors
-    if first is None:  # no other gradient depends on its value, since the function is linear in it
+    if first is None:  # zeros, because no needed gradient depends on the values of this tensor
         first = torch.zeros_like(grad).requires_grad_()
     arguments = [first, *others]
     with torch.enable_grad():
         y = function(*arguments)
-    differentiated = [t for t, is_needed in zip(arguments, needs, strict=True) if is_needed and t is not None]
-    gradients = iter(torch.autograd.grad(y, differentiated, grad, create_graph=create_graph))
+    needed_tensors = [t for t, is_needed in zip(arguments, needs, strict=True) if is_needed and t is not None]
+    gradients = iter(torch.autograd.grad(y, needed_tensors, grad, create_graph=create_graph))
     return [next(gradients) if is_needed else None for is_needed in needs]
 
 
 def _expand_delays(delays: Tensor, step: Sequence[int], inner: int) -> Tensor:
     """Returns, for each element of a step, the value of its delay: `[..., size] -> [..., *step]`."""
-    wide = delays.repeat_interleave(inner, -1)
-    copies = math.prod(step) // wide.shape[-1]
-    return wide.repeat(*[1] * (wide.dim() - 1), copies).view(*wide.shape[:-1], *step)
+    delay_by_element = delays.repeat_interleave(inner, -1)
+    copies = math.prod(step) // delay_by_element.shape[-1]
+    return delay_by_element.repeat(*[1] * (delay_by_element.dim() - 1), copies).view(
+        *delay_by_element.shape[:-1], *step
+    )
 
 
 def _prepend_past(x: Tensor, past: Tensor | None, most: int) -> Tensor:

@@ -37,8 +37,8 @@ def differentiable(
         @staticmethod
         def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
             received = [gradient for gradient, flow in zip(gradients, cotangents, strict=True) if flow]
-            computed = iter(run_graph(vjp, *ctx.values, *received))
-            return tuple(next(computed) if is_needed else None for is_needed in needs_grad)
+            vjp_results = iter(run_graph(vjp, *ctx.values, *received))
+            return tuple(next(vjp_results) if is_needed else None for is_needed in needs_grad)
 
     apply: Callable[..., Any] = DifferentiableStep.apply
     return apply
@@ -51,8 +51,8 @@ def _separate(results: Sequence[Tensor], arguments: Sequence[Any]) -> tuple[Tens
     result is marked, both results lose their gradients.
     """
     used_ids = {id(argument) for argument in arguments}
-    separate = []
+    separate_results = []
     for result in results:
-        separate.append(result.clone() if id(result) in used_ids or result._is_view() else result)
+        separate_results.append(result.clone() if id(result) in used_ids or result._is_view() else result)
         used_ids.add(id(result))
-    return tuple(separate)
+    return tuple(separate_results)

@@ -42,12 +42,12 @@ class GraphPieces:
         Raises:
             NonPointwiseError: the step cannot be cut into pieces.
         """
-        assigned = Assignment(step.sizes, 0)
+        assignment = Assignment(step.sizes, 0)
 
         def stand_in(value: StepValue | Size) -> Any:
             if not isinstance(value, StepValue):
-                return assigned(value)
-            tensor = torch.empty((), dtype=value.dtype, device=device).expand(assigned.shape(value.shape))
+                return assignment(value)
+            tensor = torch.empty((), dtype=value.dtype, device=device).expand(assignment.shape(value.shape))
             return tensor.requires_grad_(tensor.is_floating_point())
 
         with untraced():

@@ -53,19 +53,19 @@ def scan_forward(
         ahead: True if the program is compiled ahead of time. In this case, parallel segments of time are chosen during
             compilation.
     """
-    interval, spare = layout.checkpoint_interval, layout.spare_checkpoints
+    interval, num_spare = layout.checkpoint_interval, layout.spare_checkpoints
     arguments = arguments_of(step, layout, flat_args)
     num_steps = arguments.num_steps
     has_no_checkpoints = isinstance(num_steps, int) and num_steps <= interval
     is_denser = bool(interval) and step.distance != interval
     training = interval > 0 and not (is_denser and has_no_checkpoints)
-    spare_rows = _count_spare_rows(num_steps) if is_denser else spare
+    spare_rows = _count_spare_rows(num_steps) if is_denser else num_spare
     result = _forward(
         step, arguments, state_seqs=not layout.final_state, training=training, spare_rows=spare_rows, ahead=ahead
     )
     if not is_denser:
         return [*result.returned, *result.checkpoints]
-    rows = (num_steps - 1) // interval + spare
+    rows = (num_steps - 1) // interval + num_spare
     if has_no_checkpoints:
         shape = step.trace.step_shape
         checkpoints = [flat_args[0].new_zeros((rows, *shape), dtype=v.dtype) for v in step.trace.states]
@@ -98,13 +98,13 @@ def scan_backward(
     positions = (*range(scan.num_inputs + scan.num_states), *step.lifted)
     needs_grad = [layout.needs[position] for position in positions]
     if step.is_recorded:
-        computed = BackwardScan(step, arguments, saved, cotangents, needs_grad)(arguments, saved, cotangents)
+        computed_gradients = BackwardScan(step, arguments, saved, cotangents, needs_grad)(arguments, saved, cotangents)
     else:
-        computed = run_backward(step, arguments, saved, cotangents, needs_grad)
+        computed_gradients = run_backward(step, arguments, saved, cotangents, needs_grad)
     results = []
     for position, is_needed in enumerate(layout.needs):
         if is_needed:
-            gradient = computed[positions.index(position)] if position in positions else None
+            gradient = computed_gradients[positions.index(position)] if position in positions else None
             # A lifted tensor without a position is not read by the step, so its gradient is zeros.
             results.append(torch.zeros_like(flat_args[position]) if gradient is None else gradient)
     return results

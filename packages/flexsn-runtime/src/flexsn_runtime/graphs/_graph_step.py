@@ -143,8 +143,8 @@ class GraphSpecialization(Specialization):
         self._lifted_shapes = [step.sizes_of(position) for position in self.lifted]
         # `trace` describes one assignment. Code that uses the trace needs the symbols instead of the assigned numbers.
         sized = copy.copy(self.trace)
-        sized.step_shape = self._step_shape(step)
-        sized.forward = replace(sized.forward, layouts=self._layouts([trace.forward for trace in self._traces]))
+        sized.step_shape = self._find_step_shape(step)
+        sized.forward = replace(sized.forward, layouts=self._compute_layouts([trace.forward for trace in self._traces]))
         self.trace = sized
 
     @classmethod
@@ -181,20 +181,20 @@ class GraphSpecialization(Specialization):
         with untraced():
             vjps = [trace.vjp(cotangents, needs_grad) for trace in self._traces]
             _check_same(self._emit_vjp, vjps)
-        return replace(vjps[0], layouts=self._layouts(vjps))
+        return replace(vjps[0], layouts=self._compute_layouts(vjps))
 
     @property
     def _launch(self) -> Callable[..., Launch]:
         """The function that creates launches. If `is_recorded` is True, calls of these launches are recorded."""
         return self.backend.recorded if self.is_recorded else self.backend.launch
 
-    def _layouts(self, graphs: Sequence[StepGraph]) -> dict[int, LiftedLayout]:
+    def _compute_layouts(self, graphs: Sequence[StepGraph]) -> dict[int, LiftedLayout]:
         return {
             i: symbolic_layout(self._assignments, [graph.layouts[i] for graph in graphs], self._lifted_shapes[i])
             for i in graphs[0].layouts
         }
 
-    def _step_shape(self, step: GraphStep) -> tuple[int, ...]:
+    def _find_step_shape(self, step: GraphStep) -> tuple[int, ...]:
         """Returns the shape of the step, to which its inputs and states broadcast."""
         shape = broadcast_shape([step.sizes_of(position) for position in range(step.num_primals)])
         if self._assignments[0].shape(shape) != self.trace.step_shape:

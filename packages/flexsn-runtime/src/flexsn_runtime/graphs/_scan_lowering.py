@@ -83,7 +83,7 @@ class KernelLowering:
             UnsupportedScanError: no kernel can be generated for the core.
         """
         graph = GraphStep(core, *layout.counts, values_of(layout, flat_args))
-        with _converting_refusals():
+        with _convert_refusals():
             try:
                 return self._forward(graph, layout, flat_args)
             except (NonPointwiseError, CoreReturnError) as error:
@@ -107,7 +107,7 @@ class KernelLowering:
         self, graph: ScanGraph, flat_args: Sequence[Any], rest: Sequence[Tensor] = ()
     ) -> list[Tensor]:
         """Lowers a step with products of its values and captured matrices."""
-        args = _with_zeros(graph.scan, flat_args)
+        args = _fill_absent_states(graph.scan, flat_args)
         graph.check(args)
         if _is_ahead_of_time():
             warn(
@@ -124,7 +124,7 @@ class KernelLowering:
     ) -> list[Tensor]:
         """Lowers a scan to an operator. When the operator runs, it chooses its launches as in eager mode."""
         step.check(training=graph.vjp is not None)
-        return graph([*_with_zeros(graph.scan, flat_args), *rest])
+        return graph([*_fill_absent_states(graph.scan, flat_args), *rest])
 
     def backward(
         self, core: fx.GraphModule, vjp: fx.GraphModule, layout: BackwardLayout, args: Sequence[Any]
@@ -139,7 +139,7 @@ class KernelLowering:
         flows = (*layout.output_grads, *layout.active_states)
         graphs = GraphStep(core, *scan.counts, values_of(scan, flat_args), vjp, flows, layout.wanted)
         gradients = [*output_grads, *state_grads]
-        with _converting_refusals():
+        with _convert_refusals():
             try:
                 return self._backward(graphs, layout, flat_args, saved, gradients)
             except (NonPointwiseError, CoreReturnError) as error:
@@ -220,7 +220,7 @@ def _records_cuda_graphs() -> bool:
     return "torch._inductor" in sys.modules and records_cuda_graphs()
 
 
-def _with_zeros(layout: ScanLayout, flat_args: Sequence[Any]) -> list[Any]:
+def _fill_absent_states(layout: ScanLayout, flat_args: Sequence[Any]) -> list[Any]:
     """Returns the arguments, in which tensors of zeros replace the states that are known to be zeros.
 
     The memory of such a state may never have been written.
@@ -250,7 +250,7 @@ def _may_have_products(core: fx.GraphModule) -> bool:
 
 
 @contextlib.contextmanager
-def _converting_refusals() -> Iterator[None]:
+def _convert_refusals() -> Iterator[None]:
     """Returns a context that converts errors about steps without kernels to `UnsupportedScanError`."""
     try:
         yield

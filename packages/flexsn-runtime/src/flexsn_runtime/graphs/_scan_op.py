@@ -83,7 +83,7 @@ class ScanGraph:
         Args:
             args: the arguments of `__call__` without gradients and checkpoints. Sizes may be symbols.
         """
-        assigned = Assignment([size for value in args for size in _sizes_of(value)], 0)
+        assigned = Assignment([size for value in args for size in _list_sizes(value)], 0)
         num_inputs = self.scan.num_inputs
         likes = tuple(_Like.of(value, i < num_inputs, assigned) for i, value in enumerate(args))
         specialized = _specialize(_write_text(self), self, likes, args[0].device)
@@ -126,7 +126,7 @@ class _Like(NamedTuple):
         return tensor.requires_grad_(tensor.is_floating_point())
 
 
-def _sizes_of(value: Any) -> list[int]:
+def _list_sizes(value: Any) -> list[int]:
     return [*value.shape, *value.stride()] if isinstance(value, Tensor) else [value]
 
 
@@ -165,8 +165,8 @@ class _Specialized:
 
     def arguments(self, graph: ScanGraph, args: Sequence[Any], lifted: Sequence[Tensor]) -> Arguments:
         inputs, states, _ = graph.scan.split(args)
-        resolved = [None if state is None else state.resolve_neg() for state in unknown_states(graph.scan, states)]
-        return Arguments(tuple(x.resolve_neg() for x in inputs), tuple(resolved), tuple(lifted))
+        plain_states = [None if state is None else state.resolve_neg() for state in unknown_states(graph.scan, states)]
+        return Arguments(tuple(x.resolve_neg() for x in inputs), tuple(plain_states), tuple(lifted))
 
 
 # -- the operator's implementation ---------------------------------------------------------------------------------
@@ -215,13 +215,15 @@ def _run_elementwise(program: str, graph: ScanGraph, args: Sequence[Any]) -> lis
     if isinstance(layout, BackwardLayout):
         end = count + layout.scan.num_states
         gradients = scan_backward(step, layout, args[:count], args[count:end], args[end:])
-        differentiated = [value for value, is_needed in zip(args, layout.needs, strict=False) if is_needed]
-        return [_convert_to_format(gradient, value) for gradient, value in zip(gradients, differentiated, strict=True)]
+        trained_arguments = [value for value, is_needed in zip(args, layout.needs, strict=False) if is_needed]
+        return [
+            _convert_to_format(gradient, value) for gradient, value in zip(gradients, trained_arguments, strict=True)
+        ]
     results = scan_forward(step, layout, args)
     first = layout.num_outputs + layout.num_states
     arguments = arguments_of(step, layout, args)
     strides = (math.prod(step.trace.step_shape), *step.format(arguments.inputs, arguments.states).step)
-    return [*results[:first], *(_with_strides(checkpoint, strides) for checkpoint in results[first:])]
+    return [*results[:first], *(_ensure_strides(checkpoint, strides) for checkpoint in results[first:])]
 
 
 def _specialize_elementwise(
@@ -244,7 +246,7 @@ def _forward(graph: ScanGraph, layout: ScanLayout, specialized: _Specialized, ar
     arguments = specialized.arguments(graph, args, step.trace.lift([args[i] for i in specialized.captured]))
     rows = (arguments.num_steps - 1) // interval if interval else 0
     saved_ports = frozenset(Port(Role.STATE, i) for i in range(layout.num_states)) if rows else frozenset()
-    returned, memory = forward_staged(step, arguments, state_seqs=not layout.final_state, kept=saved_ports)
+    returned, memory = forward_staged(step, arguments, state_seqs=not layout.final_state, kept_ports=saved_ports)
     results = list(returned)
     if interval:
         for i, value in enumerate(step.trace.states):
@@ -263,17 +265,17 @@ def _backward(graph: ScanGraph, layout: BackwardLayout, specialized: _Specialize
     step, needs, state_seqs = specialized.step, layout.needs, not layout.scan.final_state
     with torch.enable_grad():
         leaves = [args[i].detach().requires_grad_(needs[i]) for i in specialized.captured]
-        computed = step.trace.lift(leaves)
-    arguments = specialized.arguments(graph, args, [tensor.detach() for tensor in computed])
+        lifted_tensors = step.trace.lift(leaves)
+    arguments = specialized.arguments(graph, args, [tensor.detach() for tensor in lifted_tensors])
     received = iter(args[len(needs) :])
     present = (*layout.output_grads, *layout.state_grads)
     gradients = [next(received) if is_present else None for is_present in present]
-    needs_grad = (*needs[: graph.num_primals], *(tensor.requires_grad for tensor in computed))
+    needs_grad = (*needs[: graph.num_primals], *(tensor.requires_grad for tensor in lifted_tensors))
     saved_ports = frozenset(step.kept(step.carrying(needs_grad)))
-    _, memory = forward_staged(step, arguments, state_seqs=state_seqs, kept=saved_ports, needs_grad=needs_grad)
+    _, memory = forward_staged(step, arguments, state_seqs=state_seqs, kept_ports=saved_ports, needs_grad=needs_grad)
     results = backward_staged(step, arguments, memory, saved_ports, gradients, needs_grad, state_seqs=state_seqs)
     by_position: dict[int, Tensor | None] = dict(enumerate(results[: graph.num_primals]))
-    pairs = [(t, g) for t, g in zip(computed, results[graph.num_primals :], strict=True) if g is not None]
+    pairs = [(t, g) for t, g in zip(lifted_tensors, results[graph.num_primals :], strict=True) if g is not None]
     trained = [leaf for leaf in leaves if leaf.requires_grad]
     if pairs and trained:
         of_captured = torch.autograd.grad([t for t, _ in pairs], trained, [g for _, g in pairs], allow_unused=True)
@@ -288,17 +290,17 @@ def _convert_to_format(gradient: Tensor | None, argument: Tensor) -> Tensor:
     strides = strides_like(argument)
     if gradient is None:
         return torch.zeros_like(argument.new_empty_strided(argument.shape, strides))
-    return _with_strides(gradient, strides)
+    return _ensure_strides(gradient, strides)
 
 
-def _with_strides(tensor: Tensor, strides: Sequence[int]) -> Tensor:
+def _ensure_strides(tensor: Tensor, strides: Sequence[int]) -> Tensor:
     """Returns a tensor with these strides that is not a view. Copies `tensor` if necessary."""
     if tensor.stride() == tuple(strides) and tensor._base is None:
         return tensor
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
-def _shapes(
+def _create_fake_results(
     program: str, tensors: Sequence[Tensor], sizes: Sequence[int] | None, size_positions: Sequence[int] | None
 ) -> list[Tensor]:
     """Returns tensors with the shapes, strides and dtypes of the results. Sizes may be symbols."""
@@ -340,7 +342,7 @@ torch.library.define(
     tags=(torch.Tag.flexible_layout,),
 )
 torch.library.impl("flexsn_runtime::run_scan", "CompositeExplicitAutograd", _run)
-torch.library.register_fake("flexsn_runtime::run_scan", _shapes)
+torch.library.register_fake("flexsn_runtime::run_scan", _create_fake_results)
 
 run_scan = torch.ops.flexsn_runtime.run_scan.default
 

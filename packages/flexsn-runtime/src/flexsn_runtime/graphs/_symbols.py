@@ -29,14 +29,14 @@ class Assignment:
 
     def __init__(self, sizes: Sequence[Size], number: int) -> None:
         symbols: set[sympy.Symbol] = set().union(*(size_expression(size).free_symbols for size in sizes))
-        ordered = sorted(symbols, key=str)
-        if len(ordered) > len(_PRIMES) // 2:
+        sorted_symbols = sorted(symbols, key=str)
+        if len(sorted_symbols) > len(_PRIMES) // 2:
             raise SymbolicSizeError(
-                f"the tensors' sizes have {len(ordered)} symbols; a kernel can have {len(_PRIMES) // 2}. Mark fewer "
-                "dimensions as dynamic."
+                f"the tensors' sizes have {len(sorted_symbols)} symbols; a kernel can have {len(_PRIMES) // 2}. Mark "
+                "fewer dimensions as dynamic."
             )
-        self._values = dict(zip(ordered, _PRIMES[number * len(_PRIMES) // 2 :], strict=False))
-        self.is_symbolic = bool(ordered)
+        self._values = dict(zip(sorted_symbols, _PRIMES[number * len(_PRIMES) // 2 :], strict=False))
+        self.is_symbolic = bool(sorted_symbols)
 
     def __call__(self, size: Size) -> int:
         return int(size_expression(size).subs(self._values))
@@ -54,7 +54,7 @@ def symbolic_layout(
         layouts: for each assignment, the layout for the assigned integers.
         shape: shape of the captured tensor.
     """
-    candidates = _contiguous_strides(shape)
+    candidates = _compute_contiguous_strides(shape)
 
     def find_symbolic(numbers: Sequence[int]) -> Size:
         if len(set(numbers)) == 1:
@@ -71,7 +71,7 @@ def symbolic_layout(
     return LiftedLayout(strides, find_symbolic([layout.offset for layout in layouts]))
 
 
-def _contiguous_strides(shape: Sequence[Size]) -> list[Size]:
+def _compute_contiguous_strides(shape: Sequence[Size]) -> list[Size]:
     strides: list[Size] = [1]
     for size in reversed(shape):
         strides.append(strides[-1] * size)

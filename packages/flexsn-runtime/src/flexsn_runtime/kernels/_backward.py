@@ -132,24 +132,26 @@ class BackwardScan:
         )
         summed_lifted = tuple(layout == 0 for layout in operands.lifted)
         by_program = (*summed_inputs, *(False,) * num_states, *summed_lifted)
-        full, ncl = (arguments.num_steps, *trace.step_shape), math.prod(trace.step_shape)
-        counted = form.order.shape(trace.step_shape)
-        read_by = {i: form.order.layout(layout) for i, layout in layouts.items()}
-        cut = None
+        sequence_shape, ncl = (arguments.num_steps, *trace.step_shape), math.prod(trace.step_shape)
+        ordered_shape = form.order.shape(trace.step_shape)
+        element_layouts = {i: form.order.layout(layout) for i, layout in layouts.items()}
+        row_division = None
         by_element = any(is_needed and not summed for is_needed, summed in zip(grad_lifted, summed_lifted, strict=True))
         by_step = any(is_needed and summed for is_needed, summed in zip(grad_inputs, summed_inputs, strict=True))
         if segments is None and source.target.rows and by_element and not by_step:
-            narrow = replace(config, block=fewer_elements(config.block, config.num_warps, ncl))
-            cut = rows(counted, list(read_by.values()), narrow.block)
-            config = config if cut is None else narrow
-        programs = -(-(ncl if cut is None else math.prod(cut.shape)) // config.block)
+            row_config = replace(config, block=fewer_elements(config.block, config.num_warps, ncl))
+            row_division = rows(ordered_shape, list(element_layouts.values()), row_config.block)
+            config = config if row_division is None else row_config
+        programs = -(-(ncl if row_division is None else math.prod(row_division.shape)) // config.block)
         # The memory for the gradient of each of `[*inputs, *states, *lifted]`, in the shape that the kernel writes.
         sums = (arguments.num_steps, programs)
         allocations = [
             *(
                 Allocation(sums, contiguous_strides(sums), _choose_sum_dtype(x.dtype))
                 if summed
-                else Allocation(full, strides_like(x) if x.shape == full else (ncl, *form.step), x.dtype)
+                else Allocation(
+                    sequence_shape, strides_like(x) if x.shape == sequence_shape else (ncl, *form.step), x.dtype
+                )
                 for x, summed in zip(arguments.inputs, summed_inputs, strict=True)
             ),
             *(
@@ -159,10 +161,10 @@ class BackwardScan:
             *(
                 Allocation(shape, contiguous_strides(shape), _choose_sum_dtype(value.dtype))
                 for value, summed in zip(trace.lifted_values, summed_lifted, strict=True)
-                for shape in ((programs,) if summed else counted if cut is None else cut.shape,)
+                for shape in ((programs,) if summed else ordered_shape if row_division is None else row_division.shape,)
             ),
         ]
-        written = [
+        needed_allocations = [
             allocation if is_needed else None
             for allocation, is_needed in zip(allocations, self._needs_grad, strict=True)
         ]
@@ -175,17 +177,21 @@ class BackwardScan:
         incoming = zip([*saved_params, *cotangent_params], [*saved, *cotangents.all], strict=True)
         gradient_params = [*_list_ports(Role.GRAD_INPUT, grad_inputs), *_list_ports(Role.GRAD_STATE, grad_states)]
         # Some incoming gradients are copied first. The copy has the format of the tensor to which the gradient belongs.
-        dense = {len(full): form.sequence, len(trace.step_shape): form.step}
+        format_by_dims = {len(sequence_shape): form.sequence, len(trace.step_shape): form.step}
         strided = operands.strided(
             [
                 *(
-                    (param, t.shape, dense[t.dim()] if _is_copied(t) and param in cotangent_params else t.stride())
+                    (
+                        param,
+                        t.shape,
+                        format_by_dims[t.dim()] if _is_copied(t) and param in cotangent_params else t.stride(),
+                    )
                     for param, t in incoming
                     if t is not None
                 ),
                 *(
                     (param, allocation.shape, allocation.strides)
-                    for param, allocation, summed in zip(gradient_params, written, by_program, strict=False)
+                    for param, allocation, summed in zip(gradient_params, needed_allocations, by_program, strict=False)
                     if allocation is not None and not summed
                 ),
             ]
@@ -209,7 +215,7 @@ class BackwardScan:
             lifted_dtypes=step.lifted_dtypes,
             summed_inputs=summed_inputs,
             summed_lifted=summed_lifted,
-            rows=cut is not None,
+            rows=row_division is not None,
             saved=len(residuals.dtypes) if residuals else 0,
             chunk=config.chunk,
             stages=config.stages,
@@ -219,12 +225,17 @@ class BackwardScan:
             flags=self._presence.flags,
         )
         kernel = step.backward_kernel(spec, source)
-        integers = operands.sizes | step.core().integers | source.integers | ({} if cut is None else cut.integers)
+        integers = (
+            operands.sizes
+            | step.core().integers
+            | source.integers
+            | ({} if row_division is None else row_division.integers)
+        )
         launched = launch(kernel, integers, config, arguments.device)
         if segments is not None:
             number = min(segments.number, arguments.num_steps // config.chunk)
-            worth = segments.rule.launched
-            scan = SerialScan(launched, kernel.params, step, spec, integers, config, arguments.device, worth)
+            min_steps = segments.rule.launched
+            scan = SerialScan(launched, kernel.params, step, spec, integers, config, arguments.device, min_steps)
             launched = SegmentedBackward(scan, source, step.columns(residuals, present), number)
         places = [
             *operands.params,
@@ -235,7 +246,7 @@ class BackwardScan:
         ]
         first_grad = len(arguments.all) + len(saved_params)
         copies = [
-            Copied(i, tuple(g.shape), dense[g.dim()], g.dtype)
+            Copied(i, tuple(g.shape), format_by_dims[g.dim()], g.dtype)
             for i, g in enumerate(cotangents.all, first_grad)
             if g is not None and _is_copied(g)
         ]
@@ -246,20 +257,20 @@ class BackwardScan:
         steps += (
             Summed(first + i, i, InputGradient(x, by_program=by_program[i]))
             for i, x in enumerate(arguments.inputs)
-            if x.shape != full and written[i] is not None
+            if x.shape != sequence_shape and needed_allocations[i] is not None
         )
-        if cut is not None:
-            read_by = {i: cut.layout(layout) for i, layout in read_by.items()}
+        if row_division is not None:
+            element_layouts = {i: row_division.layout(layout) for i, layout in element_layouts.items()}
         summed: list[tuple[Allocation, Summed]] = []
         for i, tensor in enumerate(arguments.lifted, self._first_lifted):
-            if (allocation := written[i]) is not None:
+            if (allocation := needed_allocations[i]) is not None:
                 sum_elements = LiftedGradient(
-                    allocation.shape, tensor, read_by.get(i - self._first_lifted), by_program=by_program[i]
+                    allocation.shape, tensor, element_layouts.get(i - self._first_lifted), by_program=by_program[i]
                 )
                 summed.append((allocation, Summed(first + i, i, sum_elements, sum_elements.plain(tensor))))
         is_separate = step.is_recorded or segments is not None
         steps += [sum_step for _, sum_step in summed] if is_separate else summed_together(first, summed)
-        self.plan = Plan.of(self._device, written, steps, launched.allocator)
+        self.plan = Plan.of(self._device, needed_allocations, steps, launched.allocator)
 
     def __call__(
         self, arguments: Arguments, checkpoints: Sequence[Tensor], cotangents: Cotangents
@@ -305,7 +316,7 @@ class BackwardScan:
         first = len(memory) - len(self._needs_grad)
         for i, is_needed in enumerate(self._needs_grad):
             primal = memory[i]
-            memory[first + i] = _zeros_like(primal) if is_needed and primal is not None else None
+            memory[first + i] = _create_zeros(primal) if is_needed and primal is not None else None
         if self._empty and not self._state_seqs:
             for i in range(self._first_state, self._first_lifted):
                 final = memory[first + i - self._first_lifted]  # the gradients of states are the last arguments
@@ -326,7 +337,7 @@ def _is_copied(gradient: Tensor) -> bool:
     return any(type(stride) is int and stride == 0 and size != 1 for size, stride in strides)  # a symbol is never 0
 
 
-def _zeros_like(tensor: Tensor) -> Tensor:
+def _create_zeros(tensor: Tensor) -> Tensor:
     return tensor.new_zeros(tensor.shape).as_strided(tensor.shape, strides_like(tensor))
 
 

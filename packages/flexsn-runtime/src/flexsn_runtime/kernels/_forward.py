@@ -148,8 +148,8 @@ class ForwardScan:
         integers = operands.sizes | step.core(residuals).integers
         launched = launch(kernel, integers, config, arguments.device)
         if segments is not None:
-            worth = segments.rule.launched if isinstance(segments, Choice) else 1
-            scan = SerialScan(launched, kernel.params, step, spec, integers, config, arguments.device, worth)
+            min_steps = segments.rule.launched if isinstance(segments, Choice) else 1
+            scan = SerialScan(launched, kernel.params, step, spec, integers, config, arguments.device, min_steps)
             launched = in_segments(scan, step.core(residuals), segments)
         kernel_places = [places.index(param) for param in kernel.params]
         self._make_plans(launching(operands, launched, kernel_places, len(places)), launched.allocator)

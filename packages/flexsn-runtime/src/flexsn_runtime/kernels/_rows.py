@@ -65,19 +65,19 @@ def rows(shape: Sequence[int], layouts: Sequence[LiftedLayout], block: int) -> R
     while outer < len(shape) and all(layout.strides[outer] == 0 or shape[outer] == 1 for layout in layouts):
         outer += 1
     places, inner = math.prod(shape[:outer]), math.prod(shape[outer:])
-    fewest = 2 if triton_interpreted() else _FEWEST_PROGRAMS
-    count = min(_MOST, places, places * inner // (block * fewest))
+    min_programs = 2 if triton_interpreted() else _FEWEST_PROGRAMS
+    count = min(_MOST, places, places * inner // (block * min_programs))
     if count < 2:
         return None
     multiple = _ALIGNED // math.gcd(inner, _ALIGNED)
-    each = -(-places // (count * multiple)) * multiple
-    number = -(-places // each)
-    return Rows(number, (each, *shape[outer:]), outer) if number > 1 else None
+    row_length = -(-places // (count * multiple)) * multiple
+    number = -(-places // row_length)
+    return Rows(number, (row_length, *shape[outer:]), outer) if number > 1 else None
 
 
 def fewer_elements(block: int, num_warps: int, step: int) -> int:
     """Returns the number of elements per program, at most `block`, for rows of a step with `step` elements."""
     # A symbol is not compared with a number, because steps of symbolic sizes have no rows.
-    small = type(step) is int and step <= _SMALL and not triton_interpreted()
-    elements = min(_ELEMENTS, _ELEMENTS_OF_SMALL) if small else _ELEMENTS
+    is_small = type(step) is int and step <= _SMALL and not triton_interpreted()
+    elements = min(_ELEMENTS, _ELEMENTS_OF_SMALL) if is_small else _ELEMENTS
     return min(block, elements * 32 * num_warps)

@@ -63,9 +63,9 @@ class LiftedGradient:
             read.copy_(self._sum(written).view(self._shape))
         if gradient.dtype is not tensor.dtype or gradient.device != tensor.device:
             gradient = gradient.to(dtype=tensor.dtype, device=tensor.device)
-        ordered = in_order(gradient, self._order)
-        assert ordered is not None
-        return ordered
+        ordered_gradient = in_order(gradient, self._order)
+        assert ordered_gradient is not None
+        return ordered_gradient
 
     def plain(self, tensor: Tensor) -> PlainSum | None:
         """Returns the sum as data if the gradient needs no other operation than this sum; otherwise `None`."""
@@ -112,9 +112,9 @@ def sum_over(shape: Sequence[int], dims: Sequence[int]) -> Sum:
     """
     if not dims:
         return Sum(())
-    count, summed = len(dims), tuple(dims)
-    if summed != tuple(range(count)):
-        return Sum(_split_planes(tuple(shape), summed))
+    count, summed_dims = len(dims), tuple(dims)
+    if summed_dims != tuple(range(count)):
+        return Sum(_split_planes(tuple(shape), summed_dims))
     rows, columns = math.prod(shape[:count]), math.prod(shape[count:])
     # A compiler arranges sums over symbolic sizes itself.
     side_by_side = 1
@@ -136,16 +136,16 @@ def _split_planes(
     shape: tuple[int, ...], dims: tuple[int, ...]
 ) -> tuple[tuple[tuple[int, ...] | None, tuple[int, ...]], ...]:
     """Returns the steps of a sum over dimensions other than the leading dimensions."""
-    direct = ((None, dims),)
+    single_sum = ((None, dims),)
     if not all(type(size) is int for size in shape):
-        return direct
+        return single_sum
     count = next((i for i in range(len(shape)) if len(shape) - 1 - i not in dims), len(shape))
     outer, plane = shape[: len(shape) - count], math.prod(shape[len(shape) - count :])
     if not _FEW < math.prod(shape[d] for d in dims) < _MANY:
-        return direct
+        return single_sum
     row = next(size for size in range(min(plane, _MOST_OF_ROW), 0, -1) if plane % size == 0)
     if row < _LEAST_OF_ROW:
-        return direct
+        return single_sum
     remaining = (*(d for d in dims if d < len(outer)), len(outer))
     return ((-1, row), (1,)), ((*outer, plane // row), remaining)
 
@@ -164,9 +164,9 @@ class InputGradient:
     def __call__(self, written: Tensor, tensor: Tensor) -> Tensor:
         """Returns the gradient of the input."""
         summed = input_gradient(written, tensor, self._by_program)
-        ordered = in_order(summed, self._order)
-        assert ordered is not None
-        return ordered
+        ordered_gradient = in_order(summed, self._order)
+        assert ordered_gradient is not None
+        return ordered_gradient
 
 
 def input_gradient(gradient: Tensor, tensor: Tensor, by_program: bool) -> Tensor:
@@ -176,6 +176,6 @@ def input_gradient(gradient: Tensor, tensor: Tensor, by_program: bool) -> Tensor
         return gradient.sum(1).reshape(shape).to(tensor.dtype)
     lead = gradient.dim() - len(shape)
     # The input may have fewer dimensions after T than the step.
-    aligned = (shape[0], *(1,) * lead, *shape[1:])
-    summed = [d for d, (g, s) in enumerate(zip(gradient.shape, aligned, strict=True)) if s == 1 and g != 1]
-    return (gradient.sum(summed, keepdim=True) if summed else gradient).reshape(shape)
+    expanded_shape = (shape[0], *(1,) * lead, *shape[1:])
+    summed_dims = [d for d, (g, s) in enumerate(zip(gradient.shape, expanded_shape, strict=True)) if s == 1 and g != 1]
+    return (gradient.sum(summed_dims, keepdim=True) if summed_dims else gradient).reshape(shape)

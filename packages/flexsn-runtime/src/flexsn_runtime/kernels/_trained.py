@@ -246,8 +246,8 @@ class TrainedScan(Trained):
 
         Args:
             compute: function that takes tensors like these, and returns the computed tensors, by position.
-            tensors: `[*inputs, *states, *lifted]` followed by further tensors. Each tensor that is computed is
-                represented by another object. This method does not change the tensors.
+            tensors: `[*inputs, *states, *lifted]` followed by further tensors. Another object replaces each tensor that
+                `compute` computes. This method does not change the tensors.
 
         Returns:
             The function; `None` if the compiled launcher cannot run these calls.
@@ -257,17 +257,17 @@ class TrainedScan(Trained):
         copies = [t if t is None or i < first_lifted else t.detach().clone() for i, t in enumerate(tensors)]
         if native is None or [*map(_find_alignment, copies)] != [*map(_find_alignment, tensors)]:
             return None
-        computed: dict[int, int] = {}
+        result_by_position: dict[int, int] = {}
 
         def call(arguments: Tensors) -> Sequence[Any]:
             computed_tensors = compute(arguments)
             results = self.run([computed_tensors.get(i, tensor) for i, tensor in enumerate(arguments[:count])])
-            computed.update((place, len(results) + i) for i, place in enumerate(computed_tensors))
+            result_by_position.update((place, len(results) + i) for i, place in enumerate(computed_tensors))
             return [*results, *computed_tensors.values()]
 
         with torch.no_grad():
             _, recording = recorded(call, copies)
-        return None if isinstance(recording, str) else native.after(recording, tensors, computed)
+        return None if isinstance(recording, str) else native.after(recording, tensors, result_by_position)
 
     def _select_for_kernel(self, needs_grad: tuple[bool, ...]) -> tuple[bool, ...]:
         """Returns, for each tensor, True if the kernel computes its gradient, for the caller or for the last step."""

@@ -68,14 +68,14 @@ def moments(x: Tensor, running: Running | None) -> tuple[Tensor, Tensor]:
         x = x.contiguous()
         parts, first = _reduce_planes(x, kind), count // x.shape[0]
     mean, var = (torch.empty(channels, dtype=kind, device=x.device) for _ in range(2))
-    updated = Running(mean, var, 0.0) if running is None else running
-    tracked = updated.tracked
+    running_moments = Running(mean, var, 0.0) if running is None else running
+    tracked = running_moments.tracked
     width = min(_FINISHED, _find_next_power(channels))
     run_kernel(
         _import_kernels().finish_kernel,
         (-(-channels // width),),
-        (parts, x, mean, var, updated.mean, updated.var, mean if tracked is None else tracked),
-        (len(parts), channels, first, count, float(updated.momentum)),
+        (parts, x, mean, var, running_moments.mean, running_moments.var, mean if tracked is None else tracked),
+        (len(parts), channels, first, count, float(running_moments.momentum)),
         (running is not None, tracked is not None, _find_next_power(len(parts)), width, accumulator(kind)),
         num_warps=4 if len(parts) <= _FEW_PARTS else 8,
     )
@@ -88,10 +88,10 @@ def _reduce_rows(x: Tensor, rows: int, kind: torch.dtype) -> Tensor:
     tiles = _choose_tiles(x)
     height = max(tiles.size // width, 1)
     across = -(-columns // width)
-    programs, each = _share_tiles(-(-rows // height), across, x.device, tiles)
+    programs, tiles_per_program = _share_tiles(-(-rows // height), across, x.device, tiles)
     parts = torch.empty(programs, 3, columns, dtype=kind, device=x.device)
     constants = (height, width, accumulator(kind))
-    numbers = (rows, columns, each)
+    numbers = (rows, columns, tiles_per_program)
     warps = _choose_warps(height * width, tiles)
     run_kernel(_import_kernels().rows_kernel, (programs, across), (x, parts), numbers, constants, warps)
     return parts
@@ -103,10 +103,10 @@ def _reduce_planes(x: Tensor, kind: torch.dtype) -> Tensor:
     tiles = _choose_tiles(x)
     width = min(_MOST_PLACES, _find_next_power(size), tiles.size)
     height = min(max(tiles.size // width, 1), _find_next_power(samples))
-    programs, each = _share_tiles(-(-samples // height) * -(-size // width), channels, x.device, tiles)
+    programs, tiles_per_program = _share_tiles(-(-samples // height) * -(-size // width), channels, x.device, tiles)
     parts = torch.empty(programs, 3, channels, dtype=kind, device=x.device)
     constants = (height, width, accumulator(kind))
-    numbers = (samples, channels, size, each)
+    numbers = (samples, channels, size, tiles_per_program)
     warps = _choose_warps(height * width, tiles)
     run_kernel(_import_kernels().planes_kernel, (channels, programs), (x, parts), numbers, constants, warps)
     return parts
@@ -118,11 +118,11 @@ def _share_tiles(tiles: int, num_others: int, device: torch.device, by: MomentTi
     Args:
         num_others: number of programs that process other tiles.
     """
-    ahead = _import_kernels().AHEAD
-    groups = -(-tiles // ahead)
+    loads_ahead = _import_kernels().AHEAD
+    groups = -(-tiles // loads_ahead)
     num_parts = min(_MOST_PARTS, max(1, by.programs * _count_multiprocessors(device) // num_others))
-    each = -(-groups // min(num_parts, groups))
-    return -(-groups // each), each * ahead
+    tiles_per_program = -(-groups // min(num_parts, groups))
+    return -(-groups // tiles_per_program), tiles_per_program * loads_ahead
 
 
 def _find_next_power(number: int) -> int:

@@ -42,16 +42,16 @@ def batch_moments(
 
     Returns:
         Mean and variance `[C]`, in float32, or in float64 for float64. The variance is the mean squared deviation from
-            the mean. If no kernel can run, returns `None` and changes nothing; examples are wrapped tensors, and
-            tensors with fewer than two elements per channel.
+            the mean. If no kernel can run, returns `None` and changes nothing. For example, no kernel can run for
+            wrapped tensors, and for tensors with fewer than two elements per channel.
     """
     if type(x) is not Tensor or transform_at_work() is not None or not has_moments(x) or x.numel() < 2 * x.shape[1]:
         return None
     if running is None:
         mean, var = _make_moments(None, False)((x,))
         return mean, var
-    updated = [*running] if tracked is None else [*running, tracked]
-    statistics = [statistic.detach() for statistic in updated]
+    running_tensors = [*running] if tracked is None else [*running, tracked]
+    statistics = [statistic.detach() for statistic in running_tensors]
     if (
         any(type(statistic) is not Tensor or not statistic.is_contiguous() for statistic in statistics)
         or x.dtype == torch.float64
@@ -86,8 +86,8 @@ def _make_moments(momentum: float | None, tracks: bool) -> RepeatedFunction:
 @torch.library.custom_op("flexsn::batch_moments", mutates_args=())
 def batch_moments_op(x: Tensor) -> tuple[Tensor, Tensor]:
     """Computes mean and variance of `x [N, C, ...]`, like `batch_moments`. The results are differentiable twice."""
-    computed = batch_moments(x.detach())
-    return _compute_by_torch(x) if computed is None else computed
+    moments = batch_moments(x.detach())
+    return _compute_by_torch(x) if moments is None else moments
 
 
 def _compute_by_torch(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -30,7 +30,7 @@ class _Launcher:
 
     Attributes:
         error: error of the compilation or the import. After an error, this process tries again only if one of the
-            environment variables `_SETTINGS` has changed, because an error may advise to change one of them.
+            environment variables `_SETTINGS` has changed, because the error message may advise to change a variable.
         building: thread that compiles the module.
     """
 
@@ -39,7 +39,7 @@ class _Launcher:
         self._extension: Extension | None = None
         self.module: ModuleType | None = None
         self.error: Exception | None = None
-        self._settings: tuple[str | None, ...] = ()  # those of the attempt that raised `error`
+        self._settings: tuple[str | None, ...] = ()  # values of `_SETTINGS` when `error` was raised
         self.building: threading.Thread | None = None
 
     def get(self, choice: LauncherChoice, calls: int) -> ModuleType | None:
@@ -94,8 +94,8 @@ class _Launcher:
         module = self._extension.load(path)
         if torch.cuda.is_available() and torch.version.hip is None:
             driver = "libcuda.so.1"
-            launches = _address(driver, "cuLaunchKernel"), _address(driver, "cuLaunchCooperativeKernel")
-            module.on_gpu(*launches, _address(*_CURRENT_STREAM))
+            launches = _find_address(driver, "cuLaunchKernel"), _find_address(driver, "cuLaunchCooperativeKernel")
+            module.on_gpu(*launches, _find_address(*_CURRENT_STREAM))
         self.module = module
 
 
@@ -109,7 +109,7 @@ def _read_settings() -> tuple[str | None, ...]:
     return tuple(map(os.environ.get, _SETTINGS))
 
 
-def _address(library: str, name: str) -> int:
+def _find_address(library: str, name: str) -> int:
     return ctypes.cast(getattr(ctypes.CDLL(library), name), ctypes.c_void_p).value or 0
 
 
@@ -179,7 +179,7 @@ def may_launch(device: torch.device) -> bool:
 
 
 def _find_unmet_requirement(device: torch.device) -> str | None:
-    """Returns what the module is for, if it can never run on this machine or with this Python; otherwise `None`."""
+    """Returns a requirement of the module that this machine or this Python can never meet; otherwise `None`."""
     if sys.platform != "linux":
         return "for Linux"
     if device.type == "cuda" and torch.version.hip is not None:

@@ -55,7 +55,7 @@ class NativeProgram:
         returned = list(recording.results if results is None else results)
         self._create_views(returned)
         self.program.returns(returned)
-        watches = [entry.watched for entry in _entries(recording) if entry.watched is not unwatched]
+        watches = [entry.watched for entry in _list_entries(recording) if entry.watched is not unwatched]
         self.watched: Callable[[], bool] = watches[0] if watches else unwatched
 
     def _add(self, line: Any) -> None:
@@ -127,7 +127,7 @@ def can_be_native(recording: Recording) -> bool:
     return all(isinstance(line.function, OpOverload) or line.entry is not None for line in calls)
 
 
-def _entries(recording: Recording) -> Iterator[Entry]:
+def _list_entries(recording: Recording) -> Iterator[Entry]:
     for line in recording.lines:
         if isinstance(line, Called) and line.entry is not None:
             yield line.entry

@@ -61,11 +61,11 @@ def _continues(group: tuple[int, int, int], inner: int, stride: int) -> bool:
 
 def broadcast_strides(shape: Sequence[int], strides: Sequence[int], step: Sequence[int]) -> tuple[int, ...]:
     """Returns the strides of a tensor with these `shape` and `strides`, expanded to the shape `step`."""
-    missing = len(step) - len(shape)
-    expanded = [0] * missing
+    num_missing = len(step) - len(shape)
+    expanded_strides = [0] * num_missing
     for size, stride in zip(shape, strides, strict=True):
-        expanded.append(0 if size == 1 else stride)
-    return tuple(expanded)
+        expanded_strides.append(0 if size == 1 else stride)
+    return tuple(expanded_strides)
 
 
 def broadcast_shape(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:

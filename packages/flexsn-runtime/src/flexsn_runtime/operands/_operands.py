@@ -165,7 +165,7 @@ class Operands:
         lifted_terms = [self._describe_lifted(i, layouts.get(i)) for i in range(len(arguments.lifted))]
         self.lifted = tuple(terms.layout for terms in lifted_terms)
         self.lifted_like = tuple(first.setdefault(_make_comparable(terms), i) for i, terms in enumerate(lifted_terms))
-        # A layout describes a contiguous tensor on the kernel's device, from an offset on. These tensors are replaced.
+        # Maps the index of each lifted tensor that `move` replaces to the offset at which the kernel begins to read.
         self._moved = {
             i: layout.offset
             for i, layout in layouts.items()

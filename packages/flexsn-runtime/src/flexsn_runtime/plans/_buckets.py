@@ -86,10 +86,10 @@ class StepCost:
         """Computes the costs of a step's forward graph."""
         sizes = [math.prod(value.shape) for value in inputs]
         largest = max(sizes)
-        many = [value for value, size in zip(inputs, sizes, strict=True) if size > max(1, largest // _FEW)]
+        large_inputs = [value for value, size in zip(inputs, sizes, strict=True) if size > max(1, largest // _FEW)]
         return cls(
             sum(node.op == "call_function" for node in graph.nodes),
-            tuple(value.dtype.itemsize for value in many or inputs),
+            tuple(value.dtype.itemsize for value in large_inputs or inputs),
             tuple(value.dtype.itemsize for value in outputs if value.dtype.is_floating_point),
         )
 
@@ -132,7 +132,8 @@ _PLANS = {
     ),
 }
 
-# Plans for steps with several inputs. Each stage has more loads, so fewer stages have the same number in flight.
+# Plans for steps with several inputs. Each stage has more loads, so fewer stages have the same number of loads in
+# flight.
 _SEVERAL_INPUTS = {
     2**15: LaunchPlan(*(LaunchConfig(chunk=8, block=32, num_warps=1, stages=4),) * 3),
     2**17: LaunchPlan(
@@ -145,7 +146,8 @@ _SEVERAL_INPUTS = {
     2**63: _PLANS[2**63],
 }
 
-# Plans for steps with inputs of two bytes per element, except small steps. Larger blocks keep the bytes per load.
+# Plans for steps with inputs of two bytes per element, except small steps. Larger blocks keep the bytes of
+# each load equal to those in `_PLANS`.
 _WIDE = LaunchConfig(chunk=8, block=1024, num_warps=4, stages=3)
 _TWO_BYTES = {
     **dict.fromkeys((2**18, 2**20), LaunchPlan(_WIDE, _WIDE, backward=replace(_WIDE, block=512))),
@@ -247,8 +249,8 @@ def checkpoint_distance(backward: LaunchConfig, num_steps: int, ops_per_step: in
 
     If the backward is one chunk, it recomputes from the initial states, and no second segment needs a checkpoint.
     """
-    short = one_chunk(backward, num_steps, ops_per_step)
-    return backward.chunk if short is None else max(backward.chunk, 1 << (num_steps - 1).bit_length())
+    short_config = one_chunk(backward, num_steps, ops_per_step)
+    return backward.chunk if short_config is None else max(backward.chunk, 1 << (num_steps - 1).bit_length())
 
 
 def _fit(config: LaunchConfig, read: tuple[int, ...]) -> LaunchConfig:
@@ -261,9 +263,9 @@ def _fit(config: LaunchConfig, read: tuple[int, ...]) -> LaunchConfig:
         read: bytes per element of each tensor that every step reads.
     """
     threads = 32 * config.num_warps
-    smallest = threads if config.stages == 1 else threads * max(_MIN_AHEAD // min(read), 1)
-    block = max(config.block, smallest)
-    while block > smallest and config.chunk * sum(read) * block > _MAX_LOADED * threads:
+    min_block = threads if config.stages == 1 else threads * max(_MIN_AHEAD // min(read), 1)
+    block = max(config.block, min_block)
+    while block > min_block and config.chunk * sum(read) * block > _MAX_LOADED * threads:
         block //= 2
     chunks_ahead = _MAX_IN_FLIGHT // (config.chunk * block * sum(read))
     return replace(config, block=block, stages=min(config.stages, 1 + chunks_ahead))

@@ -34,14 +34,14 @@ def load(key: Mapping[str, str | int], usual: LaunchPlan) -> LaunchPlan | None:
     Args:
         usual: the plan without tuning. A measured plan must have the checkpoint distance of this plan.
     """
-    path = _path(key)
+    path = _get_path(key)
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        launches = {name: LaunchConfig(**config) for name, config in stored["launches"].items()}
+        stored_plan = json.loads(path.read_text(encoding="utf-8"))
+        launches = {name: LaunchConfig(**config) for name, config in stored_plan["launches"].items()}
         plan = LaunchPlan(**launches)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    if stored.get("key") != key or not fits(plan, usual):
+    if stored_plan.get("key") != key or not fits(plan, usual):
         return None
     with contextlib.suppress(OSError):
         os.utime(path)  # marks the file as used, so that it is not pruned
@@ -50,11 +50,11 @@ def load(key: Mapping[str, str | int], usual: LaunchPlan) -> LaunchPlan | None:
 
 def save(key: Mapping[str, str | int], plan: LaunchPlan) -> Path:
     """Stores a plan, and returns its file."""
-    path = _path(key)
+    path = _get_path(key)
     write_private(path, json.dumps({"key": key, "launches": asdict(plan)}, indent=2) + "\n")
     return path
 
 
-def _path(key: Mapping[str, str | int]) -> Path:
+def _get_path(key: Mapping[str, str | int]) -> Path:
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
     return cache_folder() / f"launches_{digest}.json"

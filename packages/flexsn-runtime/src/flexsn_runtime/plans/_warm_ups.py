@@ -18,19 +18,19 @@ NEVER = 0
 def load_warm_up(key: Key) -> int | None:
     """Returns the learned warm-up, in steps, or `NEVER`; `None` if no warm-up is stored."""
     try:
-        stored = json.loads(_path(key).read_text(encoding="utf-8"))
-        steps = stored["warm_up"]
+        stored_steps = json.loads(_get_path(key).read_text(encoding="utf-8"))
+        steps = stored_steps["warm_up"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    is_valid = stored.get("key") == dict(key) and type(steps) is int and steps >= 0
+    is_valid = stored_steps.get("key") == dict(key) and type(steps) is int and steps >= 0
     return steps if is_valid else None
 
 
 def save_warm_up(key: Key, steps: int) -> None:
     """Stores a warm-up."""
-    write_private(_path(key), json.dumps({"key": dict(key), "warm_up": steps}, indent=2) + "\n")
+    write_private(_get_path(key), json.dumps({"key": dict(key), "warm_up": steps}, indent=2) + "\n")
 
 
-def _path(key: Key) -> Path:
+def _get_path(key: Key) -> Path:
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
     return cache_folder() / f"warm_up_{digest}.json"

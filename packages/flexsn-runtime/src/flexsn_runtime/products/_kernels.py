@@ -201,13 +201,13 @@ def is_aligned(x: Tensor) -> bool:
 
 
 def unit_of(columns: int, row: int, aligned: bool) -> int:
-    """Returns how many float32 values a load reads. This number divides each row's length and start."""
+    """Returns the number of float32 values that a load reads. It divides the length and the start of each row."""
     unit = _ALIGNMENT // 4
     return unit if aligned and columns % unit == 0 and row % unit == 0 else 1
 
 
 def row_unit(row: int, aligned: bool) -> int:
-    """Returns how many bfloat16 values a load reads from dense rows: a whole chunk, a whole load, or one value."""
+    """Returns the number of bfloat16 values that a load reads from dense rows: a chunk, a whole load, or one value."""
     return next((unit for unit in _UNITS if aligned and row % unit == 0), 1)
 
 

@@ -47,12 +47,12 @@ def product(spikes: Tensor, pieces: Tensor, bias: Tensor | None, tile: Tile | No
     parts, N, padded = pieces.shape
     (M, row), device = spikes.shape, spikes.device
     y = torch.empty((M, N), dtype=torch.float32, device=device)
-    added = y if bias is None else bias.contiguous()
+    bias_or_output = y if bias is None else bias.contiguous()
     tile = tile or tile_for("outputs", M, N, padded, parts, device)
-    aligned = is_aligned(spikes), is_aligned(added)
+    are_aligned = is_aligned(spikes), is_aligned(bias_or_output)
     units = padded // padding()
-    kernel = _kernels.multiplying(M, N, row, units, parts, bias is not None, 1.0, tile, aligned, device)
-    kernel((spikes, pieces, added, y))
+    kernel = _kernels.multiplying(M, N, row, units, parts, bias is not None, 1.0, tile, are_aligned, device)
+    kernel((spikes, pieces, bias_or_output, y))
     return y
 
 

@@ -178,9 +178,11 @@ def plan_of(
 ) -> Forward:
     """Returns the plan of a forward over dense `[s, written, weight, bias]`; see `ForwardKind`."""
     s, written, weight, bias = operands
-    aligned = is_aligned(s), is_aligned(weight), None if bias is None else is_aligned(bias)
+    are_aligned = is_aligned(s), is_aligned(weight), None if bias is None else is_aligned(bias)
     shape, outputs = tuple(s.shape), weight.shape[0]
-    return forward_plan(ForwardKind(shape, outputs, parts, links, sums, scale, written is not None, aligned, s.device))
+    return forward_plan(
+        ForwardKind(shape, outputs, parts, links, sums, scale, written is not None, are_aligned, s.device)
+    )
 
 
 def _make_dense(x: Tensor) -> Tensor:
@@ -230,7 +232,7 @@ def gradients(
     return backward_plan(backward_kind(operands, grads, parts, scale, needs_grad)).run((*operands, *grads))[:OPERANDS]
 
 
-def come_alone(grad: Tensor | None, parts: Sequence[Tensor | None]) -> bool:
+def arrives_in_one_form(grad: Tensor | None, parts: Sequence[Tensor | None]) -> bool:
     """True if the gradient arrives only as a whole, or only as all of its parts."""
     return len({part is None for part in parts}) == 1 and (grad is None or parts[0] is None)
 
@@ -288,10 +290,10 @@ def compilations_with_spikes(grads: Tensor, s: Tensor) -> list[Callable[[], obje
 
 def _plan_over_rows(grads: Tensor, s: Tensor) -> tuple[Plan, tuple[Tensor | None, ...]]:
     s, grads = _make_dense(s), _make_dense_and_aligned(grads)
-    outputs, aligned = grads.shape[1], (is_aligned(s), True)
+    outputs, are_aligned = grads.shape[1], (is_aligned(s), True)
     parts, needs_grad = (MOST_PARTS, MOST_PARTS), (False, True, False)
     kind = BackwardKind(
-        tuple(s.shape), outputs, parts, 1.0, 0, False, False, 0, False, False, needs_grad, aligned, s.device
+        tuple(s.shape), outputs, parts, 1.0, 0, False, False, 0, False, False, needs_grad, are_aligned, s.device
     )
     return backward_plan(kind), (s, None, None, None, None, grads)
 
@@ -381,7 +383,7 @@ def flowing(
     if plain or torch.is_grad_enabled() or transform_at_work() is not None or is_batched(first):
         of_operands = _compute_plain_gradients(_add_parts(grad, grad_parts), saved[0], saved[2], needs_grad)
         return of_operands[0], None, of_operands[1], of_operands[2]
-    if grad_parts and not come_alone(grad, grad_parts):
+    if grad_parts and not arrives_in_one_form(grad, grad_parts):
         grads = _add_parts(grad, grad_parts), *(None,) * (len(grads) - 1)
     return gradients(saved, grads, parts, scale, needs_grad)
 

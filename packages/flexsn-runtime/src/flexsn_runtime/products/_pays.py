@@ -38,7 +38,9 @@ def _find_why_slow(device: torch.device) -> str | None:
     if parts_ms < float32_ms:
         return None
     name = torch.cuda.get_device_name(device)
-    return f"on {name}, three bfloat16 products take {parts_ms:.2f} ms and one of float32 {float32_ms:.2f} ms"
+    return (
+        f"on {name}, three bfloat16 products take {parts_ms:.2f} ms, and one float32 product takes {float32_ms:.2f} ms"
+    )
 
 
 def _measure(device: torch.device) -> tuple[float, float]:

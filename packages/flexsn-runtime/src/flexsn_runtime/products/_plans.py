@@ -85,15 +85,15 @@ def forward_plan(kind: ForwardKind) -> Forward:
         make.launch(_kernels.narrowing(M, K, K, kind.scale, (of_s,), device), _S, spikes, seen)
     pieces = make.allocate((kind.parts, N, width), torch.bfloat16)
     make.launch(_kernels.splitting(N, K, K, kind.parts, (of_weight,), device), _WEIGHT, pieces)
-    added = _BIAS if has_bias else y
+    bias_or_output = _BIAS if has_bias else y
     tile = tile_for("outputs", M, N, K, kind.parts, device)
     aligned = True, of_bias is not False
     units = padded_units(K)
     kernel = _kernels.multiplying(M, N, row, units, kind.parts, has_bias, kind.scale, tile, aligned, device)
-    make.launch(kernel, spikes, pieces, added, y)
+    make.launch(kernel, spikes, pieces, bias_or_output, y)
     if seen is not None:
         kernel = _kernels.repairing_outputs(M, N, K, K, has_bias, (of_s, of_weight, of_bias is not False), device)
-        make.launch(kernel, _S, _WEIGHT, added, y, seen)
+        make.launch(kernel, _S, _WEIGHT, bias_or_output, y, seen)
     return Forward(make.plan(), results, spikes, pieces, seen)
 
 
@@ -153,42 +153,42 @@ def backward_plan(kind: BackwardKind) -> Plan:
     if for_bias:
         make.sum_rows(_WHOLE + 1 + g_parts if kind.arrived else _WHOLE, result_bias)
     width_k, width_n = padded_units(K) * padding(), padded_units(N) * padding()
-    # All tensors must be allocated before `cut` is unbound.
+    # All tensors must be allocated before `grad_parts` is unbound.
     splits_grad = not kind.arrived and (for_s or for_weight)
-    cut = make.allocate((g_parts, M, width_n), torch.bfloat16) if splits_grad else 0
+    grad_parts = make.allocate((g_parts, M, width_n), torch.bfloat16) if splits_grad else 0
     tile = tile_for("weights", N, K, M, g_parts, device)
     shares = shares_of(tile, N, K, M, device)
-    adds = for_weight and (shares > 1 or kind.scale != 1.0)
-    partial = make.allocate((shares, N, K), torch.float32) if adds else result_weight
-    pieces, makes_pieces = _PIECES, for_s and not kind.pieces
-    if makes_pieces:
+    adds_shares = for_weight and (shares > 1 or kind.scale != 1.0)
+    share_sums = make.allocate((shares, N, K), torch.float32) if adds_shares else result_weight
+    pieces, splits_weight = _PIECES, for_s and not kind.pieces
+    if splits_weight:
         pieces = make.allocate((w_parts, N, width_k), torch.bfloat16)
     seen = _SEEN if kind.seen else 0
-    spikes, row, makes_spikes = _SPIKES, kind.spikes, for_weight and kind.spikes == 0
-    if makes_spikes:
+    spikes, row, converts_spikes = _SPIKES, kind.spikes, for_weight and kind.spikes == 0
+    if converts_spikes:
         spikes, row = make.allocate((M, width_k), torch.bfloat16), width_k
         record = make.allocate((seen_size(M),), torch.int32)
         make.launch(_kernels.narrowing(M, K, K, kind.scale, (of_s,), device), _S, spikes, record)
         seen = seen or record
-    if makes_pieces:
+    if splits_weight:
         make.launch(_kernels.splitting(N, K, K, w_parts, (of_weight,), device), _WEIGHTS, pieces)
     grads: Sequence[int] = range(_WHOLE + 1, _WHOLE + 1 + g_parts)
     g_row = N
     if splits_grad:
-        make.launch(_kernels.splitting(M, N, N, g_parts, (True,), device), _WHOLE, cut)
-        grads, g_row = make.unbind(cut, g_parts), width_n
+        make.launch(_kernels.splitting(M, N, N, g_parts, (True,), device), _WHOLE, grad_parts)
+        grads, g_row = make.unbind(grad_parts, g_parts), width_n
     three = grads[0], grads[min(1, g_parts - 1)], grads[g_parts - 1]
     if for_s:
-        back = tile_for("inputs", M, K, N, max(w_parts, g_parts), device)
+        inputs_tile = tile_for("inputs", M, K, N, max(w_parts, g_parts), device)
         units = padded_units(K)
-        kernel = _kernels.leading_back(M, N, K, g_row, units, g_parts, w_parts, back, (True,), device)
+        kernel = _kernels.leading_back(M, N, K, g_row, units, g_parts, w_parts, inputs_tile, (True,), device)
         make.launch(kernel, *three, pieces, result_s)
     if for_weight:
         aligned = True, True
         kernel = _kernels.summing_rows(M, N, K, g_row, row, g_parts, tile, shares, aligned, device)
-        make.launch(kernel, *three, spikes, partial)
-        if adds:
-            make.launch(_kernels.adding_shares(N * K, shares, kind.scale, device), partial, result_weight)
+        make.launch(kernel, *three, spikes, share_sums)
+        if adds_shares:
+            make.launch(_kernels.adding_shares(N * K, shares, kind.scale, device), share_sums, result_weight)
         if seen:
             # Uses the most exact available form of the gradient.
             whole_grads = (_WHOLE,) * 3 if splits_grad else three

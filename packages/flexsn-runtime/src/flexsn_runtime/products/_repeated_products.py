@@ -18,8 +18,8 @@ from flexsn_runtime.products._linear import (
     Linked,
     Links,
     Operands,
+    arrives_in_one_form,
     backward_kind,
-    come_alone,
     flowing,
     linked_linear,
     links_of,
@@ -79,13 +79,13 @@ class RepeatedProducts:
                     and (results := call.again(operands)) is not None
                 ):
                     return _make_linked(call, results)
-        linked = linked_linear(s, written, weight, bias, parts, links=links, scale=scale)
+        product = linked_linear(s, written, weight, bias, parts, links=links, scale=scale)
         self._count += 1
         # If the layout changes in most calls, only some of the calls are handed over to the launcher.
         is_due = 0 < len(self._calls) < _MOST or self._count % _CHECK_INTERVAL == 1
         if is_due and may_launch(s.device):
             self._hand_over(operands, options)
-        return linked
+        return product
 
     def _hand_over(self, operands: Operands, options: tuple[tuple[int, int], bool, float]) -> None:
         """Passes calls like this one to the compiled launcher, if the launcher is loaded and can execute them."""
@@ -164,16 +164,16 @@ class _Owner:
     ) -> None:
         native = None if self.native is None else self.native()
         saved, grads = tensors[:SAVED], tensors[SAVED:]
-        arrived = [grad for grad in grads if grad is not None]
-        if native is None or not arrived or any(map(is_batched, arrived)):
+        present_grads = [grad for grad in grads if grad is not None]
+        if native is None or not present_grads or any(map(is_batched, present_grads)):
             return
-        if any(t is not None and not t.is_contiguous() for t in tensors) or not all(map(is_aligned, arrived)):
+        if any(t is not None and not t.is_contiguous() for t in tensors) or not all(map(is_aligned, present_grads)):
             return
         parts = grads[1 : 1 + self._parts[1]]
-        if parts and not come_alone(grads[0], parts):
+        if parts and not arrives_in_one_form(grads[0], parts):
             return
         with untraced():
             kind = backward_kind(saved, grads, self._parts, self._scale, of_operands)
             plan = backward_plan(kind)
-            _, recording = recorded(lambda given: plan.run(given)[:OPERANDS], tensors)
+            _, recording = recorded(lambda arguments: plan.run(arguments)[:OPERANDS], tensors)
             native.follow(tensors, needs_grad, recording, reads=False)

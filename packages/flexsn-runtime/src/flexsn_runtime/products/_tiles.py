@@ -101,7 +101,7 @@ def seen_size(rows: int) -> int:
 
 
 def shares_of(tile: Tile, rows: int, columns: int, terms: int, device: torch.device) -> int:
-    """Returns how many programs share each sum, so that all multiprocessors are busy in one round."""
+    """Returns the number of programs that share each sum, so that all multiprocessors are busy in one round."""
     if tile.shares:
         return tile.shares
     tiles = -(-rows // tile.rows) * -(-columns // tile.columns)

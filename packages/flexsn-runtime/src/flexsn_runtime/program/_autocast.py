@@ -27,7 +27,7 @@ def _has_autocast(kind: str) -> bool:
 
 
 def under_autocast(core: Callable[..., Any], device: torch.device, dtype: torch.dtype | None) -> Callable[..., Any]:
-    """Returns a function that calls `core` under autocast to `dtype`, whatever autocast settings its caller has.
+    """Returns a function that calls `core` under autocast to `dtype`, independent of the caller's autocast settings.
 
     If `dtype` is `None`, returns `core` itself.
     """

@@ -80,14 +80,16 @@ def completed_scan(
         return scan(step, arguments, state_seqs=state_seqs)
     if not isinstance(step, Specialization):
         x, stand_ins = completion.joined(inputs[0], list(instead.values()))
-        joined = dict(zip(instead, stand_ins, strict=True))
-        step, arguments = prepare(program, (x, *inputs[1:], *states), instead=joined)
+        replacements = dict(zip(instead, stand_ins, strict=True))
+        step, arguments = prepare(program, (x, *inputs[1:], *states), instead=replacements)
         return scan(step, arguments, state_seqs=state_seqs)
     places = _find_places(step, instead)
     needs_grad = tuple([t is not None and t.requires_grad for t in arguments.all])
-    completed = TrainedScan(step, arguments, needs_grad, state_seqs=state_seqs, last=CompletingStep(completion, places))
-    results = run_trained(completed, arguments.all)
-    run = TrainedRun(completed)
+    trained_scan = TrainedScan(
+        step, arguments, needs_grad, state_seqs=state_seqs, last=CompletingStep(completion, places)
+    )
+    results = run_trained(trained_scan, arguments.all)
+    run = TrainedRun(trained_scan)
     note(program, inputs, states, step, arguments, run, instead=instead, state_seqs=state_seqs, formula=formula)
     return results
 

@@ -51,7 +51,7 @@ class GradientFormula:
         """
         if torch.is_grad_enabled() or not self._can_use_kernels(gradient, x):
             return self._formula(gradient, x, tensors)
-        (result,) = scan_again(self._program, self._as_sequences(gradient, x), (), self._instead(tensors))
+        (result,) = scan_again(self._program, self._to_sequences(gradient, x), (), self._instead(tensors))
         return result.squeeze(0) if x.dim() == self._dim else result
 
     def _can_use_kernels(self, gradient: Tensor, x: Tensor) -> bool:
@@ -59,7 +59,7 @@ class GradientFormula:
             return False
         return transform_at_work() is None and self._has_kernels(x.device)
 
-    def _as_sequences(self, gradient: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _to_sequences(self, gradient: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the program's inputs, as sequences."""
         return (gradient.unsqueeze(0), x.unsqueeze(0)) if x.dim() == self._dim else (gradient, x)
 
@@ -121,8 +121,10 @@ class _Joined(torch.autograd.Function):
         x, *tensors = saved_of(ctx)
         gradient, *of_others = gradients
         _, _, _, needs_x, *_ = ctx.needs_input_grad
-        completed = completed_gradient(ctx.formula, gradient, x, tensors, of_others, ctx.reduced) if needs_x else None
-        return None, None, None, completed, *of_others, *[None] * (len(tensors) - len(of_others))
+        whole_gradient = (
+            completed_gradient(ctx.formula, gradient, x, tensors, of_others, ctx.reduced) if needs_x else None
+        )
+        return None, None, None, whole_gradient, *of_others, *[None] * (len(tensors) - len(of_others))
 
 
 def completed_gradient(

@@ -57,10 +57,16 @@ class CutSpecialization(CoreSpecialization):
         """Splits inputs and states into pieces. Without initial states, the result has no pieces of states."""
         pieces = self.trace.pieces
         states = [state for state in arguments.states if state is not None]
-        inputs = [piece for cut, x in zip(pieces.inputs, arguments.inputs, strict=True) for piece in cut.split(x, 1)]
+        inputs = [
+            piece
+            for value_pieces, x in zip(pieces.inputs, arguments.inputs, strict=True)
+            for piece in value_pieces.split(x, 1)
+        ]
         if not states:
             return inputs, []
-        return inputs, [piece for cut, v in zip(pieces.states, states, strict=True) for piece in cut.split(v)]
+        return inputs, [
+            piece for value_pieces, v in zip(pieces.states, states, strict=True) for piece in value_pieces.split(v)
+        ]
 
     def instead(self, arguments: Arguments) -> Mapping[int, Tensor] | None:
         """Returns the lifted tensors that replace captured tensors in a call, by the `id` of the captured tensor.
@@ -74,12 +80,12 @@ class CutSpecialization(CoreSpecialization):
 
     def join(self, results: tuple[Tensor, ...], *, state_seqs: bool) -> tuple[Tensor, ...]:
         """Joins pieces into `(*output_seqs, *states)`."""
-        pieces, joined, start = self.trace.pieces, list[Tensor](), 0
+        pieces, joined_values, start = self.trace.pieces, list[Tensor](), 0
         leads = [1] * len(pieces.outputs) + [int(state_seqs)] * len(pieces.states)
-        for cut, lead in zip((*pieces.outputs, *pieces.states), leads, strict=True):
-            joined.append(cut.join(results[start : start + cut.count], lead))
-            start += cut.count
-        return tuple(joined)
+        for value_pieces, lead in zip((*pieces.outputs, *pieces.states), leads, strict=True):
+            joined_values.append(value_pieces.join(results[start : start + value_pieces.count], lead))
+            start += value_pieces.count
+        return tuple(joined_values)
 
     def forget_plans(self) -> None:
         self.program.forget_plans()
@@ -96,7 +102,7 @@ class CutSpecialization(CoreSpecialization):
 def _describe_pieces(pieces: tuple[Pieces, ...], values: tuple[StepValue, ...]) -> tuple[StepValue, ...]:
     """Returns descriptions of the pieces of arguments."""
     return tuple(
-        StepValue(cut.shape(value.shape), value.dtype)
-        for cut, value in zip(pieces, values, strict=True)
-        for _ in range(cut.count)
+        StepValue(value_pieces.shape(value.shape), value.dtype)
+        for value_pieces, value in zip(pieces, values, strict=True)
+        for _ in range(value_pieces.count)
     )

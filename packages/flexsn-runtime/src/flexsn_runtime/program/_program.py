@@ -277,9 +277,9 @@ class ScanProgram:
 
     def check_differentiated(self, step: CoreSpecialization) -> None:
         """Raises an error if the last forward of these shapes ran another step, whose core has changed since then."""
-        differentiated = self._differentiated.get((step.trace.inputs, step.trace.states), step)
-        if differentiated is not step:
-            differentiated.check_unchanged()
+        differentiated_step = self._differentiated.get((step.trace.inputs, step.trace.states), step)
+        if differentiated_step is not step:
+            differentiated_step.check_unchanged()
 
     @property
     def specializations(self) -> tuple[CoreSpecialization, ...]:
@@ -446,19 +446,19 @@ class PointwiseProgram(ScanProgram):
         self, inputs: Sequence[Tensor], states: Sequence[Tensor] | None, *, autocast: bool = True
     ) -> tuple[Specialization, tuple[Tensor, ...]]:
         step, captured = super().specialize(inputs, states, autocast=autocast)
-        return _as_pointwise(step), captured
+        return _require_pointwise(step), captured
 
     def specialize_examples(self, examples: Sequence[Tensor]) -> Specialization:
-        return _as_pointwise(super().specialize_examples(examples))
+        return _require_pointwise(super().specialize_examples(examples))
 
     def specialize_like(self, inputs: Sequence[torch.dtype], states: Sequence[torch.dtype] | None) -> Specialization:
-        return _as_pointwise(super().specialize_like(inputs, states))
+        return _require_pointwise(super().specialize_like(inputs, states))
 
     @property
     def specializations(self) -> tuple[Specialization, ...]:
-        return tuple(map(_as_pointwise, super().specializations))
+        return tuple(map(_require_pointwise, super().specializations))
 
 
-def _as_pointwise(step: CoreSpecialization) -> Specialization:
+def _require_pointwise(step: CoreSpecialization) -> Specialization:
     assert isinstance(step, Specialization)
     return step

@@ -143,8 +143,8 @@ def repeated_call(
     transforms.
 
     Args:
-        inputs: `[T, *step]` each, or sequences whose steps broadcast to `[*step]`. Without the dimension T if `single`
-            is True.
+        inputs: `[T, *step]` each, or sequences whose steps broadcast to `[*step]`. If `single` is True, the inputs lack
+            the dimension T.
         states: initial states `[*step]`; empty for zeros.
         instead: same as for `prepare`.
         formula: formula that completes the gradient of the first input.
@@ -269,10 +269,10 @@ def run_program(
     if results is not None:
         return tuple(results)
     step, arguments = prepare(program, (*inputs, *states), instead=instead)
-    computed = scan(step, arguments, state_seqs=state_seqs)
+    results = scan(step, arguments, state_seqs=state_seqs)
     run = _make_run(step, arguments, state_seqs)
     note(program, inputs, states, step, arguments, run, instead=instead, state_seqs=state_seqs)
-    return computed
+    return results
 
 
 def remember(

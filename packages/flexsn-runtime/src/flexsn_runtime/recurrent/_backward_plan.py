@@ -36,8 +36,8 @@ class BackwardPlan(NamedTuple):
         results: results of all segments.
         of_inputs: the gradients of inputs among the results, with their shape and dtype for one step.
         sequences: values that need memory for each step in at least one segment.
-        absent: gradients of states whose memory is not filled with zeros at allocation, because a scan begins with
-            zeros for these gradients.
+        absent: gradients of states whose memory is not filled with zeros at allocation, because the scan over
+            the last steps fills it when the scan begins.
     """
 
     segments: tuple[Segment, ...]
@@ -50,7 +50,7 @@ class BackwardPlan(NamedTuple):
 def backward_plan(
     step: RecurrentSpecialization,
     num_steps: int,
-    kept: frozenset[Port],
+    kept_ports: frozenset[Port],
     grads: Sequence[Tensor | None],
     needs_grad: Sequence[bool],
     *,
@@ -60,16 +60,16 @@ def backward_plan(
 
     Args:
         num_steps: T, at least 1.
-        kept: ports of the values that the forward kept.
+        kept_ports: ports of the values that the forward kept.
         grads: gradients of the scan's results.
         needs_grad: for each of `[*inputs, *states, *lifted]`, True if its gradient is needed.
         state_seqs: True if the scan returned the states of all steps.
     """
     present = tuple([g is not None for g in grads])
-    key = (num_steps, kept, present, tuple(needs_grad), state_seqs)
+    key = (num_steps, kept_ports, present, tuple(needs_grad), state_seqs)
     plan = step.backward_plans.get(key)
     if plan is None:
-        segments = tuple(_group_steps(step, num_steps, kept, present, needs_grad, state_seqs=state_seqs))
+        segments = tuple(_group_steps(step, num_steps, kept_ports, present, needs_grad, state_seqs=state_seqs))
         steps = [segment.staged for segment in segments]
         results = {port: staged for staged in reversed(steps) for port in staged.results}
         of_inputs = {p: staged.values[p] for p, staged in results.items() if p.role is Role.GRAD_INPUT}
@@ -82,7 +82,7 @@ def backward_plan(
 def _group_steps(
     step: RecurrentSpecialization,
     num_steps: int,
-    kept: frozenset[Port],
+    kept_ports: frozenset[Port],
     arrives: Sequence[bool],
     needs_grad: Sequence[bool],
     *,
@@ -110,19 +110,19 @@ def _group_steps(
             frozenset(port for port in absent if not of_states[port.index]) if not state_seqs else frozenset[Port]()
         )
         flows = (*present, *differentiable[count:])
-        shared_vjp = step.vjp_of_all_steps(flows, step.carrying(needs_grad), kept, absent, unneeded)
+        shared_vjp = step.vjp_of_all_steps(flows, step.carrying(needs_grad), kept_ports, absent, unneeded)
         if shared_vjp is not None:
             return [Segment(0, num_steps, shared_vjp)]
     segments: list[Segment] = []
     end = num_steps
     while end > 0:
         flows = tuple(c and d for c, d in zip(arriving, differentiable[count:], strict=True))
-        staged = step.vjp((*present, *flows), step.carrying(needs_grad), kept)
-        produced = {port.index for port in staged.results if port.role is Role.GRAD_STATE}
-        after = tuple(i in produced or (state_seqs and arrives[count + i]) for i in range(trace.num_states))
+        staged = step.vjp((*present, *flows), step.carrying(needs_grad), kept_ports)
+        produced_states = {port.index for port in staged.results if port.role is Role.GRAD_STATE}
+        after = tuple(i in produced_states or (state_seqs and arrives[count + i]) for i in range(trace.num_states))
         if len(segments) > trace.num_states:  # the pattern of gradients repeats
             after = arriving = (True,) * trace.num_states
-            staged = step.vjp((*present, *differentiable[count:]), step.carrying(needs_grad), kept)
+            staged = step.vjp((*present, *differentiable[count:]), step.carrying(needs_grad), kept_ports)
         start = 0 if after == arriving else end - 1
         segments.append(Segment(start, end - start, staged))
         arriving, end = after, start

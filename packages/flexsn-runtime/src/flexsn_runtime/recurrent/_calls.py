@@ -85,7 +85,7 @@ class InferredStaged:
 
     def _run_call(self, tensors: Tensors) -> tuple[Tensor, ...]:
         arguments = _make_arguments(self._step, tensors)
-        return forward_staged(self._step, arguments, state_seqs=self._state_seqs, kept=frozenset())[0]
+        return forward_staged(self._step, arguments, state_seqs=self._state_seqs, kept_ports=frozenset())[0]
 
 
 class TrainedStaged(Trained):
@@ -112,19 +112,19 @@ class TrainedStaged(Trained):
 
     def _run_forward(self, tensors: Tensors) -> Sequence[Tensor]:
         arguments = _make_arguments(self.step, tensors)
-        returned, memory = forward_staged(
-            self.step, arguments, state_seqs=self._state_seqs, kept=self._kept, needs_grad=self._needs_grad
+        results, memory = forward_staged(
+            self.step, arguments, state_seqs=self._state_seqs, kept_ports=self._kept, needs_grad=self._needs_grad
         )
         self._ports = tuple(memory)
-        return (*returned, *memory.values())
+        return (*results, *memory.values())
 
     def _prepare(self, tensors: Tensors, needs_grad: tuple[bool, ...]) -> Call:
         return partial(self._run_backward, needs_grad)
 
     def _run_backward(self, needs_grad: tuple[bool, ...], tensors: Tensors) -> Sequence[Tensor | None]:
         count, end = len(needs_grad), len(needs_grad) + len(self._ports)
-        kept = zip(self._ports, tensors[count:end], strict=True)
-        memory = {port: tensor for port, tensor in kept if tensor is not None}
+        kept_tensors = zip(self._ports, tensors[count:end], strict=True)
+        memory = {port: tensor for port, tensor in kept_tensors if tensor is not None}
         arguments, grads = _make_arguments(self.step, tensors[:count]), tensors[end:]
         with without_autocast(self._device):
             return backward_staged(

@@ -130,8 +130,8 @@ def division(loop: Loop, cluster: Cluster, *, from_zero: bool) -> Cluster | None
             needs = cluster_needs(loop, cluster, from_zero=from_zero)
         if needs.shared > _SHARED_BYTES:
             cluster, needs = _hold_matrices(loop, replace(cluster, held=None, stored=0), from_zero=from_zero)
-            stored = max(0, _SHARED_BYTES - needs.shared) // needs.shared_of_a_term
-            cluster = replace(cluster, stored=stored)
+            num_stored = max(0, _SHARED_BYTES - needs.shared) // needs.shared_of_tile
+            cluster = replace(cluster, stored=num_stored)
             needs = cluster_needs(loop, cluster, from_zero=from_zero)
     except NotOneLaunchError:
         return None
@@ -143,7 +143,7 @@ def _hold_matrices(loop: Loop, cluster: Cluster, *, from_zero: bool) -> tuple[Cl
     needs = cluster_needs(loop, cluster, from_zero=from_zero)
     room = min(_count_registers(cluster.threads(loop.width)) - needs.others, _MOST_OF_MATRICES)
     if needs.matrices > room:
-        cluster = replace(cluster, held=max(0, room // needs.of_a_term))
+        cluster = replace(cluster, held=max(0, room // needs.registers_of_tile))
         needs = cluster_needs(loop, cluster, from_zero=from_zero)
     return cluster, needs
 

@@ -311,9 +311,9 @@ def one_launch(step: RecurrentSpecialization, over: OverTime) -> InPrograms | In
     layouts = [(r.first, r.memory.shape, r.memory.stride()) for r in rows]
     matrices = [matrix.stride() for matrix in over.matrices]
     counts = _find_counts(step, over)
-    counted = None if counts is None else (counts, over.reads[counts].first)
+    counting_input = None if counts is None else (counts, over.reads[counts].first)
     settings = clusters_are_enabled(), parts_of_float32()
-    key = (id(staged), over.num_steps, over.lasting, over.from_zero, settings, counted, *layouts, *matrices)
+    key = (id(staged), over.num_steps, over.lasting, over.from_zero, settings, counting_input, *layouts, *matrices)
     prepared = loops.prepared.get(key)
     if prepared is None:
         try:
@@ -416,7 +416,7 @@ def in_cluster(
 
 
 def _list_exchanged(kernel: LoopKernel, groups: int, rows: int, device: torch.device) -> dict[Port, _Source]:
-    """Allocates memory through which programs exchange values, and counters of their arrivals.
+    """Returns functions that return the memory through which programs exchange values, and the counters of arrivals.
 
     Args:
         groups: number of groups, each with `rows` rows.
@@ -543,6 +543,8 @@ def _lay_out_memory(loop: Loop, over: OverTime) -> Memory:
     for i, view in enumerate(to_store):
         rows = over.writes[view.source].through(view)
         stores.append((view, place(Port(Role.OUTPUT, i), rows, tuple(rows.memory.shape[1:]))))
-    used = {number for part in loop.parts if isinstance(part, Multiply) for number in (part.matrix, part.added)}
-    matrices = {number: over.matrices[number] for number in sorted(n for n in used if n is not None)}
+    matrix_numbers = {
+        number for part in loop.parts if isinstance(part, Multiply) for number in (part.matrix, part.added)
+    }
+    matrices = {number: over.matrices[number] for number in sorted(n for n in matrix_numbers if n is not None)}
     return Memory(tuple(loads), tuple(stores), tensors, numbers, matrices)

@@ -58,9 +58,9 @@ class OverTime:
         arriving: Sequence[tuple[Tensor, Tensor]] = (),
     ) -> OverTime:
         """Computes the matrices from the lifted tensors. Returns them together with the other arguments."""
-        fixed = tuple(tensor.detach() for tensor in lifted)
-        matrices = tuple(staged.matrices.forward(*fixed)) if staged.num_matrices else ()
-        return cls(staged, num_steps, reads, writes, fixed, matrices, backwards, lasting, from_zero, tuple(arriving))
+        detached = tuple(tensor.detach() for tensor in lifted)
+        matrices = tuple(staged.matrices.forward(*detached)) if staged.num_matrices else ()
+        return cls(staged, num_steps, reads, writes, detached, matrices, backwards, lasting, from_zero, tuple(arriving))
 
     @property
     def direction(self) -> str:

@@ -167,9 +167,9 @@ class RecurrentSpecialization(CoreSpecialization):
         """Returns the step's VJP. The VJP reads only kept operands and products of the forward."""
         key = (cotangents, wanted, kept)
         with self._lock:
-            complete = self._vjps.get((cotangents, wanted, None))
-            if complete is not None and kept is not None and kept.issuperset(complete.saved):
-                return complete
+            complete_vjp = self._vjps.get((cotangents, wanted, None))
+            if complete_vjp is not None and kept is not None and kept.issuperset(complete_vjp.saved):
+                return complete_vjp
             if key not in self._vjps:
                 self._differentiated = self._retrace_if_changed(self._differentiated, self._computes_the_same)
                 assert isinstance(self._differentiated, RecurrentTrace)
@@ -212,9 +212,9 @@ class RecurrentSpecialization(CoreSpecialization):
         with self._lock:
             if key not in self._whole_vjps:
                 vjp = without_carried_filters(self.vjp(cotangents, wanted, kept), unneeded)
-                carried = {port for port in vjp.arguments if port.role is Role.GRAD_STATE}
-                is_shared = carried <= set(vjp.results)
-                self._whole_vjps[key] = absent_at_first(vjp, absent & carried) if is_shared else None
+                carried_ports = {port for port in vjp.arguments if port.role is Role.GRAD_STATE}
+                is_shared = carried_ports <= set(vjp.results)
+                self._whole_vjps[key] = absent_at_first(vjp, absent & carried_ports) if is_shared else None
             return self._whole_vjps[key]
 
     def kept(self, wanted: tuple[bool, ...]) -> dict[Port, tuple[tuple[int, ...], torch.dtype]]:
@@ -231,10 +231,10 @@ class RecurrentSpecialization(CoreSpecialization):
 
     def kept_ports(self, wanted: tuple[bool, ...]) -> frozenset[Port]:
         """Returns the ports in the result of `kept`."""
-        kept = self._kept.get(wanted)
-        if kept is None:
-            kept = self._kept[wanted] = frozenset(self.kept(wanted))
-        return kept
+        ports = self._kept.get(wanted)
+        if ports is None:
+            ports = self._kept[wanted] = frozenset(self.kept(wanted))
+        return ports
 
     def check(self, *, training: bool) -> None:
         """Raises each error that kernel generation for the step raises, without compiling kernels."""
@@ -460,30 +460,30 @@ class StagedScan:
         if out[0].shape != product.shape:
             out = [tensor.view(product.shape) for tensor in out]
         multiply = _OUT[product.op]
-        fixed: list[Any] = []
-        moving: list[tuple[int, list[Tensor]]] = []
+        fixed_operands: list[Any] = []
+        operands_by_step: list[tuple[int, list[Tensor]]] = []
         for i, argument in enumerate(product.args):
             if isinstance(argument, View) and argument.source.role is not Role.MATRIX:
-                moving.append((i, self._view_read(argument).tensors()))
-                fixed.append(None)
+                operands_by_step.append((i, self._view_read(argument).tensors()))
+                fixed_operands.append(None)
             else:
-                fixed.append(self._find_constant(argument))
+                fixed_operands.append(self._find_constant(argument))
         options = dict(product.kwargs)
-        if len(moving) == 1 and not options:
-            ((place, values),) = moving
+        if len(operands_by_step) == 1 and not options:
+            ((place, values),) = operands_by_step
             if product.is_convolution and place == 0:
-                into = convolution_into(out[0], values[0], fixed[1], fixed[2], fixed[3:])
+                into = convolution_into(out[0], values[0], fixed_operands[1], fixed_operands[2], fixed_operands[3:])
                 if into is not None:
                     return lambda t: into(values[t], out[t])
-            before, after = fixed[:place], fixed[place + 1 :]
+            before, after = fixed_operands[:place], fixed_operands[place + 1 :]
             if not before and len(after) == 1:
                 (matrix,) = after
                 return lambda t: multiply(values[t], matrix, out=out[t])
             return lambda t: multiply(*before, values[t], *after, out=out[t])
 
         def act(t: int) -> None:
-            arguments = list(fixed)
-            for place, values in moving:
+            arguments = list(fixed_operands)
+            for place, values in operands_by_step:
                 arguments[place] = values[t]
             multiply(*arguments, **options, out=out[t])
 
@@ -594,8 +594,8 @@ def _sum_over_time(term: Term, values: Sequence[Tensor], exact: Sequence[bool]) 
     op = term.op
     if op is None:
         (value,) = values
-        half = value.dtype in (torch.float16, torch.bfloat16)
-        return value.sum(0, dtype=torch.float32 if half else None)
+        is_half = value.dtype in (torch.float16, torch.bfloat16)
+        return value.sum(0, dtype=torch.float32 if is_half else None)
     left, right = values
     if op is convolution_weight:  # a sum over the batch, so one call sums over all steps
         total: Tensor = convolution_weight(left.flatten(0, 1), right.flatten(0, 1), *term.numbers)
@@ -604,8 +604,8 @@ def _sum_over_time(term: Term, values: Sequence[Tensor], exact: Sequence[bool]) 
         return summed_product(left, right, (exact[0], exact[1]))
     if op is _aten.bmm.default:
         steps, count, rows, inner = left.shape
-        joined = left.permute(1, 2, 0, 3).reshape(count, rows, steps * inner)
-        return joined @ right.permute(1, 0, 2, 3).reshape(count, steps * inner, right.shape[3])
+        joined_matrix = left.permute(1, 2, 0, 3).reshape(count, rows, steps * inner)
+        return joined_matrix @ right.permute(1, 0, 2, 3).reshape(count, steps * inner, right.shape[3])
     return torch.einsum("tkb,tb->k", left, right)  # product of matrix and vector
 
 

@@ -72,7 +72,7 @@ def forward_staged(
     arguments: Arguments,
     *,
     state_seqs: bool,
-    kept: frozenset[Port],
+    kept_ports: frozenset[Port],
     needs_grad: Sequence[bool] | None = None,
 ) -> tuple[tuple[Tensor, ...], dict[Port, Tensor]]:
     """Runs the forward. Returns the results, and the memory of the kept values.
@@ -89,16 +89,16 @@ def forward_staged(
         for v, form in zip(trace.outputs, forms, strict=False)
     ]
     state_ports = ports(Role.STATE, trace.num_states)
-    lasting = step.lasting.get((state_seqs, kept))
+    lasting = step.lasting.get((state_seqs, kept_ports))
     if lasting is None:
-        returned = frozenset(state_ports if state_seqs else ())
-        followed = {source for source, _ in staged.shifts.values()}
-        lasting = step.lasting[state_seqs, kept] = staged.sequences | kept | returned | followed
+        returned_ports = frozenset(state_ports if state_seqs else ())
+        shift_sources = {source for source, _ in staged.shifts.values()}
+        lasting = step.lasting[state_seqs, kept_ports] = staged.sequences | kept_ports | returned_ports | shift_sources
     order = _find_order(step, arguments)
     states = _allocate_states(step, arguments, lasting, order)
     intermediates = _allocate_intermediates(staged, num_steps, lasting, device, order)
-    saved = {port: intermediates[port].memory for port in kept if port in intermediates}
-    saved |= {port: states[port.index] for port in kept if port.role is Role.STATE}
+    saved = {port: intermediates[port].memory for port in kept_ports if port in intermediates}
+    saved |= {port: states[port.index] for port in kept_ports if port.role is Role.STATE}
     if num_steps and 0 not in shape:
         reads, writes = dict(intermediates), dict(intermediates)
         for port, x in zip(ports(Role.INPUT, trace.num_inputs), arguments.inputs, strict=True):
@@ -111,7 +111,7 @@ def forward_staged(
             writes[port] = Rows(y, 0, num_steps)
         from_zero = all(initial is None for initial in arguments.states)
         over = OverTime.of(staged, num_steps, reads, writes, arguments.lifted, lasting, from_zero=from_zero)
-        with _compiling_backward(step, arguments, saved, kept, outputs, needs_grad, state_seqs=state_seqs):
+        with _compiling_backward(step, arguments, saved, kept_ports, outputs, needs_grad, state_seqs=state_seqs):
             StagedScan(step, over).run()
     of_states = forms[trace.num_outputs :]
     if state_seqs:
@@ -185,7 +185,7 @@ def _compiling_backward(
     step: RecurrentSpecialization,
     arguments: Arguments,
     memory: Mapping[Port, Tensor],
-    kept: frozenset[Port],
+    kept_ports: frozenset[Port],
     outputs: Sequence[Tensor],
     needs_grad: Sequence[bool] | None,
     *,
@@ -205,7 +205,7 @@ def _compiling_backward(
         trace = step.trace
         grads = [y if flows else None for y, flows in zip(outputs, trace.differentiable, strict=False)]
         grads += [None] * trace.num_states
-        backward = _Backward(step, arguments, memory, kept, grads, needs_grad, state_seqs=state_seqs)
+        backward = _Backward(step, arguments, memory, kept_ports, grads, needs_grad, state_seqs=state_seqs)
         return backward.compilations()
 
     return compiling(prepare)
@@ -215,7 +215,7 @@ def backward_staged(
     step: RecurrentSpecialization,
     arguments: Arguments,
     memory: Mapping[Port, Tensor],
-    kept: frozenset[Port],
+    kept_ports: frozenset[Port],
     grads: Sequence[Tensor | None],
     needs_grad: Sequence[bool],
     *,
@@ -224,7 +224,7 @@ def backward_staged(
     """Computes the gradients of `[*inputs, *states, *lifted]`; `None` for an absent or unneeded gradient."""
     if arguments.num_steps == 0 or 0 in step.trace.step_shape:
         return _compute_without_steps(step, arguments, grads, needs_grad, state_seqs=state_seqs)
-    return _Backward(step, arguments, memory, kept, grads, needs_grad, state_seqs=state_seqs).run()
+    return _Backward(step, arguments, memory, kept_ports, grads, needs_grad, state_seqs=state_seqs).run()
 
 
 class _Backward:
@@ -235,7 +235,7 @@ class _Backward:
         step: RecurrentSpecialization,
         arguments: Arguments,
         memory: Mapping[Port, Tensor],
-        kept: frozenset[Port],
+        kept_ports: frozenset[Port],
         grads: Sequence[Tensor | None],
         needs_grad: Sequence[bool],
         *,
@@ -253,7 +253,7 @@ class _Backward:
             for g, v in zip(grads, trace.outputs, strict=False)
         ]
         self._of_states = grads[trace.num_outputs :]
-        self._plan = plan = backward_plan(step, num_steps, kept, grads, needs_grad, state_seqs=state_seqs)
+        self._plan = plan = backward_plan(step, num_steps, kept_ports, grads, needs_grad, state_seqs=state_seqs)
         self._carried: dict[int, Tensor] = {}
         for i, value in enumerate(trace.states):
             port = Port(Role.GRAD_STATE, i)
@@ -272,10 +272,10 @@ class _Backward:
         for i, (port, x) in enumerate(zip(self._grad_inputs, arguments.inputs, strict=True)):
             if port in plan.of_inputs:
                 step_shape, dtype = plan.of_inputs[port]
-                full = (num_steps, *step_shape)
-                has_usual_order = x.shape != full or x.is_contiguous()
-                strides = contiguous_strides(full) if has_usual_order else strides_like(x)
-                self._gradients[i] = torch.empty_strided(full, strides, dtype=dtype, device=device)
+                sequence_shape = (num_steps, *step_shape)
+                has_usual_order = x.shape != sequence_shape or x.is_contiguous()
+                strides = contiguous_strides(sequence_shape) if has_usual_order else strides_like(x)
+                self._gradients[i] = torch.empty_strided(sequence_shape, strides, dtype=dtype, device=device)
 
     def scans(self) -> Iterator[StagedScan]:
         """Yields the scan of each segment of the plan, in order."""

@@ -53,15 +53,15 @@ def tiles_for(loop: Loop, device: torch.device, *, from_zero: bool) -> Iterator[
         yield Tiles(16 if exchanged else _HELD_ROWS, 1, 32, 4, ahead=2, exchanged=exchanged)
         return
     processors = torch.cuda.get_device_properties(device).multi_processor_count
-    held = held_tiles(loop, processors, from_zero=from_zero)
-    if held is not None:
-        yield held
+    tiles = held_tiles(loop, processors, from_zero=from_zero)
+    if tiles is not None:
+        yield tiles
     elif _has_large_parts(loop, from_zero) and not (loop.ring or loop.shifted or loop.reduced):
         raise NotOneLaunchError(
             f"a library multiplies by float32 matrices of {loop.width} neurons faster than programs that exchange "
             "three parts of each number"
         )
-    if held is None or not loop.reduced:
+    if tiles is None or not loop.reduced:
         yield from exchanged_tiles(loop, device, from_zero=from_zero)
 
 
@@ -98,15 +98,15 @@ def exchanged_tiles(loop: Loop, device: torch.device, *, from_zero: bool) -> Ite
     properties = torch.cuda.get_device_properties(device)
     shared = properties.shared_memory_per_block_optin
     float32 = any(exchange.dtype == torch.float32 for exchange in loop.exchanges)
-    gathered = tuple((width, dtype.itemsize) for width, dtype in loop.reduced.values())
+    reduced_sizes = tuple((width, dtype.itemsize) for width, dtype in loop.reduced.values())
     weights = _list_weights(loop, from_zero)
-    tiles = _choose_tiles(loop.num_rows, loop.width, weights, gathered, properties.multi_processor_count, shared)
+    tiles = _choose_tiles(loop.num_rows, loop.width, weights, reduced_sizes, properties.multi_processor_count, shared)
     if tiles is not None and loop.ring and float32:
         tiles = replace(tiles, chunk=min(tiles.chunk, _RING_CHUNK), num_warps=_RING_WARPS, ahead=1)
     elif tiles is not None and len(loop.shifted) > _FEW_SHIFTED and float32:
         tiles = replace(tiles, chunk=min(tiles.chunk, _SHIFTED_CHUNK), ahead=1)
     if tiles is None:
-        rows = ", or rows that are reduced into its registers" if gathered else ""
+        rows = ", or rows that are reduced into its registers" if reduced_sizes else ""
         raise NotOneLaunchError(f"columns of its matrices do not fit into the {shared >> 10} KiB of a program{rows}")
     yield tiles
     for chunk in (tiles.chunk // 2, tiles.chunk // 4):

@@ -21,8 +21,8 @@ def summed_product(left: Tensor, right: Tensor, exact: tuple[bool, bool]) -> Ten
 
     Args:
         exact: for each factor, True if bfloat16 can represent its elements, except perhaps the elements of an initial
-            state. If the other factor is float32, this factor is multiplied in three parts, which is as exact as a
-            product in float32.
+            state. If one factor is exact and the other is float32, the float32 factor is multiplied in three parts,
+            which is as exact as a product in float32.
     """
     steps, rows, inner = left.shape
     columns = right.shape[2]

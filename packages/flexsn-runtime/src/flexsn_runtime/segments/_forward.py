@@ -37,8 +37,8 @@ class GuessedForward(InSegments[ForwardSpec]):
             (scan.kernel("repair", key, lambda: repair_source(f"{name}_repair", core, spec)), False),
         ]
         if spec.ends and any(spec.state_seqs):
-            ended = scan.kernel("ended", key, lambda: ended_source(f"{name}_ended", core, spec))
-            self._sources.append((ended, True))
+            ended_kernel = scan.kernel("ended", key, lambda: ended_source(f"{name}_ended", core, spec))
+            self._sources.append((ended_kernel, True))
 
     def _make_kernels(self, segments: int, warm_up: int) -> list[SegmentKernel]:
         """Returns the kernels for a warm-up of `warm_up` steps."""

@@ -19,7 +19,7 @@ from flexsn_runtime.step._pointwise_step import Specialization
 
 _Spec = TypeVar("_Spec", bound=ForwardSpec | BackwardSpec)
 
-# Number of calls on short sequences that run in segments. Later calls are serial, unless a CUDA graph records them.
+# How many calls on short sequences run in segments. Later calls are serial, unless a CUDA graph records them.
 _CALLS_IN_SEGMENTS = 8
 
 # Maps dtypes of values to the wider dtypes in which registers hold these values.

@@ -48,9 +48,9 @@ class Speculation:
 
     def __init__(self, rule: SegmentRule, key: Key | None) -> None:
         self._rule, self._key = rule, key
-        stored = None if key is None else load_warm_up(key)
-        self._warm_up = rule.warm_up if stored is None else stored
-        self._is_stored = stored is not None
+        stored_warm_up = None if key is None else load_warm_up(key)
+        self._warm_up = rule.warm_up if stored_warm_up is None else stored_warm_up
+        self._is_stored = stored_warm_up is not None
         self.last: Repairs | None = None
         self._calls = 0
         self._pending: tuple[torch.cuda.Event, Tensor, Repairs, tuple[int, int]] | None = None
@@ -106,14 +106,15 @@ class Speculation:
             self._learn(call._replace(elements=int(copy.sum())), _find_most_repaired(copy, *sizes))
 
     def _learn(self, call: Repairs, most_repaired: int) -> None:
-        """Learns from a call. `most_repaired` is the number of segments that one program has repaired in succession."""
+        """Learns from a call. `most_repaired` is the largest number of segments that one program has repaired."""
         self.last = call
         if call.elements == 0 or call.warm_up != self._warm_up:
             return
-        longer = 2 * self._warm_up
-        if longer <= self._rule.longest:
-            self._warm_up = longer
-        elif 4 * (most_repaired + 2) > 3 * call.segments:  # with warm-up and first pass, over 3/4 of the serial time
+        doubled_warm_up = 2 * self._warm_up
+        if doubled_warm_up <= self._rule.longest:
+            self._warm_up = doubled_warm_up
+        elif 4 * (most_repaired + 2) > 3 * call.segments:
+            # Warm-up, first pass and repairs take more than 3/4 of the time of a serial scan.
             self._warm_up = NEVER
         else:
             return

@@ -88,8 +88,8 @@ class Specialization(CoreSpecialization):
         self.follows = _find_followers(trace.forward, late)
         self.ends = ends_early(trace.forward, counts)
         once = {*counts, *(delays.by for delays in late.values())}
-        loaded = [value for i, value in enumerate(trace.inputs) if i not in once]  # loaded in each step
-        self.cost = StepCost.of(trace.forward.graph, loaded or trace.inputs, trace.outputs)
+        loaded_inputs = [value for i, value in enumerate(trace.inputs) if i not in once]  # loaded in each step
+        self.cost = StepCost.of(trace.forward.graph, loaded_inputs or trace.inputs, trace.outputs)
         if late:  # values that depend only on delays are computed before the steps
             self.cost = replace(self.cost, num_ops=self.cost.num_ops - _count_ops_on_lifted(trace.forward))
         self._policy = policy
@@ -135,8 +135,8 @@ class Specialization(CoreSpecialization):
         limit = self.backend.size_class(ncl)
         plan = self._plans.get(limit)
         if plan is None:
-            carried = sum(dtype.itemsize for dtype in self.state_dtypes)
-            default = self.backend.plan(limit, self.cost, carried)
+            state_bytes = sum(dtype.itemsize for dtype in self.state_dtypes)
+            default = self.backend.plan(limit, self.cost, state_bytes)
             if self.late and not self.backend.interpreted:
                 default = scattered(limit, default)
             plan = self._plans[limit] = tuned.load(self.plan_key(limit), default) or default
@@ -229,8 +229,8 @@ class Specialization(CoreSpecialization):
                 raise
             return None  # the error is raised later, if a gradient is needed
         chunk = self.plan(math.prod(trace.step_shape)).backward.chunk
-        rounded = self.numerics.precision == "eager"
-        return choose_residuals(trace, vjp, self._policy, rounded=rounded, chunk=chunk)
+        is_rounded = self.numerics.precision == "eager"
+        return choose_residuals(trace, vjp, self._policy, rounded=is_rounded, chunk=chunk)
 
     def kept(self, residuals: Residuals | None) -> list[tuple[Port, torch.dtype]]:
         """Returns the values that the forward saves for the backward: residuals if there are any, else checkpoints."""
@@ -353,11 +353,11 @@ class Specialization(CoreSpecialization):
 
 def _count_ops_on_lifted(step: StepGraph) -> int:
     """Returns the number of operations that depend on lifted tensors only."""
-    fixed = {node for port, node in step.placeholders.items() if port.role is Role.LIFTED}
+    lifted_nodes = {node for port, node in step.placeholders.items() if port.role is Role.LIFTED}
     count = 0
     for node in step.graph.nodes:
-        if node.op == "call_function" and node.all_input_nodes and fixed.issuperset(node.all_input_nodes):
-            fixed.add(node)
+        if node.op == "call_function" and node.all_input_nodes and lifted_nodes.issuperset(node.all_input_nodes):
+            lifted_nodes.add(node)
             count += 1
     return count
 

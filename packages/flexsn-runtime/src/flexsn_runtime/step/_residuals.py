@@ -14,9 +14,9 @@ POLICIES: tuple[Policy, ...] = get_args(Policy)
 
 def check_policy(policy: str) -> Policy:
     """Returns `policy` if it is known; otherwise, raises an error that names the known policies."""
-    for valid in POLICIES:
-        if policy == valid:
-            return valid
+    for known_policy in POLICIES:
+        if policy == known_policy:
+            return known_policy
     raise ResidualsError(f"residuals={policy!r}; it must be one of {', '.join(map(repr, POLICIES))}.")
 
 
@@ -46,21 +46,21 @@ _NARROWEST = 4
 
 def _count_saved_bytes(residuals: Residuals) -> float:
     """Returns the bytes per element and step that kernels move for residuals. One byte counts as `_NARROWEST`."""
-    narrow = sum(dtype.itemsize == 1 for dtype in residuals.dtypes)
-    return residuals.traffic + 2 * (_NARROWEST - 1) * narrow
+    num_narrow = sum(dtype.itemsize == 1 for dtype in residuals.dtypes)
+    return residuals.traffic + 2 * (_NARROWEST - 1) * num_narrow
 
 
 def _count_recomputed_bytes(trace: StepTrace, vjp: StepGraph, chunk: int) -> float:
     """Returns the bytes per element and step that recomputation reads and writes: inputs and checkpoints."""
-    used = vjp.used
-    from_states = any(port.role is Role.STATE for port in used)
+    used_ports = vjp.used
+    from_states = any(port.role is Role.STATE for port in used_ports)
     if from_states:
-        used |= trace.forward.used
+        used_ports |= trace.forward.used
     size = math.prod(trace.step_shape)
     inputs = sum(
         value.dtype.itemsize * math.prod(value.shape) / max(size, 1)
         for i, value in enumerate(trace.inputs)
-        if Port(Role.INPUT, i) in used
+        if Port(Role.INPUT, i) in used_ports
     )
     checkpoints = sum(value.dtype.itemsize for value in trace.states) / chunk
     return inputs + checkpoints * (2 if from_states else 1)

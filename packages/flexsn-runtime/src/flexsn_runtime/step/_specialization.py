@@ -132,23 +132,23 @@ class CoreSpecialization:
             instead: replacements of captured tensors, by the `id` of the captured tensor. A replacement has the shape,
                 strides and dtype of the captured tensor.
         """
-        fetched = self.trace.reads.fetch()
-        if fetched is None or not (fetched or self.trace.lifted_values):
-            return fetched
-        if not self._is_like_captured(*fetched):
-            if not self._accepts(fetched):
+        captured_values = self.trace.reads.fetch()
+        if captured_values is None or not (captured_values or self.trace.lifted_values):
+            return captured_values
+        if not self._is_like_captured(*captured_values):
+            if not self._accepts(captured_values):
                 return None
-            self._is_like_captured = alike(fetched)
+            self._is_like_captured = alike(captured_values)
         trace = self.trace
         if trace.aliases:
-            captured = fetched[: len(trace.captured)]
-            for (i, _), alias in zip(trace.aliases, fetched[len(captured) :], strict=True):
+            captured = captured_values[: len(trace.captured)]
+            for (i, _), alias in zip(trace.aliases, captured_values[len(captured) :], strict=True):
                 if alias.data_ptr() != captured[i].data_ptr() or alias.stride() != captured[i].stride():
                     return None
-            fetched = captured
+            captured_values = captured
         if instead is not None:
-            fetched = tuple([instead.get(id(tensor), tensor) for tensor in fetched])
-        return trace.lift(fetched)
+            captured_values = tuple([instead.get(id(tensor), tensor) for tensor in captured_values])
+        return trace.lift(captured_values)
 
     def _accepts(self, fetched: Sequence[Tensor]) -> bool:
         """True if the step can read these tensors instead of the tensors that the trace captured."""
@@ -210,8 +210,8 @@ class CoreSpecialization:
         on_pieces = isinstance(last, StepTrace) and last.is_on_pieces
         values = (*last.inputs, *last.states)
         new = trace_values(last.core, counts, values, self.device, products=products, on_pieces=on_pieces)
-        same = type(new) is type(last) and new.lifted_values == last.lifted_values
-        if captured is None or not same or not computes_the_same(new):
+        has_same_values = type(new) is type(last) and new.lifted_values == last.lifted_values
+        if captured is None or not has_same_values or not computes_the_same(new):
             raise CapturedTensorError(
                 "the core has changed since the forward whose gradient is computed: captured values were "
                 f"replaced ({changed}). Call backward() before that."
@@ -237,8 +237,8 @@ class CoreSpecialization:
     def carrying(self, needs_grad: Sequence[bool]) -> tuple[bool, ...]:
         """Returns `needs_grad`, with True for floating-point states. Their gradients always pass from step to step."""
         first, first_lifted = self.trace.num_inputs, self.trace.num_inputs + self.trace.num_states
-        carried = (value.dtype.is_floating_point for value in self.trace.states)
-        return (*needs_grad[:first], *carried, *needs_grad[first_lifted:])
+        are_floating = (value.dtype.is_floating_point for value in self.trace.states)
+        return (*needs_grad[:first], *are_floating, *needs_grad[first_lifted:])
 
     @property
     def kernel_names(self) -> tuple[str, ...]:

@@ -112,7 +112,7 @@ class _Segments(BackwardTemplate):
         self._write_counted_chunks("alive", "count")
 
     def _declare_flags(self) -> None:
-        """Sets the flags. At the end of each segment except for the last one, they are all True."""
+        """Sets the flags. At the end of each segment except for the last one, all flags are True."""
         w = self._writer
         for flag in self._spec.flags:
             name = f"came_state_{flag.state}"

@@ -30,7 +30,9 @@ class SegmentMaps:
         self._params: list[Port] = [writer.add(Role.SEGMENT_MAP, i) for i in range(self._square + count)]
 
     def begin(self, dtypes: Sequence[torch.dtype]) -> None:
-        """Assigns the derivatives before the first step: `column_<j>_<i>` is that of state `i` with respect to `j`.
+        """Assigns the derivatives before the first step.
+
+        `column_<j>_<i>` is the derivative of state `i` with respect to state `j`.
 
         Args:
             dtypes: dtypes of all states.

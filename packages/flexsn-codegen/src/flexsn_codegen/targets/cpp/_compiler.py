@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from flexsn_codegen.errors import CacheFolderError, CompilationError, CompilerMissingError
-from flexsn_codegen.source._cache import keep, kept
+from flexsn_codegen.source._cache import find_kept, keep
 
 _VARIABLE = "CXX"
 _CANDIDATES = ("g++", "clang++", "c++")
@@ -48,7 +48,7 @@ if hasattr(os, "register_at_fork"):
 
 def why_no_compiler() -> str | None:
     """The reason why this machine cannot compile C++, with a remedy. `None` if there is a compiler."""
-    if _compiler() is not None:
+    if _find_compiler() is not None:
         return None
     named = os.environ.get(_VARIABLE)
     if named:
@@ -72,7 +72,7 @@ def load(source: str) -> ctypes.CDLL:
         CacheFolderError: see `cache_folder`.
     """
     compiler()
-    digest = hashlib.sha256(f"{_environment()}\n{source}".encode()).hexdigest()[:32]
+    digest = hashlib.sha256(f"{_describe_environment()}\n{source}".encode()).hexdigest()[:32]
     with _locks.setdefault(digest, threading.Lock()):
         library = _libraries.get(digest)
         if library is None:
@@ -86,7 +86,7 @@ def library_of(source: str) -> bytes:
 
 
 def _load_or_compile(name: str, source: str) -> ctypes.CDLL:
-    path = kept(name)
+    path = find_kept(name)
     if path is not None:
         with contextlib.suppress(OSError):  # the file is not a valid library, or another process has deleted it
             return _open(path)
@@ -117,9 +117,9 @@ def _compile(source: str) -> bytes:
         text, compiled, library = (folder / f"kernel.{kind}" for kind in ("cpp", "o", "so"))
         text.write_text(source, encoding="utf-8")
         command = compiler()
-        options = [*FLAGS, *_openmp_options(), *_include_options(source)]
+        options = [*FLAGS, *_list_openmp_options(), *_list_include_options(source)]
         run_compiler([*command, *options, "-c", str(text), "-o", str(compiled)])
-        run_compiler([*command, "-shared", *_linker_options(), str(compiled), "-o", str(library)])
+        run_compiler([*command, "-shared", *_list_linker_options(), str(compiled), "-o", str(library)])
         return library.read_bytes()
 
 
@@ -134,10 +134,10 @@ def in_a_folder() -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="flexsn-") as folder:
             yield Path(folder)
     except OSError as error:
-        raise _no_space_error(str(error)) from error
+        raise _make_no_space_error(str(error)) from error
 
 
-def _no_space_error(reason: str) -> CacheFolderError:
+def _make_no_space_error(reason: str) -> CacheFolderError:
     return CacheFolderError(
         f"a kernel cannot be compiled in {tempfile.gettempdir()}: {reason}. Make room there, or name another folder in "
         "TMPDIR."
@@ -157,11 +157,12 @@ def run_compiler(command: Sequence[str], name: str = "a generated kernel") -> No
     try:
         process = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     except OSError as error:
-        raise CompilationError(f"the C++ compiler cannot be run: {error}. Name another in {_VARIABLE}.") from error
+        message = f"the C++ compiler cannot be run: {error}. Name another compiler in {_VARIABLE}."
+        raise CompilationError(message) from error
     if process.returncode != 0:
         disk_error = next((text for text in map(os.strerror, _DISK_FULL_ERRORS) if text in process.stderr), None)
         if disk_error is not None:
-            raise _no_space_error(disk_error)
+            raise _make_no_space_error(disk_error)
         remedy = f"Name another compiler in {_VARIABLE}, or report this."
         if "-lomp" in process.stderr:
             remedy = f"The compiler lacks OpenMP: `apt install libomp-dev`, or name g++ in {_VARIABLE}."
@@ -181,13 +182,13 @@ def compiler() -> list[str]:
     Raises:
         CompilerMissingError: there is no compiler.
     """
-    command = _compiler()
+    command = _find_compiler()
     if command is None:
         raise CompilerMissingError(why_no_compiler())
     return command
 
 
-def _compiler() -> list[str] | None:
+def _find_compiler() -> list[str] | None:
     key = os.environ.get(_VARIABLE, ""), os.environ.get("PATH")
     command = _compilers.get(key)  # cached, because searching the path takes as long as running some kernels
     if command is None:
@@ -203,15 +204,16 @@ def _compiler() -> list[str] | None:
 _compilers: dict[tuple[str, str | None], list[str]] = {}
 
 
-def _openmp_options() -> tuple[str, ...]:
+def _list_openmp_options() -> tuple[str, ...]:
     return ("-Xclang", "-fopenmp") if sys.platform == "darwin" else ("-fopenmp",)
 
 
-def _linker_options() -> tuple[str, ...]:
+def _list_linker_options() -> tuple[str, ...]:
     """Linker options for OpenMP.
 
     Empty if the process has loaded torch's OpenMP library, so that kernels run in the threads of torch. Code
-    from Clang and code from GCC call different OpenMP libraries, and torch may not have loaded the one that is called.
+    from Clang and code from GCC call different OpenMP libraries, and torch may not have loaded the library that the
+    kernels call.
     """
     if sys.platform == "darwin":
         return ("-undefined", "dynamic_lookup")
@@ -219,7 +221,7 @@ def _linker_options() -> tuple[str, ...]:
     return () if hasattr(ctypes.CDLL(None), called) else ("-fopenmp",)
 
 
-def _include_options(source: str) -> list[str]:
+def _list_include_options(source: str) -> list[str]:
     folders = [_HEADERS]
     if '#include "special.h"' in source:  # this header includes torch's headers
         torch_headers = Path(torch.__file__).parent / "include"
@@ -227,19 +229,19 @@ def _include_options(source: str) -> list[str]:
     return [f"-I{folder}" for folder in folders]
 
 
-def _environment() -> str:
-    """All that compiled code depends on except its source: the compiler, the machine's instructions, our headers."""
-    return _environment_of(tuple(compiler()))
+def _describe_environment() -> str:
+    """Everything that determines compiled code except its source: compiler, options, machine instructions, headers."""
+    return _describe_environment_of(tuple(compiler()))
 
 
 @functools.cache
-def _environment_of(command: tuple[str, ...]) -> str:
+def _describe_environment_of(command: tuple[str, ...]) -> str:
     headers = [path.read_text(encoding="utf-8") for path in sorted(_HEADERS.rglob("*.h"))]
-    options = [*FLAGS, *_openmp_options(), *_linker_options()]
-    return "\n".join([torch.__version__, *command, _script(command), *options, _macros(command), *headers])
+    options = [*FLAGS, *_list_openmp_options(), *_list_linker_options()]
+    return "\n".join([torch.__version__, *command, _read_script(command), *options, _read_macros(command), *headers])
 
 
-def _script(command: tuple[str, ...]) -> str:
+def _read_script(command: tuple[str, ...]) -> str:
     """The text of the compiler if it is a script, whose options the macros may not show. Otherwise, an empty text."""
     path = shutil.which(command[0])
     content = b"" if path is None else Path(path).read_bytes()
@@ -247,11 +249,11 @@ def _script(command: tuple[str, ...]) -> str:
 
 
 @functools.cache
-def _macros(command: tuple[str, ...]) -> str:
+def _read_macros(command: tuple[str, ...]) -> str:
     """The compiler's predefined macros. They contain its version, and the instruction sets of this machine."""
     query = [*command, *FLAGS, "-dM", "-E", "-x", "c++", os.devnull]
     return subprocess.run(query, capture_output=True, text=True, check=False).stdout
 
 
 def _is_clang(command: tuple[str, ...]) -> bool:
-    return "#define __clang__ " in _macros(command)
+    return "#define __clang__ " in _read_macros(command)

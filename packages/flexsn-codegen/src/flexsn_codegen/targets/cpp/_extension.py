@@ -16,7 +16,7 @@ from types import ModuleType
 import torch
 
 from flexsn_codegen.errors import CompilationError
-from flexsn_codegen.source._cache import cache_folder, keep, kept
+from flexsn_codegen.source._cache import cache_folder, find_kept, keep
 from flexsn_codegen.targets.cpp._compiler import compiler, in_a_folder, run_compiler
 
 _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-shared")
@@ -35,12 +35,12 @@ class Extension:
         self._name, self._source = name, source
 
     def kept(self) -> Path | None:
-        """The module's file in the cache folder, for this Python, torch and system. `None` if there is none.
+        """The module's file in the cache folder, for this Python, torch and system. `None` if the file does not exist.
 
         Raises:
             CacheFolderError: see `flexsn_codegen.cache_folder`.
         """
-        path = kept(self._file_name())
+        path = find_kept(self._make_file_name())
         return path if path is not None and _is_complete(path) else None
 
     def build(self) -> Path:
@@ -55,7 +55,7 @@ class Extension:
             with contextlib.suppress(OSError):  # without file locks, several processes may compile it
                 fcntl.flock(lock, fcntl.LOCK_EX)
             try:
-                return self.kept() or keep(self._file_name(), _seal(self._compile()))[0]
+                return self.kept() or keep(self._make_file_name(), _seal(self._compile()))[0]
             finally:
                 # Closing the file does not unlock it if a forked child has the file open, too.
                 with contextlib.suppress(OSError):
@@ -74,7 +74,7 @@ class Extension:
         loader.exec_module(module)
         return module
 
-    def _file_name(self) -> str:
+    def _make_file_name(self) -> str:
         system = (platform.machine(), *platform.libc_ver())
         made_from = (torch.__version__, sys.version, *system, *_FLAGS, self._source)
         digest = hashlib.sha256("\n".join(made_from).encode()).hexdigest()[:32]

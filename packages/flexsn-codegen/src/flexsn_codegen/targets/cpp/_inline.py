@@ -13,7 +13,7 @@ _INCLUDE = re.compile(r'^#include "([^"]+)"\n', re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Inlined:
-    """A program's source that needs no header of this package. One file may contain several sources, even equal ones.
+    """A program's source that needs no header of this package. A file may contain several sources, even equal sources.
 
     Attributes:
         name: name of the program's function, which takes the arguments of `CppKernel.compiled` as an array. Equal

@@ -27,7 +27,7 @@ _NAMES = {
 
 
 def cpp_name(dtype: torch.dtype) -> str:
-    """The C++ type of `dtype` in memory, e.g. ``"float"``. `KeyError` if generated sources do not support it."""
+    """The C++ type of `dtype` in memory, e.g. ``"float"``. Raises `KeyError` if generated sources do not support it."""
     return _NAMES[dtype]
 
 

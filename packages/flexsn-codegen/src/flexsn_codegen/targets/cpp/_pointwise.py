@@ -5,7 +5,7 @@ innermost dimension, an operand has adjacent elements, a single element, or elem
 for each of these three cases, and compilers turn all of them into vector code. If the innermost dimension is short,
 such as the three colours of a pixel, blocks of elements are first gathered row by row, so that the computation is still
 vector code. If the adjacent elements of an operand are in another dimension, programs compute tiles of that dimension
-and the innermost one, and transpose the operand's tile.
+and the innermost dimension, and transpose the operand's tile.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def walk(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[
 
 
 def _find_turned_dimension(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> int | None:
-    """The first dimension in which an operand's elements are adjacent while those of its rows are far apart."""
+    """The first dimension along which an operand's elements are adjacent, if the elements of its rows are far apart."""
     for d, size in enumerate(sizes[:-1]):
         if type(size) is not int or type(sizes[-1]) is not int or min(size, sizes[-1]) < _LEAST_TILE:
             continue
@@ -216,7 +216,7 @@ def _remove_rounding(source: str) -> str:
     match = _RESULTS.search(source)
     assert match is not None
     for name in set(match[1].split(", ")):
-        if len(re.findall(rf"\b{name}\b", _remove_comments(source))) == 2:  # in its definition and in the results
+        if len(re.findall(rf"\b{name}\b", _remove_comments(source))) == 2:  # only in its definition and in the results
             source = re.sub(rf"(const auto {name} = )dev::round_b?float16\((\w+)\);", r"\1\2;", source)
     return source
 
@@ -286,10 +286,10 @@ def _write_tiles(core: CoreSource, inputs: Sequence[_Operand], results: Sequence
         if o.layout == "turned":
             start = f"{o.name}_tile + row * {_TILE}"
         lines.append(f"    const auto {o.name}_at = {start};")
-    alike = [
+    groups = [
         [replace(o, layout="following") if o.layout == "turned" else o for o in group] for group in (inputs, results)
     ]
-    lines += ["    " + line for line in _write_lanes(core, *alike)]
+    lines += ["    " + line for line in _write_lanes(core, *groups)]
     lines.append("}")
     for o in results:
         if o.layout == "turned":

@@ -39,8 +39,8 @@ def walk_rows(
 ) -> tuple[tuple[Layout, ...], list[int]]:
     """Implements `Target.walk_rows`.
 
-    The integers are the width, the sizes of all dimensions between the outermost and the innermost one, `STEPS` if
-    results are summed over rows, and the strides.
+    The integers are the width, the sizes of all dimensions between the outermost and the innermost dimension, `STEPS`
+    if results are summed over rows, and the strides.
     """
     layouts: list[Layout] = [str(len(sizes))]
     numbers = [sizes[-1], *sizes[1:-1]]
@@ -95,7 +95,7 @@ def row_kernel(
     ]
     signature = ",\n    ".join([*tensors, *(f"int64_t {size}" for size in sizes), "int64_t threads"])
     declared = "".join(line + "\n" for line in numbers)
-    saved = [pair for stage in core.stages for pair in stage.kept]
+    saved = [pair for stage in core.stages for pair in stage.kept_results]
     text = declared + _write_rows(lines, summed, saved)
 
     def kernel(full: str) -> str:
@@ -224,6 +224,9 @@ def _write_reduction(i: int, stage: RowStage, first: int, layout_of: dict[Port, 
     body = [
         *_write_call(i, stage, layout_of, dimensions),
         *(f"{name}_parts.add(part, dev::get<{n}>(results_{i}));" for n, name in enumerate(names)),
-        *(f"{p.name}_row[lane] = dev::get<{n}>(results_{i});" for n, (p, _) in enumerate(stage.kept, len(names))),
+        *(
+            f"{p.name}_row[lane] = dev::get<{n}>(results_{i});"
+            for n, (p, _) in enumerate(stage.kept_results, len(names))
+        ),
     ]
     return [*lines, *_write_partial_loop(i, body), *(f"const auto {name} = {name}_parts.all();" for name in names)]

@@ -65,7 +65,7 @@ class Cpp(Target):
     ) -> str:
         types = ", ".join(f"typename T{i}" for i in range(len(arguments)))
         parameters = ", ".join(f"T{i} {argument}" for i, argument in enumerate(arguments))
-        lines = [f"const auto {s.name} = {s.text};" + _comment(s.citation) for s in statements]
+        lines = [f"const auto {s.name} = {s.text};" + _write_comment(s.citation) for s in statements]
         body = "\n".join(f"    {line}" for line in (*lines, f"return dev::make_tuple({', '.join(results)});"))
         head = f"template <{types}>\n" if arguments else ""
         return f"{head}DEV_INLINE auto {name}({parameters}) {{\n{body}\n}}\n"
@@ -100,7 +100,7 @@ class Cpp(Target):
         return CppKernel(source)
 
 
-def _comment(citation: str) -> str:
+def _write_comment(citation: str) -> str:
     # A backslash at the end of the line would make the next line part of the comment.
     return f"  // {citation.rstrip(chr(92))}" if citation else ""
 

@@ -75,7 +75,7 @@ class CppWriter(KernelWriter):
         self._body: list[str | _Lanes] = []
         self._lanes: _Lanes | None = None
         self._offsets: dict[Port, str] = {}  # the text of the offset of a lane within a step
-        self._terms: dict[Port, Sequence[tuple[str, str, str]]] = {}  # as in `KernelWriter._declare`
+        self._terms: dict[Port, Sequence[tuple[str, str, str]]] = {}  # see `KernelWriter._declare`
         self._times: dict[Port, str] = {}
         self._written: set[Port] = set()
         self._first_texts: dict[str, str] = {}  # the first text of each value, which determines its type
@@ -114,7 +114,7 @@ class CppWriter(KernelWriter):
         """
         flags = {**dict.fromkeys(self._flags), **self._current_lanes().flags}
         values = {name: value if value in _CONSTANTS else form.format(value or name) for name, value in flags.items()}
-        return _NAME.sub(lambda found: values.get(found[0], found[0]), text)
+        return _NAME.sub(lambda match: values.get(match[0], match[0]), text)
 
     def _assign_flag(self, name: str, text: str) -> None:
         lanes, count = self._current_lanes(), self._flags.get(name, 0)
@@ -198,16 +198,16 @@ class CppWriter(KernelWriter):
             self._summed.append(total)
             self._first_texts[total] = f"dev::load({port.name}_ptr[0])"
             self._lane(total, value)
-            when = f"if ({_to_cpp(exists)}) " if exists else ""
-            store = f"{when}dev::store(({pointer})[program], dev::sum({_array_name(total)}, lanes));"
+            condition = f"if ({_to_cpp(exists)}) " if exists else ""
+            store = f"{condition}dev::store(({pointer})[program], dev::sum({_array_name(total)}, lanes));"
             self._current_lanes().after.append(store)
         elif exists is None:
             self._lane(None, f"dev::store(({pointer})[{self._offsets.get(port, 'lane')}], {value})")
         elif self._is_dense(port):
-            to = f"{port.name}_to_{len(self._stored)}"
+            destination = f"{port.name}_to_{len(self._stored)}"
             self._stored.append(port)
-            declaration = f"const auto {to} = {_to_cpp(exists)} ? {pointer} : {port.name}_beyond;"
-            self._lane(None, f"dev::store({to}[lane], {value})", declaration)
+            declaration = f"const auto {destination} = {_to_cpp(exists)} ? {pointer} : {port.name}_beyond;"
+            self._lane(None, f"dev::store({destination}[lane], {value})", declaration)
         else:
             place = f"({pointer})[{self._offsets[port]}]"
             self._lane(None, f"if ({_to_cpp(exists)}) dev::store({place}, {value})")
@@ -218,8 +218,8 @@ class CppWriter(KernelWriter):
         self._block_values.append(flags)
         self._first_texts[flags] = "uint8_t(0)"
         self._lane(flags, f"uint8_t({value} != 0)")
-        when = f"if ({_to_cpp(exists)}) " if exists else ""
-        self._current_lanes().after.append(f"{when}dev::store_bits({place}, {_array_name(flags)}, lanes);")
+        condition = f"if ({_to_cpp(exists)}) " if exists else ""
+        self._current_lanes().after.append(f"{condition}dev::store_bits({place}, {_array_name(flags)}, lanes);")
 
     # -- values --------------------------------------------------------------------------------------------
 
@@ -328,8 +328,8 @@ class CppWriter(KernelWriter):
             lines.append(f"int64_t {port.name}_offset_of[BLOCK] = {{}};")
             for inner, size, stride in terms:
                 lines.append(f"dev::add_offsets({port.name}_offset_of, begin, lanes, {inner}, {size}, {stride});")
-        # Arrays are in the order in which values are first computed, because the type of a value may depend on an
-        # earlier one.
+        # Arrays are in the order in which values are first computed, because the type of a value may depend on the
+        # type of an earlier value.
         arrays = [name for name in self._first_texts if name in stored]
         lines += [f"decltype(dev::value({self._type_expression(name)})) {_array_name(name)}[BLOCK];" for name in arrays]
         lines += [f"bool {name} = false;" for name in self._flags]

@@ -35,15 +35,15 @@ from flexsn_codegen.targets.cpp._literals import cpp_name
 from flexsn_codegen.targets.cuda._target import CUDA
 from flexsn_graph import Port, Role, View, not_zero_one
 
-_COLUMNS, _ROWS, _WARP = 16, 8, 32  # numbers of columns and rows of a fragment, and of threads of a warp
+_COLUMNS, _ROWS, _WARP = 16, 8, 32  # columns of a fragment, rows of a fragment, and threads of a warp
 _FRAGMENT_BYTES = 16  # bytes of a matrix's fragment in one thread
 _STORED_AT_A_TIME = 2  # number of a matrix's fragments in shared memory that are read together
 _AHEAD = 4  # number of loads in flight for fragments that are neither in registers nor in shared memory
-# Number of registers of a thread for addresses and loops, and number of values of an element in addition to its states
-# and loads. ptxas assigns these numbers for an H100.
+# The number of a thread's registers for addresses and loops, and the number of values of an element that are in
+# registers in addition to its states and loads. ptxas assigns these numbers of registers for an H100.
 _USUAL_REGISTERS, _RESULTS = 44, 2
 _READ = "barriers + 8"  # if there is one slot, the barrier at which warps arrive after they have read it
-_FEW_REGISTERS = 128  # if a matrix has fewer registers of a thread, more sums fit into registers
+_FEW_REGISTERS = 128  # if a matrix occupies fewer registers of a thread, there are registers for more sums
 _EACH = "for (int n = 0; n < own_tiles; n++)\n#pragma unroll\nfor (int j = 0; j < 4; j++)"
 _EACH_SUM = _EACH.replace("own_tiles", "row_tiles")
 
@@ -117,19 +117,19 @@ class ClusterNeeds:
     Attributes:
         matrices: number of registers of a thread that the matrices occupy.
         others: estimated number of all other registers of a thread.
-        of_a_term: number of registers that a thread needs for one more tile of 16 terms.
+        registers_of_tile: number of registers that a thread needs for one more tile of 16 terms.
         terms: for the longest product, the number of tiles of 16 terms in one warp.
         shared: bytes of shared memory.
-        shared_of_a_term: bytes of shared memory for one more tile of 16 terms.
+        shared_of_tile: bytes of shared memory for one more tile of 16 terms.
         away: bytes of matrices that the block reads from global memory in every step.
     """
 
     matrices: int
     others: int
-    of_a_term: int
+    registers_of_tile: int
     terms: int
     shared: int
-    shared_of_a_term: int
+    shared_of_tile: int
     away: int
 
 
@@ -244,8 +244,8 @@ class _ClusterWriter:
                     is_written = True
                     graph = part.stage.graph
                     reads = [(port, part.reads[port.index]) for port in graph.arguments if port.role is Role.INPUT]
-                    # The inputs that are the value of the previous step. They are zeros before the first step, and
-                    # zeros and ones later, if this check succeeds.
+                    # The inputs that read the value of the previous step. They are zeros at the first step. At later
+                    # steps, they are zeros and ones if this check succeeds.
                     previous = [
                         port for port, read in reads if isinstance(read, Columns) and read.port == exchange.port
                     ]
@@ -303,23 +303,23 @@ class _ClusterWriter:
         loads, _ = memory_of(loop)
         early = sum(len(p.writes) for p in self._parts if isinstance(p, StageCall) and p.early is not None)
         values = sum(load.view.source not in loop.shifted for load in loads) + len(loop.carried) + early + _RESULTS
-        sums = matrices = of_a_term = longest = shared_of_a_term = away = under_way = 0
+        sums = matrices = registers_of_tile = longest = shared_of_tile = away = under_way = 0
         for _, part in self._list_products():
             chains = self._count_large_chains(part) + self._count_small_chains(part)
             sums = max(sums, 4 * cluster.row_tiles * len(part.pieces) * chains)
             parts = self._count_matrix_parts(self._sent[part.operand.port])
             terms, each = self._count_tiles(part), 4 * len(part.pieces) * parts
             matrices += cluster.held_of(terms) * each
-            of_a_term += each
+            registers_of_tile += each
             fragments = len(part.pieces) * self._count_words(self._sent[part.operand.port])
             of_one = cluster.threads(self._width) * fragments * _FRAGMENT_BYTES
-            shared_of_a_term += of_one
+            shared_of_tile += of_one
             away += (terms - cluster.held_of(terms) - cluster.stored_of(terms)) * of_one
             if cluster.stored is not None:
                 under_way = max(under_way, 4 * fragments * self._count_tiles_ahead(part))
             longest = max(longest, terms)
         others = _USUAL_REGISTERS + 4 * own_tiles * values + sums + under_way
-        return ClusterNeeds(matrices, others, of_a_term, longest, self._shared_bytes(), shared_of_a_term, away)
+        return ClusterNeeds(matrices, others, registers_of_tile, longest, self._shared_bytes(), shared_of_tile, away)
 
     # -- the kernel --------------------------------------------------------------------------------------------------
 
@@ -400,7 +400,7 @@ class _ClusterWriter:
 
     @property
     def _sum_buffers(self) -> int:
-        """The number of buffers for sums: two, because a warp may be one step ahead. With one, warps wait once more."""
+        """The number of buffers for sums. With two buffers, a warp may be one step ahead of the other warps."""
         return self._cluster.slots
 
     def _sum_floats(self, part: Multiply) -> int:
@@ -536,14 +536,14 @@ class _ClusterWriter:
         """The number of tiles of terms whose fragments are loaded while earlier tiles are multiplied."""
         return max(1, _AHEAD // len(part.pieces))
 
-    def _load_fragment(self, part: Multiply, number: int, term: str, into: str) -> None:
+    def _load_fragment(self, part: Multiply, number: int, term: str, array: str) -> None:
         """Loads the words of the fragment of a tile of terms from global memory."""
         sent, (first, count) = self._sent[part.operand.port], part.pieces[number]
         pointer, (down, across) = self._param(Role.MATRIX, part.matrix), self._spec.matrix_strides[part.matrix]
         of_piece = part.operand.width // self._operand_pieces(part)[1]
         start = f"{pointer} + (({term}) / all_tiles) * {of_piece} * int64_t({down}) + {first * across}ll"
         self._line(
-            f"dev::take<{sent.format}, {'true' if sent.bits else 'false'}, {self._count_loaded_words(sent)}>({into}, "
+            f"dev::take<{sent.format}, {'true' if sent.bits else 'false'}, {self._count_loaded_words(sent)}>({array}, "
             f"{start}, {down}, {across}, 16 * (({term}) % all_tiles), {of_piece}, 16 * tile, {count});"
         )
 
@@ -670,7 +670,7 @@ class _ClusterWriter:
             if isinstance(part, Multiply):
                 self._multiply(i, part)
                 if i + 1 < len(self._parts):
-                    continue  # first, a stage computes values from the product, because other warps wait for them
+                    continue  # the next stage runs first, because other warps wait for its results
             elif part.early == -1:
                 continue
             elif part.early is not None:
@@ -743,7 +743,8 @@ class _ClusterWriter:
     def _list_loads_ahead(self) -> list[int]:
         """Indices of the loads that are issued one step earlier.
 
-        These are all loads except for counts and for values that the loop wrote some steps ago.
+        These are all loads except for those of the rows' numbers of remaining steps, and those of values that the loop
+        wrote some steps ago.
         """
         others = {*self._loop.shifted, self._spec.counts}
         return [i for i, (load, _) in enumerate(self._spec.loads) if load.view.source not in others]
@@ -753,7 +754,7 @@ class _ClusterWriter:
         return [i for i, (load, _) in enumerate(self._spec.loads) if load.view.source == self._spec.counts]
 
     def _compute_early(self, part: StageCall, step: str) -> None:
-        """Computes a stage that only reads values of earlier steps. It is computed for the step `step`."""
+        """Computes a stage for the step `step`. The stage only reads values of earlier steps."""
         i = next(number for number, other in enumerate(self._parts) if other is part)
         core = self._spec.cores[i]
         assert core is not None
@@ -826,7 +827,7 @@ class _ClusterWriter:
             self._line(f"if (lane < blocks) dev::barrier_arrive(dev::remote({_READ}, lane));")
 
     def _write_totals(self, i: int, part: Multiply, sent: _Sent, first_piece: int, terms: int) -> None:
-        """Computes the sums of a warp. Products of first parts and all smaller products have separate sums."""
+        """Computes the sums of a warp. Products of two first parts have other sums than products of smaller parts."""
         pieces = len(part.pieces)
         small = self._count_matrix_parts(sent) > 1
         large = self._count_large_chains(part)
@@ -901,7 +902,7 @@ class _ClusterWriter:
                     self._line(f"{sent.format}::multiply({sums}, {matrix}, operand[n][{a}].x, operand[n][{a}].y);")
 
     def _define_fragments(self, i: int, part: Multiply, where: str) -> None:
-        """Defines the parts of tile `k`'s fragments that are not in registers, as `fragment_NUMBER`."""
+        """Defines the parts of tile `k`'s fragments, which are not in registers yet, as `fragment_NUMBER`."""
         sent = self._sent[part.operand.port]
         for number in range(len(part.pieces)):
             taken = f"read_{i}[j][{number}]"
@@ -1026,7 +1027,7 @@ class _ClusterWriter:
                 return
             for j in range(4):
                 self._line(f"const float x_{j} = {exists}[{j}] ? float({value}[n][{j}]) : 0.0f;")
-            index = f"(({{}}) * {count} + {tile}) * row_tiles + splits * n + split"  # in a slot, or in a part of one
+            index = f"(({{}}) * {count} + {tile}) * row_tiles + splits * n + split"  # in a slot or in a part of it
             for name, j in (("low", 0), ("high", 2)):
                 if sent.parts == 1:
                     self._line(f"const uint32_t {name}_0 = {sent.format}::bits(x_{j}, x_{j + 1});")

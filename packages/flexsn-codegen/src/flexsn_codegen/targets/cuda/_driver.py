@@ -75,7 +75,8 @@ class CudaFunction:
         shared: bytes of shared memory for a block, in addition to the kernel's own variables.
         registers: number of registers that each thread uses.
         spilled: bytes of local memory that each thread uses.
-        at_once: number of clusters that the GPU can run at the same time. `None` if the driver does not report it.
+        at_once: number of clusters that the GPU can run at the same time. `None` if the driver does not report
+            this number.
 
     Raises:
         CompilationError: the GPU has too few resources for a block.

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from flexsn_codegen.errors import CompilationError
-from flexsn_codegen.source._cache import keep, kept
+from flexsn_codegen.source._cache import find_kept, keep
 
 _HEADERS = Path(__file__).parent
-# The headers of kernels. Kernels in C++ use the last one, too.
+# The headers of kernels. Kernels in C++ use the last header, too.
 _HEADER_PATHS = (_HEADERS / "device.cuh", _HEADERS / "cluster.cuh", _HEADERS.parent / "cpp" / "device" / "numbers.h")
 _NAMES = tuple(place.name for place in _HEADER_PATHS)
 _MOST_OF_A_LOG = 4000
@@ -21,7 +21,7 @@ _MOST_OF_A_LOG = 4000
 
 @functools.cache
 def _load_library() -> ctypes.CDLL | None:
-    """The compiler's library, from the CUDA wheels that PyTorch requires or from the system. `None` if none exists."""
+    """The compiler's library, from the CUDA wheels that PyTorch requires or from the system, or `None`."""
     for name in (*map(str, _find_in_wheels()), "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"):
         try:
             return ctypes.CDLL(name)
@@ -62,10 +62,10 @@ def cubin(source: str, capability: tuple[int, int], *, fast_math: bool = False) 
         "-default-device",
         f"--fmad={'true' if fast_math else 'false'}",
     )
-    headers = _headers()
-    digest = hashlib.sha256("\n".join([source, *headers, *options, _version(library)]).encode()).hexdigest()[:32]
+    headers = _read_headers()
+    digest = hashlib.sha256("\n".join([source, *headers, *options, _read_version(library)]).encode()).hexdigest()[:32]
     name = f"{digest}.cubin"
-    path = kept(name)
+    path = find_kept(name)
     if path is not None:
         return path.read_bytes()
     compiled = _compile(library, source, headers, options)
@@ -74,11 +74,11 @@ def cubin(source: str, capability: tuple[int, int], *, fast_math: bool = False) 
 
 
 @functools.cache
-def _headers() -> tuple[str, ...]:
+def _read_headers() -> tuple[str, ...]:
     return tuple(path.read_text(encoding="utf-8") for path in _HEADER_PATHS)
 
 
-def _version(library: ctypes.CDLL) -> str:
+def _read_version(library: ctypes.CDLL) -> str:
     major, minor = ctypes.c_int(), ctypes.c_int()
     library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
     return f"{major.value}.{minor.value}"

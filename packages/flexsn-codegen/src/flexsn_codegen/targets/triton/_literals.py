@@ -35,7 +35,7 @@ def accumulator(dtype: torch.dtype) -> Any:
 
 
 def tl_name(dtype: torch.dtype) -> str:
-    """The name of `dtype` in Triton, e.g. ``"tl.float32"``. `KeyError` for dtypes that Triton does not support."""
+    """The name of `dtype` in Triton, e.g. ``"tl.float32"``. Raises `KeyError` if Triton does not support it."""
     return _TL_NAMES[dtype]
 
 

@@ -229,10 +229,10 @@ class _CompilerProcess:
     def reset_after_fork(self) -> None:
         """Forgets the process in the child of a fork, so that parent and child do not use the same process."""
         process = self._process
-        for file in (process and process.stdin, process and process.stdout, self._log):
-            if file is not None:
-                file.close()  # the process ends when the parent ends, even if the child still runs
         if process is not None:
+            for file in (process.stdin, process.stdout, self._log):
+                assert file is not None
+                file.close()  # the process ends when the parent ends, even if the child still runs
             process.returncode = 0  # only the parent can wait for the process
         self._lock, self._process, self._log = threading.Lock(), None, None
 
@@ -273,7 +273,7 @@ def _compile(task: dict[str, Any]) -> dict[str, Any]:
     seconds = time.perf_counter() - start
     nvidia = backend == "cuda"
     assembly = compiled.asm["ptx" if nvidia else "amdgcn"]
-    usage = _nvidia_usage(log.getvalue()) if nvidia else _amd_usage(assembly)
+    usage = _parse_nvidia_log(log.getvalue()) if nvidia else _parse_amd_metadata(assembly)
     return {
         "target": task["target"],
         **usage,
@@ -284,7 +284,7 @@ def _compile(task: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _nvidia_usage(log: str) -> dict[str, int]:
+def _parse_nvidia_log(log: str) -> dict[str, int]:
     """Resources from the log of ptxas, which lists the kernel and the functions that were not inlined."""
     return {
         "registers": max(int(n) for n in re.findall(r"Used (\d+) registers", log)),
@@ -293,7 +293,7 @@ def _nvidia_usage(log: str) -> dict[str, int]:
     }
 
 
-def _amd_usage(assembly: str) -> dict[str, int]:
+def _parse_amd_metadata(assembly: str) -> dict[str, int]:
     """Resources from the metadata at the end of the assembly."""
     numbers = dict(re.findall(r"\.(\w+):\s+(\d+)", assembly))
     return {

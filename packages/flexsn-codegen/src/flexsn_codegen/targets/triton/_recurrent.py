@@ -204,7 +204,7 @@ class _LoopWriter:
         self._line("rows_in_all = tl.cast(B, tl.int64)")
         if tiles.exchanged:
             self._line(f"padded = {groups}.to(tl.int64) * BLOCK")
-        # Rounded up, because the step would be 0, and the loop endless, if fewer programs run than share a row.
+        # Rounded up: if fewer programs run than share a row, the step would otherwise be 0, and the loop endless.
         first, step = f"tl.program_id(0) // {tiles.count}", f"tl.cdiv(tl.num_programs(0), {tiles.count})"
         self._line(f"for group in range({first}, {groups}, {step}):")
         self._depth += 1
@@ -398,7 +398,7 @@ class _LoopWriter:
     # -- a step ------------------------------------------------------------------------------------------------------
 
     def _list_events(self) -> list[tuple[int, str]]:
-        """The reads and writes of exchanged values, in order, each with its part. A write completes a value."""
+        """The reads and writes of exchanged values, in order, each with its part. A value has only its last write."""
         last: dict[Port, int] = {}
         for i, part in enumerate(self._loop.parts):
             if isinstance(part, Multiply):
@@ -452,7 +452,7 @@ class _LoopWriter:
             self._line(f"{self._carried[port]} = {value}")
         for i in self._list_loads_ahead():
             self._line(f"load_{i} = next_{i}")
-        if self._loop.ring or (self._loop.shifted and not arrives):  # threads load values that others store
+        if self._loop.ring or (self._loop.shifted and not arrives):  # threads load values that other threads store
             self._line("dev.meet()")
         self._line(f"step {'-' if self._spec.backwards else '+'}= 1")
 

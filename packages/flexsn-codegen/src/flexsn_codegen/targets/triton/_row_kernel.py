@@ -30,8 +30,8 @@ _BLOCK, _SUMMING_BLOCK, _TILE = 1024, 2048, 2048
 # Number of columns of a program that sums over rows, and of a tile.
 _SUMMED_COLUMNS, _TILE_COLUMNS = 512, 64
 # Number of programs that sum over rows, and of programs that also reduce rows. There are enough programs for all
-# multiprocessors, but few enough to write few sums. While rows are reduced, warps wait for each other, which more
-# programs hide.
+# multiprocessors, but few enough to write few sums. While rows are reduced, warps wait for each other. With
+# more programs, other warps compute in this time.
 _SUMMING_PROGRAMS, _REDUCING_PROGRAMS = 512, 1024
 
 # With more operands than this number, a program that sums over rows has `_BLOCK` instead of `_SUMMING_BLOCK` elements.
@@ -40,10 +40,10 @@ _MOST_OPERANDS = 7
 Direction = int | Like
 Layout = tuple[Direction, Direction, Summed, int | None]
 """Layout of an operand: the terms of the offsets of its rows, the terms of the offsets of its columns, the dimension
-over which it is summed, and the index of the operand with which it is interleaved, whose elements are just before its
-own. Terms are `RUN` for a single stride, `PAIRS` for every second element, `Like` for the terms of an earlier operand,
-and otherwise the number of terms. A list of layouts begins with `(columns of a program, True if these are all
-columns)`."""
+over which it is summed, and the index of the operand with which it is interleaved. In memory, each element of that
+operand is just before the corresponding element of this operand. Terms are `RUN` for a single stride, `PAIRS` for every
+second element, `Like` for the terms of an earlier operand, and otherwise the number of terms. A list of layouts begins
+with `(columns of a program, True if these are all columns)`."""
 RUN, PAIRS = -1, -2
 
 
@@ -51,7 +51,7 @@ def row_launch(core: CoreSource, count: int, width: int, *, reduces: bool, sums:
     """Implements `Target.row_launch`."""
     if reduces and width > LONGEST_ROW:
         raise UnsupportedOpError(
-            f"a kernel on a GPU reduces rows of at most {LONGEST_ROW} elements, but these have {width}.", "row_sum"
+            f"a kernel on a GPU reduces rows of at most {LONGEST_ROW} elements, but these rows have {width}.", "row_sum"
         )
     columns = 1 << max(0, width - 1).bit_length()
     if not reduces:
@@ -132,7 +132,7 @@ def row_kernel(target: Target, name: str, core: CoreSource, layouts: Sequence[An
         lines.append(f"program = {program} // beside")
         lines.append(f"column = (tl.program_id(0) % beside) * {columns} + tl.arange(0, {columns})[None, :]")
     lines += ["inside = column < width", *of_columns]
-    if PAIRS in {of[1] for of in layout_of.values()}:
+    if PAIRS in {layout[1] for layout in layout_of.values()}:
         begin = "" if all_columns else f"(tl.program_id(0) % beside) * {2 * columns} + "
         lines.append(f"pair = {begin}tl.arange(0, {2 * columns})[None, :]")
         lines.append("pair_inside = pair < width * 2")
@@ -146,7 +146,7 @@ def row_kernel(target: Target, name: str, core: CoreSource, layouts: Sequence[An
         "mask = exists & inside",
         *offsets,
     ]
-    firsts = {port: ports[of[3]] for port, of in layout_of.items() if of[3] is not None}
+    firsts = {port: ports[layout[3]] for port, layout in layout_of.items() if layout[3] is not None}
     seconds = {first: port for port, first in firsts.items()}
     for port in core.arguments:
         address, mask = addresses[port]
@@ -160,7 +160,7 @@ def row_kernel(target: Target, name: str, core: CoreSource, layouts: Sequence[An
     body += _write_stages(core, addresses, layout_of, firsts, columns)
     if summed:
         for port in summed:
-            kind = tl_name(register_dtype(_result_dtype(core, port)))
+            kind = tl_name(register_dtype(_get_result_dtype(core, port)))
             lines.append(f"{port.name}_sum = tl.zeros([ROWS, {columns}], {kind})")
         lines += ["for step in range(0, STEPS):", *(f"    {line}" for line in body)]
         for port in summed:
@@ -189,7 +189,7 @@ def _address_operands(
     layout_of: dict[Port, Layout],
     sizes: list[str],
 ) -> tuple[dict[Port, tuple[str, str]], list[str], list[str]]:
-    """The address and mask of each operand, the lines that compute row offsets, and those for column offsets.
+    """The address and mask of each operand, the lines that compute row offsets, and those that compute column offsets.
 
     Results are stored from all rows of a program, so the addresses of results have all rows, even if no offset depends
     on the row.
@@ -239,7 +239,7 @@ def _write_stages(
     columns: int,
 ) -> list[str]:
     lines = []
-    waiting: dict[Port, str] = {}
+    text_by_first: dict[Port, str] = {}
     reduced = 0
     for number_of_stage, stage in enumerate(core.stages):
         arguments = [port.name for port in stage.core.arguments] + [number.name for number in stage.core.numbers]
@@ -260,17 +260,17 @@ def _write_stages(
             if summed is Summed.OVER_COLUMNS:
                 broadcast = f"dev.row_sum({broadcast}, inside)"
             if port in firsts.values():
-                waiting[port] = broadcast
+                text_by_first[port] = broadcast
                 continue
             if port in firsts:
                 address, mask = addresses[firsts[port]]
-                lines.append(f"dev.store_pair({address}, {waiting.pop(firsts[port])}, {broadcast}, {mask})")
+                lines.append(f"dev.store_pair({address}, {text_by_first.pop(firsts[port])}, {broadcast}, {mask})")
                 continue
             lines.append(f"dev.store({address}, {broadcast}, {mask})")
     return lines
 
 
-def _result_dtype(core: CoreSource, port: Port) -> Any:
+def _get_result_dtype(core: CoreSource, port: Port) -> Any:
     """Dtype of a result."""
     dtypes = [stage.dtypes[stage.written.index(port)] for stage in core.stages if port in stage.written]
     return dtypes[0]

@@ -67,14 +67,14 @@ class _Linker:
         rounds = self._rounds and function is not self._kernel  # the kernel itself only multiplies sizes
         linked = _Linked(function.fn.__globals__, self._add, rounds=rounds).visit(tree)
         linked.body[0].name = name
-        self.written[name] = f"@triton.jit{self._options(function)}\n{ast.unparse(linked)}"
+        self.written[name] = f"@triton.jit{self._list_options(function)}\n{ast.unparse(linked)}"
         return name
 
     def _name(self, function: Any) -> str:
         same_module = function.fn.__module__ == self._kernel.fn.__module__
         return str(function.fn.__name__) if same_module else f"dev_{function.fn.__name__}"
 
-    def _options(self, function: Any) -> str:
+    def _list_options(self, function: Any) -> str:
         return '(do_not_specialize=["T"])' if function is self._kernel else ""
 
 

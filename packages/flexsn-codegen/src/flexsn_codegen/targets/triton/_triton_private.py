@@ -104,17 +104,17 @@ def launcher(
     driver = needed(_DRIVER, "driver", _NO_LAUNCH)
     hooks = needed("triton", "knobs.runtime", _NO_LAUNCH)
 
-    usual = compiled[grid]
+    launch_with_hooks = compiled[grid]
     current_stream, index = driver.active.get_current_stream, device.index
     if not _has_direct_launch:
-        return lambda tensors: usual(*tensors, *numbers, stream=current_stream(index))
+        return lambda tensors: launch_with_hooks(*tensors, *numbers, stream=current_stream(index))
     run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
     x, y, z = grid
 
     def launch(tensors: Sequence[torch.Tensor]) -> None:
         stream = current_stream(index)
         if hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls:
-            usual(*tensors, *numbers, stream=stream)
+            launch_with_hooks(*tensors, *numbers, stream=stream)
         else:
             run(x, y, z, stream, function, metadata, None, None, None, *tensors, *numbers)
 
