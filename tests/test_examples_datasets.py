@@ -52,7 +52,9 @@ def write_small_data(name: str, folder: Path) -> None:
 
 @pytest.mark.long(all_but=["audio"])
 @pytest.mark.parametrize("name", NAMES)
-def test_example_without_arguments_learns_and_draws(name: str, tmp_path: Path) -> None:
+def test_example_without_arguments_learns_and_draws(
+    name: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     load_example(name)
     epochs, least_accuracy = LEARNS[name]
     # The example runs as a user runs it: in an empty folder, and without the settings of the tests.
@@ -60,7 +62,13 @@ def test_example_without_arguments_learns_and_draws(name: str, tmp_path: Path) -
     process = subprocess.run(
         [sys.executable, str(ROOT / "examples" / "datasets" / f"{name}.py"), "--epochs", str(epochs)],
         cwd=tmp_path,
-        env={**environment, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)},
+        env={
+            **environment,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "TMPDIR": str(tmp_path),
+            # PyTorch's compiler creates its cache folder when it is imported, by default in TMPDIR.
+            "TORCHINDUCTOR_CACHE_DIR": str(tmp_path_factory.mktemp("inductor")),
+        },
         capture_output=True,
         text=True,
         check=False,

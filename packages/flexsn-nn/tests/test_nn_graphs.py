@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import copy
+import inspect
 import random
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,7 +37,7 @@ from flexsn_nn import (
 from flexsn_nn.errors import ParameterError, RangeWarning
 from flexsn_nn.exact._exchange import SpikeExchange
 from flexsn_nn.functional import get_states, neurons, reset_net, set_backend
-from flexsn_nn.graphs import CapturedStep, _capture
+from flexsn_nn.graphs import CapturedStep, _capture, _watch
 from flexsn_nn.graphs._lines import line_of_error, names_of
 from flexsn_nn.graphs._obstacles import why_update_eager
 from flexsn_nn.graphs._watch import StepWatch
@@ -723,3 +725,12 @@ def test_symbolic_attributes_of_modules_compile() -> None:
         gradients = torch.autograd.grad(y.square().sum(), x)
         expected = torch.autograd.grad(loop(x).square().sum(), x)
         torch.testing.assert_close(gradients, expected)
+
+
+@pytest.mark.parametrize("kind", _watch._RESULTS)
+def test_attributes_that_hold_results_exist(kind: type) -> None:
+    """Checks that the source of a class, or of its bases and subclasses, sets each attribute that is not watched."""
+    classes = {*kind.__mro__, *kind.__subclasses__()}
+    modules = {sys.modules[cls.__module__] for cls in classes if cls.__module__.startswith("flexsn_nn")}
+    source = "\n".join(map(inspect.getsource, modules))
+    assert not {name for name in _watch._RESULTS[kind] if not re.search(rf"\bself\.{name}\b|\"{name}\"", source)}
