@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,7 +11,7 @@ import torch
 from scan_cores import CASES, Case, problem
 from torch import Tensor
 
-from flexsn_codegen import TRITON, KernelSource, OfflineJob, ResourceUse, compile_offline
+from flexsn_codegen import TRITON, KernelSource, OfflineJob, compile_offline
 from flexsn_nn import FlexSN, surrogate
 from flexsn_nn.random import bernoulli_like, normal_like, uniform_like
 from flexsn_runtime import ScanProgram, prepare, scan
@@ -119,13 +118,6 @@ def test_segments_compile_without_spills(
         assert use.shared_bytes <= SHARED_BYTES, name
 
 
-def compile_in_two_processes(jobs: Sequence[OfflineJob]) -> list[ResourceUse]:
-    """Compiles the jobs in two processes, each of which compiles every second job."""
-    with ThreadPoolExecutor(2) as pool:
-        even, odd = pool.map(compile_offline, (jobs[::2], jobs[1::2]))
-    return [(even, odd)[i % 2][i // 2] for i in range(len(jobs))]
-
-
 @pytest.mark.long(all_but=["1"])
 @pytest.mark.parametrize("targets_per_core", [1, len(TARGETS)])
 def test_every_core_compiles_without_spills(
@@ -142,7 +134,7 @@ def test_every_core_compiles_without_spills(
                 jobs[f"{case.name}, {direction}, size {SMALL}, {SMALL_CASE[1]}"] = replace(job, target=SMALL_CASE[1])
     assert len(jobs) == (len(CASES) * targets_per_core + 1) * 2
     assert {job.target for job in jobs.values()} == set(TARGETS)
-    for name, use in zip(jobs, compile_in_two_processes(list(jobs.values())), strict=True):
+    for name, use in zip(jobs, compile_offline(list(jobs.values())), strict=True):
         print(f"{name}: {use}")  # visible with `pytest -s`
         assert name.endswith(use.target)
         assert use.spilled_bytes == use.local_bytes == 0, name

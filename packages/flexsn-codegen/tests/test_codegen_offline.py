@@ -26,6 +26,7 @@ from flexsn_codegen import (
     pointwise,
 )
 from flexsn_codegen.__main__ import main
+from flexsn_codegen.targets.triton._offline import _compiler_process, _describe_task
 
 GOLDEN = Path(__file__).parent / "golden"
 COMMAND = "python packages/flexsn-codegen/tests/test_codegen_offline.py"
@@ -98,14 +99,52 @@ def test_special_functions_compile() -> None:
     assert len(use.binary) > 10_000
 
 
+BROKEN = KernelSource("kernel", "import triton\n@triton.jit\ndef kernel(BLOCK):\n    nothing()\n", (), (), TRITON)
+
+
 def test_wrong_jobs_are_refused() -> None:
     with pytest.raises(OfflineCompileError, match="'h100' is not a target; sm_80"):
         compile_offline([OfflineJob(generate_scan("lif"), "h100")])
     with pytest.raises(OfflineCompileError, match="2 dtypes were given"):
         compile_offline([OfflineJob(generate_scan("lif"), "sm_90", [torch.float32] * 2)])
-    broken = KernelSource("kernel", "import triton\n@triton.jit\ndef kernel(BLOCK):\n    nothing()\n", (), (), TRITON)
     with pytest.raises(OfflineCompileError, match="nothing"):
-        compile_offline([OfflineJob(broken, "sm_90", ())])
+        compile_offline([OfflineJob(BROKEN, "sm_90", ())])
+
+
+def compile_lif() -> int:
+    """Compiles a kernel in the separate process, and returns the identifier of the process."""
+    (use,) = _compiler_process.compile([_describe_task(OfflineJob(generate_scan("lif"), "sm_90"))])
+    assert use["registers"] > 0
+    assert _compiler_process._process is not None
+    return _compiler_process._process.pid
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_child_of_a_fork_leaves_its_parents_process_alone() -> None:
+    identifier = compile_lif()
+    child = os.fork()
+    if child == 0:
+        is_reset = _compiler_process._process is None
+        _compiler_process.stop()
+        os._exit(0 if is_reset else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert compile_lif() == identifier
+
+
+def test_one_process_compiles_until_it_ends() -> None:
+    identifier = compile_lif()
+    with pytest.raises(OfflineCompileError, match="nothing"):
+        _compiler_process.compile([_describe_task(OfflineJob(BROKEN, "sm_90", ()))])
+    assert compile_lif() == identifier
+    process = _compiler_process._process
+    assert process is not None
+    process.kill()
+    process.wait()
+    assert compile_lif() != identifier
+    with pytest.raises(OfflineCompileError, match=r"process failed[^$]*KeyError"):
+        _compiler_process.compile([{}])
+    assert _compiler_process._process is None
 
 
 MODULE = """

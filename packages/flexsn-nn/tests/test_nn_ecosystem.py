@@ -429,7 +429,7 @@ def test_modes_around_a_first_call_do_not_change_results(mode: str, backend: str
         output.sum().backward()
     caught = [warning for warning in caught if "Anomaly" not in str(warning.message)]
     if mode == "profiler" and caught:
-        assert all("Call the network once before it is profiled" in str(warning.message) for warning in caught)
+        assert all("Call the network once before you profile it" in str(warning.message) for warning in caught)
         assert {warning.filename for warning in caught} == {__file__}
     else:
         assert caught == []

@@ -13,16 +13,16 @@
 //              results: the gradient of each tensor of the call (undefined if the gradient is not needed, or is zero)
 // A scan may specify other tensors that are saved (`saved`), instead of the tensors of the call and the saved results.
 
+// Torch's headers then include the operators that they use, and not the headers of all operators.
+#define AT_PER_OPERATOR_HEADERS
+
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/forward_grad.h>
-#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/python_variable.h>
-#include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <ATen/Parallel.h>
-#include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/empty_strided.h>
@@ -46,6 +46,16 @@
 #include <utility>
 #include <variant>
 #include <vector>
+
+// Functions of torch. They are declared here because including <torch/csrc/jit/python/pybind_utils.h> and <ATen/autocast_mode.h>,
+// which declare them, lengthens the compilation of this file by a third.
+namespace torch::jit {
+TORCH_PYTHON_API c10::IValue toIValue(py::handle object, const c10::TypePtr& type, std::optional<std::int32_t> size);
+} // namespace torch::jit
+namespace at::autocast {
+TORCH_API bool is_autocast_enabled(at::DeviceType device);
+TORCH_API at::ScalarType get_autocast_dtype(at::DeviceType device);
+} // namespace at::autocast
 
 // The namespace is part of the names of autograd nodes in graphs, profiles and errors.
 namespace flexsn {
@@ -209,10 +219,35 @@ struct Operator {
     if (!PyBool_Check(value.ptr()) && !PyLong_Check(value.ptr()) && !PyFloat_Check(value.ptr()))
       return value;
     auto tensor = at::scalar_tensor(
-        torch::jit::toIValue(value, c10::NumberType::get()).toScalar(),
+        torch::jit::toIValue(value, c10::NumberType::get(), std::nullopt).toScalar(),
         PyBool_Check(value.ptr()) ? at::kBool : PyLong_Check(value.ptr()) ? at::kLong : at::kDouble);
     tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
     return py::cast(tensor);
+  }
+
+  // Returns the values of an operator's parameters. A parameter without a Python argument has its default value.
+  static torch::jit::Stack convert(const c10::FunctionSchema& schema, const py::tuple& args, const py::dict& kwargs) {
+    const auto& parameters = schema.arguments();
+    TORCH_CHECK(args.size() <= parameters.size(), schema, " has fewer parameters than the ", args.size(), " arguments");
+    torch::jit::Stack values;
+    std::size_t used = args.size();
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      const auto& parameter = parameters[i];
+      py::object value;
+      if (i < args.size()) {
+        value = parameter.type()->kind() == c10::TypeKind::TensorType ? as_tensor(args[i]) : py::object(args[i]);
+      } else if (kwargs.contains(parameter.name())) {
+        value = kwargs[py::str(parameter.name())];
+        ++used;
+      } else {
+        TORCH_CHECK(parameter.default_value(), schema, " needs the argument '", parameter.name(), "'");
+        values.push_back(*parameter.default_value());
+        continue;
+      }
+      values.push_back(torch::jit::toIValue(value, parameter.type(), parameter.N()));
+    }
+    TORCH_CHECK(used == args.size() + kwargs.size(), schema, " does not have parameters for all of the named arguments");
+    return values;
   }
 
   // `stand_ins`: the tensors in the arguments. They stand for the tensors with the numbers `places`.
@@ -225,11 +260,7 @@ struct Operator {
       const std::vector<std::size_t>& places,
       std::vector<std::size_t> into) {
     const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
-    py::tuple converted(args.size());
-    for (std::size_t i = 0; i < args.size(); ++i)
-      converted[i] = handle.schema().arguments()[i].type()->kind() == c10::TypeKind::TensorType ? as_tensor(args[i]) : args[i];
-    auto arguments = torch::jit::createStackForSchema(
-        handle.schema(), torch::jit::tuple_slice(converted), py::reinterpret_borrow<py::kwargs>(kwargs), std::nullopt);
+    auto arguments = convert(handle.schema(), args, kwargs);
     std::unordered_map<const void*, std::size_t> number_by_tensor;
     for (std::size_t i = 0; i < stand_ins.size(); ++i)
       number_by_tensor[stand_ins[i].unsafeGetTensorImpl()] = places[i];
@@ -871,9 +902,9 @@ class SavingHooks {
 
   bool may_be_spikes(const at::Tensor& tensor) const {
     for (auto node = tensor.grad_fn();; node = node->next_edge(0).function) {
-      if (node == nullptr || dynamic_cast<const torch::autograd::AccumulateGrad*>(node.get()) != nullptr)
+      auto name = node == nullptr ? std::string() : node->name();
+      if (name.empty() || name == "torch::autograd::AccumulateGrad")
         return false;
-      auto name = node->name();
       name.erase(name.find_last_not_of("0123456789") + 1);
       constexpr std::string_view ending = "Backward";
       if (name.ends_with(ending))

@@ -1,11 +1,13 @@
 """Compiles kernels for GPUs that this machine may lack, and reports the resources that the kernels use.
 
 If Triton's interpreter is on, as in most tests, the compiler is not available in the same process. The compilation then
-runs in a separate process. That process runs this module, which reads jobs from its standard input and writes results.
+runs in a separate process. That process runs this module, which reads requests from its standard input, and writes
+results.
 """
 
 from __future__ import annotations
 
+import atexit
 import base64
 import contextlib
 import io
@@ -14,10 +16,12 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -119,7 +123,7 @@ def compile_offline(jobs: Sequence[OfflineJob]) -> list[ResourceUse]:
             )
     tasks = [_describe_task(job) for job in jobs]
     interpreted = os.environ.get("TRITON_INTERPRET", "0") != "0"
-    results = _compile_in_process(tasks) if tasks and interpreted else [_compile(task) for task in tasks]
+    results = _compiler_process.compile(tasks) if tasks and interpreted else [_compile(task) for task in tasks]
     return [ResourceUse(**{**result, "binary": base64.b64decode(result["binary"])}) for result in results]
 
 
@@ -149,24 +153,94 @@ def _describe_task(job: OfflineJob) -> dict[str, Any]:
     }
 
 
-def _compile_in_process(tasks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
-    process = subprocess.run(
-        [sys.executable, "-m", "flexsn_codegen.targets.triton._offline"],
-        input=json.dumps(tasks),
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if process.returncode != 0:
-        raise OfflineCompileError(f"the compiler's process failed:\n{process.stderr[-4000:]}")
-    output: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
-    if "error" in output:
-        raise OfflineCompileError(output["error"])
-    results: list[dict[str, Any]] = output["results"]
-    return results
+class _CompilerProcess:
+    """A process that compiles without Triton's interpreter.
+
+    The process starts at the first request, which takes seconds, and serves the later requests, too. It ends when its
+    standard input ends, so at the latest when this process ends.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+        self._log: IO[str] | None = None
+
+    def compile(self, tasks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+        request = json.dumps({"environment": environment, "path": [p for p in sys.path if p], "tasks": tasks})
+        with self._lock:
+            try:
+                output = self._send(request, environment)
+            except BaseException:  # after an interruption, too: the next request must not read the result of this one
+                self._stop()
+                raise
+        if "error" in output:
+            raise OfflineCompileError(output["error"])
+        results: list[dict[str, Any]] = output["results"]
+        return results
+
+    def _send(self, request: str, environment: dict[str, str]) -> dict[str, Any]:
+        if self._process is None or self._process.poll() is not None:
+            self._stop()
+            self._start(environment)
+        assert self._process is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        answer = ""
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(f"{request}\n")
+            self._process.stdin.flush()
+            answer = self._process.stdout.readline()
+        if not answer.endswith("\n"):
+            assert self._log is not None
+            self._process.wait()
+            self._log.seek(0)
+            raise OfflineCompileError(f"the compiler's process failed:\n{self._log.read()[-4000:]}")
+        output: dict[str, Any] = json.loads(answer)
+        return output
+
+    def _start(self, environment: dict[str, str]) -> None:
+        self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "flexsn_codegen.targets.triton._offline"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env={**environment, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+            text=True,
+            encoding="utf-8",
+        )
+
+    def _stop(self) -> None:
+        """Ends the process, if it runs."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def stop(self) -> None:
+        """Ends the process, if it runs. The next request starts another process."""
+        with self._lock:
+            self._stop()
+
+    def reset_after_fork(self) -> None:
+        """Forgets the process in the child of a fork, so that parent and child do not use the same process."""
+        process = self._process
+        if process is not None:
+            for file in (process.stdin, process.stdout, self._log):
+                assert file is not None
+                file.close()  # the process ends when the parent ends, even if the child still runs
+            process.returncode = 0  # only the parent can wait for the process
+        self._lock, self._process, self._log = threading.Lock(), None, None
+
+
+_compiler_process = _CompilerProcess()
+atexit.register(_compiler_process.stop)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_compiler_process.reset_after_fork)
 
 
 def _compile(task: dict[str, Any]) -> dict[str, Any]:
@@ -230,11 +304,19 @@ def _parse_amd_metadata(assembly: str) -> dict[str, int]:
 
 
 def _main() -> None:
-    try:
-        output: dict[str, Any] = {"results": [_compile(task) for task in json.load(sys.stdin)]}
-    except OfflineCompileError as error:
-        output = {"error": str(error)}
-    print(json.dumps(output))
+    """Answers each line of the standard input, which is a request, with a line of results or an error."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # so that the output of compilers does not mix with the answers
+    for line in sys.stdin:
+        request = json.loads(line)
+        os.environ.clear()
+        os.environ.update(request["environment"])
+        sys.path[:] = request["path"]
+        try:
+            output: dict[str, Any] = {"results": [_compile(task) for task in request["tasks"]]}
+        except OfflineCompileError as error:
+            output = {"error": str(error)}
+        print(json.dumps(output), file=answers, flush=True)
 
 
 if __name__ == "__main__":
