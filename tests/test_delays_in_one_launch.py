@@ -35,7 +35,7 @@ def split_states(tensors: Any) -> tuple[Any, Any]:
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("num_steps", [1, 2, 7])
 @pytest.mark.parametrize("state_seqs", [False, True])
-@pytest.mark.long(all_but=["False-7-cpp"])
+@pytest.mark.long(all_but=["False-7-*"])
 def test_delays_run_step_by_step(
     state_seqs: bool, num_steps: int, target: TargetName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
