@@ -15,7 +15,7 @@ from flexsn_runtime import PointwiseProgram, prepare, scan
 from flexsn_runtime.kernels._rows import rows
 
 STEPS = 5
-BLOCK = 128  # block size in the interpreter of programs that process rows
+BLOCK = 128  # In the interpreter, programs that process rows have this block size.
 
 # (shape of the step, shape of captured tensors, number of rows). Some steps have a partial last row or block.
 CASES: list[tuple[tuple[int, ...], tuple[int, ...], int]] = [

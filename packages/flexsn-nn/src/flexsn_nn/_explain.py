@@ -21,7 +21,7 @@ from flexsn_runtime import (
 
 
 def kernels(program: ScanProgram) -> list[str]:
-    """Lists the kernels that were compiled so far, with a line for each set of shapes and dtypes."""
+    """Lists the kernels that have been compiled so far, with a line for each set of shapes and dtypes."""
     return [
         f"kernels for steps of {', '.join(map(str, step.trace.inputs))}: {', '.join(_count_names(step.kernel_names))}"
         for step in program.specializations
@@ -30,7 +30,7 @@ def kernels(program: ScanProgram) -> list[str]:
 
 
 def without_hash(name: str) -> str:
-    """Returns the name of a kernel, which profilers show, without the hash of the kernel's source."""
+    """Returns the name that profilers show for a kernel, without the hash of the kernel's source."""
     return re.sub(r"_[0-9a-f]{12}$", "", name)
 
 
@@ -216,7 +216,7 @@ def _describe_order(names: Sequence[str], dims: Sequence[int]) -> str:
 
 
 def _has_layout(tensor: Tensor, shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """True if a tensor has this shape and these strides."""
+    """True if a tensor has this shape and these strides. The stride of a dimension of size 1 does not matter."""
     return tuple(tensor.shape) == tuple(shape) and all(
         size == 1 or stride == expected for size, stride, expected in zip(shape, tensor.stride(), strides, strict=True)
     )

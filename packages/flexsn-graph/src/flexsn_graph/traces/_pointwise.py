@@ -1,4 +1,4 @@
-"""Traces a function of single elements, written on tensors, and its gradients.
+"""Traces an elementwise function of tensors, and its gradients.
 
 All arguments are recorded with one shape. Arguments without dimensions are exceptions, because different promotion
 rules apply to them. The gradient of such an argument is a sum over the elements. A kernel returns the terms of the sum,
@@ -52,7 +52,7 @@ class ArgumentType:
 
 @dataclass(frozen=True, slots=True)
 class PointwiseGraph:
-    """A function of single elements.
+    """An elementwise function.
 
     Attributes:
         step: the graph of the function, from inputs to outputs, on tensors of one shape.
@@ -160,7 +160,7 @@ def gradient_of(
         shape = cotangents[0].shape
         is_differentiated = any(v.requires_grad for v in values)
         with torch.enable_grad():
-            # All values become new leaves, except for values through which a second gradient flows.
+            # Values with a requested gradient become new leaves, unless a second gradient flows through them.
             leaves = [
                 v.detach().requires_grad_() if is_requested and not v.requires_grad else v
                 for v, is_requested in zip(primals, wanted, strict=True)

@@ -78,7 +78,7 @@ def _start_loading() -> None:
 def _load_libraries() -> None:
     with suppress(Exception):  # the first compilation raises the error
         prepare_driver()
-        why_no_nvrtc()  # loads the library
+        why_no_nvrtc()  # loads NVRTC
 
 
 class _Recorded:
