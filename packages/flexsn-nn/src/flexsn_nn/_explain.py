@@ -75,8 +75,8 @@ def products(program: ScanProgram) -> list[str]:
             before = "" if "reduction of rows" in kinds else "previous "
             lines.append(
                 f"{operations} in steps of {', '.join(map(str, step.trace.inputs))}: one launch for all steps, or "
-                f"launches step by step ({count} of kernels, and a library's {operations}), because an element depends "
-                f"on other elements of the {before}step"
+                f"launches step by step (kernels in each step: {count}; a library computes the {operations}), because "
+                f"an element depends on other elements of the {before}step"
             )
             lines += [f"  the last {direction}: {loop}" for direction, loop in sorted(step.loops.descriptions.items())]
             for product in staged.products:
@@ -107,7 +107,7 @@ def constants(program: ScanProgram) -> list[str]:
             f"read as constants: {', '.join(f'{name} = {value!r}' for name, value in kernel_constants.items())}"
         )
     if changed_by_core:
-        lines.append(f"not followed, because the core itself changes it: {', '.join(changed_by_core)}")
+        lines.append(f"changed by the core itself, and therefore not followed: {', '.join(changed_by_core)}")
     if read_once:
         lines.append("read once, when the step was traced, and not followed:")
         lines += [f"  {name}{'' if where is None else f', {where}'}" for name, where in read_once.items()]
@@ -127,7 +127,7 @@ def traffic(
     try:
         step, captured = program.specialize(inputs, states)
     except (NotImplementedError, ValueError, TypeError) as error:
-        return [f"not triton: {error}"]
+        return [f"not in kernels: {error}"]
     if isinstance(step, RecurrentSpecialization):
         return _describe_staged_traffic(step, inputs)
     if isinstance(step, CutSpecialization):
@@ -159,11 +159,11 @@ def traffic(
     if residuals is None:
         segment = step.segment(step.plan(size), num_steps)
         checkpoints = sum(carried) * max(0, -(-num_steps // segment) - 1)
-        writes = f"a checkpoint of each state every {segment} steps ({_format_bytes(checkpoints)})"
-        reads, moved = "them, the inputs again", sum(read.values()) + 2 * checkpoints
+        writes = f"checkpoints of the states every {segment} steps ({_format_bytes(checkpoints)})"
+        reads, moved = "the checkpoints, the inputs again", sum(read.values()) + 2 * checkpoints
     else:
         dtypes = [str(dtype).removeprefix("torch.") for dtype in residuals.dtypes]
-        writes = f"the values that its gradient needs ({', '.join(dtypes) or 'nothing'} at every step)"
+        writes = f"the values that the backward needs ({', '.join(dtypes) or 'nothing'} at every step)"
         reads, moved = "them", int(num_steps * size * residuals.traffic)
     return [
         f"compiled kernels over {num_steps} steps of {size} elements "
@@ -188,7 +188,7 @@ def _describe_staged_traffic(step: RecurrentSpecialization, inputs: Sequence[Ten
     }
     return [
         f"launches over {num_steps} steps of {math.prod(trace.step_shape)} elements:",
-        f"  training keeps at every step, for the backward: {_format_sizes(sizes) or 'nothing'}",
+        f"  training keeps for the backward, over all steps: {_format_sizes(sizes) or 'nothing'}",
     ]
 
 
@@ -231,7 +231,7 @@ def _describe_copies(inputs: Sequence[Tensor], captured: Sequence[Tensor]) -> st
     strided = [
         f"captured {list(t.shape)} ({_format_bytes(_count_bytes(t))})" for t in captured if not t.is_contiguous()
     ]
-    return ", ".join([*negated, *strided]) or "none, also for gradients in any format"
+    return ", ".join([*negated, *strided]) or "none, even for gradients in other formats"
 
 
 def _count_bytes_in_memory(x: Tensor) -> int:

@@ -143,7 +143,7 @@ def _make_examples(arguments: Sequence[ArgumentType], sizes: Sequence[int], devi
 
 def _make_shape_error(name: str, dimensions: int, error: TorchError) -> TorchError:
     shape = list(_SIZES[0][:dimensions])
-    return TorchError(f"{name} was traced on tensors of other shapes, starting with {shape}: {error}")
+    return TorchError(f"{name} was traced on tensors of other shapes than its arguments have, such as {shape}: {error}")
 
 
 def gradient_of(
@@ -262,4 +262,8 @@ def _as_tuple(returned: Any) -> tuple[Any, ...]:
 
 
 def _describe(value: Any) -> str:
-    return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(type(value).__name__)
+    return (
+        f"a tensor of shape {list(value.shape)}"
+        if isinstance(value, Tensor)
+        else f"a value of type {type(value).__name__}"
+    )
