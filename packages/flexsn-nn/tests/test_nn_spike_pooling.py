@@ -14,7 +14,7 @@ from flexsn_nn.memory import PackedSpikes
 
 LAYERS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "max 2d": (lambda: nn.MaxPool2d(3, 2, 1), (2, 3, 9, 8)),
-    "max 2d, sides": (lambda: nn.MaxPool2d((3, 2), padding=(1, 0), dilation=(2, 1), ceil_mode=True), (2, 3, 9, 8)),
+    "max 2d, oblong": (lambda: nn.MaxPool2d((3, 2), padding=(1, 0), dilation=(2, 1), ceil_mode=True), (2, 3, 9, 8)),
     "max 1d": (lambda: nn.MaxPool1d(3, 2, 1), (2, 3, 11)),
     "average 2d": (lambda: nn.AvgPool2d(3, 2, 1, count_include_pad=False), (2, 3, 9, 8)),
     "average 2d, divisor": (lambda: nn.AvgPool2d(2, divisor_override=3), (2, 3, 9, 8)),

@@ -17,19 +17,19 @@ _WITHOUT = "reads of step functions are recorded incompletely: a changed value m
 
 # The dictionaries of a module that `__getattr__` searches, in this order.
 REGISTRIES = ("_parameters", "_buffers", "_modules")
-MODULE_CODE = nn.Module.__module__
+MODULE_DEFINED_IN = nn.Module.__module__
 # The code that runs when a module is called.
 MODULE_CALL: CodeType | None = getattr(
     private("torch.nn", "Module._call_impl", _WITHOUT, default=None), "__code__", None
 )
 # `torch.get_default_device` is slower than this variable: a call takes a few microseconds.
-_HAS_CURRENT = not lacking("torch.utils._device", ["CURRENT_DEVICE"])
+_HAS_CURRENT_DEVICE = not lacking("torch.utils._device", ["CURRENT_DEVICE"])
 
 # Settings that tensor factories read, by name.
 DEFAULTS: dict[str, Callable[[], Any]] = {
     "torch.get_default_dtype()": torch.get_default_dtype,
     "torch.get_default_device()": (
-        partial(getattr, _device, "CURRENT_DEVICE") if _HAS_CURRENT else torch.get_default_device
+        partial(getattr, _device, "CURRENT_DEVICE") if _HAS_CURRENT_DEVICE else torch.get_default_device
     ),
 }
 

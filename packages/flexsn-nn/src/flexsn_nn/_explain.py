@@ -72,11 +72,11 @@ def products(program: ScanProgram) -> list[str]:
             count = sum(stage.phase is Phase.LOOP for stage in staged.stages)
             kinds = {product.kind for product in staged.products}
             operations = " and ".join(several for kind, several in _PLURALS.items() if kind in kinds)
-            before = "" if "reduction of rows" in kinds else "previous "
+            previous = "" if "reduction of rows" in kinds else "previous "
             lines.append(
                 f"{operations} in steps of {', '.join(map(str, step.trace.inputs))}: one launch for all steps, or "
                 f"launches step by step (kernels in each step: {count}; a library computes the {operations}), because "
-                f"an element depends on other elements of the {before}step"
+                f"an element depends on other elements of the {previous}step"
             )
             lines += [f"  the last {direction}: {loop}" for direction, loop in sorted(step.loops.descriptions.items())]
             for product in staged.products:
@@ -159,19 +159,19 @@ def traffic(
     if residuals is None:
         segment = step.segment(step.plan(size), num_steps)
         checkpoints = sum(carried) * max(0, -(-num_steps // segment) - 1)
-        writes = f"checkpoints of the states every {segment} steps ({_format_bytes(checkpoints)})"
-        reads, moved = "the checkpoints, the inputs again", sum(read.values()) + 2 * checkpoints
+        saved_words = f"checkpoints of the states every {segment} steps ({_format_bytes(checkpoints)})"
+        read_words, moved = "the checkpoints, the inputs again", sum(read.values()) + 2 * checkpoints
     else:
         dtypes = [str(dtype).removeprefix("torch.") for dtype in residuals.dtypes]
-        writes = f"the values that the backward needs ({', '.join(dtypes) or 'nothing'} at every step)"
-        reads, moved = "them", int(num_steps * size * residuals.traffic)
+        saved_words = f"the values that the backward needs ({', '.join(dtypes) or 'nothing'} at every step)"
+        read_words, moved = "them", int(num_steps * size * residuals.traffic)
     return [
         f"compiled kernels over {num_steps} steps of {size} elements "
         f"(a stream, which is one sequence: {_format_bytes(stream)}):",
         f"  forward reads {_format_sizes(read)}; writes {_format_sizes(written)}: "
         f"{_format_streams(_add_sizes(read, written), stream)}",
-        f"  training writes {writes}, and backward reads {reads} and the outputs' gradients, and writes the inputs' "
-        f"gradients: {_format_streams(outputs + gradients + moved, stream)} more",
+        f"  training writes {saved_words}, and backward reads {read_words} and the outputs' gradients, and writes the "
+        f"inputs' gradients: {_format_streams(outputs + gradients + moved, stream)} more",
         f"  memory format: {_describe_format(step, inputs, states)}",
         f"  copies for layout: {_describe_copies(inputs, captured)}",
     ]

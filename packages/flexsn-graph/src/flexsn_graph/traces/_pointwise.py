@@ -166,7 +166,7 @@ def gradient_of(
                 for v, is_requested in zip(primals, wanted, strict=True)
             ]
             results = _as_tuple(fn(*leaves))
-            roots = [r.expand(shape) for r, is_present in zip(results, differentiable, strict=True) if is_present]
+            roots = [r.expand(shape) for r, flows in zip(results, differentiable, strict=True) if flows]
             requested = [leaf for leaf, is_requested in zip(leaves, wanted, strict=True) if is_requested]
             gradients = torch.autograd.grad(
                 roots, requested, cotangents, allow_unused=True, create_graph=is_differentiated
