@@ -181,12 +181,12 @@ def test_an_explanation_counts_the_bytes_moved_by_a_call(keep: bool) -> None:
 
 def test_an_explanation_lists_tensors_saved_for_the_backward() -> None:
     account = make_neuron("triton").explain(ones(50, 20, 10))
-    written = "training writes the values that its gradient needs (nothing at every step)"
+    written = "training writes the values that the backward needs (nothing at every step)"
     assert f"{written}, and backward reads them and" in account
     assert "80 kB, 2.00 streams more" in account
     layer = FlexSN(lambda x, v: (torch.relu(v + x), v + x), 1, 1, 1, backend="triton", residuals="save")
     account = layer.explain(ones(50, 20, 10))
-    assert "training writes the values that its gradient needs (bool at every step)" in account
+    assert "training writes the values that the backward needs (bool at every step)" in account
     assert "100 kB, 2.50 streams more" in account
 
 
@@ -231,7 +231,7 @@ def test_an_explanation_names_the_operation_that_kernels_refuse() -> None:
     layer(x)
     lines = layer.explain(x).splitlines()
     assert lines[0] == "torch: requested by backend='torch'"
-    assert lines[1].startswith("not triton: ")
+    assert lines[1].startswith("not in kernels: ")
     assert "cumsum" in layer.explain(x)
 
 

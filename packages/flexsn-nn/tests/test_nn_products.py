@@ -60,7 +60,7 @@ def test_results_equal_the_loop_and_explain_reports_the_product() -> None:
             assert "launches step by step" in account
             assert "aten.mm.default [3, 6] x [6, 6]: at every step" in account
             assert "test_nn_products.py" in account
-            assert "training keeps at every step, for the backward: product 0 (360 B), state 0 (360 B)" in account
+            assert "training keeps for the backward, over all steps: product 0 (360 B), state 0 (360 B)" in account
         x.grad = None
     *values, input_grads, weight_grads = zip(*results, strict=True)
     for compiled, looped in values:

@@ -1,4 +1,4 @@
-"""Layers that pool with kernels: equal results, reasons for layers without kernels, ranges, and removal."""
+"""Layers that pool with kernels: equal results, reasons for layers without kernels, ranges of spikes, and `undo`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flexsn_nn.memory import PackedSpikes
 
 LAYERS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "max 2d": (lambda: nn.MaxPool2d(3, 2, 1), (2, 3, 9, 8)),
-    "max 2d, sides": (lambda: nn.MaxPool2d((3, 2), padding=(1, 0), dilation=(2, 1), ceil_mode=True), (2, 3, 9, 8)),
+    "max 2d, oblong": (lambda: nn.MaxPool2d((3, 2), padding=(1, 0), dilation=(2, 1), ceil_mode=True), (2, 3, 9, 8)),
     "max 1d": (lambda: nn.MaxPool1d(3, 2, 1), (2, 3, 11)),
     "average 2d": (lambda: nn.AvgPool2d(3, 2, 1, count_include_pad=False), (2, 3, 9, 8)),
     "average 2d, divisor": (lambda: nn.AvgPool2d(2, divisor_override=3), (2, 3, 9, 8)),
@@ -71,7 +71,7 @@ def test_ranges_of_spikes_pass_through_pooling() -> None:
     spike_pooling(net)
     with PackedSpikes(net) as packing:
         loss = net(torch.rand(3, 2, 2, 8, 8)).sum()
-    assert packing.bytes_whole == 3 * 2 * 4 * 4 * 4 * 4  # The second convolution stores these bytes.
+    assert packing.bytes_whole == 3 * 2 * 4 * 4 * 4 * 4  # Without packing, the second convolution would store them.
     assert packing.kept_whole == []
     loss.backward()
 
@@ -128,7 +128,7 @@ def test_inputs_without_kernels_have_a_reason() -> None:
 def test_the_replacement_of_forward_is_undone() -> None:
     net = make_network(nn.MaxPool2d(2))
     pooling = spike_pooling(net)
-    spike_pooling(net)  # A second call has no effect.
+    spike_pooling(net)  # A second call replaces the first.
     assert sum("forward" in vars(module) for module in net.modules()) == 1
     twin = copy.deepcopy(net)
     pooling.undo()

@@ -15,7 +15,7 @@ from flexsn_runtime import PointwiseProgram, prepare, scan
 from flexsn_runtime.kernels._rows import rows
 
 STEPS = 5
-BLOCK = 128  # block size in the interpreter of programs that process rows
+BLOCK = 128  # In the interpreter, programs that process rows have this block size.
 
 # (shape of the step, shape of captured tensors, number of rows). Some steps have a partial last row or block.
 CASES: list[tuple[tuple[int, ...], tuple[int, ...], int]] = [
@@ -37,7 +37,7 @@ def test_step_is_divided_into_rows(shape: tuple[int, ...], captured: tuple[int, 
     cut = rows(shape, [layout], BLOCK)
     assert (1 if cut is None else cut.number) == count
     if cut is not None:
-        assert math.prod(cut.shape) % 16 == 0, "GPUs load 16 bytes at a time"
+        assert math.prod(cut.shape) % 16 == 0, "otherwise each element would be loaded separately"
         # Each row reads the elements of the tensor in order.
         numbers, length = torch.arange(math.prod(captured)), math.prod(cut.shape)
         step = numbers.view(captured).expand(shape).flatten().split(length)
@@ -49,7 +49,7 @@ def test_step_is_divided_into_rows(shape: tuple[int, ...], captured: tuple[int, 
 def test_some_steps_have_no_rows() -> None:
     layout = LiftedLayout((0, 1), 0)
     assert rows((33, 100), [layout, LiftedLayout((1, 0), 0)], BLOCK) is None, "one of the tensors differs by row"
-    assert rows((3, 16), [layout], BLOCK) is None, "two programs would be too few"
+    assert rows((3, 16), [layout], BLOCK) is None, "the step has too few elements for two programs"
 
 
 @pytest.mark.long(

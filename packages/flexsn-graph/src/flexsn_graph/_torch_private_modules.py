@@ -1,4 +1,4 @@
-"""Private facts about `nn.Module`: its registries, its hooks, and the defaults that tensor factories read."""
+"""Parts of torch that are private: the registries and hooks of `nn.Module`, and defaults of tensor factories."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _WITHOUT = "reads of step functions are recorded incompletely: a changed value m
 
 # The dictionaries of a module that `__getattr__` searches, in this order.
 REGISTRIES = ("_parameters", "_buffers", "_modules")
-MODULE_CODE = nn.Module.__module__
+MODULE_DEFINED_IN = nn.Module.__module__
 # The code that runs when a module is called.
 MODULE_CALL: CodeType | None = getattr(
     private("torch.nn", "Module._call_impl", _WITHOUT, default=None), "__code__", None
 )
-# The public function is slower: a call takes a few microseconds.
-_HAS_CURRENT = not lacking("torch.utils._device", ["CURRENT_DEVICE"])
+# `torch.get_default_device` is slower than this variable: a call takes a few microseconds.
+_HAS_CURRENT_DEVICE = not lacking("torch.utils._device", ["CURRENT_DEVICE"])
 
 # Settings that tensor factories read, by name.
 DEFAULTS: dict[str, Callable[[], Any]] = {
     "torch.get_default_dtype()": torch.get_default_dtype,
     "torch.get_default_device()": (
-        partial(getattr, _device, "CURRENT_DEVICE") if _HAS_CURRENT else torch.get_default_device
+        partial(getattr, _device, "CURRENT_DEVICE") if _HAS_CURRENT_DEVICE else torch.get_default_device
     ),
 }
 
@@ -45,6 +45,10 @@ def without_fx_wrapper(entry: Any) -> Any:
 
 
 def hooks_of_all_modules() -> dict[str, dict[Any, Any]]:
-    """The global hooks by name. `nn.Module.__call__` runs them in addition to the module's own hooks."""
+    """The dictionaries of global hooks, by name.
+
+    Global hooks run in addition to a module's own hooks, when the module is called, or when it registers a parameter, a
+    buffer or another module.
+    """
     variables = vars(torch.nn.modules.module).items()
     return {name: value for name, value in variables if name.startswith("_global_") and isinstance(value, dict)}

@@ -21,7 +21,7 @@ from flexsn_runtime import (
 
 
 def kernels(program: ScanProgram) -> list[str]:
-    """Lists the kernels that were compiled so far, with a line for each set of shapes and dtypes."""
+    """Lists the kernels that have been compiled so far, with a line for each set of shapes and dtypes."""
     return [
         f"kernels for steps of {', '.join(map(str, step.trace.inputs))}: {', '.join(_count_names(step.kernel_names))}"
         for step in program.specializations
@@ -30,7 +30,7 @@ def kernels(program: ScanProgram) -> list[str]:
 
 
 def without_hash(name: str) -> str:
-    """Returns the name of a kernel, which profilers show, without the hash of the kernel's source."""
+    """Returns the name that profilers show for a kernel, without the hash of the kernel's source."""
     return re.sub(r"_[0-9a-f]{12}$", "", name)
 
 
@@ -72,11 +72,11 @@ def products(program: ScanProgram) -> list[str]:
             count = sum(stage.phase is Phase.LOOP for stage in staged.stages)
             kinds = {product.kind for product in staged.products}
             operations = " and ".join(several for kind, several in _PLURALS.items() if kind in kinds)
-            before = "" if "reduction of rows" in kinds else "previous "
+            previous = "" if "reduction of rows" in kinds else "previous "
             lines.append(
                 f"{operations} in steps of {', '.join(map(str, step.trace.inputs))}: one launch for all steps, or "
-                f"launches step by step ({count} of kernels, and a library's {operations}), because an element depends "
-                f"on other elements of the {before}step"
+                f"launches step by step (kernels in each step: {count}; a library computes the {operations}), because "
+                f"an element depends on other elements of the {previous}step"
             )
             lines += [f"  the last {direction}: {loop}" for direction, loop in sorted(step.loops.descriptions.items())]
             for product in staged.products:
@@ -107,7 +107,7 @@ def constants(program: ScanProgram) -> list[str]:
             f"read as constants: {', '.join(f'{name} = {value!r}' for name, value in kernel_constants.items())}"
         )
     if changed_by_core:
-        lines.append(f"not followed, because the core itself changes it: {', '.join(changed_by_core)}")
+        lines.append(f"changed by the core itself, and therefore not followed: {', '.join(changed_by_core)}")
     if read_once:
         lines.append("read once, when the step was traced, and not followed:")
         lines += [f"  {name}{'' if where is None else f', {where}'}" for name, where in read_once.items()]
@@ -127,7 +127,7 @@ def traffic(
     try:
         step, captured = program.specialize(inputs, states)
     except (NotImplementedError, ValueError, TypeError) as error:
-        return [f"not triton: {error}"]
+        return [f"not in kernels: {error}"]
     if isinstance(step, RecurrentSpecialization):
         return _describe_staged_traffic(step, inputs)
     if isinstance(step, CutSpecialization):
@@ -159,19 +159,19 @@ def traffic(
     if residuals is None:
         segment = step.segment(step.plan(size), num_steps)
         checkpoints = sum(carried) * max(0, -(-num_steps // segment) - 1)
-        writes = f"a checkpoint of each state every {segment} steps ({_format_bytes(checkpoints)})"
-        reads, moved = "them, the inputs again", sum(read.values()) + 2 * checkpoints
+        saved_words = f"checkpoints of the states every {segment} steps ({_format_bytes(checkpoints)})"
+        read_words, moved = "the checkpoints, the inputs again", sum(read.values()) + 2 * checkpoints
     else:
         dtypes = [str(dtype).removeprefix("torch.") for dtype in residuals.dtypes]
-        writes = f"the values that its gradient needs ({', '.join(dtypes) or 'nothing'} at every step)"
-        reads, moved = "them", int(num_steps * size * residuals.traffic)
+        saved_words = f"the values that the backward needs ({', '.join(dtypes) or 'nothing'} at every step)"
+        read_words, moved = "them", int(num_steps * size * residuals.traffic)
     return [
         f"compiled kernels over {num_steps} steps of {size} elements "
         f"(a stream, which is one sequence: {_format_bytes(stream)}):",
         f"  forward reads {_format_sizes(read)}; writes {_format_sizes(written)}: "
         f"{_format_streams(_add_sizes(read, written), stream)}",
-        f"  training writes {writes}, and backward reads {reads} and the outputs' gradients, and writes the inputs' "
-        f"gradients: {_format_streams(outputs + gradients + moved, stream)} more",
+        f"  training writes {saved_words}, and backward reads {read_words} and the outputs' gradients, and writes the "
+        f"inputs' gradients: {_format_streams(outputs + gradients + moved, stream)} more",
         f"  memory format: {_describe_format(step, inputs, states)}",
         f"  copies for layout: {_describe_copies(inputs, captured)}",
     ]
@@ -188,7 +188,7 @@ def _describe_staged_traffic(step: RecurrentSpecialization, inputs: Sequence[Ten
     }
     return [
         f"launches over {num_steps} steps of {math.prod(trace.step_shape)} elements:",
-        f"  training keeps at every step, for the backward: {_format_sizes(sizes) or 'nothing'}",
+        f"  training keeps for the backward, over all steps: {_format_sizes(sizes) or 'nothing'}",
     ]
 
 
@@ -216,7 +216,7 @@ def _describe_order(names: Sequence[str], dims: Sequence[int]) -> str:
 
 
 def _has_layout(tensor: Tensor, shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """True if a tensor has this shape and these strides."""
+    """True if a tensor has this shape and these strides. The stride of a dimension of size 1 does not matter."""
     return tuple(tensor.shape) == tuple(shape) and all(
         size == 1 or stride == expected for size, stride, expected in zip(shape, tensor.stride(), strides, strict=True)
     )
@@ -231,7 +231,7 @@ def _describe_copies(inputs: Sequence[Tensor], captured: Sequence[Tensor]) -> st
     strided = [
         f"captured {list(t.shape)} ({_format_bytes(_count_bytes(t))})" for t in captured if not t.is_contiguous()
     ]
-    return ", ".join([*negated, *strided]) or "none, also for gradients in any format"
+    return ", ".join([*negated, *strided]) or "none, even for gradients in other formats"
 
 
 def _count_bytes_in_memory(x: Tensor) -> int:

@@ -1,4 +1,4 @@
-"""Data of a translated function that cuts: its steps, and the parts of tensors that the steps read and write."""
+"""Data of a translated function that cuts dimensions: its steps, and the parts of tensors that they read and write."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A factor of a dimension that the kernel counts. `number` is the index of the axis among the step's axes."""
+    """A factor of a dimension. The kernel has an index for it. `number` is its position among the step's axes."""
 
     number: int
 
@@ -30,7 +30,12 @@ Dimension: TypeAlias = tuple[Axis | Cells, ...]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The part of a tensor that a kernel reads or writes: the factors of each dimension, outermost first."""
+    """The part of a tensor that a kernel reads or writes.
+
+    Attributes:
+        tensor: index of the tensor among the arguments or the results.
+        dimensions: the factors of each dimension, outermost first.
+    """
 
     tensor: int
     dimensions: tuple[Dimension, ...]
@@ -51,7 +56,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """A result of a function that cuts.
+    """A result of a function that cuts dimensions into pieces.
 
     Attributes:
         step: index of the step that computes the result, or -1 for a constant.
@@ -96,7 +101,9 @@ class CellModule:
 
 @dataclass(frozen=True, slots=True)
 class CutModule:
-    """A function that cuts. One step computes all results with the same axes, so there is usually a single step.
+    """A function that cuts dimensions into pieces.
+
+    One step computes all results with the same axes, so there is usually a single step.
 
     Attributes:
         steps: the graphs that compute the results.

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
-from flexsn_graph._torch_private_modules import MODULE_CODE
+from flexsn_graph._torch_private_modules import MODULE_DEFINED_IN
 from flexsn_graph.callers import warn
 from flexsn_graph.reads._values import is_python_class
 
@@ -85,7 +85,7 @@ class AttributeWatch:
                 and ident() == thread
                 and not self._is_paused
                 # `on_read` has already recorded the entries that `nn.Module` reads from `__dict__`.
-                and (name != "__dict__" or sys._getframe(1).f_globals.get("__name__") != MODULE_CODE)
+                and (name != "__dict__" or sys._getframe(1).f_globals.get("__name__") != MODULE_DEFINED_IN)
             ):
                 with self.paused():
                     on_read(owner, name)

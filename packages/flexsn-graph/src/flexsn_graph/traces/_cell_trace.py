@@ -257,7 +257,7 @@ def cells_gradient_of(
                 v.detach().requires_grad_() if is_requested and not v.requires_grad else v
                 for v, is_requested in zip(primals, wanted, strict=True)
             ]
-            roots = [r for r, is_present in zip(_as_tuple(fn(*leaves)), differentiable, strict=True) if is_present]
+            roots = [r for r, flows in zip(_as_tuple(fn(*leaves)), differentiable, strict=True) if flows]
             requested = [leaf for leaf, is_requested in zip(leaves, wanted, strict=True) if is_requested]
             results = torch.autograd.grad(
                 roots, requested, cotangents, allow_unused=True, create_graph=is_differentiated

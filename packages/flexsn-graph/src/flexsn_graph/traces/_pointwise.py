@@ -1,4 +1,4 @@
-"""Traces a function of single elements, written on tensors, and its gradients.
+"""Traces an elementwise function of tensors, and its gradients.
 
 All arguments are recorded with one shape. Arguments without dimensions are exceptions, because different promotion
 rules apply to them. The gradient of such an argument is a sum over the elements. A kernel returns the terms of the sum,
@@ -52,7 +52,7 @@ class ArgumentType:
 
 @dataclass(frozen=True, slots=True)
 class PointwiseGraph:
-    """A function of single elements.
+    """An elementwise function.
 
     Attributes:
         step: the graph of the function, from inputs to outputs, on tensors of one shape.
@@ -143,7 +143,7 @@ def _make_examples(arguments: Sequence[ArgumentType], sizes: Sequence[int], devi
 
 def _make_shape_error(name: str, dimensions: int, error: TorchError) -> TorchError:
     shape = list(_SIZES[0][:dimensions])
-    return TorchError(f"{name} was traced on tensors of other shapes, starting with {shape}: {error}")
+    return TorchError(f"{name} was traced on tensors of other shapes than its arguments have, such as {shape}: {error}")
 
 
 def gradient_of(
@@ -160,13 +160,13 @@ def gradient_of(
         shape = cotangents[0].shape
         is_differentiated = any(v.requires_grad for v in values)
         with torch.enable_grad():
-            # All values become new leaves, except for values through which a second gradient flows.
+            # Values with a requested gradient become new leaves, unless a second gradient flows through them.
             leaves = [
                 v.detach().requires_grad_() if is_requested and not v.requires_grad else v
                 for v, is_requested in zip(primals, wanted, strict=True)
             ]
             results = _as_tuple(fn(*leaves))
-            roots = [r.expand(shape) for r, is_present in zip(results, differentiable, strict=True) if is_present]
+            roots = [r.expand(shape) for r, flows in zip(results, differentiable, strict=True) if flows]
             requested = [leaf for leaf, is_requested in zip(leaves, wanted, strict=True) if is_requested]
             gradients = torch.autograd.grad(
                 roots, requested, cotangents, allow_unused=True, create_graph=is_differentiated
@@ -262,4 +262,8 @@ def _as_tuple(returned: Any) -> tuple[Any, ...]:
 
 
 def _describe(value: Any) -> str:
-    return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(type(value).__name__)
+    return (
+        f"a tensor of shape {list(value.shape)}"
+        if isinstance(value, Tensor)
+        else f"a value of type {type(value).__name__}"
+    )

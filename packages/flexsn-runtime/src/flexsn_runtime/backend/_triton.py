@@ -39,8 +39,8 @@ class TritonBackend(Backend):
         return "Triton's interpreter is on, and a compiler cannot call it" if self.interpreted else None
 
     def why_not_together(self, device: torch.device) -> str | None:
-        runs = torch.version.hip is None and (device.type == "cuda" or self.interpreted)
-        return None if runs else super().why_not_together(device)
+        can_wait = torch.version.hip is None and (device.type == "cuda" or self.interpreted)
+        return None if can_wait else super().why_not_together(device)
 
     def begin(self, device: torch.device) -> None:
         if device.type == "cuda" and not self.interpreted:
@@ -78,7 +78,7 @@ def _start_loading() -> None:
 def _load_libraries() -> None:
     with suppress(Exception):  # the first compilation raises the error
         prepare_driver()
-        why_no_nvrtc()  # loads the library
+        why_no_nvrtc()  # loads NVRTC
 
 
 class _Recorded:

@@ -1,8 +1,8 @@
 // Thread-block clusters: remote shared memory, barriers that count bytes, and products of matrix fragments.
 //
 // Instructions and fragment layouts are those of NVIDIA's PTX ISA 8.x: `mapa`, `st.async`, `mbarrier`, `movmatrix`,
-// `mma.m16n8k16`. A fragment of a product has 16 columns of the step as the rows of `A`, and 8 rows of the step as the
-// columns of `B`.
+// `mma.m16n8k16`. In a product of fragments, the rows of `A` are 16 columns of the step, and the columns of `B` are
+// 8 rows of the step.
 #pragma once
 
 #include "device.cuh"
@@ -58,8 +58,8 @@ DEV_INLINE void barrier_begin(uint32_t barrier, uint32_t count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
 
-// Arrives at a barrier of another block after this thread's reads. The arrival does not order stores, because it would
-// have to wait for all of them.
+// Arrives at a barrier of another block after this thread's reads. The arrival does not order stores: if it did,
+// it would have to wait for all of them.
 DEV_INLINE void barrier_arrive(uint32_t barrier) {
     asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
@@ -77,7 +77,7 @@ DEV_INLINE void barrier_expect(uint32_t barrier, uint32_t bytes) {
 // shared memory. If the scope were the cluster, a thread would also discard values of global memory that it has
 // cached, and would wait for its loads in flight.
 //
-// The blocks of a cluster run at the same time, so each wait ends. If a wait does not end, the kernel stops with an
+// The blocks of a cluster run at the same time, so each wait ends. If a fault prevents this, the kernel stops with an
 // error instead of running forever.
 DEV_INLINE void barrier_wait(uint32_t barrier, uint32_t parity) {
 #pragma unroll 1
@@ -129,9 +129,9 @@ struct of_float16 {
     }
 };
 
-// A float32 number is the sum of three parts of 16 bits, each with eight bits of the number. Two neighbouring numbers
-// are in two words: `first` contains their first parts, which are the upper halves of their bits, and `rest` contains
-// the lower halves.
+// A float32 number is the sum of three parts of 16 bits, each with eight bits of the number's significand. Two
+// neighbouring numbers are in two words: `first` contains their first parts, which are the upper halves of their bits,
+// and `rest` contains the lower halves.
 //
 // For infinity and NaN, the sum of all parts is the first part, because the other parts are finite. If there are only
 // two parts, the second part is rounded.
@@ -168,8 +168,9 @@ DEV_INLINE uint32_t transposed(uint32_t x) {
 
 // -- fragments -------------------------------------------------------------------------------------------------
 
-// Loads 16 columns of a product by 16 terms of its sums, as `A`. Two numbers of 16 bits are in one word, and two
-// numbers of float32 are in two words, as in `halves`.
+// Loads the fragment `A` of a matrix: the factors of 16 terms of a product's sums, for 16 columns of the product.
+// `down` is the stride between terms, and `across` is the stride between columns. Two numbers of 16 bits are in one
+// word, and two float32 numbers are in two words, as in `halves`.
 //
 // `scattered`: the terms t and t + 4 share a register, as in spikes that are sent as bits. Otherwise, neighbouring
 // terms share a register.
@@ -208,9 +209,9 @@ DEV_INLINE void take_apart(uint32_t (&fragment)[parts][4], const uint32_t (&take
     }
 }
 
-// Expands spikes of 16 columns and 8 rows from bits to a fragment `B`. Bit 4 c + r / 2 of a word is the spike of column
-// c and row r. Even rows and odd rows have two words each: one for the first eight columns, and one for the last
-// eight columns.
+// Expands spikes of 16 columns and 8 rows from bits to a fragment `B`. Even rows and odd rows have two words each: one
+// for the first eight columns, and one for the last eight columns. In each word, bit 4 c + r / 2 is the spike of row r
+// and of the word's column c, counted from 0.
 template <typename Format>
 DEV_INLINE uint2 spread(uint32_t words, int lane) {
     const int g = lane >> 2, q = lane & 3, shift = 4 * q + (g >> 1);
