@@ -49,7 +49,7 @@ def make_neuron(core: Callable[..., Any] = leaky, **options: Any) -> FlexSN:
     return FlexSN(core, 1, 1, 1, **options)
 
 
-# -- torch's transforms and recorders ------------------------------------------------------------------
+# -- torch's transforms, traces and inference mode -----------------------------------------------------
 
 
 def test_several_gradients_at_once_are_supported_by_loops_and_refused_by_kernels() -> None:
@@ -267,7 +267,7 @@ def test_a_state_cannot_be_assigned_by_name() -> None:
         layer.v = 0.0
 
 
-# -- together with SpikingJelly's layers --------------------------------------------------------------
+# -- backends ------------------------------------------------------------------------------------------
 
 
 def test_supported_backends_depend_on_the_step_mode() -> None:

@@ -170,7 +170,7 @@ def test_learned_scalars_have_a_dimension(make: Callable[[], torch.nn.Module]) -
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_each_channel_may_have_a_value(backend: str) -> None:
-    """Compares each channel of an image with a neuron that has the channel's value."""
+    """Compares each channel of the output with the output of a neuron that has this channel's `tau` as a number."""
     tau = torch.tensor([1.5, 2.0, 4.0])
     x = torch.randn(4, 2, 3, 5, 4, generator=torch.Generator().manual_seed(0)) + 1
     output = LIF(tau=tau.view(3, 1, 1), backend=backend)(x)
@@ -180,7 +180,7 @@ def test_each_channel_may_have_a_value(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", ["torch", "hop", "triton"])
 def test_parameters_and_states_that_do_not_fit_the_input_are_refused(backend: str) -> None:
-    """Checks that the error describes the neuron and names the remedy, instead of the operation that failed."""
+    """Checks that the error names the parameter or state that does not fit, and the remedy."""
     x = torch.ones(5, 2, 3, 4)
     for tau in (torch.full((3,), 2.0), torch.full((2, 2, 3, 4), 2.0)):
         with pytest.raises(ParameterError, match=r"tau has shape .* step of \[2, 3, 4\].*\[C, 1, 1\]"):
@@ -210,8 +210,7 @@ def test_learned_decays_remain_in_range(backend: str) -> None:
     assert neuron.states[0].item() == 0.75
 
 
-# A neuron, its learned parameter, the start, a value beyond the range, and the value inside the range that acts
-# instead.
+# A neuron, its learned parameter, a first value, a value beyond the range, and the value that the neuron then uses.
 LEARNED: list[tuple[Callable[..., Neuron], str, float, float, float]] = [
     (LIF, "tau", 2.0, -47.0, 1.0),
     (LI, "tau", 2.0, 0.3, 1.0),

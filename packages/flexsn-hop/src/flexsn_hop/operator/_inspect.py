@@ -64,7 +64,7 @@ def inspect_step(core: torch.fx.GraphModule, samples: Sequence[Any]) -> None:
 
 
 def _draws(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """True if a call of ``op`` draws random numbers. The tag alone does not decide: dropout only draws in training."""
+    """True if a call of ``op`` draws random numbers. Dropout is tagged as random, but only draws in training."""
     if torch.Tag.nondeterministic_seeded not in op.tags:
         return False
     parameters = op._schema.arguments

@@ -1,4 +1,4 @@
-"""Neurons with the calls of snnTorch's neurons, for networks that loop over time and pass the states themselves.
+"""Neurons that are called like snnTorch's neurons, for networks that loop over time.
 
     mem = lif.reset_mem()
     for step in x:
@@ -23,7 +23,7 @@ from flexsn_nn.transforms import Transform
 
 
 class LoopOptions(TypedDict, total=False):
-    """Options that all of snnTorch's neurons have; see `LoopCall`."""
+    """Options that all neurons of this module have; see `LoopCall` and `DelayedReset`."""
 
     spike_grad: SpikeFunction
     reset_mechanism: str
@@ -70,7 +70,7 @@ class LoopCall(DelayedReset):
         transforms: Sequence[Transform] = (),
         **named: Tensor | None,
     ) -> Any:
-        """Returns the spikes, and the states unless they are hidden, like snnTorch's neuron of the same name.
+        """Returns the spikes, and then the states unless `init_hidden` is True and `output` is False, as in snnTorch.
 
         Args:
             x: `[*step]`, or `[T, *step]` in step mode `"m"`.
@@ -223,9 +223,10 @@ class LoopAlpha(LoopCall, Alpha):
 
 
 class LoopLapicque(LoopCall):
-    """`Lapicque`, called as `spk, mem = lif(x, mem)`, with `R`, `C` and `time_step` rounded as in snnTorch.
+    """`Lapicque`, called as `spk, mem = lif(x, mem)`. Its formula and its rounding are those of snnTorch.
 
-    `h = x R (1 / (R C)) dt + (1 - dt / (R C)) v`, minus the reset. `beta` is stored but has no effect, as in snnTorch.
+    `h = x R (1 / (R C)) dt + (1 - dt / (R C)) v`, followed by the reset of `DelayedReset`. `dt` is `time_step`. `beta`
+    is stored but has no effect on a step, as in snnTorch.
     """
 
     loop_names = ("mem",)
