@@ -132,13 +132,13 @@ class LoopCall(DelayedReset):
     ) -> list[Tensor | None]:
         names = ", ".join(self.loop_names)
         if len(states) > len(self.loop_names):
-            raise InputCountError(f"got {len(states)} states; {type(self).__name__} has {names}.")
+            raise InputCountError(f"got {len(states)} states; {type(self).__name__} takes {names}.")
         unknown = [name for name in named if name not in self.loop_names[len(states) :]]
         if unknown:
             raise TypeError(f"unexpected argument {unknown[0]!r}; the states are {names}.")
         passed_states = [*states, *(named.get(name) for name in self.loop_names[len(states) :])]
         if self.init_hidden and any(state is not None for state in passed_states):
-            raise TypeError(f"{names}: with init_hidden=True, the neuron stores its states, so do not pass them.")
+            raise TypeError(f"with init_hidden=True, the neuron stores its states, so do not pass {names}.")
         return passed_states
 
 
