@@ -115,23 +115,20 @@ def compare_lengths(case: Case, backend: str) -> None:
     assert_equal_to_separate_runs(neuron, inputs, states, results)
 
 
-EACH = [case for case in CASES if not case.name.startswith("gated_lif_t")]
-
-
-@pytest.mark.parametrize("case", EACH, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_each_neuron_has_lengths_in_the_loop(case: Case) -> None:
     compare_lengths(case, "torch")
 
 
 @pytest.mark.long(all_but=["recurrent_lif"])
-@pytest.mark.parametrize("case", EACH, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_each_neuron_has_lengths_in_cpp(case: Case) -> None:
     compare_lengths(case, "auto")
 
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.long(all_but=["ilif"])
-@pytest.mark.parametrize("case", [c for c in EACH if c.name != "recurrent_gated_lif"], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [c for c in CASES if c.name != "recurrent_gated_lif"], ids=lambda case: case.name)
 def test_each_neuron_has_lengths_in_triton(case: Case) -> None:
     compare_lengths(case, "triton")
 
