@@ -37,7 +37,7 @@ def outcomes(request: pytest.FixtureRequest) -> Outcomes:
 
 
 def list_outcomes(outcomes: Outcomes) -> list[Outcome]:
-    return [outcome for by_dtype in outcomes.values() for outcome in by_dtype.values()]
+    return [outcome for variant_outcomes in outcomes.values() for outcome in variant_outcomes.values()]
 
 
 def test_no_wrong_results_and_no_crashes(outcomes: Outcomes) -> None:
@@ -50,12 +50,16 @@ def test_pointwise_and_flexsn_agree(outcomes: Outcomes) -> None:
 
 def test_nearly_all_runs_pass(outcomes: Outcomes) -> None:
     passed = sum(o.equal + o.close for o in list_outcomes(outcomes))
-    refused = {name: o.reason for name, by_dtype in outcomes.items() for o in by_dtype.values() if o.refused}
+    refused = {
+        name: o.reason for name, variant_outcomes in outcomes.items() for o in variant_outcomes.values() if o.refused
+    }
     # In the whole table, at least 95 % of the runs pass. In a part of the table, the share may be smaller.
     assert passed >= 0.9 * sum(o.runs for o in list_outcomes(outcomes)), refused
 
 
 def test_every_variant_ran(outcomes: Outcomes) -> None:
     only_complex = {"nn.functional.silu.complex"}
-    variants_without_runs = {name for name, by_dtype in outcomes.items() if not any(o.runs for o in by_dtype.values())}
+    variants_without_runs = {
+        name for name, variant_outcomes in outcomes.items() if not any(o.runs for o in variant_outcomes.values())
+    }
     assert variants_without_runs == only_complex & outcomes.keys()

@@ -116,20 +116,20 @@ def compare_lengths(case: Case, backend: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_each_neuron_has_lengths_in_the_loop(case: Case) -> None:
+def test_each_neuron_accepts_lengths_in_the_loop(case: Case) -> None:
     compare_lengths(case, "torch")
 
 
 @pytest.mark.long(all_but=["recurrent_lif"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_each_neuron_has_lengths_in_cpp(case: Case) -> None:
+def test_each_neuron_accepts_lengths_in_cpp(case: Case) -> None:
     compare_lengths(case, "auto")
 
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.long(all_but=["ilif"])
 @pytest.mark.parametrize("case", [c for c in CASES if c.name != "recurrent_gated_lif"], ids=lambda case: case.name)
-def test_each_neuron_has_lengths_in_triton(case: Case) -> None:
+def test_each_neuron_accepts_lengths_in_triton(case: Case) -> None:
     compare_lengths(case, "triton")
 
 
@@ -197,15 +197,15 @@ def test_a_compiled_network_accepts_lengths(backend: str, compiler: None) -> Non
         result: Tensor = functional.run(net, x, lengths=lengths)
         return result
 
-    kernels = backend == "between graphs"
-    compiled = torch.compile(run, backend="aot_eager" if kernels else backend, fullgraph=not kernels)
+    has_graph_breaks = backend == "between graphs"
+    compiled = torch.compile(run, backend="aot_eager" if has_graph_breaks else backend, fullgraph=not has_graph_breaks)
     for seed in range(2):
         x = draw_uniform(5, 3, 6, seed=seed).requires_grad_()
         functional.reset_net(net)
         functional.set_backend(net, "torch")
         expected = functional.run(net, x, lengths=lengths)
         states = functional.get_states(net)
-        functional.set_backend(net, "cpp" if kernels else "auto")
+        functional.set_backend(net, "cpp" if has_graph_breaks else "auto")
         functional.reset_net(net)
         output = compiled(x, lengths)
         torch.testing.assert_close(output, expected)
@@ -334,7 +334,7 @@ def run_on_gpu(neuron: LIF, x: Tensor, lengths: Tensor | None) -> tuple[Tensor, 
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("num_steps", [6, 21])
-def test_kernels_stop_at_the_end_of_a_sequence(num_steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_with_lengths_have_ends(num_steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Checks that lengths count down in the kernels, and that a program stops after the last of its sequences."""
     from flexsn_codegen.scan._spec import BackwardSpec, ForwardSpec
     from flexsn_runtime.step import _pointwise_step
