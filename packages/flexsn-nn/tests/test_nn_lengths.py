@@ -301,7 +301,7 @@ def test_lengths_that_are_written_to_are_read_again() -> None:
 
 
 @pytest.mark.gpu
-# With 35 features, a block contains parts of several sequences. With 128 features, it contains a part of one sequence.
+# With 35 features, some blocks contain parts of several sequences. With 128 features, no block does.
 @pytest.mark.parametrize("features", [35, 128])
 @pytest.mark.parametrize("num_steps", [6, 40])  # One chunk, and several chunks.
 def test_results_equal_those_of_separate_sequences_on_a_gpu(num_steps: int, features: int) -> None:
