@@ -1,7 +1,8 @@
 """A quick subset of `benchmarks/opinfo_table.py`: the elementwise ops of PyTorch in `pointwise` and in `FlexSN`.
 
 Each variant of an op runs one sample in one dtype, and the dtypes alternate between variants. Every third variant also
-computes gradients. Without `--long`, only one sixteenth of the variants runs.
+computes gradients, and every fourth one also runs special values. Without `--long`, only one sixteenth of the variants
+runs.
 """
 
 from __future__ import annotations
@@ -18,9 +19,8 @@ Outcomes = dict[str, dict[str, Outcome]]
 def outcomes(request: pytest.FixtureRequest) -> Outcomes:
     results: Outcomes = {}
     for i, info in enumerate(variants()):
-        if (
-            i // 12 % PARTS != request.param
-        ):  # each group of 12 consecutive variants includes gradients and special values
+        # A part consists of groups of 12 consecutive variants. Each group includes gradients and special values.
+        if i // 12 % PARTS != request.param:
             continue
         dtypes = [dtype for dtype in DTYPES if dtype in info.dtypes]
         differentiable_dtypes = [dtype for dtype in DIFFERENTIABLE if is_differentiable(info, dtype)]
@@ -37,7 +37,7 @@ def outcomes(request: pytest.FixtureRequest) -> Outcomes:
 
 
 def list_outcomes(outcomes: Outcomes) -> list[Outcome]:
-    return [outcome for by_dtype in outcomes.values() for outcome in by_dtype.values()]
+    return [outcome for variant_outcomes in outcomes.values() for outcome in variant_outcomes.values()]
 
 
 def test_no_wrong_results_and_no_crashes(outcomes: Outcomes) -> None:
@@ -50,12 +50,16 @@ def test_pointwise_and_flexsn_agree(outcomes: Outcomes) -> None:
 
 def test_nearly_all_runs_pass(outcomes: Outcomes) -> None:
     passed = sum(o.equal + o.close for o in list_outcomes(outcomes))
-    refused = {name: o.reason for name, by_dtype in outcomes.items() for o in by_dtype.values() if o.refused}
-    # In the whole table, 95 % of the runs pass. In a part of the table, the share may be smaller.
+    refused = {
+        name: o.reason for name, variant_outcomes in outcomes.items() for o in variant_outcomes.values() if o.refused
+    }
+    # In the whole table, at least 95 % of the runs pass. In a part of the table, the share may be smaller.
     assert passed >= 0.9 * sum(o.runs for o in list_outcomes(outcomes)), refused
 
 
 def test_every_variant_ran(outcomes: Outcomes) -> None:
     only_complex = {"nn.functional.silu.complex"}
-    variants_without_runs = {name for name, by_dtype in outcomes.items() if not any(o.runs for o in by_dtype.values())}
+    variants_without_runs = {
+        name for name, variant_outcomes in outcomes.items() if not any(o.runs for o in variant_outcomes.values())
+    }
     assert variants_without_runs == only_complex & outcomes.keys()

@@ -29,9 +29,9 @@ from flexsn_nn.memory import PackedSpikes
 from flexsn_nn.neuron import Feedback
 from flexsn_nn.transforms import Lengths
 
-# A step has 35 features. They fill more than one block of the smallest kernels, but not a whole number of blocks.
+# The 35 features of a step do not fill a whole number of blocks of any kernel.
 FEATURES = 35
-# The kernels are equal for all numbers of steps above 8.
+# All sequences of more than 8 steps run in the same kernels.
 LENGTHS = torch.tensor([19, 11, 0, 9, 12])
 T = 19
 
@@ -69,7 +69,8 @@ def make_states(neuron: FlexSN) -> list[Tensor]:
 def run_alone(neuron: FlexSN, inputs: Sequence[Tensor], states: Sequence[Tensor], b: int, end: int) -> RunResults:
     """Runs one sequence at its own length.
 
-    Runs all sequences if products, or exponentials of the loop, depend on the size of the batch.
+    Runs the whole batch at this length if results depend on the size of the batch. Matrix products depend on it, and
+    in the loop, exponentials, too.
     """
     needs_whole_batch = isinstance(neuron, Feedback) or neuron.backend == "torch"
     rows, row = (slice(None), slice(b, b + 1)) if needs_whole_batch else (slice(b, b + 1), slice(None))
@@ -96,7 +97,7 @@ def assert_equal_to_separate_runs(
         assert all(torch.equal(a[row], s) for a, s in zip(final, expected[1], strict=True))
         for i, (gradient, expected_gradient) in enumerate(zip(gradients, expected[2], strict=True)):
             part = gradient[:end, row] if i < len(inputs) else gradient[row]
-            # The loop's autograd, and products step by step, add more than two gradients in another order.
+            # If more than two gradients are added, their order differs in the loop and in neurons with products.
             if neuron.backend == "torch" or isinstance(neuron, Feedback):
                 torch.testing.assert_close(part, expected_gradient, rtol=1e-12, atol=1e-12)
             else:
@@ -114,24 +115,21 @@ def compare_lengths(case: Case, backend: str) -> None:
     assert_equal_to_separate_runs(neuron, inputs, states, results)
 
 
-EACH = [case for case in CASES if not case.name.startswith("gated_lif_t")]
-
-
-@pytest.mark.parametrize("case", EACH, ids=lambda case: case.name)
-def test_each_neuron_has_lengths_in_the_loop(case: Case) -> None:
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_each_neuron_accepts_lengths_in_the_loop(case: Case) -> None:
     compare_lengths(case, "torch")
 
 
 @pytest.mark.long(all_but=["recurrent_lif"])
-@pytest.mark.parametrize("case", EACH, ids=lambda case: case.name)
-def test_each_neuron_has_lengths_in_cpp(case: Case) -> None:
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_each_neuron_accepts_lengths_in_cpp(case: Case) -> None:
     compare_lengths(case, "auto")
 
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.long(all_but=["ilif"])
-@pytest.mark.parametrize("case", [c for c in EACH if c.name != "recurrent_gated_lif"], ids=lambda case: case.name)
-def test_each_neuron_has_lengths_in_triton(case: Case) -> None:
+@pytest.mark.parametrize("case", [c for c in CASES if c.name != "recurrent_gated_lif"], ids=lambda case: case.name)
+def test_each_neuron_accepts_lengths_in_triton(case: Case) -> None:
     compare_lengths(case, "triton")
 
 
@@ -199,15 +197,15 @@ def test_a_compiled_network_accepts_lengths(backend: str, compiler: None) -> Non
         result: Tensor = functional.run(net, x, lengths=lengths)
         return result
 
-    kernels = backend == "between graphs"
-    compiled = torch.compile(run, backend="aot_eager" if kernels else backend, fullgraph=not kernels)
+    has_graph_breaks = backend == "between graphs"
+    compiled = torch.compile(run, backend="aot_eager" if has_graph_breaks else backend, fullgraph=not has_graph_breaks)
     for seed in range(2):
         x = draw_uniform(5, 3, 6, seed=seed).requires_grad_()
         functional.reset_net(net)
         functional.set_backend(net, "torch")
         expected = functional.run(net, x, lengths=lengths)
         states = functional.get_states(net)
-        functional.set_backend(net, "cpp" if kernels else "auto")
+        functional.set_backend(net, "cpp" if has_graph_breaks else "auto")
         functional.reset_net(net)
         output = compiled(x, lengths)
         torch.testing.assert_close(output, expected)
@@ -303,7 +301,7 @@ def test_lengths_that_are_written_to_are_read_again() -> None:
 
 
 @pytest.mark.gpu
-# In the first case, a block contains several sequences. In the second one, it contains a part of one sequence.
+# With 35 features, some blocks contain parts of several sequences. With 128 features, no block does.
 @pytest.mark.parametrize("features", [35, 128])
 @pytest.mark.parametrize("num_steps", [6, 40])  # One chunk, and several chunks.
 def test_results_equal_those_of_separate_sequences_on_a_gpu(num_steps: int, features: int) -> None:
@@ -336,8 +334,8 @@ def run_on_gpu(neuron: LIF, x: Tensor, lengths: Tensor | None) -> tuple[Tensor, 
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("num_steps", [6, 21])
-def test_kernels_stop_at_the_end_of_a_sequence(num_steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checks that a kernel reads neither inputs nor checkpoints after the end of a sequence."""
+def test_kernels_with_lengths_have_ends(num_steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks that lengths count down in the kernels, and that a program stops after the last of its sequences."""
     from flexsn_codegen.scan._spec import BackwardSpec, ForwardSpec
     from flexsn_runtime.step import _pointwise_step
 
@@ -350,7 +348,7 @@ def test_kernels_stop_at_the_end_of_a_sequence(num_steps: int, monkeypatch: pyte
             return write(*a)
 
         monkeypatch.setattr(_pointwise_step, name, note)
-    neuron = LIF(backend="triton", tau=1.75)  # No other test compiles kernels of this tau.
+    neuron = LIF(backend="triton", tau=1.75)  # No other test has this tau, so the kernels are written here.
     x = torch.randn(num_steps, 3, FEATURES).requires_grad_()
     neuron(x, lengths=torch.tensor([num_steps, 2, 0])).sum().backward()
     assert [spec.ends for spec in specs] == [True, True]

@@ -35,7 +35,7 @@ pytestmark = [
 ]
 
 X = torch.linspace(-1.0, 1.0, 24).reshape(3, 2, 4)
-ONE = torch.zeros(2, 4)
+STEP = torch.zeros(2, 4)
 backends = pytest.mark.parametrize("backend", ["torch", "hop", "triton"])
 loops = pytest.mark.parametrize("backend", ["torch", "hop"])
 
@@ -49,7 +49,7 @@ def make_neuron(core: Callable[..., Any] = leaky, **options: Any) -> FlexSN:
     return FlexSN(core, 1, 1, 1, **options)
 
 
-# -- torch's transforms and recorders ------------------------------------------------------------------
+# -- torch's transforms, traces and inference mode -----------------------------------------------------
 
 
 def test_several_gradients_at_once_are_supported_by_loops_and_refused_by_kernels() -> None:
@@ -117,10 +117,10 @@ def test_a_captured_tensor_of_inference_mode_is_refused_by_kernels() -> None:
 @pytest.mark.parametrize(
     ("examples", "kind", "message"),
     [
-        ((torch.zeros(2, 3), ONE), ShapeError, r"shapes \[2, 3\], \[2, 4\], which do not broadcast to one step"),
-        (ONE, TypeError, "example_inputs is a tensor; give a tuple of 2"),
-        ((ONE, 1.0), TypeError, "example input 1 is a float"),
-        ((ONE,), ValueError, "1 example inputs for 1 inputs and 1 states: give 2"),
+        ((torch.zeros(2, 3), STEP), ShapeError, r"shapes \[2, 3\], \[2, 4\], which do not broadcast to one step"),
+        (STEP, TypeError, "example_inputs is a tensor; give a tuple of 2"),
+        ((STEP, 1.0), TypeError, "example input 1 is a float"),
+        ((STEP,), ValueError, "1 example inputs for 1 inputs and 1 states: give 2"),
     ],
 )
 def test_wrong_example_inputs_are_refused(examples: Any, kind: type[Exception], message: str) -> None:
@@ -131,28 +131,28 @@ def test_wrong_example_inputs_are_refused(examples: Any, kind: type[Exception], 
 @pytest.mark.parametrize(
     ("outputs", "kind", "message"),
     [
-        ((ONE, ONE), ExampleError, "there are 2 example_outputs; num_outputs is 1"),
+        ((STEP, STEP), ExampleError, "there are 2 example_outputs; num_outputs is 1"),
         ((), ExampleError, "there are 0 example_outputs"),
-        (ONE, TypeError, "example_outputs is a tensor; give a tuple of num_outputs=1"),
+        (STEP, TypeError, "example_outputs is a tensor; give a tuple of num_outputs=1"),
         ((0.0,), TypeError, r"example_outputs\[0\] is a float"),
         ((torch.zeros(2, 5),), ExampleError, r"example_outputs\[0\] is \[2, 5\] .*the core returns \[2, 4\]"),
-        ((ONE.double(),), ExampleError, r"is \[2, 4\] torch.float64; .*returns \[2, 4\] torch.float32"),
+        ((STEP.double(),), ExampleError, r"is \[2, 4\] torch.float64; .*returns \[2, 4\] torch.float32"),
     ],
 )
 def test_wrong_example_outputs_are_refused(outputs: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
-        make_neuron(example_inputs=(ONE, ONE), example_outputs=outputs)
+        make_neuron(example_inputs=(STEP, STEP), example_outputs=outputs)
 
 
 @loops
-def test_no_steps_need_example_outputs(backend: str) -> None:
+def test_a_sequence_without_steps_requires_example_outputs(backend: str) -> None:
     def draws(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return x + torch.randn_like(x), v
 
     for core in (leaky, draws):
         with pytest.raises(ExampleError, match=r"no steps \(T == 0\).*example_outputs=\(\.\.\.\)"):
             make_neuron(core, backend=backend)(X[:0])
-        assert cast(Tensor, make_neuron(core, backend=backend, example_outputs=(ONE,))(X[:0])).shape == (0, 2, 4)
+        assert cast(Tensor, make_neuron(core, backend=backend, example_outputs=(STEP,))(X[:0])).shape == (0, 2, 4)
 
 
 @loops
@@ -189,7 +189,7 @@ def test_assigning_none_to_states_resets_them(backend: str) -> None:
     layer.states = tuple(layer.states)  # type: ignore[assignment]
     assert isinstance(layer.states, list)
     with pytest.raises(TypeError, match="states is a tensor; give a list of num_states=1 tensors"):
-        layer.states = ONE  # type: ignore[assignment]
+        layer.states = STEP  # type: ignore[assignment]
     functional.set_states(nn.Sequential(layer), {"0": None})  # type: ignore[dict-item]
     assert layer.states == []
 
@@ -230,7 +230,7 @@ def test_a_class_as_surrogate_is_refused(make: Callable[[Any], object], message:
 
 
 @pytest.mark.parametrize("value", [torch.tensor(0.0), nn.Parameter(torch.zeros(4))])
-def test_a_tensor_as_v_reset_is_refused(value: Tensor) -> None:
+def test_wrong_types_of_v_reset_and_surrogate_function_are_refused(value: Tensor) -> None:
     with pytest.raises(ParameterError, match=r"v_reset is a tensor; expected one number.*float\(v_reset\)"):
         LIF(v_reset=cast(Any, value))
     for wrong in ("zero", True):
@@ -267,7 +267,7 @@ def test_a_state_cannot_be_assigned_by_name() -> None:
         layer.v = 0.0
 
 
-# -- together with SpikingJelly's layers --------------------------------------------------------------
+# -- backends ------------------------------------------------------------------------------------------
 
 
 def test_supported_backends_depend_on_the_step_mode() -> None:

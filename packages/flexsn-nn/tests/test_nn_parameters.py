@@ -140,7 +140,7 @@ def test_scalars_are_constants_tensors_are_buffers_and_parameters_are_learned() 
     assert Leaky(parameter, learn_beta=True).beta is parameter
 
 
-LEARNING: list[Callable[[], torch.nn.Module]] = [
+WITH_LEARNED_SCALARS: list[Callable[[], torch.nn.Module]] = [
     PLIF,
     KLIF,
     partial(GatedLIF, 4),
@@ -155,7 +155,7 @@ LEARNING: list[Callable[[], torch.nn.Module]] = [
 ]
 
 
-@pytest.mark.parametrize("make", LEARNING)
+@pytest.mark.parametrize("make", WITH_LEARNED_SCALARS)
 def test_learned_scalars_have_a_dimension(make: Callable[[], torch.nn.Module]) -> None:
     """Checks that learned scalars have a dimension, as `fully_shard` requires, and that older checkpoints load."""
     net = make()
@@ -169,8 +169,8 @@ def test_learned_scalars_have_a_dimension(make: Callable[[], torch.nn.Module]) -
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])
-def test_each_channel_may_have_a_value(backend: str) -> None:
-    """Compares each channel of an image with a neuron that has the channel's value."""
+def test_each_channel_may_have_its_own_tau(backend: str) -> None:
+    """Compares each channel of the output with the output of a neuron that has this channel's `tau` as a number."""
     tau = torch.tensor([1.5, 2.0, 4.0])
     x = torch.randn(4, 2, 3, 5, 4, generator=torch.Generator().manual_seed(0)) + 1
     output = LIF(tau=tau.view(3, 1, 1), backend=backend)(x)
@@ -180,7 +180,7 @@ def test_each_channel_may_have_a_value(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", ["torch", "hop", "triton"])
 def test_parameters_and_states_that_do_not_fit_the_input_are_refused(backend: str) -> None:
-    """Checks that the error describes the neuron and names the remedy, instead of the operation that failed."""
+    """Checks that the error names the parameter or state that does not fit, and the remedy."""
     x = torch.ones(5, 2, 3, 4)
     for tau in (torch.full((3,), 2.0), torch.full((2, 2, 3, 4), 2.0)):
         with pytest.raises(ParameterError, match=r"tau has shape .* step of \[2, 3, 4\].*\[C, 1, 1\]"):
@@ -200,7 +200,7 @@ def test_parameters_and_states_that_do_not_fit_the_input_are_refused(backend: st
 
 @pytest.mark.filterwarnings("ignore::flexsn_nn.errors.RangeWarning")
 @pytest.mark.parametrize("backend", ["torch", "triton"])
-def test_learned_decays_remain_in_range(backend: str) -> None:
+def test_a_learned_decay_beyond_its_range_acts_as_the_limit(backend: str) -> None:
     """Checks that a learned beta outside of [0, 1] acts as the nearest limit, as in snnTorch."""
     neuron = Leaky(0.5, learn_beta=True, backend=backend)
     assert isinstance(neuron.beta, torch.nn.Parameter)
@@ -210,9 +210,8 @@ def test_learned_decays_remain_in_range(backend: str) -> None:
     assert neuron.states[0].item() == 0.75
 
 
-# A neuron, its learned parameter, the start, a value beyond the range, and the value inside the range that acts
-# instead.
-LEARNED: list[tuple[Callable[..., Neuron], str, float, float, float]] = [
+# A neuron, its learned parameter, a first value, a value beyond the range, and the value that the neuron then uses.
+BEYOND_RANGE: list[tuple[Callable[..., Neuron], str, float, float, float]] = [
     (LIF, "tau", 2.0, -47.0, 1.0),
     (LI, "tau", 2.0, 0.3, 1.0),
     (ILIF, "tau", 2.0, -1.0, 1.0),
@@ -229,10 +228,10 @@ LEARNED: list[tuple[Callable[..., Neuron], str, float, float, float]] = [
     (partial(Lapicque, R=1.0), "beta", 0.5, 1.5, 1.0 - EPS / 2),
     (partial(Lapicque, beta=0.5), "R", 0.5, -1.5, TINY),
 ]
-learned = pytest.mark.parametrize(
+beyond_range = pytest.mark.parametrize(
     ("make", "name", "start", "beyond", "acts_as"),
-    LEARNED,
-    ids=[f"{getattr(make, 'func', make).__name__}.{name}" for make, name, *_ in LEARNED],
+    BEYOND_RANGE,
+    ids=[f"{getattr(make, 'func', make).__name__}.{name}" for make, name, *_ in BEYOND_RANGE],
 )
 
 
@@ -256,7 +255,7 @@ learned = pytest.mark.parametrize(
         "triton-Lapicque.R",
     ]
 )
-@learned
+@beyond_range
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_a_learned_parameter_beyond_its_range_acts_as_the_limit(
     make: Callable[..., Neuron], name: str, start: float, beyond: float, acts_as: float, backend: str

@@ -29,7 +29,7 @@ def inspect_step(core: torch.fx.GraphModule, samples: Sequence[Any]) -> None:
             for index, value in enumerate(values)
             if isinstance(value, torch.Tensor)
         }
-        interpreter = _Located(core)
+        interpreter = _LocatingInterpreter(core)
         rejections: list[Exception] = []
 
         def check(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
@@ -64,7 +64,7 @@ def inspect_step(core: torch.fx.GraphModule, samples: Sequence[Any]) -> None:
 
 
 def _draws(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """True if a call of ``op`` draws random numbers. The tag alone does not decide: dropout only draws in training."""
+    """True if a call of ``op`` draws random numbers. Dropout is tagged as random, but only draws in training."""
     if torch.Tag.nondeterministic_seeded not in op.tags:
         return False
     parameters = op._schema.arguments
@@ -78,7 +78,7 @@ def _draws(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     return not any(ratio == 0 or (is_dropout and ratio == 1) for ratio in ratios)
 
 
-class _Located(torch.fx.Interpreter):
+class _LocatingInterpreter(torch.fx.Interpreter):
     """Runs a graph. ``locate`` returns the line of the user's code that created the current node."""
 
     _node: torch.fx.Node | None = None

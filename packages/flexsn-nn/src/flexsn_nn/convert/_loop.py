@@ -1,4 +1,4 @@
-"""Neurons with the calls of snnTorch's neurons, for networks that loop over time and pass the states themselves.
+"""Neurons that are called like snnTorch's neurons, for networks that loop over time.
 
     mem = lif.reset_mem()
     for step in x:
@@ -23,7 +23,7 @@ from flexsn_nn.transforms import Transform
 
 
 class LoopOptions(TypedDict, total=False):
-    """Options that all of snnTorch's neurons have; see `LoopCall`."""
+    """Options that all neurons of this module have; see `LoopNeuron` and `DelayedReset`."""
 
     spike_grad: SpikeFunction
     reset_mechanism: str
@@ -34,7 +34,7 @@ class LoopOptions(TypedDict, total=False):
     reset_delay: bool
 
 
-class LoopCall(DelayedReset):
+class LoopNeuron(DelayedReset):
     """A `DelayedReset` with snnTorch's `forward`. Its initial step mode is `"s"`.
 
     Args:
@@ -44,7 +44,7 @@ class LoopCall(DelayedReset):
         arguments: other arguments of the neuron's class.
     """
 
-    loop_names: ClassVar[tuple[str, ...]]
+    passed_names: ClassVar[tuple[str, ...]]
     graded_spikes_factor: float | Tensor
     init_hidden: bool
     output: bool
@@ -70,7 +70,7 @@ class LoopCall(DelayedReset):
         transforms: Sequence[Transform] = (),
         **named: Tensor | None,
     ) -> Any:
-        """Returns the spikes, and the states unless they are hidden, like snnTorch's neuron of the same name.
+        """Returns the spikes, and then the states unless `init_hidden` is True and `output` is False, as in snnTorch.
 
         Args:
             x: `[*step]`, or `[T, *step]` in step mode `"m"`.
@@ -113,7 +113,7 @@ class LoopCall(DelayedReset):
     def reset_mem(self) -> Any:
         """Drops the states. Returns the states for the first step, as one tensor or a tuple."""
         self.reset()
-        first = tuple(torch.zeros(0) for _ in self.loop_names)
+        first = tuple(torch.zeros(0) for _ in self.passed_names)
         return first[0] if len(first) == 1 else first
 
     init_leaky = init_synaptic = init_alpha = init_lapicque = init_rleaky = init_rsynaptic = reset_mem
@@ -130,32 +130,32 @@ class LoopCall(DelayedReset):
     def _collect_states(
         self, states: tuple[Tensor | None, ...], named: dict[str, Tensor | None]
     ) -> list[Tensor | None]:
-        names = ", ".join(self.loop_names)
-        if len(states) > len(self.loop_names):
-            raise InputCountError(f"got {len(states)} states; {type(self).__name__} has {names}.")
-        unknown = [name for name in named if name not in self.loop_names[len(states) :]]
+        names = ", ".join(self.passed_names)
+        if len(states) > len(self.passed_names):
+            raise InputCountError(f"got {len(states)} states; {type(self).__name__} takes {names}.")
+        unknown = [name for name in named if name not in self.passed_names[len(states) :]]
         if unknown:
             raise TypeError(f"unexpected argument {unknown[0]!r}; the states are {names}.")
-        passed_states = [*states, *(named.get(name) for name in self.loop_names[len(states) :])]
+        passed_states = [*states, *(named.get(name) for name in self.passed_names[len(states) :])]
         if self.init_hidden and any(state is not None for state in passed_states):
-            raise TypeError(f"{names}: with init_hidden=True, the neuron stores its states, so do not pass them.")
+            raise TypeError(f"with init_hidden=True, the neuron stores its states, so do not pass {names}.")
         return passed_states
 
 
-class LoopLeaky(LoopCall, Leaky):
+class LoopLeaky(LoopNeuron, Leaky):
     """`Leaky`, called as `spk, mem = lif(x, mem)`."""
 
-    loop_names = ("mem",)
+    passed_names = ("mem",)
 
     def base_dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
         """Computes one step: `(spike, v)`."""
         return Leaky.dynamics(self, x, *states)
 
 
-class LoopSynaptic(LoopCall, Synaptic):
+class LoopSynaptic(LoopNeuron, Synaptic):
     """`Synaptic`, called as `spk, syn, mem = lif(x, syn, mem)`."""
 
-    loop_names = ("syn", "mem")
+    passed_names = ("syn", "mem")
 
     def base_dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
         """Computes one step: `(spike, i, v)`."""
@@ -167,10 +167,10 @@ class LoopSynaptic(LoopCall, Synaptic):
         return self._state_or_empty("i")
 
 
-class LoopRLeaky(LoopCall, RLeaky):
+class LoopRLeaky(LoopNeuron, RLeaky):
     """`RLeaky`, called as `spk, mem = lif(x, spk, mem)`."""
 
-    loop_names = ("spk", "mem")
+    passed_names = ("spk", "mem")
 
     def base_dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
         """Computes one step: `(spike, spike, v)`."""
@@ -182,10 +182,10 @@ class LoopRLeaky(LoopCall, RLeaky):
         return self._state_or_empty("s")
 
 
-class LoopRSynaptic(LoopCall, RSynaptic):
+class LoopRSynaptic(LoopNeuron, RSynaptic):
     """`RSynaptic`, called as `spk, syn, mem = lif(x, spk, syn, mem)`."""
 
-    loop_names = ("spk", "syn", "mem")
+    passed_names = ("spk", "syn", "mem")
 
     def base_dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
         """Computes one step: `(spike, spike, i, v)`."""
@@ -202,10 +202,10 @@ class LoopRSynaptic(LoopCall, RSynaptic):
         return self._state_or_empty("i")
 
 
-class LoopAlpha(LoopCall, Alpha):
+class LoopAlpha(LoopNeuron, Alpha):
     """`Alpha`, called as `spk, syn_exc, syn_inh, mem = lif(x, syn_exc, syn_inh, mem)`."""
 
-    loop_names = ("syn_exc", "syn_inh", "mem")
+    passed_names = ("syn_exc", "syn_inh", "mem")
 
     def base_dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
         """Computes one step: `(spike, e, i, v)`."""
@@ -222,13 +222,14 @@ class LoopAlpha(LoopCall, Alpha):
         return self._state_or_empty("i")
 
 
-class LoopLapicque(LoopCall):
-    """`Lapicque`, called as `spk, mem = lif(x, mem)`, with `R`, `C` and `time_step` rounded as in snnTorch.
+class LoopLapicque(LoopNeuron):
+    """`Lapicque`, called as `spk, mem = lif(x, mem)`. Its formula and its rounding are those of snnTorch.
 
-    `h = x R (1 / (R C)) dt + (1 - dt / (R C)) v`, minus the reset. `beta` is stored but has no effect, as in snnTorch.
+    `h = x R (1 / (R C)) dt + (1 - dt / (R C)) v`, followed by the reset of `DelayedReset`. `dt` is `time_step`. `beta`
+    is stored but has no effect on a step, as in snnTorch.
     """
 
-    loop_names = ("mem",)
+    passed_names = ("mem",)
     beta: float | Tensor
     R: float | Tensor
     C: float | Tensor

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from flexsn_nn import surrogate
 from flexsn_nn.convert._loop import (
     LoopAlpha,
-    LoopCall,
     LoopLapicque,
     LoopLeaky,
+    LoopNeuron,
     LoopRLeaky,
     LoopRSynaptic,
     LoopSynaptic,
@@ -152,7 +152,7 @@ def _read_options(old: Any, backend: str) -> dict[str, Any]:
     }
 
 
-def _move_tensors(new: LoopCall, old: Any, names: list[str]) -> Replacement:
+def _move_tensors(new: LoopNeuron, old: Any, names: list[str]) -> Replacement:
     """Passes the old neuron's tensors to the new neuron, under the same names."""
     for name in ("threshold", "graded_spikes_factor", *names):
         value = getattr(old, name, None)
