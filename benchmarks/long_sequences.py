@@ -5,11 +5,11 @@ torch.associative_scan.
 
 Inference is compared with a copy of the bytes of the inputs and the output. Training is compared with a copy that also
 moves the gradient of the output, the gradients of the inputs, and the inputs a second time. All times are measured in
-CUDA graphs and in one run. The spikes of kernels with segments and of serial kernels have to be equal to the last bit.
-For affine steps with fast math, the results are equal up to rounding. `--sweep` also measures other numbers of
-segments. `--shortest` writes another table, with sequences of 512 to 4096 steps, both in CUDA graphs and in single
-launches. This table shows the length above which segments are worth their additional launches. `--stages` writes a
-table of serial kernels, by the number of chunks whose loads are in flight.
+CUDA graphs and in one run. The spikes of kernels with segments and of serial kernels should be equal to the last bit,
+and the table shows the number of spikes that differ. For affine steps with fast math, the results are equal up to
+rounding. `--sweep` also measures other numbers of segments. `--shortest` writes another table, with sequences of 512 to
+4096 steps, both in CUDA graphs and in single launches. This table shows the length above which segments are worth their
+additional launches. `--stages` writes a table of serial kernels, by the number of chunks whose loads are in flight.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def make_lru() -> PointwiseProgram:
 
 
 def selective_step(a: Tensor, b: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-    """Computes a step of a selective scan. The decay `a` and the input `b` are `[B, D, N]`, and differ in each step."""
+    """Computes a step of a selective scan. The decay `a` and the input `b` differ in each step."""
     new = a * h + b
     return new, new
 
@@ -121,7 +121,7 @@ class Case:
         scale: scale of normally distributed inputs, whose mean is 0.5.
         limit: largest acceptable training time, as a multiple of the time of the copy.
         inputs: number of inputs. If there are two inputs, the first input is a decay between 0 and 1.
-        leaves: function that computes the arguments of `scanned` from the inputs, or `None` if the step is not affine.
+        leaves: function that computes the arguments of `scan_states` from the inputs; `None` if the step is not affine.
     """
 
     name: str
@@ -253,7 +253,7 @@ def measure_time(function: Callable[[], object], device: torch.device) -> float:
 
 
 def compile_scan(case: Case) -> Callable[..., Tensor]:
-    """Returns a compiled function of the inputs of a case, with `torch.associative_scan` inlined."""
+    """Returns a compiled function that computes the states of a case from its inputs by `torch.associative_scan`."""
     leaves = case.leaves
     assert leaves is not None
 
@@ -264,8 +264,8 @@ def compile_scan(case: Case) -> Callable[..., Tensor]:
 
 
 def measure_associative_scan(case: Case, device: torch.device) -> str:
-    """Returns the time of `torch.associative_scan`, as a multiple of the time of the copy, and the difference of the
-    states. If `torch.associative_scan` fails, returns the error.
+    """Returns the time of `torch.associative_scan`, as a multiple of the time of the copy, and the largest difference
+    from the neuron's outputs. If `torch.associative_scan` fails, returns the error.
     """
     work, run = Work(case, USUAL, device), compile_scan(case)
     copy = copy_floor(case.steps * case.neurons, case.streams[0], device, case.dtype)
