@@ -60,7 +60,7 @@ class Store:
                 self.put(key, earlier)
 
     def find_tensor(self, key: Any, value: Any, is_traced: Callable[[Tensor], bool]) -> Tensor | None:
-        """A tensor that must not outlast the run, within a value that the core has written, or `None`."""
+        """Searches a written value for a tensor that must not outlast the run. Returns `None` if there is none."""
         return find_tensor_in(value, is_traced)
 
     def name_of(self, key: Any) -> str:
@@ -152,7 +152,7 @@ class Variable(Store):
 
 
 class Defaults(Store):
-    """The defaults of a function."""
+    """The defaults and the code of a function."""
 
     def __init__(self, name: str, function: FunctionType) -> None:
         super().__init__(f"the defaults of {name}")
@@ -318,7 +318,7 @@ def stores_of(value: Any, name: str) -> list[tuple[Hashable, Store]]:
 
 
 def find_tensor_in(value: Any, predicate: Callable[[Tensor], bool]) -> Tensor | None:
-    """The first tensor in `value` or in its parts for which `predicate` returns True."""
+    """A tensor in `value` or in its first `_MAX_PARTS` parts for which `predicate` returns True, or `None`."""
     waiting, visited = [value], set[int]()
     while waiting and len(visited) < _MAX_PARTS:
         part = waiting.pop()
