@@ -1,9 +1,9 @@
-"""Mean and variance per channel, from float32 sums that are as exact as sums of centred data.
+"""Mean and variance per channel, as exact as those of centred data. Sums are float32, or float64 for float64 values.
 
 Each thread merges four values at a time into a count, a mean and a sum of squared deviations (Chan's formula), so that
-large sums are never subtracted. The first value of a channel is subtracted from all of its values. This keeps means
-small if deviations are small. The results of threads, and then of programs, are merged in a fixed order, so they do not
-change between runs.
+large sums are never subtracted from each other. The first value of a channel is subtracted from all of its values. This
+keeps means small if deviations are small. The results of threads, and then of programs, are merged in a fixed order, so
+they do not change between runs.
 
 Source: Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1982.
 """
