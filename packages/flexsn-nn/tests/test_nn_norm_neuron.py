@@ -224,7 +224,7 @@ def count_saved(net: nn.Module, x: Tensor) -> Saved:
 @pytest.mark.long(all_but=["triton"])
 @pytest.mark.parametrize("backend", KERNELS)
 def test_few_tensors_are_stored_for_the_backward(backend: str) -> None:
-    """Checks that only the convolution's output, the spikes, checkpoints and values per channel are stored."""
+    """Checks that autograd stores only the network's input, two sequences, checkpoints and values per channel."""
     steps, channels = 16, 8
 
     def make_net(*middle: nn.Module) -> nn.Sequential:
@@ -288,7 +288,7 @@ def test_the_operator_in_a_graph_computes_the_norm() -> None:
 
 @pytest.mark.parametrize("backend", ["torch", "auto"])
 def test_torch_func_differentiates_the_layer(backend: str) -> None:
-    """Checks gradients in `torch.func` after a plain call. There, the loop computes the norm before the step."""
+    """Checks gradients in `torch.func`, where the loop computes the norm before the step, after a plain call."""
     layer = NormNeuron(nn.BatchNorm1d(3, track_running_stats=False, dtype=torch.float64), make_smooth_neuron(backend))
     x = torch.randn(4, 5, 3, dtype=torch.float64)
 

@@ -26,7 +26,7 @@ class ShapeRule(NamedTuple):
         """Derives the numbers from draws.
 
         Args:
-            draws: `num_draws` draws: tensors, or nodes of a graph.
+            draws: the `num_draws` draws, which are tensors or nodes of a graph.
             call: function that applies a function to a tuple of arguments, or adds the call to a graph.
         """
         if self.function is None:
