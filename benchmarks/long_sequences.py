@@ -443,7 +443,7 @@ def main() -> None:
         "one run. With one input, inference has two streams and training has five. With two inputs, inference has",
         "three streams and training has eight. `serial` kernels process all steps one after another.",
         "`torch.associative_scan` is compiled, and measured in inference. Its factors are additional sequences. The",
-        "decay and the input of the selective scan are arguments, with the shape `[8, 1024, 16]` in each step.",
+        "decay and the input of the selective scan are arguments, with 8 x 1024 x 16 values each in every step.",
         describe_machine(device),
         "",
     ]
