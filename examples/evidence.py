@@ -96,7 +96,7 @@ def train(learn_tau: bool, steps: int, updates: int, seed: int, device: torch.de
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="evidence", description="Learns time constants.")
-    parser.add_argument("--backend", default="auto", help="auto, triton, inductor, hop or torch")
+    parser.add_argument("--backend", default="auto", help="auto, triton, inductor, cpp, hop or torch")
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"), help="cpu, cuda, …")
     parser.add_argument("--steps", type=int, default=300, help="time steps per trial")
     parser.add_argument("--updates", type=int, default=60)
