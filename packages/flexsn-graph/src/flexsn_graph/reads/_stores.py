@@ -17,7 +17,7 @@ from flexsn_graph.reads._places import base_of
 from flexsn_graph.reads._values import MISSING, SCALARS, is_numpy, is_python_class
 
 # Attributes of a class that Python or the recorder sets.
-_NOT_OF_THE_CORE = frozenset({"__getattribute__", "__dict__", "__weakref__", "__doc__"})
+_IGNORED_ATTRIBUTES = frozenset({"__getattribute__", "__dict__", "__weakref__", "__doc__"})
 _MAX_PARTS = 10_000
 
 Values = dict[Any, Any]
@@ -94,7 +94,7 @@ class Class(Store):
         self._cls = cls
 
     def take(self) -> Values:
-        return {key: value for key, value in self._cls.__dict__.items() if key not in _NOT_OF_THE_CORE}
+        return {key: value for key, value in self._cls.__dict__.items() if key not in _IGNORED_ATTRIBUTES}
 
     def put(self, key: Any, value: Any) -> None:
         if value is MISSING:
@@ -151,7 +151,7 @@ class Variable(Store):
         return self.name
 
 
-class Defaults(Store):
+class Function(Store):
     """The defaults and the code of a function."""
 
     def __init__(self, name: str, function: FunctionType) -> None:
@@ -187,7 +187,7 @@ class Container(Store):
     def restore(self, before: Values, is_chosen: Callable[[Any, Any], bool]) -> None:
         current = self.take()
         is_equal = len(current) == len(before) and all(
-            _is_key(a, b) and current[a] is before[b] for a, b in zip(current, before, strict=True)
+            _is_same_key(a, b) and current[a] is before[b] for a, b in zip(current, before, strict=True)
         )
         changed = [
             key for key in current.keys() | before.keys() if current.get(key, MISSING) is not before.get(key, MISSING)
@@ -300,7 +300,7 @@ def stores_of(value: Any, name: str) -> list[tuple[Hashable, Store]]:
                 if key.endswith(("_hooks", "_kwargs", "_set", "_called")) and base_of(part) is not None
             ]
     if kind is FunctionType:
-        results.append((("function", id(value)), Defaults(name, value)))
+        results.append((("function", id(value)), Function(name, value)))
     elif kind is CellType:
         results.append((("cell", id(value)), Variable(name, value)))
     elif kind is ContextVar:
@@ -368,7 +368,7 @@ def _find_slots(kind: type) -> dict[str, MemberDescriptorType]:
     }
 
 
-def _is_key(current: Any, before: Any) -> bool:
+def _is_same_key(current: Any, before: Any) -> bool:
     return current is before or (type(current) is int and current == before)
 
 
