@@ -22,7 +22,7 @@ class ShapeRule(NamedTuple):
     function: Callable[..., Any] | None = None
     arguments: tuple[int, ...] = ()
 
-    def of(self, draws: Sequence[Any], call: Callable[[Callable[..., Any], tuple[Any, ...]], Any]) -> Any:
+    def derive(self, draws: Sequence[Any], call: Callable[[Callable[..., Any], tuple[Any, ...]], Any]) -> Any:
         """Derives the numbers from draws.
 
         Args:
