@@ -5,11 +5,11 @@ torch.associative_scan.
 
 Inference is compared with a copy of the bytes of the inputs and the output. Training is compared with a copy that also
 moves the gradient of the output, the gradients of the inputs, and the inputs a second time. All times are measured in
-CUDA graphs and in one run. The spikes of kernels with segments and of serial kernels have to be equal to the last bit.
-For affine steps with fast math, the results are equal up to rounding. `--sweep` also measures other numbers of
-segments. `--shortest` writes another table, with sequences of 512 to 4096 steps, both in CUDA graphs and in single
-launches. This table shows the length above which segments are worth their additional launches. `--stages` writes a
-table of serial kernels, by the number of chunks whose loads are in flight.
+CUDA graphs and in one run. The spikes of kernels with segments and of serial kernels should be equal to the last bit,
+and the table shows the number of spikes that differ. For affine steps with fast math, the results are equal up to
+rounding. `--sweep` also measures other numbers of segments. `--shortest` writes another table, with sequences of 512 to
+4096 steps, both in CUDA graphs and in single launches. This table shows the length above which segments are worth their
+additional launches. `--stages` writes a table of serial kernels, by the number of chunks whose loads are in flight.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def make_lru() -> PointwiseProgram:
 
 
 def selective_step(a: Tensor, b: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-    """Computes a step of a selective scan. The decay `a` and the input `b` are `[B, D, N]`, and differ in each step."""
+    """Computes a step of a selective scan. The decay `a` and the input `b` differ in each step."""
     new = a * h + b
     return new, new
 
@@ -86,26 +86,26 @@ def combine_pairs(first: tuple[Tensor, ...], second: tuple[Tensor, ...]) -> tupl
     return r * p - s * q, r * q + s * p, r * v - s * w + x, r * w + s * v + y
 
 
-def scan_states(*leaves: Tensor) -> Tensor:
+def scan_states(*maps: Tensor) -> Tensor:
     """Returns the states of the recurrence `h = a h + b`, or the real parts of the states if `a` and `b` are complex.
 
     The arguments are `a` and `b`, or the real and imaginary parts of `a` and then of `b`. The factors `a` are
     sequences, because the operator scans tensors of equal shapes.
     """
-    together = combine if len(leaves) == 2 else combine_pairs
-    states: tuple[Tensor, ...] = associative_scan(together, leaves, 0, combine_mode="pointwise")  # type: ignore[assignment]
-    return states[1] if len(leaves) == 2 else states[2]
+    together = combine if len(maps) == 2 else combine_pairs
+    states: tuple[Tensor, ...] = associative_scan(together, maps, 0, combine_mode="pointwise")  # type: ignore[assignment]
+    return states[1] if len(maps) == 2 else states[2]
 
 
-def pass_factors(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+def pass_maps(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
     return a, b
 
 
-def compute_li_factors(x: Tensor) -> tuple[Tensor, ...]:
+def compute_li_maps(x: Tensor) -> tuple[Tensor, ...]:
     return torch.full_like(x, 0.5), 0.5 * x
 
 
-def compute_lru_factors(x: Tensor) -> tuple[Tensor, ...]:
+def compute_lru_maps(x: Tensor) -> tuple[Tensor, ...]:
     return torch.full_like(x, 0.99401), torch.full_like(x, 0.09973), x, torch.zeros_like(x)
 
 
@@ -121,7 +121,7 @@ class Case:
         scale: scale of normally distributed inputs, whose mean is 0.5.
         limit: largest acceptable training time, as a multiple of the time of the copy.
         inputs: number of inputs. If there are two inputs, the first input is a decay between 0 and 1.
-        leaves: function that computes the arguments of `scanned` from the inputs, or `None` if the step is not affine.
+        maps: function that computes the arguments of `scan_states` from the inputs; `None` if the step is not affine.
     """
 
     name: str
@@ -132,7 +132,7 @@ class Case:
     scale: float = 0.85
     limit: float | None = None
     inputs: int = 1
-    leaves: Callable[..., tuple[Tensor, ...]] | None = None
+    maps: Callable[..., tuple[Tensor, ...]] | None = None
 
     @property
     def streams(self) -> tuple[int, int]:
@@ -155,9 +155,9 @@ CASES = [
     Case("ALIF, tau_a 200", ALIF, 16384, 1024),
     Case("Izhikevich", partial(Izhikevich, a=0.2, b=0.3), 16384, 1024),
     Case("CUBA", CUBALIF, 16384, 1024, scale=0.3),
-    Case("LI", LI, 65536, 256, limit=2.5, leaves=compute_li_factors),
-    Case("LRU as a pair of numbers, fast math", make_lru, 65536, 256, limit=2.5, leaves=compute_lru_factors),
-    Case("selective scan, a and b given", make_mamba, 4096, 8 * 1024 * 16, scale=0.3, inputs=2, leaves=pass_factors),
+    Case("LI", LI, 65536, 256, limit=2.5, maps=compute_li_maps),
+    Case("LRU as a pair of numbers, fast math", make_lru, 65536, 256, limit=2.5, maps=compute_lru_maps),
+    Case("selective scan, a and b given", make_mamba, 4096, 8 * 1024 * 16, scale=0.3, inputs=2, maps=pass_maps),
 ]
 
 
@@ -230,13 +230,13 @@ class Work:
         return "serial", ""
 
 
-def compile_one(work: tuple[Case, bool]) -> None:
+def compile_one(task: tuple[Case, bool]) -> None:
     """Compiles kernels into Triton's cache. Runs in a separate process.
 
     Args:
-        work: a case, and True to compile the kernels of `torch.associative_scan` instead of the neuron's kernels.
+        task: a case, and True to compile the kernels of `torch.associative_scan` instead of the neuron's kernels.
     """
-    case, is_associative = work
+    case, is_associative = task
     if is_associative:
         measure_associative_scan(case, torch.device("cuda"))
         return
@@ -253,19 +253,19 @@ def measure_time(function: Callable[[], object], device: torch.device) -> float:
 
 
 def compile_scan(case: Case) -> Callable[..., Tensor]:
-    """Returns a compiled function of the inputs of a case, with `torch.associative_scan` inlined."""
-    leaves = case.leaves
-    assert leaves is not None
+    """Returns a compiled function that computes the states of a case from its inputs by `torch.associative_scan`."""
+    maps = case.maps
+    assert maps is not None
 
     def run(*inputs: Tensor) -> Tensor:
-        return scan_states(*leaves(*inputs))
+        return scan_states(*maps(*inputs))
 
     return torch.compile(run, dynamic=False)
 
 
 def measure_associative_scan(case: Case, device: torch.device) -> str:
-    """Returns the time of `torch.associative_scan`, as a multiple of the time of the copy, and the difference of the
-    states. If `torch.associative_scan` fails, returns the error.
+    """Returns the time of `torch.associative_scan`, as a multiple of the time of the copy, and the largest difference
+    from the neuron's outputs. If `torch.associative_scan` fails, returns the error.
     """
     work, run = Work(case, USUAL, device), compile_scan(case)
     copy = copy_floor(case.steps * case.neurons, case.streams[0], device, case.dtype)
@@ -283,7 +283,7 @@ def measure(case: Case, rules: list[Rule], device: torch.device) -> list[list[st
     copies = {n: copy_floor(elements, n, device, case.dtype) for n in streams}
     serial = Work(case, None, device)
     spikes, gradients = serial.infer(), serial.train()
-    before = measure_time(serial.infer, device), measure_time(serial.train, device)
+    serial_times = measure_time(serial.infer, device), measure_time(serial.train, device)
     rows = []
     for rule in rules:
         work = Work(case, rule, device)
@@ -303,13 +303,13 @@ def measure(case: Case, rules: list[Rule], device: torch.device) -> list[list[st
                 *(case.name, f"{case.steps} x {case.neurons}", str(case.dtype).removeprefix("torch."), segments),
                 *(
                     f"{infer / copies[streams[0]]:.2f}",
-                    f"{before[0] / copies[streams[0]]:.2f}",
-                    f"{before[0] / infer:.2f}",
+                    f"{serial_times[0] / copies[streams[0]]:.2f}",
+                    f"{serial_times[0] / infer:.2f}",
                 ),
                 *(
                     f"{train / copies[streams[1]]:.2f}",
-                    f"{before[1] / copies[streams[1]]:.2f}",
-                    f"{before[1] / train:.2f}",
+                    f"{serial_times[1] / copies[streams[1]]:.2f}",
+                    f"{serial_times[1] / train:.2f}",
                 ),
                 *(recomputed, differ, f"{difference:.1e}", "" if case.limit is None else str(case.limit)),
                 "",
@@ -430,7 +430,7 @@ def main() -> None:
     if device.type == "cuda":
         run_in_processes(
             compile_one,
-            [(case, True) for case in selected_cases if case.leaves] + [(case, False) for case in selected_cases],
+            [(case, True) for case in selected_cases if case.maps] + [(case, False) for case in selected_cases],
         )
     else:
         selected_cases = [replace(case, steps=64, neurons=128) for case in selected_cases]
@@ -443,7 +443,7 @@ def main() -> None:
         "one run. With one input, inference has two streams and training has five. With two inputs, inference has",
         "three streams and training has eight. `serial` kernels process all steps one after another.",
         "`torch.associative_scan` is compiled, and measured in inference. Its factors are additional sequences. The",
-        "decay and the input of the selective scan are arguments, with the shape `[8, 1024, 16]` in each step.",
+        "decay and the input of the selective scan are arguments, with 8 x 1024 x 16 values each in every step.",
         describe_machine(device),
         "",
     ]
@@ -451,7 +451,7 @@ def main() -> None:
     if options.sweep or device.type != "cuda":
         return
     for row, case in zip(rows, selected_cases, strict=True):
-        if case.leaves is not None:
+        if case.maps is not None:
             row[-1] = measure_associative_scan(case, device)
     publish([*lines, *table(HEADER, rows)], options.output)
 

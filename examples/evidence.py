@@ -4,8 +4,8 @@
 
 In each step, one source clicks with a probability of 0.34, and the other source with a probability of 0.26. One step
 contains very little evidence, so the answer requires a sum over many steps. Spiking neurons pass the clicks on to an
-integrator, which forgets with a time constant `tau` of initially 5 steps. The example trains the network twice: once
-with a fixed `tau`, and once with a learned `tau`.
+integrator, which forgets with a time constant `tau`. At first, `tau` is 5 steps. The example trains the network twice:
+once with a fixed `tau`, and once with a learned `tau`.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def train(learn_tau: bool, steps: int, updates: int, seed: int, device: torch.de
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="evidence", description="Learns time constants.")
-    parser.add_argument("--backend", default="auto", help="auto, triton, inductor, hop or torch")
+    parser.add_argument("--backend", default="auto", help="auto, triton, inductor, cpp, hop or torch")
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"), help="cpu, cuda, …")
     parser.add_argument("--steps", type=int, default=300, help="time steps per trial")
     parser.add_argument("--updates", type=int, default=60)

@@ -198,7 +198,7 @@ def test_norms_on_a_gpu_equal_the_unfused_network(memory_format: torch.memory_fo
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
-class Saved:
+class SavedBytes:
     """Counts the bytes that autograd stores. Memory that several tensors share counts once."""
 
     def __init__(self) -> None:
@@ -212,8 +212,8 @@ class Saved:
         return tensor
 
 
-def count_saved(net: nn.Module, x: Tensor) -> Saved:
-    saved = Saved()
+def record_saved(net: nn.Module, x: Tensor) -> SavedBytes:
+    saved = SavedBytes()
     with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda tensor: tensor):
         net(x).sum().backward()
     for parameter in net.parameters():
@@ -224,7 +224,7 @@ def count_saved(net: nn.Module, x: Tensor) -> Saved:
 @pytest.mark.long(all_but=["triton"])
 @pytest.mark.parametrize("backend", KERNELS)
 def test_few_tensors_are_stored_for_the_backward(backend: str) -> None:
-    """Checks that only the convolution's output, the spikes, checkpoints and values per channel are stored."""
+    """Checks that autograd stores only the network's input, two sequences, checkpoints and values per channel."""
     steps, channels = 16, 8
 
     def make_net(*middle: nn.Module) -> nn.Sequential:
@@ -235,7 +235,7 @@ def test_few_tensors_are_stored_for_the_backward(backend: str) -> None:
     fused = make_net(NormNeuron(nn.BatchNorm2d(channels), LIF(backend=backend)))
     x = torch.rand(steps, 2, 2, 10, 10)
     sequence = steps * 2 * channels * 8 * 8 * 4
-    sizes = count_saved(fused, x).bytes
+    sizes = record_saved(fused, x).bytes
     sequences = [count for count in sizes.values() if count == sequence]
     others = [count for count in sizes.values() if count not in (sequence, x.untyped_storage().nbytes())]
     assert len(sequences) == 2  # These are the convolution's output and the spikes.
@@ -243,15 +243,15 @@ def test_few_tensors_are_stored_for_the_backward(backend: str) -> None:
     assert sum(checkpoints) < sequence / 2
     assert len(others) - len(checkpoints) <= 4  # These are mean, scale, shift, and 1 / std.
     apart = make_net(OverTime(nn.BatchNorm2d(channels)), LIF(backend=backend))
-    assert sum(count_saved(apart, x).bytes.values()) >= sum(sizes.values()) + sequence
+    assert sum(record_saved(apart, x).bytes.values()) >= sum(sizes.values()) + sequence
 
 
-@pytest.mark.parametrize("fullgraph_backend", ["hop", "torch"])
+@pytest.mark.parametrize("backend", ["hop", "torch"])
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.long(all_but=["True-hop"])
-def test_a_compiled_layer_equals_the_eager_layer(training: bool, fullgraph_backend: str) -> None:
+def test_a_compiled_layer_equals_the_eager_layer(training: bool, backend: str) -> None:
     norm = nn.BatchNorm2d(3)
-    layer = NormNeuron(norm, make_smooth_neuron(fullgraph_backend)).train(training)
+    layer = NormNeuron(norm, make_smooth_neuron(backend)).train(training)
     x = torch.randn(4, 2, 3, 5, 4, requires_grad=True)
     weight = torch.randn(x.shape)
     twin = copy.deepcopy(layer)
@@ -288,7 +288,7 @@ def test_the_operator_in_a_graph_computes_the_norm() -> None:
 
 @pytest.mark.parametrize("backend", ["torch", "auto"])
 def test_torch_func_differentiates_the_layer(backend: str) -> None:
-    """Checks gradients in `torch.func` after a plain call. There, the loop computes the norm before the step."""
+    """Checks gradients in `torch.func`, where the loop computes the norm before the step, after a plain call."""
     layer = NormNeuron(nn.BatchNorm1d(3, track_running_stats=False, dtype=torch.float64), make_smooth_neuron(backend))
     x = torch.randn(4, 5, 3, dtype=torch.float64)
 
@@ -341,7 +341,7 @@ def test_single_steps_equal_a_sequence() -> None:
 
 @pytest.mark.long(all_but=["<lambda>1"])
 @pytest.mark.parametrize("make", [lambda: GatedLIF(T=4), lambda: StochasticLIF(scale=0.0), lambda: LIF(v_reset=0.2)])
-def test_neurons_with_several_inputs_and_states_accept_a_norm(make: Callable[[], FlexSN]) -> None:
+def test_neurons_with_other_inputs_states_and_resets_accept_a_norm(make: Callable[[], FlexSN]) -> None:
     neuron = make()
     norm = nn.BatchNorm1d(5)
     layer = NormNeuron(norm, copy.deepcopy(neuron))
@@ -410,7 +410,7 @@ def test_copies_and_checkpoints_return_equal_outputs() -> None:
     assert torch.equal(layer(x), twin(x))
 
 
-def test_no_steps_return_an_empty_output() -> None:
+def test_a_sequence_without_steps_returns_an_empty_output() -> None:
     layer = NormNeuron(nn.BatchNorm1d(5), LIF(backend=KERNELS[-1]))
     x = torch.zeros(0, 3, 5, requires_grad=True)
     output = layer(x)

@@ -17,7 +17,7 @@ from flexsn_graph.reads._places import base_of
 from flexsn_graph.reads._values import MISSING, SCALARS, is_numpy, is_python_class
 
 # Attributes of a class that Python or the recorder sets.
-_NOT_OF_THE_CORE = frozenset({"__getattribute__", "__dict__", "__weakref__", "__doc__"})
+_IGNORED_ATTRIBUTES = frozenset({"__getattribute__", "__dict__", "__weakref__", "__doc__"})
 _MAX_PARTS = 10_000
 
 Values = dict[Any, Any]
@@ -60,7 +60,7 @@ class Store:
                 self.put(key, earlier)
 
     def find_tensor(self, key: Any, value: Any, is_traced: Callable[[Tensor], bool]) -> Tensor | None:
-        """A tensor that must not outlast the run, within a value that the core has written, or `None`."""
+        """Searches a written value for a tensor that must not outlast the run. Returns `None` if there is none."""
         return find_tensor_in(value, is_traced)
 
     def name_of(self, key: Any) -> str:
@@ -94,7 +94,7 @@ class Class(Store):
         self._cls = cls
 
     def take(self) -> Values:
-        return {key: value for key, value in self._cls.__dict__.items() if key not in _NOT_OF_THE_CORE}
+        return {key: value for key, value in self._cls.__dict__.items() if key not in _IGNORED_ATTRIBUTES}
 
     def put(self, key: Any, value: Any) -> None:
         if value is MISSING:
@@ -151,8 +151,8 @@ class Variable(Store):
         return self.name
 
 
-class Defaults(Store):
-    """The defaults of a function."""
+class Function(Store):
+    """The defaults and the code of a function."""
 
     def __init__(self, name: str, function: FunctionType) -> None:
         super().__init__(f"the defaults of {name}")
@@ -187,7 +187,7 @@ class Container(Store):
     def restore(self, before: Values, is_chosen: Callable[[Any, Any], bool]) -> None:
         current = self.take()
         is_equal = len(current) == len(before) and all(
-            _is_key(a, b) and current[a] is before[b] for a, b in zip(current, before, strict=True)
+            _is_same_key(a, b) and current[a] is before[b] for a, b in zip(current, before, strict=True)
         )
         changed = [
             key for key in current.keys() | before.keys() if current.get(key, MISSING) is not before.get(key, MISSING)
@@ -300,7 +300,7 @@ def stores_of(value: Any, name: str) -> list[tuple[Hashable, Store]]:
                 if key.endswith(("_hooks", "_kwargs", "_set", "_called")) and base_of(part) is not None
             ]
     if kind is FunctionType:
-        results.append((("function", id(value)), Defaults(name, value)))
+        results.append((("function", id(value)), Function(name, value)))
     elif kind is CellType:
         results.append((("cell", id(value)), Variable(name, value)))
     elif kind is ContextVar:
@@ -318,7 +318,7 @@ def stores_of(value: Any, name: str) -> list[tuple[Hashable, Store]]:
 
 
 def find_tensor_in(value: Any, predicate: Callable[[Tensor], bool]) -> Tensor | None:
-    """The first tensor in `value` or in its parts for which `predicate` returns True."""
+    """A tensor in `value` or in its first `_MAX_PARTS` parts for which `predicate` returns True, or `None`."""
     waiting, visited = [value], set[int]()
     while waiting and len(visited) < _MAX_PARTS:
         part = waiting.pop()
@@ -368,7 +368,7 @@ def _find_slots(kind: type) -> dict[str, MemberDescriptorType]:
     }
 
 
-def _is_key(current: Any, before: Any) -> bool:
+def _is_same_key(current: Any, before: Any) -> bool:
     return current is before or (type(current) is int and current == before)
 
 

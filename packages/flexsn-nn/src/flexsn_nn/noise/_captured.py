@@ -61,7 +61,7 @@ def number_draws(module: fx.GraphModule) -> None:
             else:
                 rule = _find_rule(x, cast(fx.Node, source.args[0]))
                 numbers = [_add_number(graph, source, bits, stream + i) for i in range(rule.num_draws)]
-                number = rule.of(numbers, graph.call_function)
+                number = rule.derive(numbers, graph.call_function)
                 stream += rule.num_draws
         _replace(node, number, node)
     for node in _list_calls(graph, ops.below):

@@ -91,5 +91,5 @@ def _draw(x: Tensor, step: Step, name: str, number: Callable[..., Tensor], **opt
         )
     draws = [number(*places, stream=step.draws + i, **options) for i in range(rule.num_draws)]
     step.draws += rule.num_draws
-    result: Tensor = rule.of(draws, lambda function, arguments: function(*arguments))
+    result: Tensor = rule.derive(draws, lambda function, arguments: function(*arguments))
     return result

@@ -22,11 +22,11 @@ class ShapeRule(NamedTuple):
     function: Callable[..., Any] | None = None
     arguments: tuple[int, ...] = ()
 
-    def of(self, draws: Sequence[Any], call: Callable[[Callable[..., Any], tuple[Any, ...]], Any]) -> Any:
+    def derive(self, draws: Sequence[Any], call: Callable[[Callable[..., Any], tuple[Any, ...]], Any]) -> Any:
         """Derives the numbers from draws.
 
         Args:
-            draws: `num_draws` draws: tensors, or nodes of a graph.
+            draws: the `num_draws` draws, which are tensors or nodes of a graph.
             call: function that applies a function to a tuple of arguments, or adds the call to a graph.
         """
         if self.function is None:

@@ -63,10 +63,10 @@ def moments(x: Tensor, running: Running | None) -> tuple[Tensor, Tensor]:
     count = x.numel() // channels
     last = x.movedim(1, -1)
     if last.is_contiguous():
-        parts, first = _reduce_rows(last, count, kind), 1
+        parts, channel_stride = _reduce_rows(last, count, kind), 1
     else:
         x = x.contiguous()
-        parts, first = _reduce_planes(x, kind), count // x.shape[0]
+        parts, channel_stride = _reduce_planes(x, kind), count // x.shape[0]
     mean, var = (torch.empty(channels, dtype=kind, device=x.device) for _ in range(2))
     running_moments = Running(mean, var, 0.0) if running is None else running
     tracked = running_moments.tracked
@@ -75,7 +75,7 @@ def moments(x: Tensor, running: Running | None) -> tuple[Tensor, Tensor]:
         _import_kernels().finish_kernel,
         (-(-channels // width),),
         (parts, x, mean, var, running_moments.mean, running_moments.var, mean if tracked is None else tracked),
-        (len(parts), channels, first, count, float(running_moments.momentum)),
+        (len(parts), channels, channel_stride, count, float(running_moments.momentum)),
         (running is not None, tracked is not None, _find_next_power(len(parts)), width, accumulator(kind)),
         num_warps=4 if len(parts) <= _FEW_PARTS else 8,
     )

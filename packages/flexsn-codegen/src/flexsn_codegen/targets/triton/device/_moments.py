@@ -1,9 +1,9 @@
-"""Mean and variance per channel, from float32 sums that are as exact as sums of centred data.
+"""Mean and variance per channel, as exact as those of centred data. Sums are float32, or float64 for float64 values.
 
 Each thread merges four values at a time into a count, a mean and a sum of squared deviations (Chan's formula), so that
-large sums are never subtracted. The first value of a channel is subtracted from all of its values. This keeps means
-small if deviations are small. The results of threads, and then of programs, are merged in a fixed order, so they do not
-change between runs.
+large sums are never subtracted from each other. The first value of a channel is subtracted from all of its values. This
+keeps means small if deviations are small. The results of threads, and then of programs, are merged in a fixed order, so
+they do not change between runs.
 
 Source: Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1982.
 """
@@ -43,7 +43,7 @@ def _merged(count, mean, spread, a, b, c, d, in_a, in_b, in_c, in_d):
 
 
 @triton.jit
-def _whole(count, mean, spread, AXIS: tl.constexpr):
+def _merged_along(count, mean, spread, AXIS: tl.constexpr):
     """Count, mean and squared deviations, merged along an axis."""
     total = tl.sum(count, AXIS)
     middle = tl.sum(count * mean, AXIS) / tl.maximum(total, 1.0)
@@ -99,7 +99,7 @@ def rows_kernel(
             in_d,
         )
     counts = count + tl.zeros([ROWS, COLUMNS], ACC)
-    total, middle, squares = _whole(counts, mean, spread, 0)
+    total, middle, squares = _merged_along(counts, mean, spread, 0)
     out = parts_ptr + tl.cast(program, tl.int64) * 3 * columns + column
     tl.store(out, total, mask=there)
     tl.store(out + columns, middle, mask=there)
@@ -164,7 +164,7 @@ def planes_kernel(
             in_d,
         )
     lanes: tl.constexpr = SAMPLES * SIZE
-    total, middle, squares = _whole(
+    total, middle, squares = _merged_along(
         tl.reshape(count, [lanes]), tl.reshape(mean, [lanes]), tl.reshape(spread, [lanes]), 0
     )
     out = parts_ptr + program * 3 * channels + channel
@@ -184,7 +184,7 @@ def finish_kernel(
     tracked_ptr,
     programs,
     channels,
-    first,
+    channel_stride,
     count,
     momentum,
     MOVES: tl.constexpr,
@@ -196,7 +196,7 @@ def finish_kernel(
     """`parts [programs, 3, channels]` -> `mean [channels]` and `var [channels]`. Also updates running statistics.
 
     Args:
-        x_ptr: the values. The first values of two neighbouring channels are `first` elements apart.
+        x_ptr: the values. The first values of two neighbouring channels are `channel_stride` elements apart.
         running_mean_ptr, running_var_ptr: updated with `momentum` if `MOVES`. The running variance is unbiased.
         tracked_ptr: a counter of calls, which is incremented if `COUNTS`.
     """
@@ -208,8 +208,8 @@ def finish_kernel(
     counts = tl.load(at, mask=inside, other=0.0)
     means = tl.load(at + channels, mask=inside, other=0.0)
     spreads = tl.load(at + 2 * channels, mask=inside, other=0.0)
-    _total, middle, squares = _whole(counts, means, spreads, 0)
-    origin = _origin(tl.load(x_ptr + channel.to(tl.int64) * first, mask=there, other=0.0), ACC)
+    _total, middle, squares = _merged_along(counts, means, spreads, 0)
+    origin = _origin(tl.load(x_ptr + channel.to(tl.int64) * channel_stride, mask=there, other=0.0), ACC)
     mean = origin + middle
     size = tl.cast(count, ACC)
     var = squares / size
