@@ -141,7 +141,7 @@ def compare(
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="convert", description="From other libraries to FlexSN.")
-    parser.add_argument("--backend", default="auto", help="auto, triton, inductor, hop or torch")
+    parser.add_argument("--backend", default="auto", help="auto, cpp, triton, inductor, hop or torch")
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"), help="cpu, cuda, …")
     parser.add_argument("--steps", type=int, default=32)
     parser.add_argument("--neurons", type=int, default=2000)

@@ -124,7 +124,7 @@ def options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="distributed", description="Trains on several processes.")
     parser.add_argument("--strategy", choices=["ddp", "fsdp"], default="ddp", help="how the network is distributed")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--backend", default="auto", help="auto, triton, inductor, hop or torch")
+    parser.add_argument("--backend", default="auto", help="auto, cpp, triton, inductor, hop or torch")
     parser.add_argument("--steps", type=int, default=8, help="time steps per image")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch", type=int, default=64, help="images per step, over all processes")

@@ -95,7 +95,7 @@ def slow_membrane(precision: str, dtype: torch.dtype, device: torch.device, back
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="mixed_precision", description="Trains under bfloat16 autocast.")
-    parser.add_argument("--backend", default="auto", help="auto, triton, inductor, hop or torch")
+    parser.add_argument("--backend", default="auto", help="auto, cpp, triton, inductor, hop or torch")
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"), help="cpu, cuda, …")
     parser.add_argument("--updates", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)

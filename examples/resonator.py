@@ -129,7 +129,7 @@ def train(steps: int, updates: int, seed: int, device: torch.device, backend: st
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="resonator", description="A neuron with two states.")
-    parser.add_argument("--backend", default="auto", help="auto, triton, inductor, hop or torch")
+    parser.add_argument("--backend", default="auto", help="auto, cpp, triton, inductor, hop or torch")
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"), help="cpu, cuda, …")
     parser.add_argument("--steps", type=int, default=120, help="time steps of a rhythm")
     parser.add_argument("--updates", type=int, default=80)

@@ -115,7 +115,7 @@ def gradient_of_last(net: nn.Module, x: Tensor, y: Tensor, chunk: int, truncated
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="truncated_bptt", description="Trains along a sequence in chunks.")
-    parser.add_argument("--backend", default="auto", help="auto, triton, inductor, hop or torch")
+    parser.add_argument("--backend", default="auto", help="auto, cpp, triton, inductor, hop or torch")
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"), help="cpu, cuda, …")
     parser.add_argument("--steps", type=int, default=1024, help="length of the sequence")
     parser.add_argument("--chunk", type=int, default=64, help="steps per chunk")

@@ -54,7 +54,7 @@ def parser(name: str, description: str, reader: str, epochs: int, batch: int) ->
     )
     argument_parser.add_argument("--batch", type=positive, default=batch, help="samples per step")
     argument_parser.add_argument("--lr", type=float, default=2e-3, help="learning rate of Adam")
-    argument_parser.add_argument("--backend", default="auto", help="auto, triton, inductor, hop or torch")
+    argument_parser.add_argument("--backend", default="auto", help="auto, cpp, triton, inductor, hop or torch")
     argument_parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, …")
     argument_parser.add_argument("--seed", type=int, default=0)
     return argument_parser
