@@ -30,11 +30,13 @@ if TYPE_CHECKING:
 # Pytest adds a handler to each logger that does not propagate. With a handler, torch would log all compiled graphs.
 logging.getLogger("torch.__trace").propagate = True
 torch.set_num_threads(1)  # has an effect if torch was imported before this file
-# Imports create many objects that stay. With Python's thresholds, the garbage collector takes a fifth of the time that
-# pytest needs to import the tests. Tests of objects that are freed late call `gc.collect`.
-gc.set_threshold(50_000, 20, 50)
-
 HAS_GPU = torch.cuda.is_available()
+
+# Imports create many objects that stay. With Python's thresholds, the garbage collector takes a fifth of the time that
+# pytest needs to import the tests. Tests of objects that are freed late call `gc.collect`. On a GPU, the thresholds stay:
+# a CUDA graph cannot be captured while reference cycles hold autograd nodes of another stream.
+if not HAS_GPU:
+    gc.set_threshold(50_000, 20, 50)
 
 # Triton reads TRITON_INTERPRET when a kernel is defined, so the variable must be set before the first import.
 if HAS_GPU and os.environ.get("TRITON_INTERPRET", "0") != "0":
