@@ -33,7 +33,7 @@ torch.set_num_threads(1)  # has an effect if torch was imported before this file
 HAS_GPU = torch.cuda.is_available()
 
 # Imports create many objects that stay. With Python's thresholds, the garbage collector takes a fifth of the time that
-# pytest needs to import the tests. Tests of objects that are freed late call `gc.collect`. On a GPU, the thresholds stay:
+# pytest needs to import the tests. Tests of objects that are freed late call `gc.collect`. On a GPU, thresholds stay:
 # a CUDA graph cannot be captured while reference cycles hold autograd nodes of another stream.
 if not HAS_GPU:
     gc.set_threshold(50_000, 20, 50)
