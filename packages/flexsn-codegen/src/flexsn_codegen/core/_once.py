@@ -1,6 +1,6 @@
 """Selects values that are equal in all steps and worth computing before the loop over time.
 
-Only targets whose compilers do not move such values out of the loop need this selection.
+Only targets whose compilers do not move such computations out of the loop need this selection.
 """
 
 from __future__ import annotations

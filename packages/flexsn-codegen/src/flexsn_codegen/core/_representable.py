@@ -17,7 +17,7 @@ _SELECTS = frozenset(
 
 
 def needs_rounding(node: fx.Node, *, number_arguments: bool) -> bool:
-    """False if a node converts to float16 or bfloat16, and this dtype can represent all values of the operand exactly.
+    """False if a node converts its operand to a half dtype that can represent all values of the operand exactly.
 
     Args:
         node: a node of a graph in which the result of each op is rounded to its dtype.

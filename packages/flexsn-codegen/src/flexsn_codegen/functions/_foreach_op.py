@@ -25,7 +25,7 @@ from flexsn_codegen.functions._writes import overlap_in_graph
 
 @dataclass(slots=True, weakref_slot=True)
 class ListsCall:
-    """A call over lists to which graphs refer.
+    """A call over lists, to which graphs refer by its key.
 
     Attributes:
         name: name of the function.
@@ -80,7 +80,7 @@ class ListsCall:
         ]
 
     def has_shared_memory(self, tensors: Sequence[Tensor]) -> bool:
-        """True if a written tensor may share memory with another tensor. The tensors are those of a compiler."""
+        """True if a written tensor may share memory with another tensor. The tensors belong to a compiler's graph."""
         by_storage: dict[int, list[int]] = {}
         for i, tensor in enumerate(tensors):
             by_storage.setdefault(tensor.untyped_storage()._cdata, []).append(i)
@@ -142,6 +142,7 @@ def _prepare(
     """The key of a call over lists, the positions of written tensors, and two entries for each index of the lists.
 
     The entries are the positions of the tensors, and the structure of the return value with the number of new tensors.
+    The result is `None` if each index needs a separate operator.
     """
     kernels = kernels_of(handle)
     call_key = (structure, common, count, kinds, device)

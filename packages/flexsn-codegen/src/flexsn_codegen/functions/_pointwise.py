@@ -95,7 +95,7 @@ def pointwise(
     Returns:
         A `Pointwise`, which is called like `fn`: on tensors on one device, with any strides and any shapes that
         broadcast, and on Python numbers, which are arguments of the kernel. Each result has the shape to which all
-        arguments broadcast.
+        arguments broadcast, unless `fn` cuts dimensions into pieces, joins pieces or reduces rows.
 
     Raises:
         PrecisionError: `precision` is unknown.
@@ -150,9 +150,9 @@ class Pointwise(Generic[P, R]):
         return cast(R, by_operator(self._kernels, structure, parts))
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """Pickles a method as an attribute of its instance, and a function by the name that its module gives it.
+        """Pickles a method as an attribute of its instance, and a function by its qualified name in its module.
 
-        If the module defines no such name, the function itself is pickled. It is compiled again after it is loaded.
+        If this name does not lead to this object, the function itself is pickled, and is compiled again after loading.
         """
         if self._instance is not None:
             return getattr, self._instance
@@ -202,6 +202,7 @@ class Pointwise(Generic[P, R]):
                 than that of its result.
             WriteError: a tensor of `out` has several elements at one address, or overlaps with a different argument.
             AutogradError: a tensor of `out`, or an argument, requires a gradient outside of `torch.no_grad()`.
+            TransformError: the call is inside of a transform or a dispatch mode.
         """
         outs = outs_of(self._name, out)
         if not torch.compiler.is_dynamo_compiling():
@@ -212,8 +213,8 @@ class Pointwise(Generic[P, R]):
     def repeated_into(self, out: Sequence[Tensor], /, *args: Tensor) -> Launches:
         """Runs `into`, and returns a function that repeats the call with fewer checks.
 
-        This is for callers that allocate the tensors themselves. The tensors are not checked again, and captured values
-        are not read again.
+        This method is for callers that allocate the tensors themselves. The tensors are not checked again, and captured
+        values are not read again.
 
         Returns:
             A function of `(out, args)`. The tensors must have the same shapes, strides, dtypes and device as those of

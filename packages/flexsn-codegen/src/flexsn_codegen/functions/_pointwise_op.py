@@ -39,7 +39,8 @@ def launch_cpp(read: Sequence[Tensor], written: Sequence[Tensor], sizes: Sequenc
 
     Args:
         read, written: the kernel's tensors, in order.
-        sizes: the kernel's integer arguments. The first one is the number of elements.
+        sizes: the kernel's integer arguments. The first one is the number of elements, or of rows in a kernel on rows
+            and columns.
         source: result of `CppKernel.text`.
     """
     if sizes[0]:
