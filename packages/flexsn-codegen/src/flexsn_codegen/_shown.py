@@ -1,4 +1,4 @@
-"""Loads a function that the command line names, creates its arguments, and traces it into kernels."""
+"""Loads a function that the command line names, creates arguments for it, and makes its kernels."""
 
 from __future__ import annotations
 

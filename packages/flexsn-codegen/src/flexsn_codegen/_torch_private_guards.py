@@ -1,7 +1,7 @@
 """Guards of the graph that Dynamo records: the conditions under which the graph is valid for another call.
 
-While Dynamo records, it runs functions that are marked as constant. These functions see the state of the
-caller's objects before the recorded code, and Dynamo does not record what the functions read.
+While Dynamo records, it runs functions that are marked as constant. These functions see the state of the caller's
+objects before the recorded code, and Dynamo does not record what the functions read.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class TransformError(NotImplementedError):
 
 
 class WriteError(RuntimeError):
-    """A kernel cannot write to a tensor whose elements share memory, or that shares memory with another argument."""
+    """A kernel cannot write to a tensor that overlaps with itself or another argument, or to a lazily negated view."""
 
 
 class OfflineCompileError(RuntimeError):

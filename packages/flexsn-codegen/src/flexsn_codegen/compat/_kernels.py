@@ -36,7 +36,7 @@ def get_flexsn_inference_kernel(core_str: str, core_name: str, info: StepInfo, v
     Args:
         core_str, core_name: results of `generate_triton_code_str` for a graph
             `[*inputs, *states] -> [*outputs, *new_states]`.
-        info: the names and the numbers of arguments and results of that graph.
+        info: the names and the counts of arguments and results of that graph.
         verbose: prints the kernel's source.
 
     Returns:
@@ -60,7 +60,7 @@ def get_flexsn_forward_kernel(core_str: str, core_name: str, info: StepInfo, ver
     Args:
         core_str, core_name: results of `generate_triton_code_str` for a graph
             `[*inputs, *states] -> [*outputs, *new_states, *intermediates]`.
-        info: the names and the numbers of arguments and results of that graph. The kernel writes all intermediates,
+        info: the names and the counts of arguments and results of that graph. The kernel writes all intermediates,
             including duplicates.
     """
     saved = len(info.fwd_core_returns) - info.num_outputs - info.num_states
@@ -77,7 +77,7 @@ def get_flexsn_backward_kernel(core_str: str, core_name: str, info: StepInfo, ve
         core_str, core_name: results of `generate_triton_code_str` for a graph
             `[*intermediates, *grad_outputs, *grad_new_states] -> [*grad_inputs, *grad_states]`. None of these gradients
             may be missing.
-        info: the names and the numbers of arguments and results of the forward graph.
+        info: the names and the counts of arguments and results of the forward graph.
     """
     num_results = info.num_outputs + info.num_states
     saved = len(info.fwd_core_returns) - num_results

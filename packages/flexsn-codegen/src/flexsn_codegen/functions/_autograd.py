@@ -78,7 +78,7 @@ class Differentiated(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True)
 class TrainedCall:
-    """A call that autograd follows, with the data to repeat it.
+    """A call that autograd follows, with the data that is needed to repeat the call.
 
     Attributes:
         requested: for each tensor, True if it required a gradient.

@@ -96,7 +96,7 @@ def check_into(
 
 
 def outs_of(name: str, out: Any) -> list[Tensor]:
-    """The tensors of ``out=``. Raises `ArgumentError` for an object that is not a tensor."""
+    """The tensors of the argument `out` of `into`. Raises `ArgumentError` for an object that is not a tensor."""
     if isinstance(out, Tensor):
         return [out]
     outs = list(out) if isinstance(out, list | tuple) else [out]

@@ -43,7 +43,7 @@ def cut_of(
     """The kernel of a function that cuts dimensions, for calls with this structure.
 
     Args:
-        must_cut: see `Kernel`.
+        must_cut: see `flexsn_graph.trace_cells`.
         examples: the tensors of a call, of which only shapes, dtypes and devices matter.
         numbers: the numbers of a call.
     """
@@ -112,7 +112,7 @@ def _make_cut_kernel(
             with captured.reads.preserved(), Substituted(stand_ins) if stand_ins else ExitStack():
                 return _call(fn, structure, values[:count], notes)
 
-        # If the user's function needs no adapter, error messages name this function and its lines.
+        # A user's function that needs no adapter keeps its name, so that error messages name the function and line.
         plain_call = not notes.numbers and structure == ("call", (("tensor",),) * len(structure[1]), ())
         if not plain_call or has_captured:
             return function

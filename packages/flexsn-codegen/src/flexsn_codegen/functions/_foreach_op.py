@@ -48,7 +48,7 @@ class ListsCall:
     key: str = ""
 
     def merged(self, read: Sequence[Tensor], written: Sequence[Tensor]) -> list[Tensor]:
-        """All tensors, merged from the tensors that are only read and the tensors that are written, each in order."""
+        """All tensors in order, merged from the tensors that are only read and the tensors that are written."""
         next_read, next_written = iter(read), iter(written)
         return [next(next_written if i in self.written else next_read) for i in range(len(read) + len(written))]
 
@@ -212,7 +212,7 @@ def pointwise_foreach_op(
     """Runs a function for each index of some lists.
 
     Args:
-        read, written: the tensors of all calls that are only read, and those that are written, each in order.
+        read, written: the tensors that all calls only read, and the tensors that a call writes, both in order.
         call: key of a `ListsCall`.
     """
     lists_call: ListsCall = kernel_of(call)

@@ -272,8 +272,8 @@ class Kernel:
             return graph, sources, structure
 
         try:
-            # An integer may determine how dimensions are cut. Two integers may cut the sizes of this trace in the same
-            # way, but other sizes differently.
+            # A trace is only valid for the current integers, because an integer may determine how dimensions are cut:
+            # two integers may cut the sizes of this trace in the same way, but other sizes differently.
             fixed = [i for i, number in enumerate(numbers) if self.cuts and not isinstance(number, float)]
             with in_words_of(self.name), self.captured.traced():
                 graph, sources, conditions, slots = follow(trace, numbers, fixed)

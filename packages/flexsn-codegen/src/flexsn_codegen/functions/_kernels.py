@@ -104,8 +104,8 @@ class Kernels:
             target: language of the kernel. By default, the language for the tensors' device.
 
         Raises:
-            `error`, if the function cuts nothing, or if the kernel that cuts fails for the same reason. Otherwise, the
-            error of the kernel that cuts.
+            `error`, if the function cuts nothing, or if the kernel that cuts tensors fails for the same reason.
+            Otherwise, the error of the kernel that cuts tensors.
         """
         grad = torch.is_grad_enabled()
         try:
@@ -141,7 +141,7 @@ class Kernels:
         numbers: Sequence[Any],
         otherwise: Exception,
     ) -> Kernel:
-        """The kernel that cuts arguments of unknown sizes, for a graph. See `_cutting.cut_for_graphs`."""
+        """The kernel that cuts dimensions of unknown sizes, for a graph. See `_cutting.cut_for_graphs`."""
         eager_kernel = self._last_cut.get(structure)
         kernel = cut_for_graphs(self.fn, self.name, self.numerics, structure, kinds, numbers, eager_kernel, otherwise)
         self.cuts[structure, kinds] = kernel

@@ -97,7 +97,7 @@ class Launcher:
         numel: the number of elements.
         block: the number of elements of a program in Triton.
         warps: the number of warps of a program on a GPU.
-        fixed: True if the size of the memory depends on the number of programs, so that Triton's interpreter must not
+        fixed: True if the kernel is only valid for programs of `block` elements, so that Triton's interpreter must not
             use larger programs.
     """
 

@@ -177,7 +177,7 @@ class PlannedLaunch:
         integers: the first integer arguments of the kernel. The integers for the call's numbers follow.
         numel: the number of elements, including the padding of rows.
         block, warps: elements and warps of a program on a GPU.
-        fixed: True if the required memory depends on the number of programs.
+        fixed: True if the kernel is only valid for programs of `block` elements.
     """
 
     step: int
@@ -316,7 +316,7 @@ class Plan:
 
         Args:
             words: result of `Trace.words`.
-            outs: the tensors that receive the results, if the plan was made with them.
+            outs: the tensors that receive the results, if the plan was made with `outs`.
         """
         new = list(outs) or self.allocate(tensors[0])
         all_tensors = [*tensors, *new]
@@ -398,7 +398,7 @@ def _build_whole(trace: Trace, tensors: Sequence[Tensor], outs: Sequence[Tensor]
 
 
 def _build_sums(trace: Trace, tensors: Sequence[Tensor], like: Sequence[int]) -> Plan:
-    """The plan of a gradient. Result `n` has the shape of tensor `like[n]`."""
+    """The plan of a gradient. Result `n` has the shape of `tensors[like[n]]`."""
     assert trace.sources is not None
     assert isinstance(trace.graph, PointwiseGraph)
     shape, strides = plan_layout(tensors)
@@ -509,8 +509,8 @@ class _StepWalk:
         summed: for each output, the dimensions over which it is summed.
         whole: in a step that reduces rows, for each output, True if the output has one element per element of a row,
             False if it has one element per row.
-        repeated: the indices of results that are written to an additional output, once per output. These outputs come
-            last.
+        repeated: for each additional output, the index of the result that is written to this output again. Additional
+            outputs come last.
         plain: see `Trace.plan`.
     """
 
@@ -596,7 +596,7 @@ class _StepWalk:
         return result, tuple(0 if d in removed else stride for d, stride in enumerate(result.strides))
 
     def total(self, i: int, full_total: Total) -> Total:
-        """The sum that remains to be computed after the kernel, or `full_total` if the kernel does not sum."""
+        """The sum that remains after the kernel for output `i`, which is `full_total` if the kernel does not sum it."""
         kind = self._get_sum(i)
         if kind is Summed.OVER_COLUMNS:
             columns = self._list_columns()

@@ -77,7 +77,7 @@ def pointwise(
     """Makes one kernel of a function that works element by element.
 
     Args:
-        fn: a function, a method, a module or an `fx.Graph`. Without it, `pointwise` is a decorator. The function is
+        fn: a function, a method, a module or an `fx.Graph`. If `None`, `pointwise` returns a decorator. The function is
             written for tensors of one common shape, may use any torch op that works element by element, and returns a
             tensor, or tuples, lists and dicts of tensors. Tensors without dimensions promote as in eager mode. If the
             function writes to an argument in place, the same kernel writes to the caller's tensor. Such a function
@@ -118,7 +118,7 @@ def pointwise(
 
 
 class Pointwise(Generic[P, R]):
-    """A function as one kernel.
+    """A function that runs as one kernel.
 
     One trace is valid for one kind of arguments (dtypes, number of dimensions), for all sizes and numbers. The object
     has the function's `__name__`, `__qualname__`, `__module__`, `__doc__` and `__wrapped__`. In a class, the object

@@ -1,7 +1,7 @@
 """Pointwise kernels as operators for compilers and transforms, with fake tensors, gradients and vmap.
 
-An operator refers to its kernel by a text, which is looked up when the operator runs. In a graph for a compiler, the
-launch replaces the operator. The launch contains the kernel's source, so it runs in any process.
+An operator refers to its kernel by a text, which is looked up when the operator runs. Where possible, the
+launch replaces the operator in a compiler's graph. The launch contains the kernel's source, so it runs in any process.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _OPS: dict[Any, int | None] = {_aten.mm.default: None, _aten.addmm.default: 0}
 _DTYPES = HALF_DTYPES | {torch.float32}
 # With more values, registers are spilled. 32 values would spill some kilobytes per thread.
 _MOST_CARRIED = 16
-# If more values are carried, registers only keep this number of the values that no product reads. The rest of these
+# If more values are carried, registers only keep this number of the values that only stages read. The rest of these
 # values pass from step to step in memory.
 _MOST_BESIDE_RING = 4
 # The source has separate lines for each of these values. With more values, compilation takes minutes.
@@ -61,8 +61,8 @@ class StageCall:
     Attributes:
         reads: for each input, columns that the program has computed or received, a view of a value in memory, or a load
             of one of several steps.
-        writes: for each output, the columns of a value that it computes, or `None` if the program does not need them
-            later.
+        writes: for each output, the columns of a value that the stage computes, or `None` if the program does not need
+            these columns later.
         stored: for each output, its destination in memory at every step, or `None`.
         early: `None` if the stage is computed at its regular position. `0` or `1` if the stage only reads values of
             earlier steps, and is computed while the program waits for a product: `0` for this step, `1` for the next

@@ -4,8 +4,7 @@ By default, states are recomputed. For each chunk of `K` steps, from the last ch
 states before the chunk and the chunk's inputs, recomputes the chunk's states, and then computes the VJP of each step,
 from the last step to the first. The steps after the last complete chunk are a shorter chunk or, on targets on which
 masks are faster than branches, a chunk whose last steps are masked. Gradients pass through masked steps unchanged. If
-the forward has written residuals, the VJP takes them instead of the
-states, and nothing is recomputed.
+the forward has written residuals, the VJP takes them instead of the states, and nothing is recomputed.
 
 The gradient of an input with delays is written to the steps from which the forward has loaded the input. The last steps
 of this input, which no step reads, have zero gradients.
