@@ -126,7 +126,7 @@ class Kernel:
         """Makes the kernel of a user's function that does not cut anything.
 
         Args:
-            examples: the tensors of a call, of which only shape, dtype and device are used.
+            examples: the tensors of a call, of which only the number of dimensions, dtype and device are used.
             numbers: the numbers of a call.
         """
 

@@ -124,7 +124,7 @@ class Trace:
         """The plan of a call. It does not depend on the addresses of tensors or on numbers.
 
         Args:
-            tensors: arguments, whose shapes, strides, dtypes and device are used.
+            tensors: arguments, of which only shapes, strides and dtypes are used.
             outs: the tensors that receive the results. If empty, the results are new memory.
             like: for a trace with `sources`, the index of the tensor to whose shape each result is summed.
             plain: True if each kernel walks its elements one after the other, and has a separate operand for each

@@ -237,7 +237,7 @@ class Pointwise(Generic[P, R]):
     def foreach(self, *args: Any, **kwargs: Any) -> list[R]:
         """Calls the function once for each index of some lists, as an optimizer's step does for each parameter.
 
-        On a GPU, one launch computes all calls that have dense tensors of the same dtypes. Each call with strided
+        On a GPU, calls on dense tensors of the same dtypes and alignments share one launch. Each call with strided
         tensors has a separate launch. On the CPU, launches run one after the other.
 
         Args:

@@ -235,7 +235,7 @@ def _can_others_write(status: os.stat_result) -> bool:
 
 
 def _find_private_group() -> int | None:
-    """This user's primary group if it has the user's name, because such a group has no other members. Else `None`."""
+    """This user's primary group if it has the user's name: such a group usually has no other members. Else `None`."""
     user = pwd.getpwuid(os.getuid()) if _has_name(os.getuid()) else None
     with contextlib.suppress(KeyError):
         if user is not None and grp.getgrgid(user.pw_gid).gr_name == user.pw_name:
