@@ -30,7 +30,7 @@ _TARGETS: dict[str, Target] = {"triton": TRITON, "cpp": CPP}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command. Returns the exit status: 0, 1 if the command fails, or 2 if the command line is invalid."""
+    """Runs a command. Returns the exit status: 0 for success, 1 for a failure, 2 for an invalid command line."""
     options = _create_parser().parse_args(arguments)
     try:
         if options.command == "prune":
@@ -89,7 +89,7 @@ def _create_parser() -> argparse.ArgumentParser:
 
 
 def _locate(error: Exception) -> str:
-    """The line that raised an error. Empty for a line of this package, whose messages already name the user's line."""
+    """The line that raised an error, as text. Empty for a line of this package, whose messages name the user's line."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return "" if last.filename.startswith(_OURS) else f"\n  at {last.filename}:{last.lineno}: {last.line}"
 

@@ -97,7 +97,10 @@ def _write_triton(loaded: ShownFunction, origin: str) -> str:
 
 
 def _list_parameters(loaded: ShownFunction) -> list[tuple[str, str]]:
-    """The name and the kind of each parameter. The kind is ``"tensor"`` or ``"number"``."""
+    """The name and the kind of each parameter of the standalone function, with the captured tensors last.
+
+    The kind is ``"tensor"`` or ``"number"``. Arguments that are constants are omitted.
+    """
     kinds = [part[0] for part in loaded.structure[1]]
     try:
         names = list(inspect.signature(loaded.fn).parameters)
@@ -199,7 +202,10 @@ def _write_plan(trace: Trace, tensors: Sequence[torch.Tensor], sources: Sequence
 
 
 def _list_layouts(source: KernelSource) -> list[int]:
-    """For each operand, the number of terms in its offsets, or -1 for a dense operand, which needs no offsets."""
+    """For each operand, the number of terms in its offsets, which is 0 for an operand of one element.
+
+    For a dense operand, which needs no offsets, the entry is -1.
+    """
     results = []
     for port in source.params:
         terms = sum(size.startswith(f"{port.name}_inner") for size in source.sizes)
@@ -217,7 +223,7 @@ def _list_factors(dimensions: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
 
 
 def _write_words(name: str, trace: Trace) -> str:
-    """The source of a function that encodes the numbers of a call as integer arguments, for each kernel."""
+    """The source of a function that encodes the numbers of a call as the integer arguments of each kernel."""
     conditions = [f"    if {_to_python(e)} != {outcome!r}:\n        {_REFUSAL}" for e, outcome in trace.conditions]
     steps = [f"[{', '.join(_encode(step))}]" for step in trace.steps]
     body = "\n".join([*conditions, f"    return [{', '.join(steps)}]"])
@@ -300,9 +306,9 @@ def _write_cpp(loaded: ShownFunction, origin: str) -> str:
 def _write_wrapper(
     entry: str, program: str, source: KernelSource, dtypes: Sequence[torch.dtype], step: TracedStep
 ) -> str:
-    """The source of a function that calls the kernel.
+    """The source of a function that calls a step's kernel.
 
-    Its arguments are tensors, sizes, strides, numbers, and the largest number of threads.
+    The function's arguments are tensors, sizes, strides, numbers, and the largest number of threads.
     """
     count = len(step.source.arguments)
     memory = {torch.float16: "uint16_t", torch.bfloat16: "uint16_t"}

@@ -1,4 +1,4 @@
-"""Loads a function that the command line names, creates its arguments, and traces it into kernels."""
+"""Loads a function that the command line names, creates arguments for it, and makes its kernels."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def kernels(
     """The kernels of the function ``"module:function"``. If `gradient` is True, also the kernels of its gradient.
 
     Raises:
-        UsageError: the function does not exist, or has no gradient.
+        UsageError: see `load`.
     """
     shown = load(path, arguments, numerics, target, gradient=gradient)
     gradients = _describe(shown.backward, shown.gradient_inputs) if shown.backward else []
@@ -82,7 +82,7 @@ def load(
     """The function ``"module:function"`` with its traces.
 
     Raises:
-        UsageError: the function does not exist, or has no gradient.
+        UsageError: the function does not exist or has no gradient, or `examples` cannot create its arguments.
     """
     fn: Any = function(path)
     name = path.rpartition(":")[2]
@@ -169,7 +169,7 @@ def function(path: str) -> Callable[..., Any]:
 def examples(fn: Callable[..., Any], descriptions: Sequence[str] | None) -> list[Tensor | int | float | bool]:
     """Creates tensors without data, and numbers, from descriptions such as ``float32:3x8`` and ``0.5``.
 
-    By default, each argument is a float32 tensor.
+    If `descriptions` is `None`, each parameter without a default value receives a float32 tensor.
 
     Raises:
         UsageError: the number of arguments is unknown, or a description is malformed.

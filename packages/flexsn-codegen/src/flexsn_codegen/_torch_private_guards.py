@@ -1,7 +1,7 @@
 """Guards of the graph that Dynamo records: the conditions under which the graph is valid for another call.
 
-While Dynamo records, it runs functions that are marked as constant. These functions see the caller's objects as they
-were before the recorded code, and Dynamo does not record what the functions read.
+While Dynamo records, it runs functions that are marked as constant. These functions see the state of the caller's
+objects before the recorded code, and Dynamo does not record what the functions read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ expect("torch._dynamo.exc", ["Unsupported"], _STALE)
 
 
 def records_a_graph() -> bool:
-    """True while Dynamo records a graph. This includes the time in which Dynamo runs functions to get their results."""
+    """True while Dynamo records a graph. This includes the time in which Dynamo runs functions marked by `constant`."""
     return "torch._dynamo.symbolic_convert" in sys.modules and _get_translator() is not None
 
 

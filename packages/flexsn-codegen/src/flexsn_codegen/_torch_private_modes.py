@@ -1,4 +1,4 @@
-"""Private parts of torch: active modes and transforms, export, symbols. Importing this module checks each name."""
+"""Private parts of torch: active modes and transforms, export, symbols. The import checks that each name exists."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def is_plain(tensors: list[torch.Tensor]) -> bool:
 
 def is_forward_mode() -> bool:
     """True if forward-mode derivatives are being computed, by `torch.func.jvp` or `torch.autograd.forward_ad`."""
-    # A version of torch without this name rejects forward mode itself, with another message.
+    # In a version of torch without this name, torch itself rejects forward mode, with another message.
     return bool(getattr(forward_ad, "_current_level", -1) >= 0)
 
 
 def is_exporting() -> bool:
     """True while `torch.export` records a program for other processes."""
-    if _EXPORT not in sys.modules:  # an export imports this module, and importing it here would be slow
+    if _EXPORT not in sys.modules:  # an export imports `torch.export._trace`, whose import is slow
         return False
     try:
         return bool(needed(_EXPORT, _IS_EXPORTING, _NOT_DIRECT)())
@@ -57,9 +57,12 @@ def is_exporting() -> bool:
 
 
 def hint_of(number: torch.SymInt | torch.SymFloat) -> int | float:
-    """Value of a compiler's symbol in the call for which the graph is compiled. Adds no guard to the graph."""
+    """Value of a compiler's symbol in the call for which the graph is compiled. Adds no guard to the graph.
+
+    If the value is unknown because the graph computes the number, the result is 0.5 or 3.
+    """
     is_float = isinstance(number, torch.SymFloat)
-    value = getattr(getattr(number, "node", None), "_hint", None)  # missing if the graph computes the number
+    value = getattr(getattr(number, "node", None), "_hint", None)  # `None` if the graph computes the number
     if not isinstance(value, int | float):
         return 0.5 if is_float else 3
     return float(value) if is_float else int(value)

@@ -30,7 +30,7 @@ class PrecisionError(ValueError):
 
 
 class GraphError(ValueError):
-    """A graph cannot be turned into source: it has no output, or one of its nodes has no dtype."""
+    """A graph cannot be turned into source, for example because it returns nothing, or because a node has no dtype."""
 
 
 class KernelNameError(ValueError):
@@ -38,7 +38,7 @@ class KernelNameError(ValueError):
 
 
 class CacheFolderError(RuntimeError):
-    """Other users have write access to the folder for generated sources."""
+    """The folder for generated sources is unusable: other users can write to it, or this user cannot."""
 
 
 class CompilerMissingError(RuntimeError):
@@ -54,7 +54,7 @@ class TritonMissingError(ImportError):
 
 
 class ArgumentError(TypeError):
-    """An argument of a pointwise kernel is not a tensor, or its dtype is not supported."""
+    """An argument of a pointwise kernel has an unsupported type, dtype, layout or shape, or no argument is a tensor."""
 
 
 class SignatureError(ArgumentError):
@@ -66,7 +66,7 @@ class DeviceError(RuntimeError):
 
 
 class AutogradError(RuntimeError):
-    """A gradient is required, but the pointwise kernel was created without a backward."""
+    """A pointwise kernel cannot compute a required gradient, or captured values have changed since the forward."""
 
 
 class KernelGoneError(RuntimeError):
@@ -74,11 +74,11 @@ class KernelGoneError(RuntimeError):
 
 
 class TransformError(NotImplementedError):
-    """A kernel was called in a transform of `torch.func`, in forward-mode differentiation or in a tracer."""
+    """A kernel does not support the transform, the forward-mode derivative or the tracer in which it was called."""
 
 
 class WriteError(RuntimeError):
-    """A kernel cannot write to a tensor whose elements share memory, or that shares memory with another argument."""
+    """A kernel cannot write to a tensor that overlaps with itself or another argument, or to a lazily negated view."""
 
 
 class OfflineCompileError(RuntimeError):

@@ -35,7 +35,7 @@ _LIMIT = 2**31
 
 
 class Numbers(NamedTuple):
-    """The seed and the positions of random numbers, as an argument of a function. `numbers` creates it.
+    """The seed and the positions of random numbers, as an argument of a function, created by `numbers`.
 
     Attributes:
         low, high: the seed's halves, int32, without dimensions.

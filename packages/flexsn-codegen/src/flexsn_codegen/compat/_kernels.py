@@ -1,4 +1,4 @@
-"""Compiles kernels from the source of a step and a `FlexSNInfo`. All operands are dense arguments of the kernel."""
+"""Compiles kernels from the source of a step and a `FlexSNInfo`. All operands are dense arguments of the kernels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flexsn_graph import Port, Role, ports
 
 
 class StepInfo(Protocol):
-    """The fields of `flexsn_graph.FlexSNInfo` that the templates read."""
+    """The fields of `flexsn_graph.FlexSNInfo` that this module reads."""
 
     @property
     def num_inputs(self) -> int: ...
@@ -36,12 +36,13 @@ def get_flexsn_inference_kernel(core_str: str, core_name: str, info: StepInfo, v
     Args:
         core_str, core_name: results of `generate_triton_code_str` for a graph
             `[*inputs, *states] -> [*outputs, *new_states]`.
-        info: names and counts of that graph.
+        info: the names and the counts of arguments and results of that graph.
         verbose: prints the kernel's source.
 
     Returns:
-        A `triton.JITFunction`. Launch it with `cdiv(NCL, BLOCK)` programs. Sequences have shape `[T, *step]`, states
-        have shape `[*step]`, and all of these tensors are contiguous.
+        A `triton.JITFunction`. `NCL` is the number of elements of a step. Launch the kernel with `cdiv(NCL, BLOCK)`
+        programs. Sequences have shape `[T, *step]`, states have shape `[*step]`, and all of these tensors are
+        contiguous.
     """
     return _compile_forward("inference", core_str, core_name, info, verbose, state_seqs=True)
 
@@ -57,8 +58,10 @@ def get_flexsn_forward_kernel(core_str: str, core_name: str, info: StepInfo, ver
     """The kernel `(*inputs, *init_states, *outputs, *state_seqs, *intermediates, T, NCL, BLOCK)`.
 
     Args:
-        core_str, core_name: the source of a graph `[*inputs, *states] -> [*outputs, *new_states, *intermediates]`.
-        info: names and counts of that graph. The kernel writes all intermediates, including duplicates.
+        core_str, core_name: results of `generate_triton_code_str` for a graph
+            `[*inputs, *states] -> [*outputs, *new_states, *intermediates]`.
+        info: the names and the counts of arguments and results of that graph. The kernel writes all intermediates,
+            including duplicates.
     """
     saved = len(info.fwd_core_returns) - info.num_outputs - info.num_states
     return _compile_forward("forward", core_str, core_name, info, verbose, state_seqs=True, saved=saved)
@@ -71,9 +74,10 @@ def get_flexsn_backward_kernel(core_str: str, core_name: str, info: StepInfo, ve
     BLOCK)`.
 
     Args:
-        core_str, core_name: the source of a graph `[*intermediates, *grad_outputs, *grad_new_states] ->
-            [*grad_inputs, *grad_states]`. No gradient may be missing.
-        info: names and counts of the forward graph.
+        core_str, core_name: results of `generate_triton_code_str` for a graph
+            `[*intermediates, *grad_outputs, *grad_new_states] -> [*grad_inputs, *grad_states]`. None of these gradients
+            may be missing.
+        info: the names and the counts of arguments and results of the forward graph.
     """
     num_results = info.num_outputs + info.num_states
     saved = len(info.fwd_core_returns) - num_results

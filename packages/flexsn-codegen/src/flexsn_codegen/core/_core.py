@@ -38,8 +38,8 @@ def generate_triton_code_str(
     """Writes a graph as a `@triton.jit` function on blocks of values.
 
     Args:
-        graph: a graph of pointwise ops from the closed set that kernels are generated from, such as a graph that
-            `flexsn_graph` has traced. Each node has a fake tensor in `node.meta["val"]`.
+        graph: a graph of pointwise ops for which Triton has rules, such as a graph that `flexsn_graph` has traced. Each
+            node has a fake tensor in `node.meta["val"]`.
         fn_name: start of the function's name. Any text is accepted: characters that are not allowed in an identifier
             become `_`.
         verbose: prints the source.
@@ -55,7 +55,8 @@ def generate_triton_code_str(
 
     Raises:
         UnsupportedOpError: an op has no rule. The message names the op and the user's line.
-        GraphError: a node has no dtype, or the graph returns no result, or a result is not a node.
+        GraphError: a node has no dtype, the graph returns no result, a result is not a node, or a result is a constant
+            and the graph takes no tensor.
         PrecisionError: `precision` is unknown.
     """
     core = emit_core(graph, fn_name, prune=False, precision=precision, fast_math=fast_math)
@@ -145,7 +146,7 @@ def _write_once(
 
 
 def _as_step(graph: fx.Graph) -> StepGraph:
-    """Makes a step of a plain graph: its arguments become inputs, and its results become outputs."""
+    """Makes a step of a plain graph: the graph's arguments become inputs, and the graph's results become outputs."""
     inputs = ports(Role.INPUT, len(graph.find_nodes(op="placeholder")))
     return StepGraph(graph, inputs, ports(Role.OUTPUT, len(_list_entries(graph))), {})
 
@@ -198,7 +199,7 @@ class _StepWriter:
         self.numbers: list[Number] = []
 
     def name(self, node: fx.Node) -> str:
-        # The length is not limited, because two names that were cut off could become equal.
+        # The length is not limited, because two truncated names could be equal.
         return identifier(node.name, limit=None, reserved=self._target.reserved)
 
     def statement(self, node: fx.Node) -> Statement:
@@ -233,7 +234,7 @@ class _StepWriter:
             raise UnsupportedOpError(f"{op} takes a tensor by keyword{location_text(node)}", str(op))
         schema = op._schema.arguments
         keywords = {schema[i].name: a for i, a in enumerate(node.args) if not isinstance(a, fx.Node | _Number)}
-        # All operands have the dtype of the op, except for the condition of `where`.
+        # All tensor operands of an op have the same dtype, except for the condition of `where`.
         typed = values[1:] if op is torch.ops.prims.where.default else values
         dtype = next((self._get_dtype(v) for v in typed if isinstance(v, fx.Node)), result)
         constants = [None if isinstance(v, fx.Node) else v for v in values]
@@ -257,7 +258,7 @@ class _StepWriter:
         )
 
     def _add_argument(self, value: bool | int | float, dtype: torch.dtype) -> str:
-        """Turns a number into an argument of the function, and returns its name."""
+        """Turns a number into an argument of the function, and returns the argument's name."""
         number = Number(f"{self._prefix}_number_{len(self.numbers)}", register_dtype(dtype), value)
         self.numbers.append(number)
         return number.name

@@ -1,6 +1,6 @@
 """Selects values that are equal in all steps and worth computing before the loop over time.
 
-Only targets whose compilers do not move such values out of the loop need this selection.
+Only targets whose compilers do not move such computations out of the loop need this selection.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from flexsn_graph import ELEMENT_WORD, Role, StepGraph, facts_of
 
 _prims = torch.ops.prims
 
-# Computing these ops takes as long as loading their results. Ops whose result is a value of an operand
-# (`OpFacts.exact`) are equally fast.
+# Computing these ops takes as long as loading their results. Exact ops (`OpFacts.exact`), such as selections and
+# negations, are equally fast.
 _QUICK = frozenset(getattr(_prims, name).default for name in ("add", "convert_element_type", "mul", "sub"))
 
 

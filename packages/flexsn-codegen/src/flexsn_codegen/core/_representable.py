@@ -17,7 +17,7 @@ _SELECTS = frozenset(
 
 
 def needs_rounding(node: fx.Node, *, number_arguments: bool) -> bool:
-    """False if a node converts to float16 or bfloat16, and this dtype can represent all values of the operand exactly.
+    """False if a node converts its operand to a half dtype that can represent all values of the operand exactly.
 
     Args:
         node: a node of a graph in which the result of each op is rounded to its dtype.
@@ -41,7 +41,8 @@ def _is_representable(value: object, dtype: torch.dtype, number_arguments: bool)
     if value.target in LITERAL_OPS:
         return _is_representable(value.args[0], dtype, number_arguments)
     if value.target is _prims.convert_element_type.default:
-        # `dtype` can represent the results of a floating-point conversion if it can represent the operand's values.
+        # `dtype` can represent the results of a floating-point conversion if it can represent the operand's values. The
+        # exceptions are float16 values from 65408, which a conversion to bfloat16 rounds to 65536.
         (operand,) = value.all_input_nodes
         return fake.dtype.is_floating_point and _is_representable(operand, dtype, number_arguments)
     operands = value.args[1:] if value.target is _prims.where.default else value.args

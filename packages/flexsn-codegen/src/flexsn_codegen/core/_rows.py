@@ -1,9 +1,10 @@
 """Splits the graph of a function that reduces rows into stages. Each stage is a function of one element.
 
-A stage computes the operands of the next reductions from the arguments and from the results of earlier reductions. If
-two stages need the same value, each of them computes the value. Its operands are still in registers, or are read again
-from the nearest cache. If the target can keep values of a row (`Target.keeps_rows`), the result of a slow op is only
-computed in the first stage that needs it, and is kept for the later stages.
+A stage computes the operands of the next reductions, or results of the function, from the arguments and from the
+results of earlier reductions. If two stages need the same value, each of them computes the value. The operands of the
+value are still in registers, or are read again from the nearest cache. If the target can keep values of a row
+(`Target.keeps_rows`), the result of a slow op is only computed in the first stage that needs the result, and is kept
+for the later stages.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def emit_rows(
     Args:
         step: a graph that contains `ROW_OPS`. All arguments are inputs, and all results are outputs.
         name: start of the function's name.
-        whole: for each output, True if it has an element for each element of a row, False if it has one for each row.
+        whole: for each output, True if the output has one element per element of a row, False if it has one element per
+            row.
         numbers: see `emit_core`.
 
     Raises:
@@ -104,7 +106,7 @@ def _compute_levels(graph: fx.Graph) -> dict[fx.Node, int]:
 def _select_kept(
     stages: Sequence[Sequence[fx.Node]], reduced: Sequence[fx.Node], kept_nodes: Sequence[fx.Node]
 ) -> list[fx.Node]:
-    """The nodes that the first of several stages keeps for the other stages, because recomputing them is slow.
+    """The nodes whose values the first of several stages keeps for the other stages, because recomputing is slow.
 
     Args:
         stages: for each stage, the nodes that are operands of its reductions or results of the function.

@@ -78,12 +78,12 @@ class Differentiated(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True)
 class TrainedCall:
-    """A call that autograd follows, with the data to repeat it.
+    """A call that autograd follows, with the data that is needed to repeat the call.
 
     Attributes:
         requested: for each tensor, True if it required a gradient.
         differentiable: for each result, True if a gradient can flow through it.
-        backwards: the gradient's trace and plan, by kind of cotangents.
+        backwards: the traces and plans of gradients, by the requested gradients and the layouts of the cotangents.
     """
 
     kernel: Kernel
@@ -152,7 +152,7 @@ def call(
 
     Args:
         scalars: see `Kernel.variant`.
-        summed: see `Kernel.run`. Only used if no derivatives are needed.
+        summed: see `Kernel.run`. Ignored if derivatives are needed, or if a transform or a mode is active.
     """
     # Zeros that autograd creates may have no memory, so they are copied.
     tensors = [t.clone() if t._is_zerotensor() else t for t in tensors]
@@ -172,7 +172,7 @@ def setup(
     results: Sequence[Tensor],
     requested: Sequence[bool],
 ) -> None:
-    """Saves the tensors that the gradient needs, and marks results that have no gradient."""
+    """Saves a call's arguments in `ctx` for the gradient, and marks results that have no gradient."""
     traced = kernel.variant(tensors, like(numbers), requested, target_of(tensors[0].device), scalars).graph
     ctx.kernel, ctx.numbers, ctx.scalars, ctx.requested = kernel, numbers, list(scalars), list(requested)
     ctx.differentiable = traced.differentiable
@@ -186,9 +186,9 @@ def gradients(
     """The gradients of a call's tensors.
 
     Args:
-        ctx: the context that `setup` has filled.
-        tensors: the tensors that the context has saved. The caller unpacks them, because checkpointing only allows this
-            once.
+        ctx: a context with the attributes that `setup` sets.
+        tensors: the tensors that the context has saved. The caller unpacks the tensors, because activation
+            checkpointing only allows this once.
         apply: calls the kernel of the gradient.
     """
     differentiable = ctx.differentiable
@@ -209,16 +209,19 @@ def gradients(
 
 
 def _sum_to(gradient: Tensor, like: Tensor) -> Tensor:
-    """Sums a gradient to the shape of its tensor. A gradient of this shape is returned itself, not as a view."""
+    """Sums a gradient to the shape of its tensor, and converts the gradient to the tensor's dtype.
+
+    A gradient that already has this shape and dtype is returned as the same object, not as a view.
+    """
     result = gradient if gradient.shape == like.shape else gradient.sum_to_size(like.shape)
     return result.to(like.dtype)
 
 
 def _list_requested(tensors: Sequence[Tensor], needed: Sequence[bool]) -> list[bool]:
-    """True for each tensor with respect to which the call is differentiated.
+    """For each tensor, True if the call is differentiated with respect to this tensor.
 
-    In forward mode, these are all floating-point tensors, because torch does not report which tensors are
-    needed.
+    In forward mode, or if no tensor is marked as needed, this includes all floating-point tensors, because torch does
+    not report the tensors with respect to which forward mode or an outer transform differentiates.
     """
     if is_forward_mode() or not any(needed):
         return [is_needed or t.is_floating_point() for t, is_needed in zip(tensors, needed, strict=True)]
@@ -232,7 +235,7 @@ def _expand_batch(size: int, tensors: Sequence[Tensor], dims: Sequence[int | Non
 
 
 def batch_first(tensors: Sequence[Tensor], dims: Sequence[int | None]) -> list[Tensor]:
-    """Views that broadcast to `[batch, *shape]`."""
+    """Views of the tensors that broadcast to `[batch, *shape]`."""
     ranks = [t.dim() - (dim is not None) for t, dim in zip(tensors, dims, strict=True)]
     max_rank = max(ranks)
     moved = []

@@ -32,7 +32,7 @@ def take_apart(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tup
     """Splits a call into its structure, and its tensors and numbers.
 
     Raises:
-        ArgumentError: an argument is not a tensor or a number, and a kernel cannot contain it as a constant.
+        ArgumentError: an argument is neither a tensor nor a number, and a kernel cannot contain it as a constant.
     """
     parts = Parts([], [])
     positional = tuple([_take_value(name, f"argument {i}", value, parts) for i, value in enumerate(args)])
@@ -78,7 +78,7 @@ class Lists:
 
     Attributes:
         structure: structure of each call.
-        columns: for each tensor of a call, the tensors of all calls, or one tensor for all calls.
+        columns: for each tensor that a call takes, the tensors of all calls, or the one tensor that all calls share.
         common: for each column, True if all calls share one tensor.
         numbers: the numbers, which all calls share.
         count: the number of calls, which is the length of the lists.
@@ -177,7 +177,7 @@ def check_signature(fn: Callable[..., Any], name: str, structure: Structure) -> 
     try:
         signature = inspect.signature(getattr(fn, "forward", fn))
     except (TypeError, ValueError):
-        return  # a built-in function without a signature: the call itself raises an error
+        return  # a built-in function without a signature: the call itself raises any error
     try:
         signature.bind(*structure[1], **dict(structure[2]))
     except TypeError as error:

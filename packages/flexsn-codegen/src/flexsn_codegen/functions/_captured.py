@@ -40,7 +40,7 @@ class Captured:
         """Stores the values that the function has read, so that `fetch` can compare later values with them.
 
         Args:
-            tensors: the tensors that the function's operations have used.
+            tensors: the captured tensors that the function's operations have used.
         """
         self.tensors[:] = tensors
         self.reads.settle()

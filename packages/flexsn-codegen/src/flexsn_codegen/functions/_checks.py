@@ -71,7 +71,7 @@ def check_writes(kernel: Kernel, tensors: Sequence[Tensor]) -> None:
 
 
 def check_writes_in_graph(kernel: Any, tensors: Sequence[Tensor]) -> None:
-    """Raises `WriteError` if a written tensor shares memory with another tensor, in the graph of a compiler."""
+    """For a call in a compiler's graph, raises `WriteError` if a written tensor shares memory with another tensor."""
     for i in kernel.written:
         for j, other in enumerate(tensors):
             if j != i and overlap_in_graph(tensors[i], other):
@@ -96,7 +96,7 @@ def check_into(
 
 
 def outs_of(name: str, out: Any) -> list[Tensor]:
-    """The tensors of ``out=``. Raises `ArgumentError` for an object that is not a tensor."""
+    """The tensors of the argument `out` of `into`. Raises `ArgumentError` for an object that is not a tensor."""
     if isinstance(out, Tensor):
         return [out]
     outs = list(out) if isinstance(out, list | tuple) else [out]
@@ -142,7 +142,12 @@ def is_followed(tensors: Sequence[Tensor]) -> bool:
 
 
 def check_gradients(name: str, *, writes: bool, autograd: bool) -> None:
-    """Raises `AutogradError` if gradients are required from a kernel that has none."""
+    """For a call that requires gradients, raises `AutogradError` if the kernel has none.
+
+    Args:
+        writes: True if the call writes to existing tensors.
+        autograd: True if the function was made with `autograd=True`.
+    """
     if writes:
         raise AutogradError(
             f"{name} writes to tensors in place, but a tensor that it reads or writes requires a gradient. "

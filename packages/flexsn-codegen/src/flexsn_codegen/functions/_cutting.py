@@ -40,10 +40,10 @@ def cut_of(
     *,
     must_cut: bool = True,
 ) -> Kernel:
-    """The kernel of a function that cuts, for calls with this structure.
+    """The kernel of a function that cuts dimensions, for calls with this structure.
 
     Args:
-        must_cut: see `Kernel`.
+        must_cut: see `flexsn_graph.trace_cells`.
         examples: the tensors of a call, of which only shapes, dtypes and devices matter.
         numbers: the numbers of a call.
     """
@@ -76,9 +76,10 @@ def cut_for_graphs(
     eager_kernel: Kernel | None,
     otherwise: Exception,
 ) -> Kernel:
-    """The kernel of a function that cuts arguments of unknown sizes, for calls with this structure.
+    """The kernel of a function that cuts dimensions of unknown sizes, for calls with this structure.
 
     Args:
+        kinds: dtype and number of dimensions of each tensor of a call.
         eager_kernel: the kernel of eager mode, or `None` if the function was not called in eager mode.
         otherwise: the error to raise if the function does not cut anything.
     """
@@ -111,7 +112,7 @@ def _make_cut_kernel(
             with captured.reads.preserved(), Substituted(stand_ins) if stand_ins else ExitStack():
                 return _call(fn, structure, values[:count], notes)
 
-        # If the user's function needs no adapter, error messages name this function and its lines.
+        # A user's function that needs no adapter keeps its name, so that error messages name the function and line.
         plain_call = not notes.numbers and structure == ("call", (("tensor",),) * len(structure[1]), ())
         if not plain_call or has_captured:
             return function
@@ -133,10 +134,10 @@ def _find_captured(
     numbers: Sequence[Any],
     reads: Reads,
 ) -> tuple[Tensor, ...]:
-    """The tensors that a function captures, found by runs of the function at sizes that it may be able to cut.
+    """The tensors that a function captures, found by running the function on sizes that it may be able to cut.
 
     Args:
-        reads: records the values that the function reads in these runs. The function's trace records other values.
+        reads: records the values that the function reads in these runs. The trace of the function may add more values.
     """
     results: dict[int, Tensor] = {}
 

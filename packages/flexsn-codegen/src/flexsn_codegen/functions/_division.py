@@ -32,8 +32,8 @@ def divide(
 
     Args:
         sizes: sizes of the walked dimensions, outermost first. All are larger than one.
-        strides: strides of the operands whose elements are not summed.
-        summed: for each result, the dimensions over which it is summed.
+        strides: for each operand that the kernel reads, its strides over the walked dimensions.
+        summed: for each result, the walked dimensions over which the result is summed, as positions in `sizes`.
     """
     if not target.reduces_rows or any(type(size) is not int for size in sizes) or 0 in sizes:
         return None

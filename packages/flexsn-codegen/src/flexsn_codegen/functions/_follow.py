@@ -19,7 +19,8 @@ def follow(
     """Traces a function. Returns the trace, its sources, its conditions, and expressions for the sources' numbers.
 
     Args:
-        trace: returns a trace, the sources of its kernels, and a value that has to be equal for other numbers.
+        trace: traces the function with the given numbers. Returns the trace, the sources of its kernels, and a value
+            that has to be equal in traces with other numbers.
         numbers: the numbers of a call.
         fixed: positions of numbers whose current values the trace requires.
     """

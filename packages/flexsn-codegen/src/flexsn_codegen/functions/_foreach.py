@@ -70,7 +70,7 @@ class Step:
 
     Attributes:
         key: values, other than properties of tensors, that have to be equal in a later call.
-        kinds: kinds of all tensors, followed by the kinds of the captured tensors.
+        kinds: result of `_describe_tensors` for all tensors, with the captured tensors last.
         fetches: functions that fetch captured tensors, or return `None` if the user's function now reads other values.
         variants: traces of the calls, without duplicates.
         returns: True if any call returns a value other than `None`.
@@ -332,7 +332,7 @@ class OverLists:
 
 
 def are_apart(addresses: Tensor, extents: Tensor, is_written: Tensor) -> bool:
-    """True if no written memory shares bytes with other memory.
+    """True if no written tensor shares bytes with another tensor.
 
     Args:
         addresses, extents: `[tensors]`, int64: the first byte of each tensor, and the number of bytes that it spans.
@@ -353,7 +353,7 @@ def _describe_tensors(tensors: Sequence[Tensor]) -> list[Any]:
 
 
 def _starts_with(all_kinds: list[Any], kinds: list[Any], count: int) -> bool:
-    """True if the kinds of tensors equal the first kinds in `all_kinds`."""
+    """True if `kinds` describes the same tensors as the first `count` entries of each list in `all_kinds`."""
     if len(all_kinds[0]) == count:
         return all_kinds == kinds
     return all(all_values[:count] == values for all_values, values in zip(all_kinds, kinds, strict=True))

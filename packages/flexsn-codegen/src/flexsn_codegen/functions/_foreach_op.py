@@ -25,7 +25,7 @@ from flexsn_codegen.functions._writes import overlap_in_graph
 
 @dataclass(slots=True, weakref_slot=True)
 class ListsCall:
-    """A call over lists to which graphs refer.
+    """A call over lists, to which graphs refer by its key.
 
     Attributes:
         name: name of the function.
@@ -48,7 +48,7 @@ class ListsCall:
     key: str = ""
 
     def merged(self, read: Sequence[Tensor], written: Sequence[Tensor]) -> list[Tensor]:
-        """All tensors, merged from the tensors that are only read and the tensors that are written, each in order."""
+        """All tensors in order, merged from the tensors that are only read and the tensors that are written."""
         next_read, next_written = iter(read), iter(written)
         return [next(next_written if i in self.written else next_read) for i in range(len(read) + len(written))]
 
@@ -80,7 +80,7 @@ class ListsCall:
         ]
 
     def has_shared_memory(self, tensors: Sequence[Tensor]) -> bool:
-        """True if a written tensor may share memory with another tensor. The tensors are those of a compiler."""
+        """True if a written tensor may share memory with another tensor. The tensors belong to a compiler's graph."""
         by_storage: dict[int, list[int]] = {}
         for i, tensor in enumerate(tensors):
             by_storage.setdefault(tensor.untyped_storage()._cdata, []).append(i)
@@ -142,6 +142,7 @@ def _prepare(
     """The key of a call over lists, the positions of written tensors, and two entries for each index of the lists.
 
     The entries are the positions of the tensors, and the structure of the return value with the number of new tensors.
+    The result is `None` if each index needs a separate operator.
     """
     kernels = kernels_of(handle)
     call_key = (structure, common, count, kinds, device)
@@ -211,7 +212,7 @@ def pointwise_foreach_op(
     """Runs a function for each index of some lists.
 
     Args:
-        read, written: the tensors of all calls that are only read, and those that are written, each in order.
+        read, written: the tensors that all calls only read, and the tensors that a call writes, both in order.
         call: key of a `ListsCall`.
     """
     lists_call: ListsCall = kernel_of(call)

@@ -41,7 +41,7 @@ def tangents_of(
         apply: calls another kernel with some tensors and their `scalars`, so that this call can be differentiated.
 
     Returns:
-        For each result, its tangent, or `None` if it is not differentiable.
+        For each result, its tangent, or `None` if autograd does not need the tangent.
     """
     requested, values = [tangent is not None for tangent in tangents], like(numbers)
     flows = kernel.variant(tensors, values, requested, target_of(tensors[0].device), scalars).graph.differentiable

@@ -159,8 +159,8 @@ class _Noted:
         return bool(float(self).is_integer())
 
 
-# Subclasses of torch's symbolic numbers, so that torch's operators accept the objects as numbers. All methods are
-# overridden.
+# Subclasses of torch's symbolic numbers, so that torch's operators accept the objects as numbers. The methods for
+# arithmetic, comparisons and conversions are overridden.
 class HostFloat(_Noted, torch.SymFloat):  # type: ignore[misc]
     """A float that records all computations with it."""
 
@@ -191,7 +191,7 @@ def _install() -> None:
             setattr(cls, f"__{name}__", binary(name))
         for name in ("neg", "pos", "invert", "abs", "bool", "floor", "ceil", "trunc"):
             setattr(cls, f"__{name}__", unary(name))
-        # torch.sym_float, sym_int, sym_max, sym_min and similar functions call these methods.
+        # torch.sym_float, sym_max, sym_min, sym_sqrt and similar functions call the following methods.
         setattr(cls, "__sym_float__", unary("float"))  # noqa: B010
         setattr(cls, "__sym_max__", binary("max"))  # noqa: B010
         setattr(cls, "__sym_min__", binary("min"))  # noqa: B010
@@ -274,7 +274,7 @@ def match(
     matches = []
     for a, b in zip(values, other, strict=True):
         entry = by_values.get((_make_key(a), _make_key(b)))
-        # A number that is equal in both traces may be a constant, or the value of an expression with equal values.
+        # A number that is equal in both traces may be a constant, or the value of an expression whose values are equal.
         if same(a, b) == (entry is not None):
             raise Unmatched
         matches.append(("constant", a) if entry is None else entry)

@@ -1,7 +1,7 @@
 """Launches C++ kernels one after the other in one call from Python.
 
-The arguments of all launches are in one block of memory. Before a call, addresses and numbers in this block are
-replaced.
+The arguments of all launches are in one block of memory. Before a call, the addresses and numbers in this block that
+have changed are replaced.
 """
 
 from __future__ import annotations

@@ -47,7 +47,8 @@ from flexsn_graph import (
 )
 from flexsn_graph.callers import warn
 
-# The largest number of stored traces that are each valid only for some values of the numbers, or for some sizes.
+# The largest numbers of stored traces: of traces that are only valid for some values of the numbers, and of traces of
+# functions that cut dimensions, which are also only valid for some sizes.
 _MAX_VARIANTS = 32
 _MAX_CUT = 64
 PREFIX = "host"
@@ -59,14 +60,14 @@ Bound = Callable[..., Any]
 class Kernel:
     """A function of tensors and numbers, for one structure of arguments and one kind of tensors.
 
-    A function that cuts dimensions into pieces and joins them is traced for the shapes of its arguments. One trace is
-    valid for all sizes of the dimensions that it does not cut. Any other function is traced for tensors of one shape,
-    and its trace is valid for all shapes that broadcast.
+    A function that cuts dimensions into pieces and joins pieces is traced for the shapes of its arguments. One trace is
+    valid for all sizes of the dimensions that the function does not cut. Any other function is traced for tensors of
+    one shape, and its trace is valid for all shapes that broadcast.
 
     Args:
         bind: returns a function of the tensors alone, for the numbers of one trace.
         captured: all values that the function reads in addition to its arguments.
-        cuts: True if the function cuts its arguments.
+        cuts: True if the function cuts dimensions of its arguments.
         written: positions of the tensors that the function changes.
         result: the structure of the return value.
         gradient: True if the function is the gradient of another function.
@@ -75,7 +76,8 @@ class Kernel:
         batched: creates the kernel of the function over a batch. By default, `torch.func.vmap` batches the
             function.
         like: for a gradient, the index of the tensor to which each result belongs.
-        cotangents: for a gradient, the index of the first tensor that is not an argument of the function.
+        cotangents: for a gradient, the index of the first tensor that is a cotangent, not an argument of the
+            differentiated function.
 
     Attributes:
         key: the name of the kernel in graphs.
@@ -124,7 +126,7 @@ class Kernel:
         """Makes the kernel of a user's function that does not cut anything.
 
         Args:
-            examples: the tensors of a call, of which only shape, dtype and device are used.
+            examples: the tensors of a call, of which only the number of dimensions, dtype and device are used.
             numbers: the numbers of a call.
         """
 
@@ -200,6 +202,7 @@ class Kernel:
 
         Raises:
             UnsupportedOpError, TraceError: no kernel can compute the function.
+            ArgumentError: a tensor has more than `MAX_DIMENSIONS` dimensions.
         """
         dimensions = _count_dimensions(tensors)
         if dimensions > MAX_DIMENSIONS and not self.cuts:
@@ -269,8 +272,8 @@ class Kernel:
             return graph, sources, structure
 
         try:
-            # An integer may determine how dimensions are cut. Two integers may cut the sizes of this trace in the same
-            # way, but other sizes differently.
+            # A trace is only valid for the current integers, because an integer may determine how dimensions are cut:
+            # two integers may cut the sizes of this trace in the same way, but other sizes differently.
             fixed = [i for i, number in enumerate(numbers) if self.cuts and not isinstance(number, float)]
             with in_words_of(self.name), self.captured.traced():
                 graph, sources, conditions, slots = follow(trace, numbers, fixed)
@@ -373,7 +376,7 @@ class Kernel:
         return trace.plan(tensors, outs, self._like if trace.sources is not None else ())
 
     def returned(self, results: Sequence[Tensor], tensors: Sequence[Tensor]) -> Any:
-        """The return value of the function, rebuilt from its results and its tensors."""
+        """The return value of the function, rebuilt from the kernel's results and the call's tensors."""
         if self.cuts:
             return results[0] if self.single else tuple(results)
         return results_together(self.result, results, tensors)
@@ -420,7 +423,7 @@ class Kernel:
         return kernel
 
     def batched(self) -> Kernel:
-        """The kernel of a function that cuts, over a batch. All arguments and results have the batch as dimension 0."""
+        """The kernel of a function that cuts dimensions, over a batch: dimension 0 of all arguments and results."""
         if self._batched is None:
             self._batched = self._batched_by()
         return self._batched

@@ -21,7 +21,7 @@ from flexsn_codegen.source._numerics import Numerics
 from flexsn_codegen.targets import Target
 from flexsn_graph import TRACE_LOCK, DataDependentError, MutationError, NothingCutError, TorchError
 
-# The largest number of kinds of calls for which kernels that cut are stored.
+# The largest number of stored kernels that cut dimensions.
 _MAX_CUTS = 256
 _handles = itertools.count(1)
 _functions: weakref.WeakValueDictionary[str, Kernels] = weakref.WeakValueDictionary()
@@ -32,7 +32,7 @@ class Kernels:
 
     Attributes:
         handle: text by which `kernels_of` finds this object.
-        cuts: kernels that cut, for the structures and kinds of arguments in graphs.
+        cuts: kernels that cut dimensions, by the structure and the kinds of a graph's arguments.
         captured: the captured tensors of each kernel, by the kernel's key. At each call, graphs read the tensors from
             here.
         list_calls: calls over lists to which graphs refer.
@@ -81,7 +81,10 @@ class Kernels:
         return kernel, tuple(kernel.captured.tensors)
 
     def find_cut(self, structure: Structure, tensors: Sequence[Tensor]) -> tuple[Kernel, tuple[Tensor, ...]] | None:
-        """The kernel of a call that cuts, and the current captured tensors. `None` if this kernel is not made yet."""
+        """The kernel that cuts the tensors of a call, and the current captured tensors.
+
+        `None` if there is no such kernel yet, or if a value that its function reads has changed.
+        """
         result = self._cut_kernels.get(_make_key(structure, tensors)) if self._cut_kernels else None
         captured = None if result is None else result.captured.fetch()
         return None if result is None or captured is None else (result, captured)
@@ -94,15 +97,15 @@ class Kernels:
         numbers: Sequence[Any],
         target: Target | None = None,
     ) -> tuple[Kernel, tuple[Tensor, ...]]:
-        """Makes the kernel of a call that cuts. Returns the kernel and the captured tensors.
+        """Makes the kernel that cuts the tensors of a call. Returns the kernel and the captured tensors.
 
         Args:
             error: the error that the kernel on whole tensors has raised.
             target: language of the kernel. By default, the language for the tensors' device.
 
         Raises:
-            `error`, if the function cuts nothing, or if the kernel that cuts fails for the same reason. Otherwise, the
-            error of the kernel that cuts.
+            `error`, if the function cuts nothing, or if the kernel that cuts tensors fails for the same reason.
+            Otherwise, the error of the kernel that cuts tensors.
         """
         grad = torch.is_grad_enabled()
         try:
@@ -121,7 +124,7 @@ class Kernels:
                 raise error from second
             raise second from None  # the message of `second` names the arguments' own shapes
         except TraceError:
-            # A decision depends on a captured tensor, which is not a constant in kernels that cut, either.
+            # A decision depends on a captured tensor, which is not a constant in kernels that cut tensors, either.
             if isinstance(error, DataDependentError):
                 raise error from None
             raise
@@ -138,14 +141,14 @@ class Kernels:
         numbers: Sequence[Any],
         otherwise: Exception,
     ) -> Kernel:
-        """The kernel that cuts arguments of unknown sizes, for a graph. See `_cutting.cut_for_graphs`."""
+        """The kernel that cuts dimensions of unknown sizes, for a graph. See `_cutting.cut_for_graphs`."""
         eager_kernel = self._last_cut.get(structure)
         kernel = cut_for_graphs(self.fn, self.name, self.numerics, structure, kinds, numbers, eager_kernel, otherwise)
         self.cuts[structure, kinds] = kernel
         return kernel
 
     def all(self) -> list[Kernel]:
-        """All kernels on whole tensors that exist."""
+        """All existing kernels on whole tensors."""
         return list(self._kernels.values())
 
 

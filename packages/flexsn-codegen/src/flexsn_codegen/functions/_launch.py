@@ -86,7 +86,7 @@ def addresses_of(tensors: Sequence[Tensor]) -> list[int]:
 
 
 class Launcher:
-    """Launches of one kernel over `numel` elements of tensors of the same dtypes, on one device.
+    """Launches of one kernel over `numel` elements, on tensors with the dtypes and the device of `like`.
 
     The common part of these launches is prepared once. In C++, it is the compiled function. On a GPU, it is the binary
     that Triton compiles for the numbers and alignments of a call.
@@ -97,7 +97,7 @@ class Launcher:
         numel: the number of elements.
         block: the number of elements of a program in Triton.
         warps: the number of warps of a program on a GPU.
-        fixed: True if the size of the memory depends on the number of programs, so that Triton's interpreter must not
+        fixed: True if the kernel is only valid for programs of `block` elements, so that Triton's interpreter must not
             use larger programs.
     """
 
@@ -119,7 +119,7 @@ class Launcher:
         self._program: Program | None = None
         if isinstance(kernel, CppKernel):
             self._program = kernel.compiled(tuple(t.dtype for t in like), CPP_BLOCK, fast_math=fast_math)
-        # The keys are numbers and alignments, because Triton compiles a binary for each combination.
+        # The keys are numbers and alignments, because the binary that Triton compiles may depend on them.
         self._binaries: dict[tuple[int, ...], tuple[Callable[[Sequence[Tensor]], None], Any]] = {}
 
     def serves(self, device: torch.device) -> bool:
@@ -130,7 +130,8 @@ class Launcher:
         """Launches the kernel.
 
         Args:
-            numbers: the kernel's integer arguments. The first one is the number of elements.
+            numbers: the kernel's integer arguments. The first one is the number of elements, or of rows in a kernel on
+                rows and columns.
 
         Raises:
             ArgumentError: see `addresses_of`.

@@ -1,8 +1,8 @@
 """A call as data: its new memory, its launches, and the sums that follow the launches.
 
-A function that cuts nothing works on whole tensors. It has one step, which walks the shape to which the arguments
-broadcast, and whose operands are whole tensors. A function that cuts may have steps of several shapes, whose operands
-are parts of tensors.
+A function that cuts no dimensions works on whole tensors. The function has one step, which walks the shape to which the
+arguments broadcast, and whose operands are whole tensors. A function that cuts dimensions may have steps of several
+shapes, whose operands are parts of tensors.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Trace:
         """The plan of a call. It does not depend on the addresses of tensors or on numbers.
 
         Args:
-            tensors: arguments, whose shapes, strides, dtypes and device are used.
+            tensors: arguments, of which only shapes, strides and dtypes are used.
             outs: the tensors that receive the results. If empty, the results are new memory.
             like: for a trace with `sources`, the index of the tensor to whose shape each result is summed.
             plain: True if each kernel walks its elements one after the other, and has a separate operand for each
@@ -177,7 +177,7 @@ class PlannedLaunch:
         integers: the first integer arguments of the kernel. The integers for the call's numbers follow.
         numel: the number of elements, including the padding of rows.
         block, warps: elements and warps of a program on a GPU.
-        fixed: True if the required memory depends on the number of programs.
+        fixed: True if the kernel is only valid for programs of `block` elements.
     """
 
     step: int
@@ -248,7 +248,8 @@ class Total:
     Attributes:
         tensor: the tensor's index in `[*tensors of the call, *new tensors]`.
         axes: the dimensions that are summed.
-        turned: sizes of the remaining dimensions, and their permutation in the result. `None` if they are in order.
+        turned: sizes of the remaining dimensions, and their permutation in the result. `None` if the dimensions keep
+            their order.
         shape: shape of the result.
         dtype: dtype of the result.
     """
@@ -315,7 +316,7 @@ class Plan:
 
         Args:
             words: result of `Trace.words`.
-            outs: the tensors that receive the results, if the plan was made with them.
+            outs: the tensors that receive the results, if the plan was made with `outs`.
         """
         new = list(outs) or self.allocate(tensors[0])
         all_tensors = [*tensors, *new]
@@ -397,7 +398,7 @@ def _build_whole(trace: Trace, tensors: Sequence[Tensor], outs: Sequence[Tensor]
 
 
 def _build_sums(trace: Trace, tensors: Sequence[Tensor], like: Sequence[int]) -> Plan:
-    """The plan of a gradient whose results have the shapes of the tensors `like`."""
+    """The plan of a gradient. Result `n` has the shape of `tensors[like[n]]`."""
     assert trace.sources is not None
     assert isinstance(trace.graph, PointwiseGraph)
     shape, strides = plan_layout(tensors)
@@ -506,9 +507,10 @@ class _StepWalk:
         order: the order in which the kernel counts elements, as strides of this shape.
         inputs: all inputs of the step, including unused ones.
         summed: for each output, the dimensions over which it is summed.
-        whole: in a step that reduces rows, for each output, True if it has an element for each element of a row, False
-            if it has one for each row.
-        repeated: the indices of results that are written as two outputs. The second outputs come last.
+        whole: in a step that reduces rows, for each output, True if the output has one element per element of a row,
+            False if it has one element per row.
+        repeated: for each additional output, the index of the result that is written to this output again. Additional
+            outputs come last.
         plain: see `Trace.plan`.
     """
 
@@ -570,7 +572,7 @@ class _StepWalk:
         return self._core.target.row_launch(self._core, count, width, reduces=reduces, sums=Summed.OVER_ROWS in sums)
 
     def sums_each(self, repeated: Sequence[int]) -> bool:
-        """True if the kernel sums the second output of each result that has two outputs."""
+        """True if the kernel computes the sums of all additional outputs."""
         return all(self._get_sum(len(self._whole) - 1 - n) is not Summed.NOT for n in range(len(repeated)))
 
     def _get_sum(self, i: int) -> Summed:
@@ -594,7 +596,7 @@ class _StepWalk:
         return result, tuple(0 if d in removed else stride for d, stride in enumerate(result.strides))
 
     def total(self, i: int, full_total: Total) -> Total:
-        """The sum that remains to be computed after the kernel. `whole` is the sum if the kernel computes no sums."""
+        """The sum that remains after the kernel for output `i`, which is `full_total` if the kernel does not sum it."""
         kind = self._get_sum(i)
         if kind is Summed.OVER_COLUMNS:
             columns = self._list_columns()
@@ -698,7 +700,10 @@ class _StepWalk:
 def _find_preceding(
     views: Sequence[_View], strides: Sequence[Sequence[int]], sums: Sequence[Summed], inputs: int
 ) -> list[int | None]:
-    """For each operand of a kernel on rows and columns, the operand whose elements directly precede its elements."""
+    """For each operand of a kernel on rows and columns, the operand whose elements directly precede its elements.
+
+    `None` if there is no such operand.
+    """
     result: list[int | None] = [None] * len(views)
     firsts: dict[tuple[Any, ...], int] = {}
     for i, (view, operand_strides, summed) in enumerate(zip(views, strides, sums, strict=True)):
@@ -716,7 +721,11 @@ _MOST_WOVEN = 4
 
 
 def _make_single_stage(core: CoreSource, step: StepGraph, repeated: tuple[int, ...]) -> CoreSource:
-    """A function of one element, as the only stage of a kernel on rows and columns. `repeated` results come twice."""
+    """A function of one element, as the only stage of a kernel on rows and columns.
+
+    Args:
+        repeated: see `_StepWalk`.
+    """
     dtypes = tuple(node.meta["val"].dtype for node in step.entries)
     single_core = replace(core, results=core.results[: len(dtypes)])
     written = (*dtypes, *(dtypes[i] for i in repeated))

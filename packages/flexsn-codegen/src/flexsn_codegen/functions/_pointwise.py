@@ -77,7 +77,7 @@ def pointwise(
     """Makes one kernel of a function that works element by element.
 
     Args:
-        fn: a function, a method, a module or an `fx.Graph`. Without it, `pointwise` is a decorator. The function is
+        fn: a function, a method, a module or an `fx.Graph`. If `None`, `pointwise` returns a decorator. The function is
             written for tensors of one common shape, may use any torch op that works element by element, and returns a
             tensor, or tuples, lists and dicts of tensors. Tensors without dimensions promote as in eager mode. If the
             function writes to an argument in place, the same kernel writes to the caller's tensor. Such a function
@@ -95,7 +95,7 @@ def pointwise(
     Returns:
         A `Pointwise`, which is called like `fn`: on tensors on one device, with any strides and any shapes that
         broadcast, and on Python numbers, which are arguments of the kernel. Each result has the shape to which all
-        arguments broadcast.
+        arguments broadcast, unless `fn` cuts dimensions into pieces, joins pieces or reduces rows.
 
     Raises:
         PrecisionError: `precision` is unknown.
@@ -118,7 +118,7 @@ def pointwise(
 
 
 class Pointwise(Generic[P, R]):
-    """A function as one kernel.
+    """A function that runs as one kernel.
 
     One trace is valid for one kind of arguments (dtypes, number of dimensions), for all sizes and numbers. The object
     has the function's `__name__`, `__qualname__`, `__module__`, `__doc__` and `__wrapped__`. In a class, the object
@@ -150,9 +150,9 @@ class Pointwise(Generic[P, R]):
         return cast(R, by_operator(self._kernels, structure, parts))
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """Pickles a method as an attribute of its instance, and a function by the name that its module gives it.
+        """Pickles a method as an attribute of its instance, and a function by its qualified name in its module.
 
-        If the module defines no such name, the function itself is pickled. It is compiled again after it is loaded.
+        If this name does not lead to this object, the function itself is pickled, and is compiled again after loading.
         """
         if self._instance is not None:
             return getattr, self._instance
@@ -202,6 +202,7 @@ class Pointwise(Generic[P, R]):
                 than that of its result.
             WriteError: a tensor of `out` has several elements at one address, or overlaps with a different argument.
             AutogradError: a tensor of `out`, or an argument, requires a gradient outside of `torch.no_grad()`.
+            TransformError: the call is inside of a transform or a dispatch mode.
         """
         outs = outs_of(self._name, out)
         if not torch.compiler.is_dynamo_compiling():
@@ -212,8 +213,8 @@ class Pointwise(Generic[P, R]):
     def repeated_into(self, out: Sequence[Tensor], /, *args: Tensor) -> Launches:
         """Runs `into`, and returns a function that repeats the call with fewer checks.
 
-        This is for callers that allocate the tensors themselves. The tensors are not checked again, and captured values
-        are not read again.
+        This method is for callers that allocate the tensors themselves. The tensors are not checked again, and captured
+        values are not read again.
 
         Returns:
             A function of `(out, args)`. The tensors must have the same shapes, strides, dtypes and device as those of
@@ -236,7 +237,7 @@ class Pointwise(Generic[P, R]):
     def foreach(self, *args: Any, **kwargs: Any) -> list[R]:
         """Calls the function once for each index of some lists, as an optimizer's step does for each parameter.
 
-        On a GPU, one launch computes all calls that have dense tensors of the same dtypes. Each call with strided
+        On a GPU, calls on dense tensors of the same dtypes and alignments share one launch. Each call with strided
         tensors has a separate launch. On the CPU, launches run one after the other.
 
         Args:

@@ -1,7 +1,7 @@
 """Pointwise kernels as operators for compilers and transforms, with fake tensors, gradients and vmap.
 
-An operator refers to its kernel by a text, which is looked up when the operator runs. In a graph for a compiler, the
-launch replaces the operator. The launch contains the kernel's source, so it runs in any process.
+An operator refers to its kernel by a text, which is looked up when the operator runs. Where possible, the
+launch replaces the operator in a compiler's graph. The launch contains the kernel's source, so it runs in any process.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def launch_cpp(read: Sequence[Tensor], written: Sequence[Tensor], sizes: Sequenc
 
     Args:
         read, written: the kernel's tensors, in order.
-        sizes: the kernel's integer arguments. The first one is the number of elements.
+        sizes: the kernel's integer arguments. The first one is the number of elements, or of rows in a kernel on rows
+            and columns.
         source: result of `CppKernel.text`.
     """
     if sizes[0]:

@@ -35,7 +35,7 @@ class _Call:
     """A call that can be repeated.
 
     Attributes:
-        captured: the kinds of the captured tensors.
+        captured: result of `_describe_tensors` for the captured tensors.
         sharing: result of `_find_sharing`. Empty if the call only writes to new memory.
         single: the kernel's `single` at this call.
         interpreted: True if the call was prepared for Triton's interpreter.
@@ -98,7 +98,8 @@ class PreparedCalls:
     def repeated(self, structure: Structure, tensors: list[Tensor], outs: list[Tensor]) -> Launches | None:
         """A function that repeats a prepared call.
 
-        `None` if no call is prepared, or if the prepared call also depends on values other than its tensors.
+        `None` if no call is prepared, or if the prepared call is followed by autograd or also depends on values other
+        than its tensors.
         """
         entry = self._calls.get(_make_key(structure, tensors, outs, torch.is_grad_enabled()))
         if entry is None or entry.trained is not None or entry.captured or any(entry.trace.words([])):
@@ -160,7 +161,7 @@ def _make_key(
 
 
 def _find_sharing(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
-    """For each tensor, the first tensor in the same memory, and its own offset from the start of this memory."""
+    """For each tensor, the index of the first tensor in the same memory, and the tensor's offset in this memory."""
     memory = [t.untyped_storage().data_ptr() for t in tensors]
     return [(memory.index(place), int(t.storage_offset())) for place, t in zip(memory, tensors, strict=True)]
 

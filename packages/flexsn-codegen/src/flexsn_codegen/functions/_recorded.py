@@ -80,10 +80,11 @@ def by_operator(kernels: Kernels, structure: Structure, parts: Parts, outs: list
 def _prepare(
     handle: str, structure: Structure, kinds: tuple[tuple[torch.dtype, int], ...], dims: int, device: str
 ) -> tuple[str, int, tuple[int, ...], Structure, bool]:
-    """The kernel for a call: its key, number of captured tensors, written tensors and result, and True if it cuts.
+    """The kernel for a call, as a tuple of properties.
 
-    The function is run with sizes of 1, because sizes in the graph may be symbols. A function that cuts is traced
-    later, by its operator.
+    The properties are the kernel's key, the number of captured tensors, the positions of written tensors, the structure
+    of the return value, and True if the kernel cuts dimensions. The function is run with sizes of 1, because sizes in
+    the graph may be symbols. A function that cuts dimensions is traced later, by its operator.
     """
     kernels = kernels_of(handle)
     shapes = [(1,) * (dims if dim else 0) for _, dim in kinds]
@@ -96,7 +97,7 @@ def _prepare(
         try:
             kernel, captured = kernels.find(structure, examples, numbers)
             tensors = [*examples, *captured]
-            if tensors:  # the trace may also show that the function cuts
+            if tensors:  # the trace may also show that the function cuts dimensions
                 kernel.variant(tensors, numbers, [False] * len(tensors), target_of(tensors[0].device))
         except OF_A_CALL:
             raise
@@ -111,7 +112,7 @@ def _prepare(
 
 
 def follow_reads(kernels: Kernels, kernel: Kernel) -> int:
-    """Adds a guard on the captured values of a kernel's function to a graph. Returns the number of captured tensors.
+    """Guards the recorded graph, if any, against changes of captured values. Returns the number of captured tensors.
 
     Each call of the graph uses the tensors that are captured at that time. If any other captured value has changed,
     Dynamo records another graph.
@@ -143,12 +144,12 @@ def follow_reads(kernels: Kernels, kernel: Kernel) -> int:
 
 @constant
 def _is_single(key: str) -> bool:
-    """True if a function that cuts returned a tensor, not a tuple of tensors, when it was last traced."""
+    """True if a function that cuts dimensions returned a tensor, not a tuple, when the function was last traced."""
     return bool(kernel_of(key).single)
 
 
 def available_device(device: str) -> str:
-    """A device of this type on which tensors can be created: "meta" if the GPU is unavailable."""
+    """The device type itself if it is "cpu", or "cuda" with an available GPU. Otherwise "meta"."""
     return device if device == "cpu" or (device == "cuda" and torch.cuda.is_available()) else "meta"
 
 

@@ -41,7 +41,7 @@ def run(
 
     Args:
         outs: the tensors that receive the results. `None` if the results are new memory.
-        prepared: records the call so that it can be repeated later.
+        prepared: records the call so that it can be repeated later. `None` to record nothing.
     """
     tensors, numbers = parts.tensors, parts.numbers
     cut = kernels.find_cut(structure, tensors) if outs is None else None

@@ -1,4 +1,4 @@
-"""Checks that elements of a written tensor have distinct addresses, which no other tensor uses in another order."""
+"""Checks that the elements of a written tensor have distinct addresses, and that no other tensor shares its memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flexsn_codegen.errors import ArgumentError, WriteError
 
 
 def check_written(name: str, written_name: str, tensor: Tensor) -> None:
-    """Raises `WriteError` for a tensor with two elements at one address, or for a lazily negated view.
+    """Raises `WriteError` for a tensor with two elements at one address, or for a lazily negated or conjugated view.
 
     Args:
         name: name of the function.
@@ -36,8 +36,8 @@ def check_apart(name: str, written_name: str, written: Tensor, other: str, read:
     """Raises `WriteError` if a written tensor shares memory with another tensor.
 
     Args:
-        may_be_same: True if the two tensors may have identical elements, because each element is read before it is
-            written.
+        may_be_same: True if the two tensors may have the same address, shape and strides, because each element is read
+            before it is written.
     """
     if not _may_overlap(written, read):
         return
@@ -58,7 +58,10 @@ def make_shared_memory_error(name: str, written_name: str, other: str) -> WriteE
 
 
 def overlap_in_graph(a: Tensor, b: Tensor) -> bool | None:
-    """True if two tensors of a compiler, which have no data, share memory. `None` if their sizes are symbols."""
+    """True if two tensors of a compiler's graph, which have no data, share memory. `None` if a size is a symbol.
+
+    Strides and offsets count as sizes.
+    """
     if a.untyped_storage()._cdata != b.untyped_storage()._cdata:
         return False
     if any(type(n) is not int for t in (a, b) for n in (*t.shape, *t.stride(), t.storage_offset())):
@@ -80,7 +83,7 @@ def _share_memory(a: Tensor, first_a: int, b: Tensor, first_b: int) -> bool:
     last_a, last_b = first_a + _measure_extent(a), first_b + _measure_extent(b)
     if last_a <= first_b or last_b <= first_a:
         return False
-    # Columns of one matrix are interleaved, but share nothing.
+    # Columns of one matrix are interleaved, but share no memory.
     interleaved = a.stride() == b.stride() and a.shape == b.shape and a.dtype == b.dtype
     return not (interleaved and _are_interleaved(a, b))
 

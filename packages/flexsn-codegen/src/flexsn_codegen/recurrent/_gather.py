@@ -61,7 +61,7 @@ def split_gathers(
     """Splits a stage that selects among earlier steps. The first part computes the step numbers, once for all steps.
 
     Args:
-        steps: for each value that is another step of a value in memory, this value, and the distance in steps.
+        steps: for each value that is another step of a value in memory, the value in memory and the distance in steps.
         back: returns True if a greater distance from a value means an earlier step.
         first: index of the first value that the first part passes to the second. These values have the role `AHEAD`.
 
@@ -97,7 +97,10 @@ class _Gathering:
         return self._build(groups) if len(groups) == len(self._stage.writes) else None
 
     def _group_terms(self, entry: fx.Node) -> list[list[_Term]] | None:
-        """The summands of a result, grouped by the node of their number and by their computation."""
+        """The summands of a result, grouped by the node of their number and by their computation.
+
+        `None` if the result is not a sum of enough selected values at consecutive steps.
+        """
         results: dict[tuple[object, ...], list[_Term]] = {}
         pending: list[Any] = [entry]
         while pending:

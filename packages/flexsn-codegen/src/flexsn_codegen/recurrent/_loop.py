@@ -22,12 +22,13 @@ _OPS: dict[Any, int | None] = {_aten.mm.default: None, _aten.addmm.default: 0}
 _DTYPES = HALF_DTYPES | {torch.float32}
 # With more values, registers are spilled. 32 values would spill some kilobytes per thread.
 _MOST_CARRIED = 16
-# If more values are carried, registers only keep this number of the values that no product reads. The rest of these
+# If more values are carried, registers only keep this number of the values that only stages read. The rest of these
 # values pass from step to step in memory.
 _MOST_BESIDE_RING = 4
-# Each value is loaded and written out in the source. With more values, compilation takes minutes.
+# The source has separate lines for each of these values. With more values, compilation takes minutes.
 _MOST_IN_RING = 128
-# Reductions that return one of the reduced values, and the dtypes that these and other reductions accept.
+# Reductions that return one of the reduced values, the dtypes that other reductions accept, and the dtypes that these
+# reductions accept.
 EXACT_REDUCTIONS = frozenset({_prims.amax.default, _prims.amin.default})
 REDUCED = frozenset({torch.float32, torch.float64, torch.int64})
 REDUCED_EXACTLY = HALF_DTYPES | {torch.float32, torch.float64}
@@ -60,8 +61,8 @@ class StageCall:
     Attributes:
         reads: for each input, columns that the program has computed or received, a view of a value in memory, or a load
             of one of several steps.
-        writes: for each output, the columns of a value that it computes, or `None` if the program does not need them
-            later.
+        writes: for each output, the columns of a value that the stage computes, or `None` if the program does not need
+            these columns later.
         stored: for each output, its destination in memory at every step, or `None`.
         early: `None` if the stage is computed at its regular position. `0` or `1` if the stage only reads values of
             earlier steps, and is computed while the program waits for a product: `0` for this step, `1` for the next
@@ -128,7 +129,7 @@ class Exchange:
 
     Attributes:
         port, width, dtype: port, width and dtype of the value.
-        carried: True if the product multiplies the value that the previous step has written.
+        carried: True if the products multiply the value that the previous step has written.
         exact: True if bfloat16 can represent every number that a step writes.
     """
 
@@ -163,10 +164,10 @@ class Loop:
             these values.
         exchanges: operands of products, in the order of the products.
         reduced: operands of reductions, with their width and dtype.
-        lasting: the values that are read after the loop, with the rows of all steps.
+        lasting: the values that are stored for every step, because they are read after the loop.
         absent: carried values that are zero before the first step.
         shifted: values that are already in memory as the value of another step: a state that is an earlier value of
-            another state, or a product of a later step. A stage loads such a value when it reads the value.
+            another state, or a product of a later step. A stage loads such a value from this memory.
     """
 
     width: int
@@ -195,8 +196,8 @@ def loop_of(staged: StagedStep, lasting: Collection[Port]) -> Loop:
     """The loop that computes all steps in one launch.
 
     Args:
-        lasting: the values that are read after the loop, with the rows of all steps. They include outputs and gradients
-            of inputs.
+        lasting: the values that are stored for every step, because they are read after the loop, such as outputs and
+            gradients of inputs.
 
     Raises:
         NotOneLaunchError: kernels cannot compute a part of the step in one launch.
@@ -504,7 +505,7 @@ def _list_columns(stage: Stage, width: int) -> dict[Port, Columns]:
 def _group_products(
     parts: Sequence[StageCall | Multiply | Reduce], carried: frozenset[Port]
 ) -> list[StageCall | Multiply | Reduce]:
-    """Reorders parts so that products with the same operand are adjacent, unless one needs another one's result."""
+    """Reorders parts so that products with the same operand are adjacent, unless their results are operands."""
     ordered: list[StageCall | Multiply | Reduce] = []
     used = {part.operand.port for part in parts if not isinstance(part, StageCall)}
     for part in parts:

@@ -2,9 +2,9 @@
 
 By default, states are recomputed. For each chunk of `K` steps, from the last chunk to the first, the kernel loads the
 states before the chunk and the chunk's inputs, recomputes the chunk's states, and then computes the VJP of each step,
-from the last step to the first. The steps after the last complete chunk are a chunk whose last steps are masked.
-Gradients pass through masked steps unchanged. If the forward has written residuals, the VJP takes them instead of the
-states, and nothing is recomputed.
+from the last step to the first. The steps after the last complete chunk are a shorter chunk or, on targets on which
+masks are faster than branches, a chunk whose last steps are masked. Gradients pass through masked steps unchanged. If
+the forward has written residuals, the VJP takes them instead of the states, and nothing is recomputed.
 
 The gradient of an input with delays is written to the steps from which the forward has loaded the input. The last steps
 of this input, which no step reads, have zero gradients.
@@ -336,7 +336,7 @@ class BackwardTemplate:
                 w.load(f"state_{i}_0", param, w.at(param, -1), self._has_begun(source, -1))
                 continue
             param = self._checkpoints[i]
-            w.load(f"state_{i}_0", param, w.row(param, number, -1), f"{number} > 0")  # otherwise 0
+            w.load(f"state_{i}_0", param, w.row(param, number, -1), f"{number} > 0")  # 0 for chunk 0
             if i in self._states:
                 w.select(f"state_{i}_0", f"{number} > 0", f"state_{i}_0", f"initial_{i}")
 

@@ -54,7 +54,7 @@ def find_only_late(layouts: Sequence[InputLayout]) -> tuple[int, Late] | None:
 
 
 def count_added_rows(delays: Late, segment: int) -> int:
-    """The number of rows that checkpoints need in addition, because delays shift segments. See `SkewedForward`."""
+    """The number of additional rows that checkpoints need, because delays shift segments. See `SkewedForward`."""
     return -(-delays.most // segment)
 
 

@@ -20,13 +20,13 @@ class ForwardSpec:
         state_dtypes: dtype of each state.
         lifted: layout of each lifted tensor.
         lifted_like: for each lifted tensor, the index of the first lifted tensor with the same layout, sizes and
-            strides. A program computes positions of elements once for all tensors with the same index. Empty if this
-            index is unknown.
+            strides. A program computes positions of elements once for all tensors with the same index. Empty if these
+            indices are unknown.
         ends: True if steps have ends: where all inputs that count down are 0 or less, outputs are zeros and states stay
             the same. A program then stops at the step at which the last of its elements ends. The backward must have
             the same value of `ends`.
         follows: pairs of the index of a state and the index of a late input. The state is the value of the input at the
-            previous step, or 0 before the first step. Therefore, it has no checkpoints.
+            previous step, or 0 before the first step. Therefore, the state has no checkpoints.
         outputs, state_seqs, final_states: for each tensor, True if it is written.
         saved: number of residuals that are written for the backward. They follow the new states in the step's results.
         segment: number of steps of a segment. The states before each segment, except for the first one, are written as
@@ -74,15 +74,15 @@ class BackwardSpec:
         gradients: for each of `[*inputs, *states, *lifted]`, the position of its gradient among the VJP's results, or
             `None` if the gradient is zero.
         grad_inputs, grad_states, grad_lifted: for each tensor, True if its gradient is written.
-        lifted_dtypes: dtype of each lifted tensor. Its gradient is summed in the dtype that the tensor has in
+        lifted_dtypes: dtype of each lifted tensor. The tensor's gradient is summed in the dtype that the tensor has in
             registers.
         saved: number of residuals that the forward has written. The VJP takes residuals instead of states. If `saved`
             is 0 and the VJP takes states, the states are recomputed from checkpoints.
         chunk: number of steps of a chunk. If there are checkpoints, it is the `segment` of the forward.
         stages: see `ForwardSpec`.
         summed_inputs, summed_lifted: for each tensor, True if each program writes the sum of the gradient over its
-            elements, not the gradient of each element. For an input, each program writes one sum per time step. This is
-            for operands that have one value for the whole step. Empty if there are no such operands.
+            elements, not the gradient of each element. For an input, each program writes one sum per time step. Only
+            operands that have one value for the whole step are summed. Empty if there are no such operands.
         rest, single: see `ForwardSpec`.
         rows: True if each program walks the rows of the step one after the other, and sums the gradients of lifted
             tensors over the rows before it writes these gradients. This requires lifted tensors that are the same for

@@ -69,8 +69,8 @@ def compile_triton_code_str(
 
     Raises:
         KernelNameError: the source does not define `kernel_name`, even if `name_space` contains this name.
-        CacheFolderError: the folder belongs to another user, is writable for other users, or is not writable for this
-            user.
+        CacheFolderError: the folder belongs to another user, other users can write to it or to a folder that contains
+            it, this user cannot write to it, or another program deletes the source before it is read.
         TritonMissingError: Triton is not installed.
     """
     _require_triton()
@@ -235,7 +235,7 @@ def _can_others_write(status: os.stat_result) -> bool:
 
 
 def _find_private_group() -> int | None:
-    """This user's group if the group has the user's name, because such a group has no other members. Else `None`."""
+    """This user's primary group if it has the user's name: such a group usually has no other members. Else `None`."""
     user = pwd.getpwuid(os.getuid()) if _has_name(os.getuid()) else None
     with contextlib.suppress(KeyError):
         if user is not None and grp.getgrgid(user.pw_gid).gr_name == user.pw_name:

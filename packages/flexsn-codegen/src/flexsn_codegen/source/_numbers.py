@@ -12,9 +12,9 @@ from flexsn_codegen._torch_private_ops import OpOverload
 
 _prims = torch.ops.prims
 LITERAL_OPS = frozenset({torch.ops.aten.scalar_tensor.default, _prims.scalar_tensor.default})
-# Powers with these exponents are written out as products and roots, as in eager mode, because pow rounds differently.
+# Powers with these exponents are written as products, roots and quotients, as in eager mode: pow rounds differently.
 WRITTEN_OUT = frozenset({2.0, 3.0, -1.0, -2.0, 0.5, -0.5})
-# Powers with larger integer exponents, up to this exponent, are float64 products, which are rounded once.
+# Powers with other integer exponents of at most this magnitude are float64 products, which are rounded once.
 _LARGEST_PRODUCT = 16
 _FORMATS = {torch.float32: "<f", torch.float64: "<d"}
 

@@ -33,7 +33,7 @@ def maps_source(
 ) -> KernelSource:
     """Writes the kernel that computes the maps (`SegmentMaps`) of all segments except for the first one.
 
-    A map leads from the cotangents at the end of a segment to those at its start. It includes the states whose
+    A map leads from the cotangents at the end of a segment to those at its start. A map includes the states whose
     gradients are carried from step to step. The last segment starts with gradients of final states instead of zeros.
 
     Args:

@@ -1,4 +1,7 @@
-"""Starts and ends of segments. Each segment consists of whole chunks. Lengths differ by at most one chunk."""
+"""Starts and ends of segments, in whole chunks. The numbers of chunks of two segments differ by at most one.
+
+The steps after the last complete chunk belong to the last segment.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def speculation_source(name: str, core: CoreSource, spec: ForwardSpec) -> Kernel
 
     The guess is the result of a warm-up, which starts with the initial states and computes the ``"WARM"`` chunks before
     the segment. The kernel writes the results that `spec` specifies, except for final states. It also writes the states
-    at the start and at the end of each segment. After the end of an element, guesses are not compared.
+    at the start and at the end of each segment. The repair does not compare guesses after the end of an element.
 
     Args:
         name: start of the kernel's name.
