@@ -1,4 +1,7 @@
-"""C++ kernels. A program computes all steps of `BLOCK` elements, in loops over lanes that the compiler vectorizes."""
+"""C++ kernels in which a program computes `BLOCK` elements, in loops over lanes that the compiler vectorizes.
+
+A program computes all steps of its elements, or the steps of one segment.
+"""
 
 from __future__ import annotations
 
@@ -318,7 +321,7 @@ class CppWriter(KernelWriter):
         dense |= dict.fromkeys(self._bits, " + begin / 8")
         lines = [f"const auto {port.name}_block = {port.name}_ptr{begin};" for port, begin in dense.items()]
         first: dict[tuple[tuple[str, str, str], ...], Port] = {}
-        for port, terms in self._terms.items():  # operands with equal terms share their offsets, which cost divisions
+        for port, terms in self._terms.items():  # operands with equal terms share offsets, which need divisions
             if not terms:
                 continue
             like = first.setdefault(tuple(terms), port)
