@@ -23,8 +23,8 @@ DEV_INLINE double from_bits(uint64_t bits) { return __builtin_bit_cast(double, b
 
 // -- half types, which only exist in memory: computations use float ---------------------------------------------
 //
-// Conversions use integer operations. Compilers use the processor's conversion instructions only for single numbers, and not in
-// vector code.
+// Conversions use integer operations. Compilers use the processor's conversion instructions only for single numbers,
+// and not in vector code.
 
 // The bits of the nearest float16, in the low 16 bits. Ties go to the float16 whose last bit is 0.
 DEV_INLINE uint32_t float16_bits(float x) {
