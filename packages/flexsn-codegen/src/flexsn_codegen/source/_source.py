@@ -130,7 +130,7 @@ class RowStage:
         whole: True if the results have one element for each element of a row, False if they have one for each row.
         dtypes: dtype of each entry of `written`.
         repeated: indices of results that are written twice. Their second copies are the last entries of `written`.
-        kept_results: the last results of `core`, which later stages read at each element of the row, and their dtypes.
+        kept_results: ports and dtypes of the last results of `core`, which later stages read at each element of a row.
     """
 
     core: CoreSource

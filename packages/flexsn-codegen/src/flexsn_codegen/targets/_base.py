@@ -307,14 +307,14 @@ class Target(ABC):
         raise NotImplementedError
 
     def approximated(self, text: str, approximate: Approximate) -> str:
-        """The source text of an op, with functions replaced by approximate functions. By default, none is replaced."""
+        """The source text of an op with approximate functions, as far as `approximate` allows. By default, `text`."""
         return text
 
     def expression(self, call: OpCall, *, rounded: bool = True, approximate: Approximate = Approximate.NOTHING) -> str:
         """The source text of an op.
 
         Args:
-            rounded: True to round a half value, as eager mode does after each op.
+            rounded: True to round the result to its dtype, as eager mode does after each op.
         """
         rule, facts = self.rules.get(call.op), facts_of(call.op)
         if rule is None or facts is None:
@@ -536,7 +536,7 @@ class KernelWriter(ABC):
         """Loads one step of an operand.
 
         Args:
-            place: by default, the start of the operand.
+            place: the place of the step. By default, the place of the operand's first step.
             exists: a condition: a scalar, or for an operand with shifted loads (`shift`) a condition for each element.
                 Where the condition is false, zeros are loaded. By default, it is true.
         """

@@ -19,8 +19,8 @@ class Inlined:
         name: name of the program's function, which takes an array of the arguments that `CppKernel.compiled` describes.
             Equal programs have equal names.
         declaration: declaration of this function.
-        source: definition of this function. It includes system headers, and torch's headers if it uses special
-            functions.
+        source: definition of this function. The source includes system headers, and torch's headers if the function
+            uses special functions.
     """
 
     name: str
@@ -41,9 +41,9 @@ def inlined(text: str) -> Inlined:
         _add(headers, header, _HEADERS)
     # The file that contains the source is compiled with other flags than the kernels need (see `_compiler.py`). For
     # example, Inductor writes vector code itself and turns GCC's vectorization off, which makes the kernels twenty
-    # times slower. Therefore, pragmas set the flags for GCC. Clang has no such pragma. By default,
-    # Clang vectorizes loops and assumes that there are no traps, and another pragma turns fused operations off. Two
-    # flags cannot be set: errno prevents vector code for square roots, and overflow of signed integers is undefined.
+    # times slower. Therefore, pragmas set the flags for GCC. Clang has no such pragma. By default, Clang vectorizes
+    # loops and assumes that there are no traps, and another pragma turns fused operations off. Two flags cannot be set:
+    # errno prevents vector code for square roots, and overflow of signed integers is undefined.
     source = f"""
 #ifndef {name.upper()}
 #define {name.upper()}

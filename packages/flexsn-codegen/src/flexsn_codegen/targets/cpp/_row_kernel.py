@@ -109,7 +109,7 @@ def row_kernel(
 
 
 def _write_rows(lines: Sequence[str], summed: Sequence[Port], saved: Sequence[tuple[Port, Any]]) -> str:
-    """The loop over all rows, or over programs and their rows. Each thread allocates memory for `saved` of a row."""
+    """The loop over all rows, or over programs and their rows. Each thread allocates a row for each value `saved`."""
     rows = "".join(
         f"    dev::Row<{cpp_name(register_dtype(dtype))}> {port.name}_row(width);\n" for port, dtype in saved
     )

@@ -64,8 +64,8 @@ class CppWriter(KernelWriter):
 
     In the source, `begin` is the position of the block's first element in the step, `lanes` is the number of elements
     in the block, and `lane` is the index of an element in the block. `<operand>_block` points to the operand's first
-    step. If the operand is dense, it points to the block's first element in that step. `<operand>_at` points to the
-    operand's current step.
+    step, and for a dense operand to the block's first element in that step. `<operand>_at` points to the operand's
+    current step in the same way.
 
     A value is a variable of one lane. The lines between two control statements become one loop over the lanes. A value
     that is computed in one loop and read in another loop is stored in an array for the block.

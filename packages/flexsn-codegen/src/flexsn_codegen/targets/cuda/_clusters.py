@@ -40,7 +40,7 @@ _FRAGMENT_BYTES = 16  # bytes of a matrix's fragment in one thread
 _STORED_AT_A_TIME = 2  # number of a matrix's fragments in shared memory that are read together
 _AHEAD = 4  # number of loads in flight for fragments that are neither in registers nor in shared memory
 # The number of a thread's registers for addresses and loops, and the number of values of an element that are in
-# registers in addition to its states and loads. ptxas assigns these numbers of registers for an H100.
+# registers in addition to its states and loads. Both are derived from the registers that ptxas assigns for an H100.
 _USUAL_REGISTERS, _RESULTS = 44, 2
 _READ = "barriers + 8"  # if there is one slot, the barrier at which warps arrive after they have read the slot
 _FEW_REGISTERS = 128  # if a matrix occupies at most this number of a thread's registers, more sums fit
@@ -60,7 +60,7 @@ class Cluster:
         stored: number of the remaining tiles that the warp has in shared memory. `None` for all remaining tiles.
         slots: number of slots for values that blocks send to each other: two or one.
         compact: True if float32 values are sent and stored in shared memory as one number each, and split when they are
-            multiplied. False if they are split before.
+            multiplied. False if they are split before they are sent.
     """
 
     blocks: int
@@ -136,6 +136,9 @@ class ClusterNeeds:
 
 def cluster_needs(loop: Loop, cluster: Cluster, *, from_zero: bool) -> ClusterNeeds:
     """Estimates the resources that a loop's kernel needs in these clusters.
+
+    Args:
+        from_zero: True if carried values are zero before the first step.
 
     Raises:
         NotOneLaunchError: clusters cannot compute the loop.

@@ -34,7 +34,7 @@ def prepare_compiler() -> None:
 
 @functools.cache
 def _load_driver() -> None:
-    from flexsn_codegen.targets.triton import _triton_private  # imports triton, which may not be installed
+    from flexsn_codegen.targets.triton import _triton_private  # imports triton, which need not be installed
 
     _triton_private.load_driver()
 
@@ -63,7 +63,7 @@ def launcher(
         numbers: the arguments of each launch after the tensors, including constants.
         device: a GPU, which need not be the current device.
     """
-    from flexsn_codegen.targets.triton import _triton_private  # imports triton, which may not be installed
+    from flexsn_codegen.targets.triton import _triton_private  # imports triton, which need not be installed
 
     launch = _triton_private.launcher(compiled, grid, numbers, device)
     if _single_device():

@@ -104,7 +104,8 @@ class LoopKernel:
             `MATRIX` and `LIFTED` are matrices and lifted tensors.
             `RING` is memory for a carried value, `[2, rows, columns]`. Its index is that of the value.
             `OPERAND` contains the slots of an exchange, `[2, parts, rows, columns]` with padding.
-            `COUNTER` 0 contains an int32 zero for each group of rows. The zeros are `COUNTER_DISTANCE` apart.
+            `COUNTER` 0 contains an int32 counter for each group of rows. The counters are 0 before the launch, and are
+            `COUNTER_DISTANCE` apart.
             `COUNTER` 1 is a number that is set to 1 if programs gave up.
             `COUNTER` 2 is the int32 number of steps of each row, if rows end.
         loads, stores: views of the values that are loaded and stored at each step.
@@ -351,8 +352,8 @@ class _LoopWriter:
         """Writes the stores of all steps from `begin` on, in which the rows have ended.
 
         Args:
-            name_last: returns the name of the value that a store repeats. By default, a store writes the gradient of
-                the carried value, or zeros.
+            name_last: a function that receives the index and the first column of a store, and returns the name of the
+                value that the store repeats. By default, a store writes the gradient of the carried value, or zeros.
         """
         self._line(f"for place in range({begin}, T):")
         self._depth += 1
