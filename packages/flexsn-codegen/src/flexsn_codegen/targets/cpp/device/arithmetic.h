@@ -93,8 +93,8 @@ DEV_INLINE To whole(From x) {
 }
 
 // Converts a floating-point number to an integer type as eager mode does: to uint32, and from double to uint8, via
-// int64, and to all other narrow types via int32. These conversions keep the low bits, so numbers that are too large for
-// the narrower type wrap around.
+// int64, and to all other narrow types via int32. These conversions keep the low bits, so numbers that are too large
+// for the narrower type wrap around.
 template <typename To, typename From>
 DEV_INLINE To to_integer(From x) {
     if constexpr (is_same<To, uint64_t>) {
