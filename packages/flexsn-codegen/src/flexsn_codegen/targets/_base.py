@@ -1,9 +1,9 @@
 """The interface of a target: names of dtypes, literals, a rule for each op, functions, loads and stores, and loops.
 
-The templates of scans (`flexsn_codegen.scan`) and of pointwise kernels (`Target.pointwise`) are written once, for any
-`KernelWriter`. They pass scalar integer expressions to the writer in Python's syntax, with the operators
-``+ - * // % > < ==``, and with ``&`` between comparisons. No operand is negative, so `//` and `%` have the same results
-in all languages.
+The templates of scans (`flexsn_codegen.scan`) and of pointwise kernels (`Target.pointwise`, which a target may replace)
+are written once, for any `KernelWriter`. They pass scalar integer expressions to the writer in Python's syntax, with
+the operators ``+ - * // % > >= < ==``, and with ``&`` between comparisons. No operand of `//` and `%` is negative, so
+these two operators have the same results in all languages.
 """
 
 from __future__ import annotations

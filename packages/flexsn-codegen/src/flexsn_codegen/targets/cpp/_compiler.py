@@ -26,9 +26,9 @@ from flexsn_codegen.source._cache import find_kept, keep
 _VARIABLE = "CXX"
 _CANDIDATES = ("g++", "clang++", "c++")
 
-# Fast math is off, so that the kernels' results are bitwise equal to those of eager mode. Without floating-point traps
-# and errno, which no kernel uses, the compiler can vectorize conditions and functions. Integers wrap around, as in
-# torch.
+# Fast math is off, so that the results of arithmetic are bitwise equal to those of eager mode. Without floating-point
+# traps and errno, which no kernel uses, the compiler can vectorize conditions and functions. Integers wrap around, as
+# in torch.
 FLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-fPIC", "-fvisibility=hidden"),
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fwrapv"),

@@ -1,5 +1,5 @@
-// Special functions, in namespace `dev::special`. They call the functions of torch, so that the results have the bits
-// of eager mode on the CPU. They are not part of `device.h`, because torch's header takes long to compile.
+// Special functions, in namespace `dev::special`. They call the functions of torch, so that most results have the
+// bits of eager mode on the CPU. They are not part of `device.h`, because torch's header takes long to compile.
 #pragma once
 
 #include <ATen/AccumulateType.h>

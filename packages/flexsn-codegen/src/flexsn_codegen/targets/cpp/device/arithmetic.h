@@ -1,5 +1,5 @@
-// Arithmetic. Results have the bits of eager mode on the CPU. They are exact or rounded once, except for `rsqrt`, and
-// for `fused` on some processors.
+// Arithmetic. Results are exact or rounded once, except for results of `rsqrt`, and of `fused` on some processors. They
+// have the bits of eager mode on the CPU, unless eager mode is less exact.
 //
 // Functions of the C library are called as builtins of the compiler, because <cmath> takes long to read.
 #pragma once
