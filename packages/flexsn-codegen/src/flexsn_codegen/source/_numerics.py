@@ -19,7 +19,7 @@ class Numerics:
         precision: ``"eager"`` rounds float16 and bfloat16 values after each op, as eager mode does;
             ``"float32"`` keeps these values in float32 inside the core, and rounds only the core's results.
         fast_math: True to use approximate divisions and functions (in Triton, `targets.triton._functions.FAST`) and
-            fused multiply-add. Denormals may be treated as zero. Results are the same on every run, but are not
+            fused multiply-add. Denormals may be treated as zero. Results are the same on every run, but may not be
             bitwise equal to those of eager mode.
     """
 
@@ -37,7 +37,7 @@ class Numerics:
 
 
 def compile_options(backend: str, *, fast_math: bool = False) -> dict[str, bool]:
-    """The options of Triton's compiler. By default, a kernel then computes exactly what its source specifies.
+    """Options for Triton's compiler. With the default options, a kernel computes exactly what its source specifies.
 
     Args:
         backend: Triton's name of the backend, ``"cuda"`` or ``"hip"``.

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 # The layout of an operand over a step of `NCL` elements. `DENSE`: element `off` is at offset `off`.
 # `RUN`: element `off` is at offset `off * stride`.
-# `n`, a number of terms: element `off` is at the sum of `n` terms, `Σ_i (off // inner_i % size_i) * stride_i`. The
-# integers in the terms are arguments of the kernel. With 0 terms, the operand is one value for the whole step.
+# `n`, a number of terms: element `off` is at offset `Σ_i (off // inner_i % size_i) * stride_i`, a sum of `n` terms. The
+# integers in the terms are arguments of the kernel. With 0 terms, the operand is one number for the whole step.
 StepLayout = int
 DENSE: StepLayout = -1
 RUN: StepLayout = -2
@@ -46,8 +46,10 @@ class Late(NamedTuple):
     such step.
 
     Attributes:
-        by: index of the input that contains the delays. Its memory has one step of floating-point values.
-        most: the largest delay in steps. Larger delays are treated as this delay, and negative delays as 0.
+        by: index of the input that contains the delays. The memory of this input contains one step of floating-point
+            numbers.
+        most: the upper limit of the delays, in steps. A delay above this limit is treated as the limit, and a negative
+            delay as 0.
     """
 
     by: int
@@ -61,12 +63,12 @@ class InputLayout:
     Attributes:
         step: layout within a step.
         strided_time: True if the distance between two steps is an argument, False if it is `NCL`.
-        counts_down: True if the input counts down. Memory then contains one step of int32 numbers, and the value at
-            step `t` is this number minus `t`. Only the sign of the value matters: kernels may replace any value above 0
-            with 1.
-        early: True if the kernel loads the input into registers one chunk before it uses the input. This is for inputs
-            of one byte per element. A GPU cannot copy single bytes to shared memory in advance, so a program would
-            otherwise have to wait for each load.
+        counts_down: True if the input counts down. Memory then contains one int32 number for each element of a step,
+            and the element's value at step `t` is this number minus `t`. Only the sign of the value matters: kernels
+            may replace any value above 0 with 1.
+        early: True if the kernel loads the input into registers one chunk before it uses the input. The flag is
+            set for inputs of one byte per element: a GPU cannot copy single bytes to shared memory in advance, so a
+            program would otherwise have to wait for each load.
         late: delays of the input, or `None` if the input is not delayed.
         once: True if the input contains the delays of other inputs (`Late.by`), so that memory contains one step.
     """
@@ -111,13 +113,13 @@ class CoreSource:
 
     @property
     def integers(self) -> dict[str, int]:
-        """The integer arguments of the kernel that represent the function's numbers, by name."""
+        """The values of the kernel's integer arguments that represent the function's numbers, by argument name."""
         return {name: integer for number in self.numbers for name, integer in number.integers.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class RowStage:
-    """A stage of a function on rows. The stage's results are reduced or written.
+    """A stage of a function on rows. Each result of the stage is reduced, written, or kept for later stages.
 
     Attributes:
         core: the function of one element. Its arguments of role `LIFTED` are results of earlier reductions, numbered
@@ -125,10 +127,10 @@ class RowStage:
         reductions: for each result that is not kept, the op that reduces it and the dtype of the reduction. Empty if
             the results are written.
         written: the results of the whole function that the stage writes. See `values`.
-        whole: True if the results have an element for each element of a row, False if they have one for each row.
+        whole: True if the results have one element for each element of a row, False if they have one for each row.
         dtypes: dtype of each entry of `written`.
         repeated: indices of results that are written twice. Their second copies are the last entries of `written`.
-        kept_results: the last results of `core`, which later stages read at each element of the row, and their dtypes.
+        kept_results: ports and dtypes of the last results of `core`, which later stages read at each element of a row.
     """
 
     core: CoreSource
@@ -151,7 +153,7 @@ class Once:
 
     Attributes:
         core: the function that computes these arguments from lifted tensors and the step's numbers.
-        dtypes: dtypes of its results.
+        dtypes: dtypes of these arguments, in order.
     """
 
     core: CoreSource
@@ -165,10 +167,11 @@ class KernelSource:
     Attributes:
         name, source: the name of the kernel's function, and the text of the module that defines the function.
         params: the tensor arguments, which come first.
-        sizes: the names of the integer arguments, which follow the tensors. In a scan, they are ``"T"`` and ``"NCL"``,
-            the integers of the step's numbers (`CoreSource.integers`), ``"<operand>_time"``, ``"<operand>_inner<i>"``,
-            ``"<operand>_size<i>"`` and ``"<operand>_stride<i>"`` for each strided operand, and ``"ROWS"`` and ``"ROW"``
-            if the kernel walks rows. In Triton, the constexpr `BLOCK`, the number of elements per program, follows.
+        sizes: the names of the integer arguments, which follow the tensors. In a scan, they begin with ``"T"`` and
+            ``"NCL"``. The others are the integers of the step's numbers (`CoreSource.integers`), ``"<operand>_time"``,
+            ``"<operand>_inner<i>"``, ``"<operand>_size<i>"`` and ``"<operand>_stride<i>"`` for each strided operand,
+            ``"ROWS"`` and ``"ROW"`` if the kernel walks rows, and ``"SEGMENTS"`` and ``"BESIDE"`` if it walks segments
+            of time. In Triton, the constexpr `BLOCK` follows: the number of elements per program.
         target: the target of the source.
     """
 
@@ -183,9 +186,10 @@ _MAX_NAME = 80
 
 
 def identifier(text: str, limit: int | None = _MAX_NAME, reserved: Collection[str] = ()) -> str:
-    """Turns a text into an identifier. The length is limited, because the identifier is also used as a file name.
+    """Turns a text into an identifier. Identifiers may become file names, so their length is limited by default.
 
     Args:
+        limit: the largest number of characters of `text` that the identifier contains. `None` for all characters.
         reserved: names that already have another meaning.
     """
     name = re.sub(r"\W", "_", text, flags=re.ASCII)[:limit] or "_"
@@ -201,14 +205,14 @@ def framed(
     content: str,
     kernel: Callable[[str], str],
 ) -> KernelSource:
-    """Joins the header of the target, the functions of some cores, and a kernel to the source of a module.
+    """Joins the header of the target, the functions of some cores, and a kernel into the source of a module.
 
     Args:
         name: start of the kernel's name. A hash of `content` follows.
         params, sizes: see `KernelSource`.
         cores: the functions that the kernel calls, in order.
         content: everything that distinguishes the kernel from other kernels.
-        kernel: returns the text of the kernel's function for the complete name.
+        kernel: a function that receives the complete name, and returns the text of the kernel's function.
     """
     digest = hashlib.sha256(content.encode()).hexdigest()[:12]
     full = f"{identifier(name, reserved=target.reserved)}_{digest}"

@@ -34,7 +34,8 @@ def by_runs(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tup
     """Like `by_terms`, with two additional layouts.
 
     An operand with evenly spaced elements has the layout `RUN`, and its stride is the only integer. An operand whose
-    elements have the same offsets as those of an earlier operand has the layout `Like`, and no integers.
+    elements have the same offsets as those of an earlier operand has the layout `Like`, and no integers, unless it is
+    dense or a single number.
     """
     layouts: list[StepLayout | Like] = []
     integers: list[int] = []
@@ -59,7 +60,10 @@ def by_runs(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tup
 
 
 def terms_of(sizes: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int, int]]:
-    """The term `(inner, size, stride)` of each group of dimensions whose elements are evenly spaced in memory."""
+    """The term `(inner, size, stride)` of each group of dimensions whose elements are evenly spaced in memory.
+
+    Groups with a stride of 0 have no term.
+    """
     terms: list[tuple[int, int, int]] = []
     inner = 1
     for size, stride in zip(reversed(sizes), reversed(strides), strict=True):

@@ -1,9 +1,9 @@
 """The interface of a target: names of dtypes, literals, a rule for each op, functions, loads and stores, and loops.
 
-The templates of scans (`flexsn_codegen.scan`) and of pointwise kernels (`Target.pointwise`) are written once, for any
-`KernelWriter`. They pass scalar integer expressions to the writer in Python's syntax, with the operators
-``+ - * // % > < ==``, and with ``&`` between comparisons. No operand is negative, so `//` and `%` have the same results
-in all languages.
+The templates of scans (`flexsn_codegen.scan`) and of pointwise kernels (`Target.pointwise`, which a target may replace)
+are written once, for any `KernelWriter`. They pass scalar integer expressions to the writer in Python's syntax, with
+the operators ``+ - * // % > >= < ==``, and with ``&`` between comparisons. No operand of `//` and `%` is negative, so
+these two operators have the same results in all languages.
 """
 
 from __future__ import annotations
@@ -51,12 +51,13 @@ class Approximate(Enum):
 
 @dataclass(frozen=True, slots=True)
 class OpCall:
-    """One call of an op, as its rule receives it.
+    """One call of an op, in the form in which the op's rule receives it.
 
     Attributes:
         op: the op.
         operands: the source text of each argument that is a tensor or a number, in order.
-        constants: for each operand that is a number, its value. `None` for tensors and for arguments of the kernel.
+        constants: for each operand, its value if the operand is a number in the source. `None` for tensors, and for
+            numbers that are arguments of the kernel.
         dtype: dtype of the tensor operands. If no operand is a tensor, dtype of the result.
         result: dtype of the result.
         target: the target of the source.
@@ -134,8 +135,8 @@ class RowLaunch:
 
     Attributes:
         columns: number of columns of a program, padded to a power of two on a GPU.
-        programs: number of programs along the rows. Each program has its own sums over rows.
-        beside: number of programs along the columns.
+        programs: number of programs that share the rows. Each of these programs has its own sums over rows.
+        beside: number of programs that share the columns of a row.
         steps: number of iterations of a program that sums over rows. In an iteration, the program adds a block of
             rows on a GPU, and one row in C++.
         block, warps: on a GPU, number of elements of a block, and number of warps of a program.
@@ -158,7 +159,7 @@ class Target(ABC):
         name: name of the language, for messages.
         reserved: names with a meaning in generated sources.
         header: the first lines of every module of generated source.
-        once: True if values that are equal in each step have to be computed before the loop over time, because the
+        once: True if values that are the same in every step have to be computed before the loop over time, because the
             language's compiler does not move their computation out of the loop.
         rows: True if programs can walk the rows of a step.
         segments: True if programs can walk segments of time in parallel.
@@ -218,7 +219,8 @@ class Target(ABC):
     def walk(self, sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[Any, ...], list[int]]:
         """Layouts of a pointwise kernel's operands, and the integers that complete the layouts.
 
-        The source depends on the layouts alone. The integers are arguments of the kernel, after the number of elements.
+        The kernel's source depends on the layouts, but not on the integers. The integers are arguments of the kernel,
+        after the number of elements.
 
         Args:
             sizes: sizes of the dimensions, outermost first, without dimensions of one element.
@@ -251,12 +253,13 @@ class Target(ABC):
         return w.finish(name, [core], "One program: BLOCK elements.")
 
     def woven_kernel(self, name: str, core: CoreSource, layouts: Sequence[Any], count: int) -> KernelSource:
-        """Like `pointwise`, for interleaved results. `N` is the number of elements of a group of results.
+        """Like `pointwise`, for interleaved results. `N` is the number of elements of all results in a group.
 
         Args:
             layouts: layouts of the inputs, and of the first result in each group of `count` results, returned by
                 `walk`.
-            count: number of results in a group. The elements with the same index are adjacent in memory.
+            count: number of results in a group. The elements of these results that have the same index are adjacent in
+                memory.
         """
         raise NotImplementedError
 
@@ -304,14 +307,14 @@ class Target(ABC):
         raise NotImplementedError
 
     def approximated(self, text: str, approximate: Approximate) -> str:
-        """The source text of an op, with functions replaced by approximate functions. By default, none is replaced."""
+        """The source text of an op with approximate functions, as far as `approximate` allows. By default, `text`."""
         return text
 
     def expression(self, call: OpCall, *, rounded: bool = True, approximate: Approximate = Approximate.NOTHING) -> str:
         """The source text of an op.
 
         Args:
-            rounded: True to round a half value, as eager mode does after each op.
+            rounded: True to round the result to its dtype, as eager mode does after each op.
         """
         rule, facts = self.rules.get(call.op), facts_of(call.op)
         if rule is None or facts is None:
@@ -327,14 +330,14 @@ class Target(ABC):
 class KernelWriter(ABC):
     """Collects the arguments and lines of one kernel.
 
-    A value is a name for all elements of a step that one program computes. A place is the source text of the address at
-    which a step of an operand starts. For some operands, the elements of a step are summed, and each program writes one
-    number.
+    A value is a name in the source for all elements of a step that one program computes. A place is the source text of
+    the address at which a step of an operand starts. For some operands, the elements of a step are summed, and each
+    program writes one number.
 
     Args:
         target: the target of the kernel.
         strided: layouts of operands that are not dense. They replace the layouts that `add` receives.
-        sizes: names of the first integer arguments. The last of these names is the number of elements of a step.
+        sizes: names of the first integer arguments. The last of these arguments is the number of elements of a step.
 
     Attributes:
         branches: True if a branch is the fastest way to skip steps that do not exist. False if masks are faster.
@@ -473,7 +476,7 @@ class KernelWriter(ABC):
         return [number.name for number in core.numbers]
 
     def add_once(self, core: CoreSource, numbers: Sequence[str]) -> list[str]:
-        """Computes the values that are equal in each step, from lifted tensors that are already loaded.
+        """Computes the values that are the same in every step, from lifted tensors that are already loaded.
 
         Returns the names of these values, which are the last arguments of the step.
 
@@ -493,7 +496,7 @@ class KernelWriter(ABC):
 
     @abstractmethod
     def number(self, number: Number) -> None:
-        """Decodes a number from the integer arguments that contain its bits (`Number.arguments`), and assigns it."""
+        """Decodes a number from the integer arguments that contain its bits, and assigns the number to its name."""
 
     @abstractmethod
     def _declare(self, port: Port, terms: Sequence[tuple[str, str, str]] | None, *, strided_time: bool) -> None:
@@ -514,7 +517,7 @@ class KernelWriter(ABC):
 
     @abstractmethod
     def point(self, port: Port, chunks: str = "", length: int = 1) -> None:
-        """Makes an operand point to its first step, or to the step after `chunks` times `length` steps."""
+        """Makes an operand point to its first step, or to the step `chunks` times `length` if `chunks` is not empty."""
 
     @abstractmethod
     def at(self, port: Port, step: int = 0) -> str:
@@ -530,22 +533,27 @@ class KernelWriter(ABC):
 
     @abstractmethod
     def load(self, name: str, port: Port, place: str | None = None, exists: str | None = None) -> None:
-        """Loads one step.
+        """Loads one step of an operand.
 
         Args:
-            place: by default, the start of the operand.
-            exists: a scalar condition. If it is false, zeros are loaded. By default, it is true.
+            place: the place of the step. By default, the place of the operand's first step.
+            exists: a condition: a scalar, or for an operand with shifted loads (`shift`) a condition for each element.
+                Where the condition is false, zeros are loaded. By default, it is true.
         """
 
     @abstractmethod
     def store(self, port: Port, value: str, place: str | None = None, exists: str | None = None) -> None:
-        """Stores one step, or its sum. See `load` for `place` and `exists`."""
+        """Stores one step of an operand, or the sum of the step's elements for an operand that is summed.
+
+        Args:
+            place, exists: see `load`. Where the condition is false, nothing is stored.
+        """
 
     def store_bits(self, port: Port, value: str, place: str, exists: str | None = None) -> None:
-        """Stores a bit for each element of one step: 1 if the element is not 0. Elements beyond the last count as 0.
+        """Stores a bit for each element of one step: 1 if the element is not 0. Elements beyond the last are 0.
 
         Raises:
-            UnsupportedOpError: the language does not support it.
+            UnsupportedOpError: kernels in this language cannot write bits.
         """
         raise UnsupportedOpError(f"kernels in {self.target.name} cannot write bits.", "bits")
 
@@ -553,7 +561,7 @@ class KernelWriter(ABC):
 
     @abstractmethod
     def zeros(self, dtype: torch.dtype) -> str:
-        """The source text of the value 0."""
+        """The source text of a value whose elements are 0."""
 
     @abstractmethod
     def assign(self, name: str, text: str, *, flag: bool = False) -> None:
@@ -565,7 +573,12 @@ class KernelWriter(ABC):
 
     @abstractmethod
     def accumulate(self, name: str, value: str, dtype: torch.dtype | None = None, condition: str | None = None) -> None:
-        """Adds a value, converted to `dtype`, to a sum if a scalar condition is true."""
+        """Adds a value to the sum `name`.
+
+        Args:
+            dtype: the dtype to which the value is first converted. `None` for no conversion.
+            condition: a scalar condition. If it is false, nothing is added. `None` to add the value in any case.
+        """
 
     @abstractmethod
     def call(self, results: Sequence[str], core: CoreSource, arguments: Sequence[str]) -> None:
@@ -589,7 +602,7 @@ class KernelWriter(ABC):
         """A loop over the rows of the step. An operand that is declared inside of the loop is declared for one row.
 
         Raises:
-            UnsupportedOpError: the language does not support it.
+            UnsupportedOpError: kernels in this language cannot walk rows.
         """
         raise UnsupportedOpError(f"kernels in {self.target.name} cannot walk rows.", "rows")
 
@@ -600,7 +613,7 @@ class KernelWriter(ABC):
         segments that run in parallel. Each of these segments has its own programs.
 
         Raises:
-            UnsupportedOpError: the language does not support it.
+            UnsupportedOpError: kernels in this language cannot walk segments.
         """
         raise UnsupportedOpError(f"kernels in {self.target.name} cannot walk segments.", "segments")
 
@@ -626,7 +639,7 @@ class KernelWriter(ABC):
         Both integers are clamped to [0, `T`].
 
         Raises:
-            UnsupportedOpError: the language does not support it.
+            UnsupportedOpError: kernels in this language cannot reduce values.
         """
         raise UnsupportedOpError(f"kernels in {self.target.name} cannot reduce values.", "lengths")
 
@@ -649,7 +662,7 @@ class KernelWriter(ABC):
         """Assigns `text` to `name` at elements where an int32 value is above 0, and `other` at all other elements.
 
         Raises:
-            UnsupportedOpError: the language does not support it.
+            UnsupportedOpError: kernels in this language cannot count steps.
         """
         raise UnsupportedOpError(f"kernels in {self.target.name} cannot count steps.", "lengths")
 
@@ -664,7 +677,7 @@ class KernelWriter(ABC):
     # -- the kernel ----------------------------------------------------------------------------------------
 
     def finish(self, name: str, cores: Sequence[CoreSource], doc: str) -> KernelSource:
-        """The source of the kernel. Its name ends with a digest of its contents."""
+        """The source of the kernel. The kernel's name ends with a digest of the kernel's text."""
         arguments = [f"{port.name}_ptr" for port in self._params] + self._sizes
         body = self._text()
         text = f"({', '.join(arguments)})\n{body}\n{[core.name for core in cores]}"

@@ -10,16 +10,18 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The data of a launch of one kernel: its address, and all of its arguments except for the tensors.
+    """The data of a launch of one kernel: the kernel's address, and its arguments except for the tensors.
 
     Attributes:
         address: address of a `CUfunction` on a GPU. On the CPU, address of a function that takes a pointer to the
             arguments. The last of these arguments is the number of threads.
-        numbers: the arguments after the tensors, each as the integer that contains its bits.
-        programs, threads, shared: on a GPU, the first size of the grid, the number of threads of a program, and its
-            bytes of shared memory.
-        owner: an object that has to exist as long as the address is called.
-        watched: returns True if a hook for launches is installed, which a launch by address would bypass.
+        numbers: the arguments after the tensors, each as the integer that contains its bits. On the CPU, the number of
+            threads is not included.
+        programs, threads, shared: on a GPU, the first size of the grid, the number of threads of a program, and the
+            number of bytes of shared memory of a program.
+        owner: an object that has to exist as long as the kernel is launched by its address.
+        watched: a function that returns True if a hook for launches is installed. A launch by address would bypass the
+            hook.
         beside: the second size of the grid on a GPU.
         together: True if programs wait for each other, which requires `cuLaunchCooperativeKernel`.
     """
@@ -47,4 +49,5 @@ class _Watching(threading.local):
 watching = _Watching()
 """The observer (`watching.by`) of this thread's launches of pointwise kernels and of handwritten kernels.
 
-The observer receives the launching function, its arguments, which begin with the tensors, and its `Entry`."""
+The observer receives the object that launches the kernel, the arguments of this object, which begin with a list of the
+tensors, and the launch's `Entry`, or `None` if it has none. Without an observer, `watching.by` is `None`."""

@@ -19,6 +19,7 @@ def register_op(
     Args:
         overload: the op, for example ``torch.ops.mylib.spike.default``. It must work element by element.
         exact: True if a float16 or bfloat16 result needs no rounding, because the result is the value of an operand.
+            By default, the flag in `facts`.
         facts: all other facts about the op, for all targets. By default, the facts that are already registered.
         target: the target to which the rule applies.
 

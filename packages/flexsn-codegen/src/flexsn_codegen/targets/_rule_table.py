@@ -36,7 +36,9 @@ class RuleTable(dict[Op, Rule]):
         return decorate
 
     def row(self, name: str, floats: str | None, ints: str | None = None, bools: str | None = None) -> None:
-        """Adds the rule of a prim: a template for floats, for integers and for bools. `None` rejects these dtypes.
+        """Adds the rule of a prim, with a template for floats, one for integers and one for bools.
+
+        If a template is `None`, the rule rejects the dtypes of this template.
 
         In a template, `{0}` is the first operand, and `{t}` is the type of the operands.
         """

@@ -26,9 +26,9 @@ from flexsn_codegen.source._cache import find_kept, keep
 _VARIABLE = "CXX"
 _CANDIDATES = ("g++", "clang++", "c++")
 
-# Fast math is off, so that the kernels' results are bitwise equal to those of eager mode. Without floating-point traps
-# and errno, which no kernel uses, the compiler can vectorize conditions and functions. Integers wrap around, as in
-# torch.
+# Fast math is off, so that the results of arithmetic are bitwise equal to those of eager mode. Without floating-point
+# traps and errno, which no kernel uses, the compiler can vectorize conditions and functions. Integers wrap around, as
+# in torch.
 FLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-fPIC", "-fvisibility=hidden"),
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fwrapv"),
@@ -36,12 +36,13 @@ FLAGS = (
 _HEADERS = Path(__file__).parent
 _DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
-# Libraries whose functions are in use. All other libraries are unloaded, so that memory does not grow with each step.
+# Libraries whose functions are in use. All other libraries are unloaded, so that memory does not grow with each
+# compiled source.
 _libraries: weakref.WeakValueDictionary[str, ctypes.CDLL] = weakref.WeakValueDictionary()
 _locks: dict[str, threading.Lock] = {}  # one lock per source, so that different sources compile at the same time
 
 
-# A forked child lacks the threads that hold these locks.
+# In a forked child, no thread would release a lock that was held at the fork, so the child starts without locks.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_locks.clear)
 
@@ -128,7 +129,7 @@ def in_a_folder() -> Iterator[Path]:
     """Creates a temporary folder for a compilation, and deletes it at the end.
 
     Raises:
-        CacheFolderError: there is no space left in the temporary folder.
+        CacheFolderError: a file in the temporary folder cannot be created, read or written.
     """
     try:
         with tempfile.TemporaryDirectory(prefix="flexsn-") as folder:
@@ -148,7 +149,7 @@ def run_compiler(command: Sequence[str], name: str = "a generated kernel") -> No
     """Runs a command of the compiler.
 
     Args:
-        name: name of the object that the command compiles, for the error message.
+        name: description of the source that the command compiles, for the error message.
 
     Raises:
         CompilationError: the compiler rejects the source, writes no file, or cannot be run.
@@ -211,9 +212,9 @@ def _list_openmp_options() -> tuple[str, ...]:
 def _list_linker_options() -> tuple[str, ...]:
     """Linker options for OpenMP.
 
-    Empty if the process has loaded torch's OpenMP library, so that kernels run in the threads of torch. Code
-    from Clang and code from GCC call different OpenMP libraries, and torch may not have loaded the library that the
-    kernels call.
+    On macOS, functions are looked up when the kernels are loaded. On other systems, there are no options if the process
+    has already loaded the OpenMP library that the kernels call, so that the kernels run in the threads of torch. Code
+    from Clang and code from GCC call different OpenMP libraries, and torch may have loaded the other library.
     """
     if sys.platform == "darwin":
         return ("-undefined", "dynamic_lookup")
@@ -230,7 +231,7 @@ def _list_include_options(source: str) -> list[str]:
 
 
 def _describe_environment() -> str:
-    """Everything that determines compiled code except its source: compiler, options, machine instructions, headers."""
+    """Everything except the source that determines compiled code: torch, compiler, options, instructions, headers."""
     return _describe_environment_of(tuple(compiler()))
 
 
@@ -250,7 +251,7 @@ def _read_script(command: tuple[str, ...]) -> str:
 
 @functools.cache
 def _read_macros(command: tuple[str, ...]) -> str:
-    """The compiler's predefined macros. They contain its version, and the instruction sets of this machine."""
+    """The compiler's predefined macros. They include the compiler's version and this machine's instruction sets."""
     query = [*command, *FLAGS, "-dM", "-E", "-x", "c++", os.devnull]
     return subprocess.run(query, capture_output=True, text=True, check=False).stdout
 

@@ -52,7 +52,7 @@ class Extension:
             CacheFolderError: see `flexsn_codegen.cache_folder`.
         """
         with (cache_folder() / f"{self._name}.lock").open("w") as lock:
-            with contextlib.suppress(OSError):  # without file locks, several processes may compile it
+            with contextlib.suppress(OSError):  # without file locks, several processes may compile the module
                 fcntl.flock(lock, fcntl.LOCK_EX)
             try:
                 return self.kept() or keep(self._make_file_name(), _seal(self._compile()))[0]

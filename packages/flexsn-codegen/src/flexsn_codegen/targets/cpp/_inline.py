@@ -13,14 +13,14 @@ _INCLUDE = re.compile(r'^#include "([^"]+)"\n', re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Inlined:
-    """A program's source that needs no header of this package. A file may contain several sources, even equal sources.
+    """A program's source that needs no header of this package. A file may contain several, even equal, sources.
 
     Attributes:
-        name: name of the program's function, which takes the arguments of `CppKernel.compiled` as an array. Equal
-            programs have equal names.
+        name: name of the program's function, which takes an array of the arguments that `CppKernel.compiled` describes.
+            Equal programs have equal names.
         declaration: declaration of this function.
-        source: definition of this function. It includes system headers, and torch's headers if it uses special
-            functions.
+        source: definition of this function. The source includes system headers, and torch's headers if the function
+            uses special functions.
     """
 
     name: str
@@ -41,8 +41,9 @@ def inlined(text: str) -> Inlined:
         _add(headers, header, _HEADERS)
     # The file that contains the source is compiled with other flags than the kernels need (see `_compiler.py`). For
     # example, Inductor writes vector code itself and turns GCC's vectorization off, which makes the kernels twenty
-    # times slower. Therefore, pragmas set the flags for GCC. Clang has no such pragma, but its defaults are these
-    # flags, except for errno, which prevents vector code for square roots.
+    # times slower. Therefore, pragmas set the flags for GCC. Clang has no such pragma. By default, Clang vectorizes
+    # loops and assumes that there are no traps, and another pragma turns fused operations off. Two flags cannot be set:
+    # errno prevents vector code for square roots, and overflow of signed integers is undefined.
     source = f"""
 #ifndef {name.upper()}
 #define {name.upper()}

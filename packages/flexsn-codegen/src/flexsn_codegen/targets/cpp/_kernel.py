@@ -1,4 +1,4 @@
-"""A C++ kernel, compiled for the dtypes of its tensors at its first launch."""
+"""A C++ kernel, compiled for the dtypes of its tensors when it is first launched with these dtypes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from flexsn_codegen.source._source import KernelSource
 from flexsn_codegen.targets.cpp._compiler import load
 from flexsn_codegen.targets.cpp._literals import cpp_name
 
-# Allows the compiler to fuse a product and a sum into one instruction, and to use one reciprocal for several divisions.
-# NaN and infinity are preserved, and sums keep their order. The functions in `device/` depend on these two properties.
+# Allows the compiler to fuse a product and a sum into one instruction, and GCC to use one reciprocal for several
+# divisions. NaN and infinity are preserved, and sums keep their order. The functions in `device/` depend on these two
+# properties.
 _FAST_MATH_PRAGMAS = """#if defined(__clang__)
 #pragma clang fp contract(fast)
 #else
@@ -26,7 +27,7 @@ _FAST_MATH_PRAGMAS = """#if defined(__clang__)
 
 
 class CppKernel:
-    """A kernel in C++. One program is compiled for each combination of dtypes and block size.
+    """A kernel in C++. One program is compiled for each combination of dtypes, block size and `fast_math`.
 
     Attributes:
         __name__: name of the kernel's function.
@@ -47,8 +48,8 @@ class CppKernel:
     def compiled(self, dtypes: tuple[torch.dtype, ...], block: int, *, fast_math: bool = False) -> Program:
         """The program for these dtypes.
 
-        The program's arguments are the tensors' addresses, the sizes, and the largest number of threads. If this number
-        is 0, it is OpenMP's number of threads. The program uses fewer threads if more threads would not be faster.
+        The program's arguments are the tensors' addresses, the sizes, and the largest number of threads, or 0 for
+        OpenMP's number of threads. The program uses fewer threads if more threads would not be faster.
 
         Args:
             dtypes: dtypes of the kernel's tensors, in order.
@@ -65,7 +66,7 @@ class CppKernel:
         return run
 
     def text(self, dtypes: tuple[torch.dtype, ...], block: int, *, fast_math: bool = False) -> str:
-        """The source of a program, with an entry for these dtypes and this block."""
+        """The source of a program, with an entry for these dtypes and this block size."""
         key = (dtypes, block, fast_math)
         text = self._texts.get(key)
         if text is None:
@@ -82,7 +83,7 @@ class CppKernel:
         return more_headers(text) + text
 
 
-# Headers that take long to compile. Only sources with calls that match the pattern include the header.
+# Headers that take long to compile. Only sources with calls that match the pattern of a header include this header.
 _MORE_HEADERS = {
     "special.h": re.compile(r"\bdev::special::"),
     "device/tiles.h": re.compile(r"\bdev::transpose\("),
@@ -98,7 +99,7 @@ def more_headers(source: str) -> str:
 def program(text: str) -> Program:
     """Compiles a source to a program, unless the process already has this program.
 
-    The program's library is closed with the last reference to the program.
+    The program's library is closed when the last reference to the program is deleted.
 
     Args:
         text: result of `CppKernel.text`.
@@ -117,7 +118,7 @@ def program(text: str) -> Program:
 
 
 class Program:
-    """A compiled program. Calling it runs the kernel. The arguments are those of `CppKernel.compiled`.
+    """A compiled program. A call runs the kernel. `CppKernel.compiled` describes the arguments of a call.
 
     Attributes:
         function, pack: the two functions of a call, which is `function(pack(*arguments))`.
@@ -135,7 +136,7 @@ class Program:
 
     @property
     def address(self) -> int:
-        """Address of the function, which takes a pointer to the arguments. It is valid while this object exists."""
+        """Address of the function, which takes a pointer to the arguments. Valid as long as this object exists."""
         return ctypes.cast(self.function, ctypes.c_void_p).value or 0
 
 

@@ -64,7 +64,10 @@ def walk(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[
 
 
 def _find_turned_dimension(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> int | None:
-    """The first dimension along which an operand's elements are adjacent, if the elements of its rows are far apart."""
+    """The first dimension along which some operand's elements are adjacent, but far apart in the innermost dimension.
+
+    `None` if there is no such dimension, or if the dimensions are too short for tiles.
+    """
     for d, size in enumerate(sizes[:-1]):
         if type(size) is not int or type(sizes[-1]) is not int or min(size, sizes[-1]) < _LEAST_TILE:
             continue
@@ -114,7 +117,7 @@ class _Operand:
 
     @property
     def inner(self) -> str:
-        """The source text `* stride` for the distance of a row's elements. Empty if they are adjacent."""
+        """The source text `* stride` for the distance between elements of a row. Empty if the elements are adjacent."""
         return f" * {self.strides[-1]}" if self.layout in ("apart", "one") else ""
 
 
@@ -212,7 +215,7 @@ _RESULTS = re.compile(r"return dev::make_tuple\((.*)\);")
 
 
 def _remove_rounding(source: str) -> str:
-    """The source of a function without the rounding of its results, because stores round them."""
+    """The source of a function without the rounding of results that no other line reads, because stores round them."""
     match = _RESULTS.search(source)
     assert match is not None
     for name in set(match[1].split(", ")):
@@ -354,7 +357,7 @@ _OF_FLOATS = re.compile(
 
 
 def _allows_float_vectors(core: CoreSource, operands: Sequence[_Operand]) -> bool:
-    """True if the function is of float16, vectors of float can compute it, and no operand has gaps between elements."""
+    """True if a function rounds to float16, vectors of float can compute it, and no operand's elements have gaps."""
     if "dev::round_float16(" not in core.source or any(o.layout == "apart" for o in operands):
         return False
     statements = [line for line in core.source.splitlines() if line.lstrip().startswith("const ")]

@@ -1,6 +1,7 @@
 """C++ kernels on rows and columns. For each row, each stage is one loop over the row's elements.
 
-If results are summed over rows, a program computes `STEPS` rows and writes the sums of these rows.
+A stage whose results have one element for each row is a single call instead of a loop. If results are summed over rows,
+a program computes `STEPS` rows and writes the sums over these rows.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def walk_rows(
     """Implements `Target.walk_rows`.
 
     The integers are the width, the sizes of all dimensions between the outermost and the innermost dimension, `STEPS`
-    if results are summed over rows, and the strides.
+    if results are summed over rows, and the strides of all operands that are not summed over rows.
     """
     layouts: list[Layout] = [str(len(sizes))]
     numbers = [sizes[-1], *sizes[1:-1]]
@@ -108,7 +109,7 @@ def row_kernel(
 
 
 def _write_rows(lines: Sequence[str], summed: Sequence[Port], saved: Sequence[tuple[Port, Any]]) -> str:
-    """The loop over all rows, or over programs and their rows. Each thread allocates the values `saved` of a row."""
+    """The loop over all rows, or over programs and their rows. Each thread allocates a row for each value `saved`."""
     rows = "".join(
         f"    dev::Row<{cpp_name(register_dtype(dtype))}> {port.name}_row(width);\n" for port, dtype in saved
     )

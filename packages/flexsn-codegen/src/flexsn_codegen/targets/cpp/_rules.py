@@ -28,7 +28,7 @@ _rule, _row, _type = RULES.rule, RULES.row, RULES.type_of
 
 
 def _convert_to_result(call: OpCall, index: int) -> str:
-    """An operand, converted to the result's dtype."""
+    """The source text of an operand, converted to the result's dtype."""
     number = call.constants[index]
     if number is not None:
         return literal(number, call.result)

@@ -31,8 +31,8 @@ _KEYWORDS = """
 class Cpp(Target):
     """The target whose sources are C++17.
 
-    A source contains functions of one element, which call `dev::<name>`, and kernels, which are templates over the
-    dtypes of their tensors.
+    A source contains functions of one element, which call `dev::<name>`, and a kernel, which is a template over the
+    dtypes of the kernel's tensors.
     """
 
     name = "C++"

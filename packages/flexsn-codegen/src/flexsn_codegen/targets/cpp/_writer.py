@@ -1,4 +1,7 @@
-"""C++ kernels. A program computes all steps of `BLOCK` elements, in loops over lanes that the compiler vectorizes."""
+"""C++ kernels in which a program computes `BLOCK` elements, in loops over lanes that the compiler vectorizes.
+
+A program computes all steps of its elements, or the steps of one segment.
+"""
 
 from __future__ import annotations
 
@@ -61,8 +64,8 @@ class CppWriter(KernelWriter):
 
     In the source, `begin` is the position of the block's first element in the step, `lanes` is the number of elements
     in the block, and `lane` is the index of an element in the block. `<operand>_block` points to the operand's first
-    step. If the operand is dense, it points to the block's first element in that step. `<operand>_at` points to the
-    operand's current step.
+    step, and for a dense operand to the block's first element in that step. `<operand>_at` points to the operand's
+    current step in the same way.
 
     A value is a variable of one lane. The lines between two control statements become one loop over the lanes. A value
     that is computed in one loop and read in another loop is stored in an array for the block.
@@ -318,7 +321,7 @@ class CppWriter(KernelWriter):
         dense |= dict.fromkeys(self._bits, " + begin / 8")
         lines = [f"const auto {port.name}_block = {port.name}_ptr{begin};" for port, begin in dense.items()]
         first: dict[tuple[tuple[str, str, str], ...], Port] = {}
-        for port, terms in self._terms.items():  # operands with equal terms share their offsets, which cost divisions
+        for port, terms in self._terms.items():  # operands with equal terms share offsets, which need divisions
             if not terms:
                 continue
             like = first.setdefault(tuple(terms), port)

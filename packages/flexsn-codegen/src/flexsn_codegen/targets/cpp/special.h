@@ -1,5 +1,5 @@
-// Special functions, in namespace `dev::special`. They call the functions of torch, so that the results have the bits
-// of eager mode on the CPU. They are not part of `device.h`, because torch's header takes long to compile.
+// Special functions, in namespace `dev::special`. They call the functions of torch, so that most results have the
+// bits of eager mode on the CPU. They are not part of `device.h`, because torch's header takes long to compile.
 #pragma once
 
 #include <ATen/AccumulateType.h>
@@ -56,7 +56,7 @@ DEV_OF_ONE(spherical_bessel_j0, spherical_bessel_j0_forward)
 #undef DEV_OF_ONE
 
 // Near 1, torch's function has few correct digits. Two steps of Halley's method add the missing digits. Above 1/2, they
-// use 1 - a and erfc, because the difference of these two numbers keeps its digits.
+// use 1 - a and erfc(x), because the difference of these two numbers keeps its digits.
 DEV_INLINE double erf_inv(double y) {
     double a = abs(y), x = calc_erfinv(a);
     for (int i = 0; i < 2; ++i) {

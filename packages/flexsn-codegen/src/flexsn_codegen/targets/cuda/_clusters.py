@@ -14,8 +14,8 @@ An operand has two slots, each with a barrier. A warp that writes to a slot agai
 all warps sent after they had read the slot. If there is only memory for one slot, a warp that has read the slot arrives
 at another barrier of each block, and senders wait for this barrier.
 
-`splits` warps share the sums over an operand's terms, for all rows. In parts that are not products, each of these warps
-computes every `splits`-th tile of 8 rows.
+`splits` warps share the sums over an operand's terms, for all rows. In a stage, each of these warps computes every
+`splits`-th tile of 8 rows.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _FRAGMENT_BYTES = 16  # bytes of a matrix's fragment in one thread
 _STORED_AT_A_TIME = 2  # number of a matrix's fragments in shared memory that are read together
 _AHEAD = 4  # number of loads in flight for fragments that are neither in registers nor in shared memory
 # The number of a thread's registers for addresses and loops, and the number of values of an element that are in
-# registers in addition to its states and loads. ptxas assigns these numbers of registers for an H100.
+# registers in addition to its states and loads. Both are derived from the registers that ptxas assigns for an H100.
 _USUAL_REGISTERS, _RESULTS = 44, 2
-_READ = "barriers + 8"  # if there is one slot, the barrier at which warps arrive after they have read it
-_FEW_REGISTERS = 128  # if a matrix occupies fewer registers of a thread, there are registers for more sums
+_READ = "barriers + 8"  # if there is one slot, the barrier at which warps arrive after they have read the slot
+_FEW_REGISTERS = 128  # if a matrix occupies at most this number of a thread's registers, more sums fit
 _EACH = "for (int n = 0; n < own_tiles; n++)\n#pragma unroll\nfor (int j = 0; j < 4; j++)"
 _EACH_SUM = _EACH.replace("own_tiles", "row_tiles")
 
@@ -59,7 +59,8 @@ class Cluster:
         held: number of a product's tiles of 16 terms that a warp has in registers. `None` for all tiles.
         stored: number of the remaining tiles that the warp has in shared memory. `None` for all remaining tiles.
         slots: number of slots for values that blocks send to each other: two or one.
-        compact: True if float32 values are sent, and stored in shared memory, before they are split for a product.
+        compact: True if float32 values are sent and stored in shared memory as one number each, and split when they are
+            multiplied. False if they are split before they are sent.
     """
 
     blocks: int
@@ -135,6 +136,9 @@ class ClusterNeeds:
 
 def cluster_needs(loop: Loop, cluster: Cluster, *, from_zero: bool) -> ClusterNeeds:
     """Estimates the resources that a loop's kernel needs in these clusters.
+
+    Args:
+        from_zero: True if carried values are zero before the first step.
 
     Raises:
         NotOneLaunchError: clusters cannot compute the loop.
@@ -279,7 +283,7 @@ class _ClusterWriter:
 
     @contextmanager
     def _each(self, head: str = _EACH) -> Iterator[None]:
-        """A loop over the elements of a thread: `n` is a tile of its warp's rows, and `j` is an element of the tile."""
+        """A loop over the elements of a thread: `n` is a tile of the warp's rows, and `j` an element of the tile."""
         self._line("#pragma unroll")
         with self._block(head):
             yield
@@ -707,7 +711,7 @@ class _ClusterWriter:
         return loads_by_part
 
     def _access_memory(self, loads: Sequence[int], following: str) -> None:
-        """Issues the loads for the next step whose registers are free after this part, and then the stores."""
+        """Issues the loads for the next step whose registers are free after this part, and then the delayed stores."""
         if not self._delayed_stores and not loads:
             return
         with self._block("if (split < row_tiles)"):
@@ -827,7 +831,7 @@ class _ClusterWriter:
             self._line(f"if (lane < blocks) dev::barrier_arrive(dev::remote({_READ}, lane));")
 
     def _write_totals(self, i: int, part: Multiply, sent: _Sent, first_piece: int, terms: int) -> None:
-        """Computes the sums of a warp. Products of two first parts have other sums than products of smaller parts."""
+        """Computes the sums of a warp. Products of two first parts and products of smaller parts have separate sums."""
         pieces = len(part.pieces)
         small = self._count_matrix_parts(sent) > 1
         large = self._count_large_chains(part)
@@ -838,7 +842,7 @@ class _ClusterWriter:
         pairs = [(a, b) for a in range(sent.parts) for b in matrix_parts if a + b < self._spec.parts]
         pairs.sort(key=lambda pair: -sum(pair))
         for where, begin, end in self._list_ranges(terms):
-            # If all fragments were loaded at once, they would occupy registers that other fragments need.
+            # If all stored fragments were loaded at once, they would occupy registers that other fragments need.
             few = where == "stored" and max(chains.values()) == 1
             at_a_time = f" {_STORED_AT_A_TIME}" if few else ""
             if where != "away":
@@ -952,7 +956,10 @@ class _ClusterWriter:
         return len(part.pieces) * self._cluster.row_tiles
 
     def _add_totals(self, i: int, pieces: int) -> None:
-        """Adds up the sums `total` of all warps. In the warp that computes a tile of rows, the result is `own`."""
+        """Adds up the sums `total` of the warps that share a product.
+
+        In the warp that computes a tile of rows, the result is `own`.
+        """
         others = self._cluster.splits - 1
         row = f"(TILE * {others} + OTHER) * {pieces} + p"
         if self._sum_buffers == 2:

@@ -79,7 +79,7 @@ class CudaFunction:
             this number.
 
     Raises:
-        CompilationError: the GPU has too few resources for a block.
+        CompilationError: the driver cannot load the kernel, or the GPU has too few resources for a block.
     """
 
     def __init__(
@@ -125,9 +125,10 @@ class CudaFunction:
         return value.value
 
     def __call__(self, blocks: int, pointers: Sequence[int], numbers: Sequence[int]) -> None:
-        """Launches blocks on PyTorch's current stream.
+        """Launches the kernel on PyTorch's current stream.
 
         Args:
+            blocks: number of blocks.
             pointers: addresses of the kernel's tensors.
             numbers: the kernel's integer arguments, 64 bits each.
         """

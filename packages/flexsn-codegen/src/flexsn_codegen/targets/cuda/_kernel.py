@@ -1,4 +1,4 @@
-"""A CUDA C++ kernel, compiled for the dtypes of its tensors and for a GPU at its first launch."""
+"""A CUDA C++ kernel, compiled for the dtypes of its tensors and for a GPU before its first launch with them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flexsn_codegen.targets.cuda._nvrtc import cubin
 
 
 class CudaKernel:
-    """A kernel in CUDA C++. One function is compiled for each combination of dtypes, GPU and launch parameters.
+    """A kernel in CUDA C++. Each combination of dtypes, GPU, launch parameters and `fast_math` has a separate function.
 
     Attributes:
         __name__: name of the kernel's function.
@@ -33,7 +33,7 @@ class CudaKernel:
         return f"{header}\n{types}\n{self._source.source.removeprefix(header)}"
 
     def cubin(self, dtypes: Sequence[torch.dtype], capability: tuple[int, int], *, fast_math: bool = False) -> bytes:
-        """The compiled kernel, for which no GPU is needed. Raises the errors of `_nvrtc.cubin`."""
+        """The compiled kernel. The compilation needs no GPU. Raises the errors of `_nvrtc.cubin`."""
         return cubin(self.text(dtypes), capability, fast_math=fast_math)
 
     def compiled(

@@ -1,4 +1,4 @@
-"""NVIDIA's runtime compiler, which compiles CUDA C++ to cubins. It needs no toolkit. PyTorch's wheels contain it."""
+"""NVIDIA's runtime compiler, which compiles CUDA C++ to cubins without a toolkit. PyTorch's CUDA builds include it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flexsn_codegen.errors import CompilationError
 from flexsn_codegen.source._cache import find_kept, keep
 
 _HEADERS = Path(__file__).parent
-# The headers of kernels. Kernels in C++ use the last header, too.
+# The headers that kernels may include. Kernels in C++ include the last header, too.
 _HEADER_PATHS = (_HEADERS / "device.cuh", _HEADERS / "cluster.cuh", _HEADERS.parent / "cpp" / "device" / "numbers.h")
 _NAMES = tuple(place.name for place in _HEADER_PATHS)
 _MOST_OF_A_LOG = 4000
@@ -45,12 +45,12 @@ def cubin(source: str, capability: tuple[int, int], *, fast_math: bool = False) 
     """Compiles a source for a GPU, or reads the cubin from the cache folder.
 
     Args:
-        source: source of kernels that are declared `extern "C"`. It may include the headers of this folder.
+        source: source of kernels that are declared `extern "C"`. The source may include the headers `_NAMES`.
         capability: compute capability of the GPU, for example `(9, 0)`.
         fast_math: True if a product and a sum may be fused into one instruction, which rounds once.
 
     Raises:
-        CompilationError: there is no compiler, or it rejects the source.
+        CompilationError: there is no compiler, or the compiler rejects the source.
         CacheFolderError: see `flexsn_codegen.cache_folder`.
     """
     library = _load_library()

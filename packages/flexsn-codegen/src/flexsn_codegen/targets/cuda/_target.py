@@ -18,7 +18,7 @@ _RANDOM = frozenset({ELEMENT_WORD, NORMAL_NUMBER, UNIFORM_NUMBER})
 class Cuda(Cpp):
     """The target whose functions of one element are those of `Cpp`. Its kernels are loops of recurrent steps.
 
-    The headers of `Cpp` are not available, so there are no special functions and no random numbers.
+    Of the headers of `Cpp`, only `numbers.h` is available, so there are no special functions and no random numbers.
     """
 
     name = "CUDA C++"

@@ -11,8 +11,8 @@ namespace dev {
 
 DEV_INLINE uint32_t shared_address(const void* place) { return uint32_t(__cvta_generic_to_shared(place)); }
 
-// Keeps a number in a register. Otherwise, it would be computed again in every step, from special registers, which are
-// slow.
+// Keeps a number in a register. Otherwise, the compiler would compute the number again in every step, from special
+// registers, which are slow.
 template <typename Number>
 DEV_INLINE Number kept(Number x) {
     asm volatile("" : "+r"(x));
@@ -58,15 +58,15 @@ DEV_INLINE void barrier_begin(uint32_t barrier, uint32_t count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
 
-// Arrives at a barrier of another block after this thread's reads. The arrival does not order stores: if it did,
-// it would have to wait for all of them.
+// Arrives at a barrier of a block of the cluster, after this thread's reads. The arrival does not order stores, because
+// it would then have to wait for all stores.
 DEV_INLINE void barrier_arrive(uint32_t barrier) {
     asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 DEV_INLINE void barrier_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
-// The phase of the barrier ends when this number of bytes has arrived.
+// Sets the number of bytes after whose arrival the barrier's phase ends.
 DEV_INLINE void barrier_expect(uint32_t barrier, uint32_t bytes) {
     asm volatile("{ .reg .b64 state; mbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1; }" ::"r"(barrier),
                  "r"(bytes)
@@ -131,7 +131,7 @@ struct of_float16 {
 
 // A float32 number is the sum of three parts of 16 bits, each with eight bits of the number's significand. Two
 // neighbouring numbers are in two words: `first` contains their first parts, which are the upper halves of their bits,
-// and `rest` contains the lower halves.
+// and `rest` contains the lower halves of their bits. The function computes their other parts.
 //
 // For infinity and NaN, the sum of all parts is the first part, because the other parts are finite. If there are only
 // two parts, the second part is rounded.

@@ -121,7 +121,7 @@ DEV_INLINE T remainder(T x, T y) {
     return rest != T(0) && (y < T(0)) != (rest < T(0)) ? rest + y : rest;
 }
 
-// Rounds towards zero, as the GPU converts.
+// Rounds towards zero, as conversions of the GPU do.
 template <typename To, typename From>
 DEV_INLINE To to_integer(From x) {
     return To(int64_t(x));

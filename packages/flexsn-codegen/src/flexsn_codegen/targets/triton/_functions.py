@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# Functions with an approximate variant `dev.fast_<name>`, which uses the GPU's instructions for float32.
+# Functions with an approximate variant `dev.fast_<name>`, which uses the GPU's approximate instructions for float32.
 FAST = ("div", "exp", "exp2", "pow", "sqrt", "tanh")
 
 # Functions of one floating-point argument, with their names in libdevice and in torch.

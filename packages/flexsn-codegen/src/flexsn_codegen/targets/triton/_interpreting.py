@@ -15,7 +15,7 @@ def interpreting() -> Iterator[None]:
     """A context for one launch.
 
     The interpreter computes with numpy. The context hides numpy's warnings, because overflow is common, and because
-    lanes outside of the data compute with zeros. Their results are not stored.
+    lanes outside of the data compute with zeros. The results of these lanes are not stored.
     """
     with _one_launch, warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)

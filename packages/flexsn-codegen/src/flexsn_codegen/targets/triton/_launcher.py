@@ -34,7 +34,7 @@ def prepare_compiler() -> None:
 
 @functools.cache
 def _load_driver() -> None:
-    from flexsn_codegen.targets.triton import _triton_private  # imports triton, which may not be installed
+    from flexsn_codegen.targets.triton import _triton_private  # imports triton, which need not be installed
 
     _triton_private.load_driver()
 
@@ -51,18 +51,19 @@ def launcher(
 ) -> Callable[[Sequence[torch.Tensor]], None]:
     """Creates a function of the tensors that launches a compiled kernel on the current stream of `device`.
 
-    The function launches the kernel like `compiled[grid]`, but does not prepare for the hooks of profilers, which takes
-    half of the time of `compiled[grid]`. If hooks are installed, or if this version of Triton launches kernels in
-    another way, the function calls `compiled[grid]`.
+    The function launches the kernel like `compiled[grid]`, but without the preparations for hooks of profilers. These
+    preparations take half of the time of `compiled[grid]`. If hooks are installed, or if this version of Triton
+    launches kernels in another way, the function calls `compiled[grid]`.
 
     Args:
-        compiled: the result of `kernel[grid](...)`. It is compiled for dtypes, for alignments to 16 bytes and for some
-            properties of the numbers. These have to be the same in each launch, and launches do not check them.
+        compiled: the result of `kernel[grid](...)`. It is compiled for the tensors' dtypes and alignments to 16 bytes,
+            and for some properties of the numbers. All of these have to be the same in each launch. Launches do not
+            check them.
         grid: the grid of each launch.
         numbers: the arguments of each launch after the tensors, including constants.
         device: a GPU, which need not be the current device.
     """
-    from flexsn_codegen.targets.triton import _triton_private  # imports triton, which may not be installed
+    from flexsn_codegen.targets.triton import _triton_private  # imports triton, which need not be installed
 
     launch = _triton_private.launcher(compiled, grid, numbers, device)
     if _single_device():
@@ -101,8 +102,9 @@ def entry(compiled: Any, grid: tuple[int, int, int], numbers: tuple[float, ...])
         compiled, grid, numbers: see `launcher`.
 
     Returns:
-        `None` if the kernel has arguments other than tensors, constants, float32 numbers, and integers of 32 or 64
-        bits, if its launch needs special attributes, or if this version of Triton does not report the arguments.
+        The entry. `None` if the GPU is an AMD GPU, if the grid has three dimensions, if the kernel has arguments other
+        than tensors, constants, float32 numbers, and integers of 32 or 64 bits, if the launch needs special attributes
+        or additional memory, or if this version of Triton does not report the arguments.
     """
     from flexsn_codegen.targets.triton import _triton_private
 

@@ -83,7 +83,7 @@ class ResourceUse:
         local_bytes: bytes of local memory per thread. Local memory contains spilled values, and tables of slow code
             paths, such as the path of `sin` for huge arguments.
         shared_bytes: bytes of shared memory per program.
-        seconds: compilation time.
+        seconds: compilation time in seconds.
         assembly: PTX, or AMD's assembly.
         binary: the cubin or hsaco.
     """
@@ -109,7 +109,7 @@ def compile_offline(jobs: Sequence[OfflineJob]) -> list[ResourceUse]:
     """Compiles kernels to binaries, without a GPU and without Triton's cache.
 
     Raises:
-        OfflineCompileError: the target is unknown, or the compiler fails.
+        OfflineCompileError: the target of a job is unknown, the number of dtypes is wrong, or the compiler fails.
 
     Example:
         >>> kernel = pointwise(torch.nn.functional.silu).source(torch.empty(8, device="meta"))

@@ -7,10 +7,10 @@ columns. Two slots are enough, because a program that writes to a slot again has
 read the slot.
 
 If many values pass from step to step, such as gradients of delayed values, most of them pass through memory. A program
-reads and writes only its own elements of this memory. Even and odd steps have separate rows, so no program waits for
-another program.
+reads and writes only its own elements of this memory, so no program waits for another program. Even and odd steps use
+separate halves of the memory.
 
-While a program waits, the loads of the next step and the stores of this step are in flight. The program also computes
+While a program waits, the loads of the next step and the stores of this step are in flight, and the program computes
 those pieces of stages that only depend on values of earlier steps.
 
 A reduction of a row needs all columns of the row. Therefore, programs that share rows also exchange the operand of the
@@ -20,7 +20,8 @@ by chunk, because the chunks of an operand in three parts do not fit into regist
 A program that has all columns of its rows exchanges nothing. It multiplies and reduces the values in its registers.
 
 If rows end, a program computes the steps of its longest row. In the forward, it computes one more step, and stores the
-results of that step for all later steps. Gradients of later steps are zeros.
+results of that step for all later steps. In the backward, it stores the gradients of final states, or zeros, as the
+results of later steps.
 """
 
 from __future__ import annotations
@@ -66,9 +67,9 @@ class Tiles:
             not in parts.
         exchanged: True if programs exchange the operands of products. If False, one program has all columns, `chunk`
             and `ahead` are unused, and programs need not run at the same time.
-        least: number of columns of the narrowest value, with padding. Triton divides all products of a loop among the
-            warps in the same way. If a product does not have more columns than rows, Triton only divides rows, and
-            each warp then computes all columns of the wider products, too.
+        least: the smallest number of columns of a value that one program has, with padding. Triton divides all
+            products of a loop among the warps in the same way. If a product does not have more columns than rows,
+            Triton only divides rows, and each warp then computes all columns of the wider products, too.
     """
 
     rows: int
@@ -103,11 +104,13 @@ class LoopKernel:
             `MATRIX` and `LIFTED` are matrices and lifted tensors.
             `RING` is memory for a carried value, `[2, rows, columns]`. Its index is that of the value.
             `OPERAND` contains the slots of an exchange, `[2, parts, rows, columns]` with padding.
-            `COUNTER` 0 contains an int32 zero for each group of rows. The zeros are `COUNTER_DISTANCE` apart.
+            `COUNTER` 0 contains an int32 counter for each group of rows. The counters are 0 before the launch, and are
+            `COUNTER_DISTANCE` apart.
             `COUNTER` 1 is a number that is set to 1 if programs gave up.
             `COUNTER` 2 is the int32 number of steps of each row, if rows end.
         loads, stores: views of the values that are loaded and stored at each step.
-        slots: for each exchange, dtype, number of parts, and number of columns with padding.
+        slots: for each exchanged operand of products or of reductions, its dtype, its number of parts, and its number
+            of columns with padding.
     """
 
     source: KernelSource
@@ -204,7 +207,7 @@ class _LoopWriter:
         self._line("rows_in_all = tl.cast(B, tl.int64)")
         if tiles.exchanged:
             self._line(f"padded = {groups}.to(tl.int64) * BLOCK")
-        # Rounded up: if fewer programs run than share a row, the step would otherwise be 0, and the loop endless.
+        # The step is rounded up. Otherwise, it would be 0 if fewer programs run than share a row, and the loop endless.
         first, step = f"tl.program_id(0) // {tiles.count}", f"tl.cdiv(tl.num_programs(0), {tiles.count})"
         self._line(f"for group in range({first}, {groups}, {step}):")
         self._depth += 1
@@ -349,8 +352,8 @@ class _LoopWriter:
         """Writes the stores of all steps from `begin` on, in which the rows have ended.
 
         Args:
-            name_last: returns the name of the value that a store repeats. By default, a store writes the gradient of
-                the carried value, or zeros.
+            name_last: a function that receives the index and the first column of a store, and returns the name of the
+                value that the store repeats. By default, a store writes the gradient of the carried value, or zeros.
         """
         self._line(f"for place in range({begin}, T):")
         self._depth += 1
@@ -398,7 +401,7 @@ class _LoopWriter:
     # -- a step ------------------------------------------------------------------------------------------------------
 
     def _list_events(self) -> list[tuple[int, str]]:
-        """The reads and writes of exchanged values, in order, each with its part. A value has only its last write."""
+        """The reads and writes of exchanged values, each with its part. Only the last write of a value is listed."""
         last: dict[Port, int] = {}
         for i, part in enumerate(self._loop.parts):
             if isinstance(part, Multiply):
@@ -559,7 +562,7 @@ class _LoopWriter:
         return name
 
     def _numbers(self, part: Reduce) -> list[str]:
-        """The arguments of a reduction that are numbers."""
+        """The numbers that a reduction takes: for a variance, 1 / columns and 1 / (columns - correction)."""
         if part.product.op is not _prims.var.default:
             return []
         correction = part.product.args[2] if len(part.product.args) > 2 else 1.0
@@ -672,7 +675,7 @@ class _LoopWriter:
         return name
 
     def _publish(self, columns: Columns, value: str, width: int, slot: str) -> None:
-        """Publishes columns of a value for other programs, if they read it."""
+        """Publishes columns of a value for other programs, if other programs read the value."""
         if not self._tiles.exchanged:
             return
         indices = f"({columns.first} + own_{width}[None, :])"

@@ -21,7 +21,7 @@ from flexsn_codegen.targets.triton._writer import decode, jit_function
 from flexsn_graph import ROW_MAX, ROW_MIN, ROW_SUM, Port, Role
 
 _REDUCTIONS: dict[Any, str] = {ROW_SUM: "row_sum", ROW_MAX: "row_max", ROW_MIN: "row_min"}
-# Number of columns of the longest row that can be reduced, because all columns are in registers.
+# Number of columns of the longest row that can be reduced. It is limited, because all columns are in registers.
 LONGEST_ROW = 1 << 16
 
 # Number of elements of a program that reduces rows, of a program that sums over rows, and of a tile, which is used if
@@ -191,8 +191,8 @@ def _address_operands(
 ) -> tuple[dict[Port, tuple[str, str]], list[str], list[str]]:
     """The address and mask of each operand, the lines that compute row offsets, and those that compute column offsets.
 
-    Results are stored from all rows of a program, so the addresses of results have all rows, even if no offset depends
-    on the row.
+    Results are stored from all rows of a program, so the addresses of a result have an entry for each row, even if no
+    offset depends on the row.
     """
     addresses: dict[Port, tuple[str, str]] = {}
     of_rows: list[str] = []

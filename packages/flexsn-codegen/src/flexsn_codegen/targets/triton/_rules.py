@@ -31,7 +31,7 @@ def _add_float(op: Op, function: str) -> None:
 
 
 def _convert_to_result(call: OpCall, index: int) -> str:
-    """An operand, converted to the result's dtype."""
+    """The source text of an operand, converted to the result's dtype."""
     text = call.operands[index]
     return text if call.is_float else f"{text}.to({RULES.type_of(call.result)})"
 

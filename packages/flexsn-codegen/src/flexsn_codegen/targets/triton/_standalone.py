@@ -1,4 +1,4 @@
-"""Sources of kernels together with all functions that they call, for compilers that copy kernels into their own code.
+"""Sources of kernels with all functions that the kernels call, for compilers that copy kernels into generated code.
 
 Inductor copies a kernel, and the `@triton.jit` functions that the kernel calls by a plain name, into the module that it
 generates. It does not find functions of modules, such as `dev.exp`, and it compiles with fused multiply-add. Therefore,
@@ -36,8 +36,8 @@ _SHARED_NAMES = frozenset({"triton", "tl", "libdevice"})
 
 def standalone(kernel: Any) -> Any:
     """Rewrites a kernel, a `triton.JITFunction`, so that its module contains all functions that it calls."""
-    # For AMD GPUs, products are not rounded, because `rounded_product` is written in PTX. Products and sums may be
-    # fused.
+    # For AMD GPUs, products are not rounded, because `rounded_product` is written in PTX. Products and sums may then
+    # be fused.
     linker = _Linker(kernel, rounds=launches_on_nvidia())
     return compile_triton_code_str(linker.source(), kernel.fn.__name__)
 

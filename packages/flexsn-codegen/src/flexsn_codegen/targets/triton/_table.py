@@ -10,7 +10,7 @@ import torch
 from flexsn_codegen.source._source import KernelSource
 from flexsn_codegen.targets.triton._literals import tl_name
 
-# Number of bytes for addresses, and of elements for counts. If addresses and counts are multiples of this number,
+# If all addresses are multiples of this number of bytes, and all counts are multiples of this number of elements,
 # Triton loads and stores vectors, as for tensors that are arguments.
 ALIGNMENT = 16
 

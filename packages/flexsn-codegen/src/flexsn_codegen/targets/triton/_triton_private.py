@@ -1,4 +1,4 @@
-"""Private parts of Triton. Importing this module checks each name."""
+"""Private parts of Triton. Importing this module checks that each name exists."""
 
 from __future__ import annotations
 

@@ -51,14 +51,14 @@ class TritonWriter(KernelWriter):
 
     def __init__(self, target: Target, strided: Strided, sizes: Sequence[str]) -> None:
         super().__init__(target, strided, sizes)
-        # An operand that has no entry has one number for all elements of the step, which is loaded once.
+        # An operand without an entry has one number for all elements of the step. This number is loaded once.
         self._offsets: dict[Port, str] = {}
         self._computed: dict[tuple[tuple[str, str, str], ...], str] = {}
         self._times: dict[Port, str] = {}
         self._unspecialised = ["T"] if "T" in sizes else []
 
     def begin(self) -> None:
-        # int64, because offsets up to T * NCL exceed 2**31, for example with T=32, a batch of 64, and 64 x 224 x 224.
+        # int64, because offsets may exceed 2**31, for example for T=32, a batch of 64, and 64 x 224 x 224 elements.
         self.line("off = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)")
         self.line(f"mask = off < {self._elements}")
         if "T" in self._sizes:

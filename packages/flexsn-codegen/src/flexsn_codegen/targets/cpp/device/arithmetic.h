@@ -1,4 +1,5 @@
-// Arithmetic. Results are exact, or rounded once, and have the bits of eager mode on the CPU.
+// Arithmetic. Results are exact or rounded once, except for results of `rsqrt`, and of `fused` on some processors. They
+// have the bits of eager mode on the CPU, unless eager mode is less exact.
 //
 // Functions of the C library are called as builtins of the compiler, because <cmath> takes long to read.
 #pragma once
@@ -7,7 +8,7 @@
 
 namespace dev {
 
-// x * y + z. It is rounded once if the processor has an instruction for it, otherwise twice.
+// x * y + z. The result is rounded once if the processor has an instruction for fused multiply-add, otherwise twice.
 DEV_INLINE float fused(float x, float y, float z) {
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
     return __builtin_fmaf(x, y, z);
@@ -48,8 +49,8 @@ DEV_INLINE double abs(double x) { return __builtin_fabs(x); }
 
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
 // `fmod` is exact, and has no branch. The quotient of the largest number and the smallest number has 277 bits. Each
-// call of `reduced_by` removes 50 of these bits. The rest is always a multiple of the smaller last bit of `x` and `y`,
-// so each product and difference, rounded once, is exact.
+// call of `reduced_by` removes 50 of these bits. The rest is always a multiple of the last bit of `x` or of `y`,
+// whichever is smaller, so the result of each product and difference, which is rounded once, is exact.
 DEV_INLINE double reduced_by(double rest, double divisor, double inverse, double shift) {
     double n = round(rest * (inverse * (1.0 / shift)));
     return fused(-n, divisor * shift, rest);
@@ -91,8 +92,9 @@ DEV_INLINE To whole(From x) {
     return inside ? number : To(-end);
 }
 
-// Converts a floating-point number to an integer type as eager mode does: to narrow types via int32, and to most
-// unsigned types via int64. These conversions keep the low bits, so numbers out of range wrap around.
+// Converts a floating-point number to an integer type as eager mode does: to uint32, and from double to uint8, via
+// int64, and to all other narrow types via int32. These conversions keep the low bits, so numbers that are too large
+// for the narrower type wrap around.
 template <typename To, typename From>
 DEV_INLINE To to_integer(From x) {
     if constexpr (is_same<To, uint64_t>) {
@@ -105,7 +107,7 @@ DEV_INLINE To to_integer(From x) {
     } else if constexpr (is_same<To, uint32_t> || (is_same<To, uint8_t> && sizeof(From) == 8)) {
         return To(uint64_t(whole<int64_t>(x)));
     } else if constexpr (sizeof(To) < 4) {
-        // Out of range, the int32 would be the smallest one, whose low bits are 0.
+        // For numbers out of range, the int32 would be the smallest int32, whose low bits are 0.
         return To(int32_t(abs(x) < From(0x1p31) ? x : From(0)));
     } else {
         return To(whole<int32_t>(x));
@@ -117,8 +119,8 @@ DEV_INLINE To to_integer(From x) {
 DEV_INLINE float nextafter(float x, float y) { return __builtin_nextafterf(x, y); }
 DEV_INLINE double nextafter(double x, double y) { return __builtin_nextafter(x, y); }
 
-// The 16 bits of the neighbour of a half value in the direction of `y`. Half values of one sign that follow each other
-// have bits that follow each other.
+// The 16 bits of the neighbour of a half value in the direction of `y`. The bits of consecutive half values of
+// one sign are consecutive integers.
 DEV_INLINE uint32_t neighbour_bits(uint32_t bits, float x, float y) {
     uint32_t moved = (x < y) == (x > 0.0f) ? bits + 1u : bits - 1u;
     return x == 0.0f ? (y > 0.0f ? 0x0001u : 0x8001u) : moved;

@@ -3,7 +3,7 @@
 
 #include "exponential.h"
 
-// The declarations of <math.h>. This header is not included, because only two of its functions are used.
+// Declarations from <math.h>. That header is not included, because only two of its functions are used.
 #if defined(__GLIBC__)
 extern "C" double lgamma_r(double, int*) noexcept;
 extern "C" long double lgammal_r(long double, int*) noexcept;
@@ -45,8 +45,9 @@ DEV_INLINE float erfc(float x) { return float(__builtin_erfc(double(x))); }
 DEV_INLINE double erf(double x) { return __builtin_erf(x); }
 DEV_INLINE double erfc(double x) { return double(__builtin_erfcl(static_cast<long double>(x))); }
 
-// Computed as `long double`, because the errors of glibc's function for double reach 3 ulp. `lgamma` itself is not
-// called, because it writes the sign of gamma to a variable that all threads share.
+// With glibc, the result is computed as `long double`, because the errors of glibc's function for double reach 3 ulp.
+// With glibc and on Apple systems, `lgamma` itself is not called, because it writes the sign of gamma to a variable
+// that all threads share.
 DEV_INLINE double lgamma(double x) {
 #if defined(__GLIBC__)
     int sign;

@@ -1,4 +1,4 @@
-// exp, and functions that are computed with it.
+// exp, and related functions.
 //
 // Arguments are reduced by multiples of ln 2, which is represented as two parts (Cody and Waite, Software Manual for
 // the Elementary Functions, 1980). The polynomials minimize the maximum of the relative error. They were
@@ -12,15 +12,16 @@ namespace dev {
 // 2^n, for -126 <= n <= 127.
 DEV_INLINE float power_of_two(int32_t n) { return from_bits(uint32_t(n + 127) << 23); }
 
-// x = n * scale + rest, where n is the nearest integer. The product of n with the high part of `scale` is exact.
+// x = n * scale + rest, where n is the integer nearest to x / scale. The product of n with the high part of `scale` is
+// exact.
 struct Reduced {
     float rest;
     int32_t n;
 };
 
 DEV_INLINE Reduced reduced(float x, float inverse, float high, float low) {
-    // The lowest bit of numbers near `shift` is worth 1. Therefore, the sum is rounded to an integer, which is in its
-    // low bits. For NaN, these bits have no meaning.
+    // The lowest bit of numbers near `shift` is worth 1. Therefore, the sum is rounded to an integer, which is in the
+    // low bits of the sum. For NaN, these bits have no meaning.
     constexpr float shift = 0x1.8p23f;
     float shifted = fused(x, inverse, shift);
     float n = shifted - shift;
@@ -53,9 +54,9 @@ DEV_INLINE float clamped(float x, float low, float high) {
 }
 
 // `x`, clamped to [low, high], for low < 0 < high. For NaN, the result is `low` or `high`. Two comparisons of
-// floating-point numbers become nine instructions, and two comparisons of their bits become two. The bits of positive
-// numbers are in the order of the numbers. The bits of negative numbers, as unsigned integers, are larger, and are in
-// reverse order.
+// floating-point numbers compile to nine instructions, and two comparisons of their bits compile to two. The bits of
+// positive numbers are in the order of the numbers. The bits of negative numbers, as unsigned integers, are larger than
+// those of positive numbers, and are in reverse order.
 DEV_INLINE float clamped_number(float x, float low, float high) {
     uint32_t above = bits_of(x) < bits_of(low) ? bits_of(x) : bits_of(low);
     int32_t inside = int32_t(above) < int32_t(bits_of(high)) ? int32_t(above) : int32_t(bits_of(high));
@@ -63,8 +64,8 @@ DEV_INLINE float clamped_number(float x, float low, float high) {
 }
 
 DEV_INLINE float exp(float x) {
-    // As in `reduced`. The sum also contains twice the bias of an exponent, because 2^n is the product of two powers,
-    // as in `scaled`.
+    // `x` is reduced as in `reduced`, but the sum also contains twice the bias of an exponent, because 2^n is the
+    // product of two powers, as in `scaled`.
     constexpr float shift = 0x1.8p23f + 254.0f;
     float inside = clamped_number(x, -104.0f, 89.0f);
     float shifted = fused(inside, 0x1.715476p0f, shift);
@@ -84,7 +85,7 @@ DEV_INLINE float exp2(float x) {
 
 DEV_INLINE float expm1(float x) {
     Reduced y = reduced_by_ln2(clamped(x, -18.0f, 89.0f));
-    // 2^n q + (2^n - 1), computed with 2^(n - 1), because float32 cannot represent 2^128.
+    // 2^n q + (2^n - 1) for q = exp(rest) - 1, computed with 2^(n - 1), because float32 cannot represent 2^128.
     float half = power_of_two(y.n - 1);
     float result = 2.0f * fused(half, expm1_near_zero(y.rest), half - 0.5f);
     return x == 0.0f ? x : result;
@@ -99,7 +100,7 @@ DEV_INLINE float tanh(float x) {
     p = fused(p, square, 0.13331442f);
     p = fused(p, square, -0.3333328f);
     float near = fused(p * square, a, a);
-    // 1 - 2 / (exp(2 a) + 1). From a = 9.1 on, this is 1.
+    // 1 - 2 / (exp(2 a) + 1). From a = 9.1 on, the result is 1.
     Reduced y = reduced_by_ln2(2.0f * (a > 10.0f ? 10.0f : a));
     float power = power_of_two(y.n);
     float far = 1.0f - 2.0f / (fused(power, expm1_near_zero(y.rest), power) + 1.0f);

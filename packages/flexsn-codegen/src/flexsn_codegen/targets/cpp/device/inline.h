@@ -1,5 +1,6 @@
-// Integer types, and macros for functions that are always inline. All other headers use them. Only `special.h` includes
-// a header of the C++ library, because g++ reads <tuple> for as long as it compiles a small kernel.
+// Integer types, and macros for functions that are always inline. All other headers use these types and macros. Only
+// `special.h` includes a header of the C++ library, because g++ takes as long to read <tuple> as to compile a small
+// kernel.
 #pragma once
 
 #include <stdint.h>

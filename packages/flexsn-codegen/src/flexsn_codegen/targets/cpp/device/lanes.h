@@ -15,8 +15,8 @@
 #endif
 
 // Marks a kernel that computes so much for each element that vectors of 512 bits are faster. By default, GCC does not
-// use them. If a kernel waits for memory, they are slower. Processors without VBMI2 lower their clock while they use
-// such vectors.
+// use such vectors. In a kernel that waits for memory, they are slower. Processors without VBMI2 lower their clock
+// frequency while they use them.
 #if defined(__AVX512VBMI2__) && !defined(__clang__)
 #define DEV_512
 #define DEV_WIDE __attribute__((target("prefer-vector-width=512")))
@@ -24,7 +24,7 @@
 #define DEV_WIDE
 #endif
 
-// The function of the library that Python calls. It takes `number` integers.
+// The library's function that Python calls. Its argument points to `number` integers.
 #define DEV_ENTRY(number)                                                                    \
     extern "C" __attribute__((visibility("default"))) const int64_t count = number;          \
     extern "C" __attribute__((visibility("default"))) void run(const int64_t* arguments)
@@ -43,7 +43,8 @@ static inline void store_rounded(bfloat16& place, float value) {
     place.bits = uint16_t(value != value ? 0x7FC0u : bits_of(value) >> 16);
 }
 
-// Vectors of float for kernels of float16. They use the conversions of the processor, which GCC does not use in loops.
+// Vectors of float for kernels of float16. They are converted by instructions of the processor that GCC does not use in
+// loops.
 #if defined(__GNUC__) && !defined(__clang__) && defined(__F16C__)
 #if defined(__AVX512F__)
 constexpr int64_t float16_lanes = 16;
@@ -88,7 +89,7 @@ DEV_INLINE void store_floats(float16* place, floats values) {
     __builtin_memcpy(place, &bits, sizeof(bits));
 }
 
-// True if all tensors are of float16 or float.
+// True if the elements of all tensors are float16 or float.
 template <typename... Types>
 constexpr bool in_floats = ((is_same<Types, float16> || is_same<Types, float>) && ...);
 #else
@@ -119,9 +120,9 @@ static inline T number(int64_t low, int64_t high = 0) {
 }
 
 // The type of the conditions that loops over lanes read, in kernels with tensors of `Types`. GCC computes as many lanes
-// at a time as a vector has elements of the narrowest type. With this type, these are 32 lanes of float, so that the
-// waiting times of dependent operations overlap. For double, and for float16, whose conversions are long, there are not
-// enough registers for 32 lanes, so the type is wider.
+// at a time as a vector has elements of the narrowest type. With `narrow_t`, GCC computes 32 lanes of float at a
+// time, so that the waiting times of dependent operations overlap. For double, and for float16, whose conversions are
+// long, there are not enough registers for 32 lanes, so the type is wider.
 #if defined(DEV_512)
 using narrow_t = int16_t;
 #else
@@ -154,7 +155,7 @@ static inline void add_offsets(
     const int64_t end = size * stride;
     int64_t rest = begin % inner, offset = begin / inner % size * stride;
     if (stride == 0) return;
-    if (inner == 1) {  // each element has another offset, so `size` elements are added at a time
+    if (inner == 1) {  // each element has another offset, so the loop handles up to `size` elements at a time
         for (int64_t lane = 0; lane < lanes; offset = 0) {
             const int64_t count = (end - offset) / stride;
             const int64_t next = lane + count < lanes ? lane + count : lanes;
@@ -222,7 +223,7 @@ struct Rows {
     template <typename T>
     void gather(const T* from, T* to, int64_t lanes) {
         const int64_t size = of[dimensions - 1].size, stride = of[dimensions - 1].stride;
-        if (dimensions == 2 && of[0].stride == 0 && size < lanes) {  // all rows are the same row, so it is copied
+        if (dimensions == 2 && of[0].stride == 0 && size < lanes) {  // all rows are one row, which is copied
             int64_t column = index[dimensions - 1];
             for (int64_t i = 0; i < size; ++i) {
                 to[i] = from[column * stride];
@@ -259,7 +260,7 @@ static inline int64_t team(int64_t most, int64_t programs, int64_t elements) {
 }
 
 // The sum over the lanes of a block. It is computed in pairs, so that its error grows with the logarithm of `count`,
-// and in an order that only depends on `count`. `values` are overwritten.
+// and in an order that only depends on `count`. The array `values` is overwritten.
 template <typename T>
 static inline T sum(T* values, int64_t count) {
     while (count > 1) {

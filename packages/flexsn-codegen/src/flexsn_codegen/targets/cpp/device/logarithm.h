@@ -19,7 +19,7 @@ DEV_INLINE float log1p_rest(float f) {
     return fused(square * f, p, -0.5f * square);
 }
 
-// The parts of a normal, positive x = 2^n mantissa, with sqrt(1/2) <= mantissa <= sqrt(2).
+// The parts of a normal, positive number x = 2^n * mantissa, with sqrt(1/2) <= mantissa <= sqrt(2).
 struct Parts {
     float mantissa;
     float n;
@@ -38,8 +38,8 @@ DEV_INLINE Parts normalized_parts(float x) {
     return {y.mantissa, denormal ? y.n - 23.0f : y.n};
 }
 
-// `result`, except for arguments for which the polynomial is not valid: NaN for NaN and below 0, and the limits at 0
-// and infinity.
+// `result`, except for arguments for which the polynomial is not valid: NaN for NaN and for negative numbers, and the
+// limits at 0 and infinity.
 DEV_INLINE float log_or_limit(float x, float result) {
     float number = x < infinity<float>() ? result : x;
     number = x == 0.0f ? -infinity<float>() : number;
@@ -65,7 +65,8 @@ DEV_INLINE float log2(float x) {
 DEV_INLINE float log10(float x) {
     Parts y = normalized_parts(x);
     float f = y.mantissa - 1.0f;
-    // 1 / ln 10 and log10(2) are represented as sums of two floats. The first float of log10(2) has few bits.
+    // 1 / ln 10 and log10(2) are represented as sums of two floats. The first float of log10(2) has few bits,
+    // so its product with n is exact.
     float of_mantissa = fused(f, 0x1.bcb7b2p-2f, fused(f, -0x1.5b235ep-27f, log1p_rest(f) * 0x1.bcb7b2p-2f));
     return log_or_limit(x, fused(y.n, 0x1.344p-2f, fused(y.n, 0x1.3509f8p-18f, of_mantissa)));
 }

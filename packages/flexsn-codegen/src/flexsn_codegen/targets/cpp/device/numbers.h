@@ -1,8 +1,7 @@
-// Functions of numbers of any type, which only use operators of C++ and no header. Kernels in C++ and in CUDA C++ use
-// them.
+// Functions of numbers of any type, for kernels in C++ and in CUDA C++. They only use operators of C++, and no header.
 //
-// Operations on integers never trap. Eager mode raises an error if it divides by 0. Here, n / 0 is n and n % 0 is 0, as
-// on the GPU. The smallest number divided by -1 is itself, and the remainder is 0.
+// Operations on integers never trap. Eager mode on the CPU raises an error for a division by 0. Here, n / 0 is n and
+// n % 0 is 0, as in Triton kernels. The smallest number divided by -1 is itself, and the remainder is 0.
 //
 // `DEV_INLINE`, `DEV_MEMBER` and the integer types have to be defined before this header.
 #pragma once
@@ -147,7 +146,7 @@ DEV_INLINE bool is_minus_one(T x) {
     return is_signed<T> && x == T(-1);
 }
 
-// The divisor, or 1 if the division would trap.
+// The divisor, or 1 if a division by it may trap.
 template <typename T>
 DEV_INLINE T divisor(T y) {
     return y == T(0) || is_minus_one(y) ? T(1) : y;

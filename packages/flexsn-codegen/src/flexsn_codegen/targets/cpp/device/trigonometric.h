@@ -22,7 +22,7 @@ DEV_INLINE double in_one_turn(double x, double part) {
 
 // Reduces a number by multiples of pi / 2. The factor 1 / (2 pi) has as many bits as the largest numbers need (Payne
 // and Hanek, Radian reduction for trigonometric functions, SIGNUM Newsletter 18, 1983). It is a sum of constants of 29
-// bits, instead of a table by the exponent, because few processors load from many addresses at once.
+// bits, instead of an entry of a table for each exponent, because few processors load from many addresses at once.
 DEV_INLINE Turned turned(float number) {
     constexpr double shift = 0x1.8p50;  // the last bit of a number of this size is worth a quarter
     double x = double(number);
@@ -82,7 +82,7 @@ DEV_INLINE float tan(float x) {
 //
 // These functions branch if an argument is large. A loop that contains a branch does not become vector code, but it may
 // contain calls of functions with the attribute `simd`. GCC replaces such a call by a call of the function's vector
-// form, whose symbol follows from the function's name. The definitions are local symbols of the kernel.
+// form, whose symbol follows from the function's name. The definitions below are local symbols of the kernel's library.
 
 #if defined(__x86_64__) && defined(__AVX2__) && defined(__FMA__) && !defined(__clang__)
 
@@ -131,7 +131,7 @@ static __attribute__((noinline)) typename V::floats exact_sines(typename V::floa
 }
 
 // sin(x + quarters * pi / 2). x is reduced by multiples of pi / 2, which is represented as three parts (Cody and
-// Waite). Up to 2048, products of the second part are exact, because it has 13 bits.
+// Waite). For arguments up to 2048, products of n and the second part are exact, because this part has 13 bits.
 template <typename V, int32_t quarters>
 DEV_INLINE typename V::floats sines(typename V::floats x) {
     using floats = typename V::floats;

@@ -1,4 +1,4 @@
-// The representation of floating-point numbers, and the half types and float8 types of memory.
+// The representation of floating-point numbers, and the half and float8 types, which only exist in memory.
 #pragma once
 
 #include "inline.h"
@@ -23,14 +23,15 @@ DEV_INLINE double from_bits(uint64_t bits) { return __builtin_bit_cast(double, b
 
 // -- half types, which only exist in memory: computations use float ---------------------------------------------
 //
-// Conversions use integer operations. Compilers use the conversions of the processor for single numbers only.
+// Conversions use integer operations. Compilers use the processor's conversion instructions only for single numbers,
+// and not in vector code.
 
-// The bits of the nearest float16, in the low 16 bits. Ties go to the even one.
+// The bits of the nearest float16, in the low 16 bits. Ties go to the float16 whose last bit is 0.
 DEV_INLINE uint32_t float16_bits(float x) {
     uint32_t bits = bits_of(x);
     uint32_t sign = bits >> 16 & 0x8000u;
     uint32_t size = bits & 0x7FFFFFFFu;
-    // The mantissa has 13 bits less, and the bias of the exponent is 112 smaller. If a number is rounded up to 2^16,
+    // The mantissa has 13 fewer bits, and the bias of the exponent is 112 smaller. If a number is rounded up to 2^16,
     // the carry gives the bits of infinity.
     uint32_t normal = (size - 0x38000000u + 0x0FFFu + (size >> 13 & 1u)) >> 13;
     // Below 2^-14, the addition rounds to a multiple of 2^-24, which is in the lowest bits of the sum.
@@ -71,7 +72,7 @@ DEV_INLINE uint32_t float8_e4m3fn_bits(float x) {
     uint32_t bits = bits_of(x);
     uint32_t size = bits & 0x7FFFFFFFu;
     uint32_t normal = (size - (120u << 23) + 0x7FFFFu + (size >> 20 & 1u)) >> 20;
-    // The sum is rounded to a multiple of 2^-9, which is in its lowest bits.
+    // The sum is rounded to a multiple of 2^-9, which is in the lowest bits of the sum.
     uint32_t denormal = bits_of(from_bits(size) + 16384.0f) - 0x46800000u;
     uint32_t number = size < 0x3C800000u ? denormal : normal < 0x7Fu ? normal : 0x7Fu;
     return (bits >> 24 & 0x80u) | (size > 0x43F00000u ? 0x7Fu : number);
@@ -118,8 +119,9 @@ DEV_INLINE float round_float16(float x) {
     uint32_t bits = bits_of(x);
     uint32_t sign = bits & 0x80000000u;
     uint32_t size = bits & 0x7FFFFFFFu;
-    // The last bit of the sum of a number and 2^13 times its power of two is the last bit of a float16, so the addition
-    // rounds the number to float16. Below 2^-14, this bit is 2^-24.
+    // 2^13 times the power of two of a number is added to the number. The last bit of the sum is then worth as much as
+    // the last bit of a float16 of the number's size, so the addition rounds the number to float16. Below 2^-14, the
+    // last bit of a float16 is worth 2^-24.
     float power = from_bits((size & 0x7F800000u) + 0x06800000u);
     power = power > 0.5f ? power : 0.5f;
     float number = (from_bits(size) + power) - power;

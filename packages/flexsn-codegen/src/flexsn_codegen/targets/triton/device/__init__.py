@@ -1,8 +1,8 @@
-"""The functions that generated sources call. Each name has two implementations.
+"""The functions that generated sources call. The base functions have two implementations.
 
 The compiled implementation consists of `@triton.jit` functions that use libdevice. Libdevice does not work in Triton's
-interpreter (if `TRITON_INTERPRET=1` is set when triton is imported). There, the functions are plain functions that call
-torch. Both implementations share `_composed`, which contains functions that only call these functions. A generated
+interpreter (if `TRITON_INTERPRET=1` is set when triton is imported). There, the base functions are plain functions that
+call torch. Both implementations share `_composed`, which contains functions that only call base functions. A generated
 source imports this package as `dev`, and runs unchanged with both implementations.
 """
 
