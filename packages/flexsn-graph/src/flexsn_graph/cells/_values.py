@@ -46,9 +46,9 @@ class Value:
         dims: the factors of each dimension, without factors of one element.
         cells: a table with one dimension per group of cells, in order. Its entries are indices of `nodes`.
         nodes: nodes of the new graph.
-        summed: the axes over which the value is summed afterwards.
+        summed: the axes over which the value remains to be summed.
         zero: True if the value is 0 for all arguments.
-        wide: for a converted sum, the value before the conversion.
+        wide: for a converted sum, the value before the conversion. Otherwise `None`.
     """
 
     dims: tuple[Dim, ...]

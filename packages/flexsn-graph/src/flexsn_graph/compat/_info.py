@@ -17,7 +17,7 @@ class FlexSNInfo(NamedTuple):
         fwd_core_args: names of the graph's arguments, in order.
         fwd_core_returns: names of the graph's results, including duplicates.
         fwd_core_recipients: the name that receives each result, or `"_"` for a duplicate.
-        fwd_kernel_returns: the results without duplicates.
+        fwd_kernel_returns: names of the results without duplicates.
         num_fwd_kernel_returns: number of the results without duplicates.
         c2k_return_mapping: for intermediate `i`, its position in `fwd_kernel_returns`.
     """

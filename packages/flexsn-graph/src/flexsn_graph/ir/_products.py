@@ -131,7 +131,7 @@ def _collapse_shape(value: Tensor, start: int, end: int) -> list[int]:
 
 
 def call_of(node: fx.Node) -> Call:
-    """The call that a node makes. Only its first argument may be a node."""
+    """The call that a node makes. Only the first argument may be a node."""
     return node.target, tuple(node.args[1:]), dict(node.kwargs)
 
 

@@ -49,7 +49,7 @@ class Presence:
         every_step: True if gradients from outside exist at every step, False if they exist at the last step only.
 
     Attributes:
-        flags: the flags that `with_flags` adds to the VJP's arguments. Empty if an absent gradient can be a zero.
+        flags: the flags that `with_flags` adds to the VJP's arguments. Empty if zeros can replace absent gradients.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Presence:
         self.flags = self._list_flags()
 
     def flows(self, num_steps: int) -> tuple[bool, ...]:
-        """For each of `[*inputs, *states, *lifted]`, True if a gradient reaches it within `num_steps >= 1` steps."""
+        """For each of `[*inputs, *states, *lifted]`, True if it receives a gradient within `num_steps >= 1` steps."""
         present = self._present_at_end
         reached = [False] * len(self._origins_by_primal)
         step_by_present: dict[frozenset[int], int] = {}
@@ -162,7 +162,7 @@ class Selection:
         self._graph = graph = vjp.graph
         self._origins = origins
         self._finite = _find_finite_values(graph)
-        self._zero: set[fx.Node] = set()  # values that are zero wherever all their gradients are absent
+        self._zero: set[fx.Node] = set()  # values that are zero if all gradients on which they depend are absent
         self._selecting_users: dict[fx.Node, set[fx.Node]] = {}  # maps a value to the nodes that use the selected value
         self._is_always_present = is_present
         for node in graph.nodes:
