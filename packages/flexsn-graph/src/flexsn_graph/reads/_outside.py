@@ -1,4 +1,4 @@
-"""Recognizes library functions that depend on more than their arguments, such as a clock, a setting or a file.
+"""Recognizes library functions that depend on more than their arguments, such as on a clock, a setting or a file.
 
 Calls of such functions from user code are detected during the trace of a core. If a function can be called again
 without side effects, its result is compared at each call. Random generators are refused. All other such
