@@ -24,7 +24,7 @@ def _divisor(y):
 
 @triton.jit
 def int_div(x, y):
-    """Divides and rounds towards zero."""
+    """Divides integers, and rounds the quotient towards zero."""
     return x // _divisor(y)
 
 

@@ -31,7 +31,7 @@ def _rounded(x, HALF: tl.constexpr):
 
 @triton.jit
 def _at(x_ptr, past_ptr, t, off, step, mask, T, MOST: tl.constexpr, PAST: tl.constexpr):
-    """The value of step `t`, which may be before the first step or after the last one."""
+    """The value of step `t`, which is 0 if `t` is after the last step or before all stored steps."""
     value = load(x_ptr + t * step + off, mask & (t >= 0) & (t < T))
     if PAST:
         value = tl.where(t < 0, load(past_ptr + (t + MOST) * step + off, mask & (t < 0) & (t >= -MOST)), value)

@@ -58,7 +58,7 @@ def widen(x: Any) -> Any:
 
 def load(pointers: Any, mask: Any, other: Any = 0) -> Any:
     if pointers.dtype.element_ty in _FLOAT8:
-        # `other` is omitted, because the interpreter would convert it.
+        # `other` is omitted, because the interpreter would convert it to float8.
         return widen(tl.load(pointers, mask=as_flags(mask)))
     return widen(tl.load(pointers, mask=as_flags(mask), other=other))
 

@@ -1,9 +1,9 @@
-"""Mean and variance per channel, from float32 sums that are as exact as sums of centred data.
+"""Mean and variance per channel, from float32 or float64 sums that are as exact as sums of centred data.
 
 Each thread merges four values at a time into a count, a mean and a sum of squared deviations (Chan's formula), so that
-large sums are never subtracted. The first value of a channel is subtracted from all of its values. This keeps means
-small if deviations are small. The results of threads, and then of programs, are merged in a fixed order, so means and
-variances do not change between runs.
+no large sum is subtracted from another large sum. The first value of a channel is subtracted from all of its values.
+This keeps means small if deviations are small. The results of threads, and then of programs, are merged in a fixed
+order, so means and variances do not change between runs.
 
 Source: Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1982.
 """
@@ -193,7 +193,7 @@ def finish_kernel(
     CHANNELS: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """`parts [programs, 3, channels]` -> `mean [channels]` and `var [channels]`. Also updates running statistics.
+    """`parts [programs, 3, channels]` -> `mean [channels]`, `var [channels]` and updated running statistics.
 
     Args:
         x_ptr: the values. The first values of two neighbouring channels are `first` elements apart.

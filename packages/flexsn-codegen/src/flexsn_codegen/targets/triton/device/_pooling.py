@@ -1,4 +1,4 @@
-"""Pooling in two dimensions: maxima with their positions in a few bits, averages, and the gradients of both.
+"""Pooling in two dimensions: maxima with their positions in a few bits, averages, and their gradients.
 
 A program computes a block of rows and columns. If channels are last, a row is a pixel and a column is a channel.
 Otherwise, a row is a row of an image, a column is a pixel of this row, and each channel is a separate image.
@@ -11,7 +11,7 @@ A code of 2, 4 or 8 bits is the position of a maximum in its window. A byte cont
 if channels are last, otherwise those of the same pixel in `PER` images.
 
 As in PyTorch, the position is that of the first maximum if several values are equal, and that of the last NaN if values
-are NaN. Sums are in float32, in PyTorch's order.
+are NaN. Sums are in float32, or in float64 for float64 values, and in PyTorch's order.
 """
 
 from __future__ import annotations

@@ -415,7 +415,7 @@ def repair_weights_kernel(
 
 @triton.jit
 def shares_kernel(shares_ptr, out_ptr, count, shares, scale_bits, SCALED: tl.constexpr, SIZE: tl.constexpr):
-    """`out [count]`, the sum of `shares [shares, count]` in order. If `SCALED`, it is multiplied by a number."""
+    """`out [count]`, the sum of `shares [shares, count]` in order, multiplied by the scale if `SCALED`."""
     at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
     here = at < count
     total = tl.load(shares_ptr + at, mask=here, other=0.0)
