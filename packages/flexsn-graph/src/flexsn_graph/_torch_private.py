@@ -81,7 +81,7 @@ _fake_results: dict[Any, Any] = private(
 )
 _engine_run_backward = private("torch.autograd.graph", "_engine_run_backward", _NO_VJP)
 core_aten_decompositions = private("torch._decomp", "core_aten_decompositions", _NO_SPLIT)
-expect("torch._functorch.partitioners", ["min_cut_rematerialization_partition"], _NO_SPLIT)  # slow to import
+expect("torch._functorch.partitioners", ["min_cut_rematerialization_partition"], _NO_SPLIT)  # is slow to import
 _custom_ops = private(
     "torch._library.custom_ops", "OPDEFS", "`torch.library.custom_op`s are refused in step functions", default={}
 )
@@ -271,8 +271,8 @@ def gradients(
 ) -> tuple[Tensor | None, ...]:
     """Computes gradients like `torch.autograd.grad`, but the call is visible to function modes and retains the graph.
 
-    The backward runs in the current thread, where the modes observe its reads. `torch.autograd.grad` would run it in
-    another thread for a GPU.
+    The backward runs in the current thread, where the modes observe its reads. `torch.autograd.grad` would run the
+    backward of a GPU in another thread.
     """
     with torch.autograd.set_multithreading_enabled(False):
         result: tuple[Tensor | None, ...] = _engine_run_backward(
@@ -338,7 +338,7 @@ def without_hooks(tensors: Sequence[Tensor]) -> Iterator[None]:
 
 
 def custom_op_body(op: OpOverload) -> Callable[..., Any] | None:
-    """The Python function of a `torch.library.custom_op`. `None` for other ops, and if devices differ in function."""
+    """The Python function of a `torch.library.custom_op`. `None` for other ops, or if devices have other functions."""
     definition = _custom_ops.get(op.name())
     if op.namespace in {"aten", "prims", "rngprims"} or definition is None:
         return None

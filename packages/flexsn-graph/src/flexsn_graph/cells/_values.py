@@ -80,7 +80,7 @@ def num_values(args: Sequence[Any]) -> int:
 
 
 def number_of(value: Value) -> bool | int | float | None:
-    """The number that all cells of a value contain, or `None` if the value is not such a constant."""
+    """The number that all cells of a value contain, or `None` if the cells are not one and the same constant."""
     (node, *others) = {value.nodes[i] for i in value.cells.flatten().tolist()}
     if others or node.op != "call_function" or node.target is not _prims.scalar_tensor.default:
         return None

@@ -41,7 +41,8 @@ def extract_info(fwd_graph: fx.Graph, num_inputs: int = 1, num_states: int = 0, 
             follow the states.
 
     Raises:
-        GraphArityError: the graph has fewer arguments or results than these numbers require.
+        GraphArityError: the graph has fewer arguments or results than `num_inputs`, `num_states` and `num_outputs`
+            require, or a result that is not a node.
 
     Example:
         >>> import torch

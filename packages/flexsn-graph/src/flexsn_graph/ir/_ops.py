@@ -156,7 +156,7 @@ def facts_of(op: object) -> OpFacts | None:
 
 
 def known_ops() -> tuple[Op, ...]:
-    """The ops that work element by element, sorted by name."""
+    """The ops that have facts, sorted by name."""
     return tuple(sorted(_FACTS, key=str))
 
 

@@ -142,4 +142,4 @@ def is_linear_in_one(node: fx.Node) -> bool:
         return False
     if target in ALIAS_OPS or target is SUM_OP or target in (_prims.neg.default, _prims.convert_element_type.default):
         return True
-    return target in (_prims.mul.default, _prims.div.default)  # by a number
+    return target in (_prims.mul.default, _prims.div.default)  # the other operand is a number

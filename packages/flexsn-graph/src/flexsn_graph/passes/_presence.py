@@ -3,7 +3,7 @@
 A final state on which no loss depends has no gradient, so autograd does not call the formulas that would use the
 gradient. A kernel uses a zero instead, and zero times an infinite derivative is NaN. If a product can become NaN in
 this way, the VJP takes a flag for each new state, which is True if the gradient of the state is present. The VJP
-replaces values that depend on absent gradients alone by zero.
+replaces a value with zero if the value depends on absent gradients alone.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class Selection:
     absent gradient is zero, and so is its product with a number.
 
     Attributes:
-        states: states whose flags decide about a selection.
+        states: states whose flags control a selection.
     """
 
     def __init__(self, vjp: StepGraph, origins: Mapping[fx.Node, frozenset[Port]], is_present: Any) -> None:

@@ -69,7 +69,7 @@ class Place:
         raise NotImplementedError
 
     def expression(self, bind: Bind) -> str:
-        """Python source that computes `get`."""
+        """Python source that computes the result of `get`."""
         raise NotImplementedError
 
     def counterpart(self, twins: Counterparts) -> Place:

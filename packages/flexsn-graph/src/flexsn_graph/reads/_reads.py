@@ -72,7 +72,7 @@ class Reads:
             self.keep(self._tensors)
 
     def restored(self) -> AbstractContextManager[None]:
-        """Context of a whole trace. Afterwards, every object that the core reaches is restored."""
+        """Context of a whole trace. Afterwards, every object that the core reaches is restored, except for caches."""
         return nullcontext() if self._recorder is None else self._recorder.surroundings.trace()
 
     def run(self, origin: Origin) -> AbstractContextManager[None]:
@@ -87,7 +87,7 @@ class Reads:
     def preserved(self) -> Iterator[None]:
         """Context of a run of a core that has already run without errors in the context `run`.
 
-        Afterwards, every object that the core reaches is restored.
+        Afterwards, every object that the core reaches is restored, except for caches.
         """
         with self.restored(), self.run(_CHECKED_ORIGIN):
             yield

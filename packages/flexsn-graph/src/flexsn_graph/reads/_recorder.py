@@ -171,7 +171,7 @@ class Recorder:
 
     @contextmanager
     def recording(self, core: Any) -> Iterator[None]:
-        """Records all functions that run in this context and in this thread."""
+        """Records the reads of all functions that run in this context and in this thread."""
         self._reset()
         try:
             with self._watch.paused():
@@ -547,7 +547,7 @@ class Recorder:
     def _is_seeded(self, frame: FrameType) -> bool:
         """True if a function belongs to a generator that the core created from a seed.
 
-        Such a generator draws equal numbers at each call.
+        Such a generator draws equal numbers in each call of the core.
         """
         generator = frame.f_locals.get("self")
         if not isinstance(generator, random.Random):

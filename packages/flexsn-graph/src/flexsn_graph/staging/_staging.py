@@ -183,7 +183,7 @@ class _Staging:
     # -- results ---------------------------------------------------------------------------------------------
 
     def _split_results(self) -> tuple[list[tuple[fx.Node, Port]], list[fx.Node]]:
-        """The results that parts write, and the values whose sums are gradients of lifted tensors."""
+        """The results that parts write, and the values whose sums over time are gradients of lifted tensors."""
         finals: list[tuple[fx.Node, Port]] = []
         leaves: list[fx.Node] = []
         for node, port in zip(self._entries, self._results, strict=True):
