@@ -20,7 +20,7 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 _PACKAGE = os.path.dirname(__file__) + os.sep
 # contextlib is included because an error that leaves a `with` block of torch passes through contextlib.
 _LIBRARY_PATHS = (_TORCH, _PACKAGE, "<frozen", contextlib.__file__)
-_TRACER = os.path.join(_PACKAGE, "tracing", "_tracer.py")  # calls the core
+_TRACER = os.path.join(_PACKAGE, "tracing", "_tracer.py")  # the file that calls the core
 _OP_LINE = re.compile(r"^    called as (\S+)$", re.MULTILINE)
 _TRACE_LINE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)(?:\n    (?P<text>.*))?')
 
@@ -36,7 +36,7 @@ class SourceLocation:
 
     @property
     def code(self) -> str:
-        """The text of the line without indentation. Empty if the file cannot be read."""
+        """The text of the line without indentation. The text is empty if the file cannot be read."""
         return (linecache.getline(self.file, self.line) if self._text is None else self._text).strip()
 
     @classmethod
@@ -100,7 +100,10 @@ def _iterate_entries(entry: TracebackType | None) -> Iterator[TracebackType]:
 
 
 def is_raised_by_torch(error: BaseException) -> bool:
-    """True if torch itself raised `error`, and not a `raise` statement in the user's code."""
+    """True if torch or this package raised `error`, and not a `raise` statement in the user's code.
+
+    False for an `AttributeError` and for a `NameError`.
+    """
     if isinstance(error, AttributeError | NameError):
         return False  # `nn.Module` raises the error if the user's object lacks an attribute
     *_, last = _iterate_entries(error.__traceback__)
@@ -120,13 +123,13 @@ def stack_trace(location: SourceLocation | None, op: str) -> str:
 
 
 def called_op(node: fx.Node) -> str:
-    """Name of the op in the user's code from which `node` was decomposed."""
+    """The name of the op that the user's code called, and from which `node` was decomposed."""
     match = _OP_LINE.search(node.stack_trace or "")
     return match[1] if match else str(node.target)
 
 
 def location_of(node: fx.Node) -> SourceLocation | None:
-    """The user's line that produced `node`, parsed from `node.stack_trace`."""
+    """The user's line that produced `node`, parsed from `node.stack_trace`, or `None` if no line is recorded there."""
     matches = list(_TRACE_LINE.finditer(node.stack_trace or ""))
     if not matches:
         return None

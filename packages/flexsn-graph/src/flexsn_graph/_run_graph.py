@@ -11,14 +11,14 @@ from flexsn_graph._location import located, location_of
 
 
 def run_graph(function: Callable[..., Any], *args: Any) -> Any:
-    """Calls a function. If it is an `fx.GraphModule`, its operators are located at the lines that its nodes record.
+    """Calls a function. The operators of an `fx.GraphModule` are located at the lines that its nodes record.
 
     The code of a graph module is generated, so its own lines mean nothing to a user. In a trace of a step that calls
     the function through `run_graph`, refusals and `location_of` name the user's lines instead.
 
     Args:
         function: a graph module, or another function, which is called as it is.
-        args: its arguments.
+        args: the arguments of the function.
 
     Returns:
         The result of the function.
@@ -31,7 +31,7 @@ class _LocatedRun(fx.Interpreter):
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
-        self.extra_traceback = False  # would change errors, which already name the location
+        self.extra_traceback = False  # if True, FX changes the text of errors, which already name the location
 
     def run_node(self, n: fx.Node) -> Any:
         with located(location_of(n)):

@@ -81,7 +81,7 @@ _fake_results: dict[Any, Any] = private(
 )
 _engine_run_backward = private("torch.autograd.graph", "_engine_run_backward", _NO_VJP)
 core_aten_decompositions = private("torch._decomp", "core_aten_decompositions", _NO_SPLIT)
-expect("torch._functorch.partitioners", ["min_cut_rematerialization_partition"], _NO_SPLIT)  # slow to import
+expect("torch._functorch.partitioners", ["min_cut_rematerialization_partition"], _NO_SPLIT)  # is slow to import
 _custom_ops = private(
     "torch._library.custom_ops", "OPDEFS", "`torch.library.custom_op`s are refused in step functions", default={}
 )
@@ -154,8 +154,8 @@ def fake_like(mode: FakeTensorMode, tensor: Tensor) -> FakeTensor:
 
 
 def constant_value(tensor: Tensor) -> str:
-    """The values of a tensor that was just created, as text. This also works during a trace."""
-    # This read is allowed because FlexSN itself makes it. If the core reads a value, the core is refused.
+    """The values of a tensor that was just created, as text. The values can be read during a trace, too."""
+    # FlexSN itself may read values during a trace. A core that reads values is refused.
     with _disable_current_modes(), _without_torch_functions():
         return repr(tensor.tolist())
 
@@ -201,7 +201,7 @@ def _uncompiled() -> AbstractContextManager[object]:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Makes a trace independent of all settings outside of it, and restores them afterwards.
+    """Makes a trace independent of the settings of its surroundings, and restores these settings afterwards.
 
     The trace runs outside of all operators and all transforms of `torch.func`. Autocast, inference mode, other tracers
     and other fake modes are off. Anomaly detection is also off, because it reads values. Compiled and scripted
@@ -209,7 +209,7 @@ def undisturbed() -> Iterator[None]:
     modes are active. Only one trace runs at a time, because FX patches Python globals while it traces.
     """
     with TRACE_LOCK, ExitStack() as stack:
-        # Inside the implementation of an operator, some dispatch keys are disabled that a trace needs.
+        # Inside the implementation of an operator, some dispatch keys that a trace needs are disabled.
         stack.enter_context(_force_keys(_INCLUDED, _EXCLUDED))
         stack.enter_context(_unsaved())
         stack.enter_context(_outside_transforms())
@@ -218,11 +218,11 @@ def undisturbed() -> Iterator[None]:
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         stack.enter_context(torch.autograd.set_detect_anomaly(False))
         stack.enter_context(_unoptimized(False))
-        stack.enter_context(_silent("torch._subclasses.fake_tensor"))  # this module logs the errors that it raises
+        stack.enter_context(_silent("torch._subclasses.fake_tensor"))  # torch's module logs the errors that it raises
         for device in _AUTOCAST_DEVICES:
             # The cache is off, too: it would retain conversions of the fake tensors for the user's parameters.
             stack.enter_context(torch.autocast(device, enabled=False, cache_enabled=False))
-        if "torch._dynamo" in sys.modules:  # without Dynamo, nothing is compiled, and importing it would be slow
+        if "torch._dynamo" in sys.modules:  # without Dynamo, nothing is compiled, and its import would be slow
             stack.enter_context(_uncompiled())
             config = torch._dynamo.config
             if hasattr(config, "error_on_nested_fx_trace"):
@@ -248,7 +248,7 @@ def _outside_transforms() -> Iterator[None]:
 
 @contextmanager
 def _unsaved() -> Iterator[None]:
-    """Disables the caller's saved-tensor hooks, as used by checkpointing, for tensors that a traced backward saves."""
+    """Disables the caller's saved-tensor hooks, such as those of checkpointing, for tensors saved in a trace."""
     before = _set_hooks_tracing(True)
     try:
         yield
@@ -271,8 +271,8 @@ def gradients(
 ) -> tuple[Tensor | None, ...]:
     """Computes gradients like `torch.autograd.grad`, but the call is visible to function modes and retains the graph.
 
-    The backward runs in the current thread, where the modes observe its reads. `torch.autograd.grad` would run it in
-    another thread for a GPU.
+    The backward runs in the current thread, where the modes observe its reads. `torch.autograd.grad` would run the
+    backward of a GPU in another thread.
     """
     with torch.autograd.set_multithreading_enabled(False):
         result: tuple[Tensor | None, ...] = _engine_run_backward(
@@ -338,7 +338,7 @@ def without_hooks(tensors: Sequence[Tensor]) -> Iterator[None]:
 
 
 def custom_op_body(op: OpOverload) -> Callable[..., Any] | None:
-    """The Python function of a `torch.library.custom_op`. `None` unless all devices share one function."""
+    """The Python function of a `torch.library.custom_op`. `None` for other ops, or if devices have other functions."""
     definition = _custom_ops.get(op.name())
     if op.namespace in {"aten", "prims", "rngprims"} or definition is None:
         return None
@@ -384,7 +384,7 @@ def trace_again(module: fx.GraphModule, mode: FakeTensorMode, table: Table) -> f
 
 
 def rounded(value: float, dtype: torch.dtype) -> float:
-    """A Python number, rounded to `dtype`. This also works during a trace."""
+    """A Python number, rounded to `dtype`. The function can be called during a trace, too."""
     with _disable_current_modes():
         number: float = torch.tensor(value, dtype=dtype, device="cpu").item()
     return number

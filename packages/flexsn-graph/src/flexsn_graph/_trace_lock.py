@@ -5,4 +5,4 @@ from __future__ import annotations
 import threading
 
 TRACE_LOCK = threading.RLock()
-"""Held during each trace. A caller that holds the lock can publish its trace before another thread starts a trace."""
+"""Each trace holds this lock. A caller that holds the lock can publish its trace before another thread traces."""

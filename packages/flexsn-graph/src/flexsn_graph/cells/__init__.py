@@ -67,7 +67,8 @@ def in_cells(module: fx.GraphModule, *, sums_allowed: bool, rows: bool = False) 
 
     Args:
         sums_allowed: True if the graph computes gradients. Sums over elements are then computed after the kernel.
-        rows: True if the kernel itself reduces one dimension: the last dimension of the reduced value.
+        rows: for a graph that computes gradients, True if the kernel itself may reduce one dimension: the last
+            dimension of the reduced value. Kernels of other graphs may always reduce this dimension.
 
     Raises:
         NonPointwiseError: the graph mixes elements in a way other than cutting and joining tensors.

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A factor of a dimension. The kernel has an index for it. `number` is its position among the step's axes."""
+    """A factor of a dimension that the kernel counts. `number` is the position of the axis among the step's axes."""
 
     number: int
 

@@ -230,7 +230,7 @@ class Pass:
     def _apply(
         self, node: fx.Node, target: Any, args: Sequence[Any], like: Any, kwargs: Mapping[str, Any] | None = None
     ) -> Value | tuple[Value, ...]:
-        """Applies an op element by element to values and numbers. `like` is the fake result with the right dtype."""
+        """Applies an op element by element to values and numbers. `like` is the fake result, or a tuple of them."""
         operands = {i: a for i, a in enumerate(args) if isinstance(a, Value)}
         dims, aligned = self._align(node, list(operands.values()))
         counts = counts_of(dims)
@@ -302,7 +302,7 @@ class Pass:
     # -- dimensions ----------------------------------------------------------------------------------------
 
     def _align(self, node: fx.Node, values: Sequence[Value]) -> tuple[tuple[Dim, ...], list[Tensor]]:
-        """The common dimensions of the values, and the cells of each value. Broadcast cells have size 1."""
+        """The common dimensions of the values, and the cells of each value, with size 1 where a value is broadcast."""
         rank = max((len(v.dims) for v in values), default=0)
         padded = [((),) * (rank - len(v.dims)) + v.dims for v in values]
         dims = []
@@ -530,7 +530,7 @@ class Pass:
         return replace(value, dims=(*value.dims[:dim], (), *value.dims[dim:]))
 
     def sum(self, node: fx.Node, value: Value, dims: Sequence[int], op: Op = _prims.add.default) -> Value:
-        """Adds up cells in the graph. Sums over axes are computed after the kernel, except for a sum along the row.
+        """Combines cells in the graph. Sums over axes are computed after the kernel, except for a sum along the row.
 
         Args:
             op: the op that combines two cells. An addition by default.
@@ -564,7 +564,7 @@ class Pass:
         return self._sum_rows(node, result, value, dims) if summed - value.summed else result
 
     def _sum_rows(self, node: fx.Node, total: Value, value: Value, dims: Sequence[int]) -> Value:
-        """A sum along the row, which the kernel computes. Sums over other axes are computed after the kernel."""
+        """The sum `total`, in which the kernel adds up the row. Other axes remain to be summed after the kernel."""
         if not self._sums_allowed:
             (axis,) = self._find_row_axes(node, value, dims)
         else:
@@ -605,7 +605,7 @@ class Pass:
     def _find_row_axes(self, node: fx.Node, value: Value, dims: Sequence[int]) -> list[OpenAxis]:
         """A list with the axis of the reduced row. The list is empty if the row consists of cells.
 
-        Refuses reductions of other dimensions. Raises `Refined` to turn a short row into cells.
+        Refuses reductions of dimensions other than the last. Raises `Refined` to turn a short row into cells.
         """
         rank, reduced = len(value.dims), self._find_reduced_dims(value, dims)
         if reduced != [rank - 1]:
@@ -753,7 +753,7 @@ class Pass:
             for factor in dim:
                 if isinstance(factor, OpenAxis):
                     number = numbers.get(self._find_root(factor))
-                    # No result has this axis, so no result uses the part.
+                    # If the step has no such axis, none of its results uses the part.
                     factors.append(Cells(factor.size, 0) if number is None else Axis(number))
                 else:
                     factors.append(Cells(*factor))

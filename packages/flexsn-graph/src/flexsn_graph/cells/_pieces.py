@@ -145,7 +145,7 @@ class StepPieces:
         return inputs, states, outputs
 
     def core(self, core: Callable[..., Any], *values: Tensor) -> tuple[Tensor, ...]:
-        """Joins the pieces into tensors, calls a step function with them, and returns the pieces of its results."""
+        """Joins pieces of inputs and states, calls a step function with the tensors, and splits its results."""
         results = core(*join((*self.inputs, *self.states), values))
         tensors = tuple(results) if isinstance(results, tuple | list) else (results,)
         return tuple(split((*self.outputs, *self.states), tensors))

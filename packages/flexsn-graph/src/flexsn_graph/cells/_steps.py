@@ -30,7 +30,7 @@ _prims = torch.ops.prims
 _MAX_ATTEMPTS = 256
 # The size of the largest dimension that a step may reduce or multiply. All elements of the dimension are written out.
 MAX_REDUCED = 16
-# The largest number of cells of one value. Products of small matrices have one cell for each of their elements.
+# The largest number of cells of one value. A small matrix in a product has one cell for each element.
 _MAX_STEP_CELLS = 256
 _Refinements = dict[Key, tuple[Spec, ...]]
 
@@ -93,7 +93,7 @@ class _StepPass(Pass):
         return self.sum(node, value, dims, _prims.maximum.default if largest else _prims.minimum.default)
 
     def number_axes(self, dims: Sequence[Dim], numbers: Mapping[Key, int], node: fx.Node) -> tuple[Factors, ...]:
-        """The dimensions, with each axis replaced by its number."""
+        """The dimensions, with each axis replaced by its number. An axis without a number has to be written out."""
         results = []
         for dim in dims:
             factors: list[Axis | int] = []
@@ -185,7 +185,7 @@ class _Cut(_StepPass):
         )
 
     def _unite_samples(self, values: Sequence[Value]) -> None:
-        """Unites the first dimensions of all results: the samples of a batch."""
+        """Unites the first dimensions of all results, the samples of a batch, if the dimensions have equal sizes."""
         first = [value.dims[0][0] for value in values if value.dims and len(value.dims[0]) == 1]
         axes = [axis for axis in first if isinstance(axis, OpenAxis)]
         if len(axes) == len(values) and len({axis.size for axis in axes}) == 1:
@@ -215,7 +215,7 @@ def in_elements(
         module: the lowered step with views, cuts and products.
         step_shape: shape of one step.
         lifted: for each placeholder, the index of its lifted tensor, or `None`.
-        gradient_of: for each result, the placeholder whose gradient it is, or `None`.
+        gradient_of: for each result, the index of the placeholder whose gradient the result is, or `None`.
         forward_refined: for a VJP, the `refined` of the forward graph.
 
     Raises:
@@ -297,7 +297,7 @@ class _OnElements(_StepPass):
     def _list_gradient_terms(
         self, node: fx.Node, value: Value, lifted_value: Value, varying: set[Key]
     ) -> list[fx.Node]:
-        """The nodes that compute the terms of a lifted tensor's gradient, one for each piece of the tensor."""
+        """The nodes that compute the terms of a lifted tensor's gradient, one node for each piece of the tensor."""
         for dim, gradient_dim in zip(lifted_value.dims, value.dims, strict=True):
             if dim and gradient_dim:
                 self._find_common(node, dim, gradient_dim)

@@ -46,9 +46,9 @@ class Value:
         dims: the factors of each dimension, without factors of one element.
         cells: a table with one dimension per group of cells, in order. Its entries are indices of `nodes`.
         nodes: nodes of the new graph.
-        summed: the axes over which the value is summed afterwards.
+        summed: the axes over which the value remains to be summed.
         zero: True if the value is 0 for all arguments.
-        wide: for a converted sum, the value before the conversion.
+        wide: for a converted sum, the value before the conversion. Otherwise `None`.
     """
 
     dims: tuple[Dim, ...]
@@ -80,7 +80,7 @@ def num_values(args: Sequence[Any]) -> int:
 
 
 def number_of(value: Value) -> bool | int | float | None:
-    """The number that all cells of a value contain, or `None` if the value is not such a constant."""
+    """The number that all cells of a value contain, or `None` if the cells are not one and the same constant."""
     (node, *others) = {value.nodes[i] for i in value.cells.flatten().tolist()}
     if others or node.op != "call_function" or node.target is not _prims.scalar_tensor.default:
         return None

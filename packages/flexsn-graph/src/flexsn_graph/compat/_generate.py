@@ -26,7 +26,7 @@ def generate_inference_graph(fn: Callable[..., Any], example_inputs: tuple[Tenso
 
     Returns:
         `[*example_inputs, *captured tensors] -> [*results]`. The placeholder of a captured tensor has the tensor as
-        `meta["captured"]`, and its layout as `meta["layout"]` (a `LiftedLayout`, or `None` if it is never read).
+        `meta["captured"]`, and its layout as `meta["layout"]` (a `LiftedLayout`, or `None` if no op reads the tensor).
 
     Raises:
         TraceError: `fn` returns neither a tensor nor a list or tuple of tensors.
@@ -43,7 +43,7 @@ def generate_forward_and_backward_graph(
     example_inputs: tuple[Tensor, ...],
     requires_grad: Sequence[bool] | None = None,
 ) -> tuple[fx.Graph, fx.Graph]:
-    """Traces `fn` and its gradient, and splits them so that the fewest bytes have to be saved (min-cut).
+    """Traces `fn` and its gradient, and splits the joint graph so that the fewest bytes have to be saved (min-cut).
 
     Args:
         fn, example_inputs: see `generate_inference_graph`.

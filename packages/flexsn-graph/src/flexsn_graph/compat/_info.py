@@ -17,7 +17,7 @@ class FlexSNInfo(NamedTuple):
         fwd_core_args: names of the graph's arguments, in order.
         fwd_core_returns: names of the graph's results, including duplicates.
         fwd_core_recipients: the name that receives each result, or `"_"` for a duplicate.
-        fwd_kernel_returns: the results without duplicates.
+        fwd_kernel_returns: names of the results without duplicates.
         num_fwd_kernel_returns: number of the results without duplicates.
         c2k_return_mapping: for intermediate `i`, its position in `fwd_kernel_returns`.
     """
@@ -41,7 +41,8 @@ def extract_info(fwd_graph: fx.Graph, num_inputs: int = 1, num_states: int = 0, 
             follow the states.
 
     Raises:
-        GraphArityError: the graph has fewer arguments or results than these numbers require.
+        GraphArityError: the graph has fewer arguments or results than `num_inputs`, `num_states` and `num_outputs`
+            require, or a result that is not a node.
 
     Example:
         >>> import torch

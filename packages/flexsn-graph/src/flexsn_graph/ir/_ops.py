@@ -116,7 +116,7 @@ _ELEMENTWISE_OF_ZERO = frozenset({_prims.neg.default, _prims.convert_element_typ
 
 
 def is_zero(node: fx.Node) -> bool:
-    """True for a constant 0 of a lowered graph, and for its views and conversions."""
+    """True for a constant 0 of a lowered graph, and for its views, negations and conversions."""
     target: Any = node.target
     if target in FILL_OPS:
         position = FILL_OPS[target]
@@ -133,8 +133,8 @@ class OpFacts:
         linear: sets of positions of arguments. If the result is floating-point and all other arguments are fixed, the
             op is jointly linear in the arguments of each set.
         continuous: positions of the arguments in which the op has no jumps, if its result is floating-point.
-        exact: True if the result needs no rounding to a half dtype, because it is a value of an operand or has another
-            dtype.
+        exact: True if the result needs no rounding to the half dtype of the operands, because this dtype represents the
+            result exactly, or because the result has another dtype.
     """
 
     linear: tuple[frozenset[int], ...] = ()
@@ -156,7 +156,7 @@ def facts_of(op: object) -> OpFacts | None:
 
 
 def known_ops() -> tuple[Op, ...]:
-    """The ops that work element by element, sorted by name."""
+    """The ops that have facts, sorted by name."""
     return tuple(sorted(_FACTS, key=str))
 
 
@@ -168,8 +168,8 @@ def kept_ops() -> Iterator[Op]:
 def is_pointwise(op: object) -> bool:
     """True if `op` maps elements to elements, one by one.
 
-    The result is True for all ops outside of torch's own namespaces. The shapes of such ops are checked, and their
-    kernel rules define their meaning.
+    The result is True for all ops outside of torch's own namespaces. The shapes of such ops' results are checked, and
+    the ops' kernel rules define their meaning.
     """
     return op in _FACTS or (isinstance(op, Op) and op.namespace not in {"aten", "prims"})
 

@@ -18,7 +18,7 @@ class Role(StrEnum):
 
     INPUT = "input"  # [T, *step], read
     STATE = "state"  # initial state, [*step], read
-    LIFTED = "lifted"  # captured tensor, broadcast to [*step], read
+    LIFTED = "lifted"  # captured tensor or value of the prologue, broadcast to [*step], read
     OUTPUT = "output"  # [T, *step], written
     STATE_SEQ = "state_seq"  # [T, *step], written: the state after each step
     FINAL_STATE = "final_state"  # [*step], written
@@ -47,10 +47,10 @@ class Role(StrEnum):
     SEGMENT_CARRIED = "segment_carried"  # the cotangent at a segment's end, from the segment after it
     SEGMENT_REPAIRS = "segment_repairs"  # [programs], written: number of recomputed pairs of an element and a segment
 
-    __hash__ = str.__hash__  # runs in C and thus fast, because ports are often keys. `Enum.__hash__` runs in Python
+    __hash__ = str.__hash__  # is fast, because it is in C, unlike `Enum.__hash__`. Ports are often keys
 
 
-class Port(NamedTuple):  # the hash and comparison of a tuple are in C and thus fast, as keys require
+class Port(NamedTuple):  # ports are often keys, and a tuple is fast to hash and to compare
     """One argument or result. `index` is its number within its role."""
 
     role: Role

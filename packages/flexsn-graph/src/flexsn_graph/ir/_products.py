@@ -131,7 +131,7 @@ def _collapse_shape(value: Tensor, start: int, end: int) -> list[int]:
 
 
 def call_of(node: fx.Node) -> Call:
-    """The call that a node makes. Only its first argument may be a node."""
+    """The call that a node makes. Only the first argument may be a node."""
     return node.target, tuple(node.args[1:]), dict(node.kwargs)
 
 
@@ -142,4 +142,4 @@ def is_linear_in_one(node: fx.Node) -> bool:
         return False
     if target in ALIAS_OPS or target is SUM_OP or target in (_prims.neg.default, _prims.convert_element_type.default):
         return True
-    return target in (_prims.mul.default, _prims.div.default)  # by a number
+    return target in (_prims.mul.default, _prims.div.default)  # the other operand is a number

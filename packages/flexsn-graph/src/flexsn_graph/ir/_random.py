@@ -52,7 +52,7 @@ def words_of_elements(low: Tensor, high: Tensor, row: Tensor, column: Tensor) ->
 
     Args:
         low, high: the key, int32 each.
-        row, column: int32 each.
+        row, column: the position of an element, int32 each.
     """
     low, high, row, column = torch.broadcast_tensors(*(t.long() & _MASK for t in (low, high, row, column)))
     zero = torch.zeros_like(row)
@@ -101,7 +101,7 @@ def normal(first: Tensor, second: Tensor, third: Tensor, step: Tensor, *, stream
 
 
 SINE = (-70.9934310913086, 81.34076690673828, -41.33714294433594, 6.283164024353027)
-"""Coefficients of sin(2 pi x) / x, from x**6 on, for x from 0 to 1/4. The relative error of the sine is below 6e-7."""
+"""Coefficients of sin(2 pi x) / x, from x**6 down, for x from 0 to 1/4. The sine's relative error is below 6e-7."""
 
 LOGARITHM = (
     0.2858414053916931,
@@ -111,7 +111,7 @@ LOGARITHM = (
     0.9998043775558472,
     -2.000009059906006,
 )
-"""Coefficients of -2 log(1 + x) / x, from x**5 on, for 1 + x from sqrt(1/2) to sqrt(2). The error is below 7e-6."""
+"""Coefficients of -2 log(1 + x) / x, from x**5 down, for 1 + x from sqrt(1/2) to sqrt(2). The error is below 7e-6."""
 
 
 def _compute_radius(word: Tensor) -> Tensor:

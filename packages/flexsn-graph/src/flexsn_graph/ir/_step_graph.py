@@ -29,8 +29,8 @@ class StepGraph:
             (`location_of`). The output is a tuple of nodes.
         arguments: ports of all placeholders in order, including unused placeholders.
         results: ports of the output's entries in order.
-        layouts: layouts of the lifted tensors by index. A step's forward graph and VJPs share them. A tensor that the
-            graph never reads has no layout.
+        layouts: layouts of the lifted tensors by index. A step's forward graph and VJPs share the layouts. A tensor
+            that the graph never reads has no layout.
     """
 
     graph: fx.Graph
@@ -62,6 +62,6 @@ class StepGraph:
 
     @property
     def gradients(self) -> tuple[int | None, ...]:
-        """Positions of the gradients of `[*inputs, *states, *lifted]` among the results of a VJP."""
+        """For each of `[*inputs, *states, *lifted]`, the index of its gradient among a VJP's results, or `None`."""
         gradient_ports = [Port(GRADIENTS[p.role], p.index) for p in self.arguments if p.role in GRADIENTS]
         return tuple(self.results.index(port) if port in self.results else None for port in gradient_ports)

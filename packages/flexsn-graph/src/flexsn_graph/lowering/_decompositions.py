@@ -1,4 +1,4 @@
-"""Decompositions of ops that give the results of eager mode. They extend and correct the decompositions of torch."""
+"""Decompositions of ops, with the results of eager mode. They extend and correct the decompositions of torch."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _round_to_half(value: Any, dtype: torch.dtype) -> Any:
 
 
 def _sum_on_cpu(decomposition: Callable[..., Any], x: Any, y: Any, alpha: Any = 1) -> Any:
-    """Rounds numbers to the half dtype of the other arguments, then adds. Eager mode rounds them on the CPU only."""
+    """Adds or subtracts. On the CPU only, as in eager mode, rounds numbers to the half dtype of the other arguments."""
     dtype = torch.result_type(x, y)
     if dtype in _HALF_DTYPES and _is_on_cpu(x, y):
         x, y, alpha = (_round_to_half(value, dtype) for value in (x, y, alpha))
@@ -66,9 +66,9 @@ def _sum_on_cpu(decomposition: Callable[..., Any], x: Any, y: Any, alpha: Any = 
 
 
 def _product_on_cpu(decomposition: Callable[..., Any], x: Any, y: Any) -> Any:
-    """Rounds a first argument without dimensions to the half dtype, then multiplies.
+    """Multiplies or divides. On the CPU, first rounds a first argument without dimensions to the half dtype.
 
-    Eager mode rounds this argument on the CPU only.
+    Eager mode, too, rounds this argument on the CPU only.
     """
     dtype = torch.result_type(x, y)
     if dtype in _HALF_DTYPES and _is_on_cpu(x, y) and isinstance(x, Tensor):
@@ -201,7 +201,7 @@ def _smooth_l1_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int,
 
 
 def _soft_margin_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int) -> Tensor:
-    """Computes in the order of eager mode, so the result is NaN where `exp` overflows. Torch's table gives numbers."""
+    """The gradient, in the order of eager mode: it is NaN where `exp` overflows. Torch's table gives numbers there."""
     z = torch.exp(-target * x)
     scale = -1.0 / x.numel() if reduction == 1 else -1.0
     return target * z * scale / (z + 1.0) * grad
@@ -220,7 +220,7 @@ def _polynomial(polynomial: Callable[..., Any], x: Any, degree: Any) -> Any:
 
 
 def _clamp(x: Tensor, low: Any = None, high: Any = None) -> Tensor:
-    """Makes one comparison per limit, because NaN is not beyond any limit. Torch's table detects NaN separately."""
+    """Clamps by one comparison per limit, because NaN is not beyond any limit. Torch's table detects NaN separately."""
     limits = [limit for limit in (low, high) if limit is not None]
     if not x.is_floating_point() or not all(type(limit) in (int, float) and limit == limit for limit in limits):
         clamped: Tensor = decomposition_table[_aten.clamp.default](x, low, high)

@@ -23,7 +23,7 @@ _prims = torch.ops.prims
 
 def lower(module: fx.GraphModule, mode: FakeTensorMode, table: Table = TO_PRIMS) -> fx.GraphModule:
     """Traces `module` again without mutation, and decomposes it by `table`. Views and ops with facts are unchanged."""
-    applied = {**table, **prims_of_inductor()}  # copies a thousand ops without hashing them again
+    applied = {**table, **prims_of_inductor()}  # a copy of a dictionary does not hash its keys again
     for op in kept_ops():
         applied.pop(op, None)
     lowered = trace_again(module, mode, applied)
@@ -52,7 +52,7 @@ def split_joint(
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Splits `[*primals, *cotangents] -> [*results, *gradients]` so that the fewest bytes are saved.
 
-    Works on core ATen ops. On prims, the minimal cut would store about 50 % more bytes.
+    The graph is split in core ATen ops. In prims, the minimal cut would store about 50 % more bytes.
     """
     partition = min_cut_partitioner()
     functional = lower(joint, mode, {**core_aten_decompositions(), **MISSING_IN_TORCH})

@@ -154,7 +154,10 @@ def _is_certain(sides: Sequence[Any]) -> bool:
 
 
 def _skip_conversions(node: Any) -> Any:
-    """The sum before its last conversions. The dtype after a conversion may be too narrow for the terms of the sum."""
+    """The sum of which `node` is a conversion or a view, otherwise `node`.
+
+    The dtype after a conversion may be too narrow for the terms of the sum.
+    """
     source = node
     while source.target in ALIAS_OPS or source.target is _prims.convert_element_type.default:
         source = source.args[0]

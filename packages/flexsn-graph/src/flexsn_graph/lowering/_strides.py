@@ -47,7 +47,7 @@ class StepAxes:
                 yield axis
 
     def layout(self, step: Tensor, elements: Tensor) -> LiftedLayout | None:
-        """The layout of a tensor whose `elements` are at the positions `step`, or `None` if it has no strides."""
+        """The layout of a tensor whose `elements` are at the positions `step`. `None` if no strides describe it."""
         dims = [d for d, size in enumerate(elements.shape) if size > 1 and (elements.stride(d) or step.stride(d))]
         dims.sort(key=step.stride, reverse=True)
         axes = sorted({a for d in dims for a in self.axes_of(step, d)})
@@ -76,7 +76,7 @@ def drop_dims(tensor: Tensor, dims: Sequence[int]) -> Tensor:
 
 
 def is_compatible(step: Tensor, place: Tensor) -> bool:
-    """True if a value at positions `step` may be at positions `place`, as it is constant where the positions differ."""
+    """True if a value at positions `step` may be at positions `place`: it is constant where the positions differ."""
     return all(
         size <= 1 or stride in (0, requested)
         for size, stride, requested in zip(step.shape, step.stride(), place.stride(), strict=True)

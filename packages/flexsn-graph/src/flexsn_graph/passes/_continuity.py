@@ -1,8 +1,8 @@
 """Finds the values of a step for which a small rounding error cannot cause a jump in a result.
 
-Gradients equal those of eager mode up to rounding. However, a value that is compared with a threshold decides about a
-spike, so it has to equal the value in the forward exactly. Therefore, a division may use fast arithmetic only if its
-result reaches no comparison.
+Gradients equal those of eager mode up to rounding. However, a value that is compared with a threshold decides whether a
+spike occurs, so it has to equal the value in the forward exactly. Therefore, a division may use fast arithmetic only if
+its result reaches no comparison.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def _has_no_effect(port: Port, value: Any, placeholders: dict[Port, fx.Node]) ->
         return is_number(value, 0)
     if port.role is Role.STATE:
         return value is placeholders.get(port)
-    return True  # a value that is saved for a backward. It may have any value, because no backward uses `ends_early`
+    return True  # an intermediate that is saved for a backward may differ, because no backward uses `ends_early`
 
 
 def simplify(node: fx.Node, not_positive: Collection[fx.Node], resolve: Any) -> Any:

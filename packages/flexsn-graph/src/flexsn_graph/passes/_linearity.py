@@ -104,7 +104,7 @@ def _keeps_linearity(node: fx.Node, dependent: Collection[fx.Node], *, affine: b
         return False
     positions = {i for i, argument in enumerate(node.args) if argument in dependent}
     if len(positions) < sum(argument in dependent for argument in node.all_input_nodes):
-        return False  # passed by keyword
+        return False  # a dependent value is passed by keyword
     return any(
         positions <= together and (affine or all(_vanishes(node.args[i]) for i in together - positions))
         for together in facts.linear

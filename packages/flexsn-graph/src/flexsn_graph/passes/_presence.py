@@ -3,7 +3,7 @@
 A final state on which no loss depends has no gradient, so autograd does not call the formulas that would use the
 gradient. A kernel uses a zero instead, and zero times an infinite derivative is NaN. If a product can become NaN in
 this way, the VJP takes a flag for each new state, which is True if the gradient of the state is present. The VJP
-replaces values that depend on absent gradients alone by zero.
+replaces a value with zero if the value depends on absent gradients alone.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Presence:
         every_step: True if gradients from outside exist at every step, False if they exist at the last step only.
 
     Attributes:
-        flags: the flags that `with_flags` adds to the VJP's arguments. Empty if an absent gradient can be a zero.
+        flags: the flags that `with_flags` adds to the VJP's arguments. Empty if zeros can replace absent gradients.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Presence:
         self.flags = self._list_flags()
 
     def flows(self, num_steps: int) -> tuple[bool, ...]:
-        """For each of `[*inputs, *states, *lifted]`, True if a gradient reaches it within `num_steps >= 1` steps."""
+        """For each of `[*inputs, *states, *lifted]`, True if it receives a gradient within `num_steps >= 1` steps."""
         present = self._present_at_end
         reached = [False] * len(self._origins_by_primal)
         step_by_present: dict[frozenset[int], int] = {}
@@ -155,14 +155,14 @@ class Selection:
     absent gradient is zero, and so is its product with a number.
 
     Attributes:
-        states: states whose flags decide about a selection.
+        states: states whose flags control a selection.
     """
 
     def __init__(self, vjp: StepGraph, origins: Mapping[fx.Node, frozenset[Port]], is_present: Any) -> None:
         self._graph = graph = vjp.graph
         self._origins = origins
         self._finite = _find_finite_values(graph)
-        self._zero: set[fx.Node] = set()  # values that are zero wherever all their gradients are absent
+        self._zero: set[fx.Node] = set()  # values that are zero if all gradients on which they depend are absent
         self._selecting_users: dict[fx.Node, set[fx.Node]] = {}  # maps a value to the nodes that use the selected value
         self._is_always_present = is_present
         for node in graph.nodes:

@@ -1,4 +1,4 @@
-"""Finds the names in the byte code of a function, except for the names of its arguments."""
+"""Finds the names in the byte code of a function, except for the names of local variables and closure variables."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from types import CodeType
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Names that one code object reads. Names in functions that are defined inside it are not included.
+    """Names that one code object uses. Names in functions that are defined inside the code are not included.
 
     Attributes:
-        variables: global variables and builtins.
-        attributes: all names after a dot.
+        variables: global variables and builtins that the code reads.
+        attributes: all names after a dot, names that the code imports from modules, and variables that it sets.
         imports: modules, as `(level, name)`. The level is the number of leading dots.
     """
 
@@ -25,7 +25,7 @@ class Names:
 
 @lru_cache(4096)
 def names_of(code: CodeType) -> Names:
-    """The names that a code object reads."""
+    """The names that a code object uses."""
     variables: dict[str, None] = {}
     attributes: set[str] = set()
     imports: list[tuple[int, str]] = []

@@ -19,7 +19,7 @@ class Guard:
     Attributes:
         watches: True if any place is checked.
         holds: the check. It compares most objects by identity, so it may return False although all objects are equal to
-            those that were read. In that case, `changed` finds the values that differ.
+            those that were read. If the check returns False, `changed` finds the values that really differ.
     """
 
     def __init__(self, values: Mapping[Place, Any]) -> None:

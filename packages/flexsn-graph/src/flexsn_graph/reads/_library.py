@@ -22,7 +22,11 @@ _HOLDERS = (
 
 
 def is_library(module: object) -> bool:
-    """True if the module of this name belongs to the standard library, torch, numpy, triton or this project."""
+    """True if a module belongs to the standard library, torch or its dependencies, numpy, triton or this project.
+
+    Args:
+        module: the name of the module. The result is False for an object that is not a string.
+    """
     if not isinstance(module, str):
         return False
     # The function that creates a named tuple has a module name that starts with `namedtuple_`.

@@ -1,7 +1,7 @@
-"""Recognizes library functions that depend on more than their arguments, such as a clock, a setting or a file.
+"""Recognizes library functions that depend on more than their arguments, such as on a clock, a setting or a file.
 
 Calls of such functions from user code are detected during the trace of a core. If a function can be called again
-without side effects, its result is compared at each call. Random generators are refused. All other such
+without side effects, its result is compared at each call of the core. Random generators are refused. All other such
 functions are called only in the trace, and their names are reported.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-# Functions without arguments and side effects. Their results are compared at each call.
+# Functions that have neither arguments nor side effects. Their results are compared at each call of the core.
 _REPEATABLE: tuple[Callable[[], Any], ...] = (
     torch.get_float32_matmul_precision,
     torch.are_deterministic_algorithms_enabled,

@@ -30,7 +30,7 @@ class Counterparts(Protocol):
     """Maps objects of one core to objects of another core. See `_twins.py`."""
 
     def counterpart(self, value: Any) -> Any:
-        """Returns the object of the other core, or raises `NotTwinsError`."""
+        """Returns the object of the other core that corresponds to `value`, or raises `NotTwinsError`."""
 
     def function(self, function: Any) -> Any:
         """Returns the counterpart of a function that a place calls."""
@@ -61,7 +61,7 @@ class Place:
 
     @property
     def owner(self) -> tuple[Any, Any]:
-        """The object that contains the place, and the name or key in it. The key `None` means the whole object."""
+        """The object that contains the place, and the place's name or key. `None` as the key means the whole object."""
         raise NotImplementedError
 
     def get(self) -> Any:
@@ -69,7 +69,7 @@ class Place:
         raise NotImplementedError
 
     def expression(self, bind: Bind) -> str:
-        """Python source that computes `get`."""
+        """Python source that computes the result of `get`."""
         raise NotImplementedError
 
     def counterpart(self, twins: Counterparts) -> Place:

@@ -50,7 +50,7 @@ class Reads:
         self._tensors: tuple[Tensor, ...] = ()
         self._places: list[list[Place]] = []
         self._is_complete = False
-        self._properties: list[tuple[Any, ...]] = []  # kinds of the tensors at the time of the trace
+        self._properties: list[tuple[Any, ...]] = []  # the properties of each tensor when it was traced
         self._guard = Guard({})
         self.holds = self._guard.holds
         self._backward_guard = self._guard
@@ -72,7 +72,7 @@ class Reads:
             self.keep(self._tensors)
 
     def restored(self) -> AbstractContextManager[None]:
-        """Context of a whole trace. Afterwards, every object that the core reaches is restored."""
+        """Context of a whole trace. Afterwards, every object that the core reaches is restored, except for caches."""
         return nullcontext() if self._recorder is None else self._recorder.surroundings.trace()
 
     def run(self, origin: Origin) -> AbstractContextManager[None]:
@@ -87,7 +87,7 @@ class Reads:
     def preserved(self) -> Iterator[None]:
         """Context of a run of a core that has already run without errors in the context `run`.
 
-        Afterwards, every object that the core reaches is restored.
+        Afterwards, every object that the core reaches is restored, except for caches.
         """
         with self.restored(), self.run(_CHECKED_ORIGIN):
             yield
@@ -249,16 +249,16 @@ class Reads:
         return any(not isinstance(value, _WITHOUT_NUMBERS) for value in self.changed().values())
 
     def holds_for_backward(self) -> bool:
-        """True if the values that backward formulas read are unchanged. See also `changed_for_backward`."""
+        """True if the values that backward formulas read are unchanged, except for tensors, which are not compared."""
         return self._backward_guard.holds()
 
     @property
     def reads_for_backward(self) -> bool:
-        """True if backward formulas read anything that may change."""
+        """True if backward formulas read any value that may change and is not a tensor."""
         return self._backward_guard.watches
 
     def changed_for_backward(self) -> list[str]:
-        """Names of values that backward formulas read and that have changed."""
+        """Names of values that backward formulas read and that have changed, except for tensors."""
         return [] if self._backward_guard.holds() else [place.name for place in self._backward_guard.changed()]
 
     def constants(self) -> dict[str, Any]:

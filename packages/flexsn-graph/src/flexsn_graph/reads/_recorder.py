@@ -66,7 +66,7 @@ from flexsn_graph.reads._surroundings import Origin, Surroundings
 from flexsn_graph.reads._values import MISSING, SCALARS, is_atom, is_numpy, is_python_class
 from flexsn_graph.reads._watch import AttributeWatch, calls_watched, resume, suspend
 
-# The largest numbers of elements and bytes that a core may read. They are limited, because every call compares them.
+# The largest numbers of elements and bytes that a core may read, because every call compares all of them.
 MAX_ELEMENTS = 10_000
 MAX_BYTES = 65_536
 
@@ -120,8 +120,8 @@ class Recorder:
         """Resets everything that belongs to a single recording."""
         self._watch = AttributeWatch(self._record_read)
         self._paths: dict[int, str] = {}  # by id of an object whose attributes are watched
-        # The key is a flag, which is True for backward formulas, and the object's id. The objects are kept alive, so
-        # that no other object gets the same id in the meantime.
+        # The key consists of a flag, which is True for backward formulas, and the object's id. The objects are kept
+        # alive, so that no other object gets the same id in the meantime.
         self._recorded: dict[tuple[bool, int], Any] = {}
         self._elements = [0, 0]
         self._bytes = [0, 0]
@@ -131,8 +131,8 @@ class Recorder:
         self._nested_code: set[CodeType] = set()
         self._executed: dict[CodeType, bool] = {}  # by code that has run: True if it ran in a backward formula
         self._user_code: set[CodeType] = set()
-        # Each pair consists of a set for the step and a set for backward formulas. The first pair contains the library
-        # functions that user code called, and the second pair contains the names after a dot.
+        # The pairs `_called` and `_attributes` each consist of a set for the step and a set for backward formulas.
+        # `_called` contains the code of functions that user code called, and `_attributes` the names after a dot.
         self._called: tuple[set[CodeType], set[CodeType]] = (set(), set())
         self._seeded: dict[int, random.Random] = {}  # by id: generators that the core created from a seed, kept alive
         self._attributes: tuple[set[str], set[str]] = (set(), set())
@@ -141,7 +141,7 @@ class Recorder:
 
     @contextmanager
     def run(self, origin: Origin) -> Iterator[None]:
-        """Context of one run of the core or of its backward formulas. At the end, removes traced tensors from objects.
+        """Context of one run of the core or of its backward formulas. After the run, no object contains traced tensors.
 
         Raises:
             StatefulCoreError: the core stores a tensor outside of itself.
@@ -171,7 +171,7 @@ class Recorder:
 
     @contextmanager
     def recording(self, core: Any) -> Iterator[None]:
-        """Records all functions that run in this context and in this thread."""
+        """Records the reads of all functions that run in this context and in this thread."""
         self._reset()
         try:
             with self._watch.paused():
@@ -432,7 +432,7 @@ class Recorder:
     # -- attributes --------------------------------------------------------------------------------------
 
     def _record_read(self, owner: Any, name: str) -> None:
-        """Records the read of an attribute of a watched object. Called before the read takes place."""
+        """Records the read of an attribute of a watched object, before the read takes place."""
         path = self._paths[id(owner)]
         if isinstance(owner, ModuleType):
             self._record_module_read(owner, name, path)
@@ -547,7 +547,7 @@ class Recorder:
     def _is_seeded(self, frame: FrameType) -> bool:
         """True if a function belongs to a generator that the core created from a seed.
 
-        Such a generator draws equal numbers at each call.
+        Such a generator draws equal numbers in each call of the core.
         """
         generator = frame.f_locals.get("self")
         if not isinstance(generator, random.Random):
@@ -575,7 +575,7 @@ class Recorder:
     def _find_user_frame(self, frame: FrameType) -> FrameType | None:
         """The user's frame that called a library function, directly or indirectly.
 
-        `None` if torch or Triton called it.
+        `None` if torch or Triton called the function, or if no frame of the user did.
         """
         caller = frame.f_back
         while caller is not None and caller.f_code not in self._user_code:
@@ -693,7 +693,7 @@ class Recorder:
             self._record_settings(module, path)
 
     def _record_settings(self, owner: Any, path: str) -> None:
-        """Records attributes of torch that are stored in C++."""
+        """Records settings of torch that are stored in C++."""
         for name in sorted(self._attributes[self.in_backward]):
             if name[:1] != "_" and name not in getattr(owner, "__dict__", ()):
                 place = Equal(f"{path}.{name}", name, getattr, owner, name)

@@ -28,8 +28,8 @@ class Store:
 
     Attributes:
         name: name of the object in messages, such as ``self.history``.
-        watched: True if reads of single values are recorded. Such a store shows if the core reads a value before it
-            writes the value.
+        watched: True if reads of single values are recorded. Such a store shows whether the core reads a value before
+            it writes the value.
         lasting: True if the values outlast a trace, unless they contain tensors.
     """
 
@@ -44,7 +44,7 @@ class Store:
         raise NotImplementedError
 
     def put(self, key: Any, value: Any) -> None:
-        """Sets a value, or removes it if it is `MISSING`."""
+        """Sets the value of `key`, or removes the key if `value` is `MISSING`."""
         raise NotImplementedError
 
     def restore(self, before: Values, is_chosen: Callable[[Any, Any], bool]) -> None:

@@ -49,10 +49,10 @@ class Surroundings:
     """The objects that a core reaches, and their snapshots.
 
     An object is registered before the core can use it. After each run of the core, traced tensors are removed from all
-    objects. After the whole trace, all objects are restored.
+    objects. After the whole trace, all objects except caches are restored.
 
-    If other threads run, they may write to these objects. In that case, only traced tensors and values whose names are
-    in the core's own code are restored.
+    If other threads run, they may write to these objects. In that case, attributes and variables whose names are not in
+    the core's own code are not restored, unless the code can write to them indirectly, as by `setattr`.
 
     Attributes:
         derived: names of attributes that the core sets to tensors computed from captured tensors alone, as a forward
@@ -109,7 +109,7 @@ class Surroundings:
 
     @contextmanager
     def trace(self) -> Iterator[None]:
-        """Context of a trace. Afterwards, all objects are restored to their state before the trace."""
+        """Context of a trace. Afterwards, all objects except caches are restored to their state before the trace."""
         if self._before_trace is not None:
             yield
             return
@@ -140,7 +140,7 @@ class Surroundings:
     def end_run(self, origin: Origin) -> StatefulCoreError | None:
         """Removes traced tensors from all objects.
 
-        Returns the error for the first tensor that the core must not store.
+        Returns the error for the first stored tensor that the core must not store, or `None`.
         """
         before, self._before_run = self._before_run or {}, None
         refusal: StatefulCoreError | None = None
@@ -176,7 +176,7 @@ class Surroundings:
         )
 
     def _find_line(self, name: str) -> SourceLocation | None:
-        """The user's line that writes to a name. If no line writes to the name, the last line that contains it."""
+        """The user's line that writes to a name. If there is none, the last line that contains the name, or `None`."""
         last = _LAST_NAME.search(name.split("[")[0])
         result: SourceLocation | None = None
         for code in self._codes if last is not None else ():

@@ -1,4 +1,4 @@
-"""Finds the counterparts of the places that one core has read in another core with the same code.
+"""For the places that one core has read, finds the counterparts in another core with the same code.
 
 Two cores are twins if every value that the first core read during its trace has a counterpart in the other core: code,
 numbers, modules and classes are equal, tensors have the same properties, and each object that belongs to the first core

@@ -60,5 +60,5 @@ def same(current: Any, before: Any) -> bool:
 
 
 def is_numpy(value: object, kind: str) -> bool:
-    """True if `value` is numpy's `ndarray` or `generic`, without importing numpy."""
+    """True if `value` is an instance of numpy's class `kind`. The function does not import numpy."""
     return any(c.__module__ == "numpy" and c.__name__ == kind for c in type(value).__mro__)

@@ -1,8 +1,8 @@
 """Makes one VJP valid for all steps, although gradients of some new states are absent at the first backward step.
 
 Otherwise, the first backward step would need a separate VJP, with separate kernels and launches. A VJP with a flag is
-valid for all steps. If a value depends on absent gradients alone, the VJP replaces the value with zero where it is
-combined with other values.
+valid for all steps. If a value depends on absent gradients alone, the VJP replaces the value with zero where the value
+is combined with other values.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Separates biases and gradients from convolutions.
 
-The gradient of a convolution's value is also a convolution. The gradient of the weight is a product of two values.
+The gradient of the convolved value is also a convolution. The gradient of the weight is a product of two values.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def split_gradients(graph: fx.Graph) -> None:
 
 
 def add_biases(graph: fx.Graph) -> None:
-    """Moves the biases of convolutions into stages if the convolution's library adds them in a separate pass anyway."""
+    """Moves the biases of convolutions into stages if PyTorch adds the biases in a separate pass anyway."""
     for node in list(graph.nodes):
         if node.op != "call_function" or node.target is not CONVOLUTION or node.args[2] is None:
             continue
@@ -90,7 +90,7 @@ def _create_value_gradient(graph: fx.Graph, node: fx.Node) -> fx.Node:
             CONVOLUTION, (gradient, weight, None, stride, padding, dilation, False, output_padding, groups)
         )
     full_padding = [d * (size - 1) - p for d, size, p in zip(dilation, sizes[2:], padding, strict=True)]
-    if set(stride) == {1} and min(full_padding) >= 0:  # flip the weight, because libraries have faster kernels for this
+    if set(stride) == {1} and min(full_padding) >= 0:  # libraries have faster kernels for the flipped weight
         flipped = _flip(graph, weight, groups)
         return graph.call_function(
             CONVOLUTION, (gradient, flipped, None, stride, full_padding, dilation, False, output_padding, groups)
@@ -102,7 +102,7 @@ def _create_value_gradient(graph: fx.Graph, node: fx.Node) -> fx.Node:
 
 
 def _flip(graph: fx.Graph, weight: fx.Node, groups: int) -> fx.Node:
-    """The weight `[out, in / groups, *window]` of a convolution from `out` to `in`, with flipped windows."""
+    """The weight `[in, out / groups, *window]`, with flipped windows, from a weight `[out, in / groups, *window]`."""
     out, inside, *window = _get_shape(weight)
     node = _call(graph, _aten.reshape.default, weight, [groups, out // groups, inside, *window])
     node = _call(graph, _aten.transpose.int, node, 1, 2)

@@ -15,9 +15,9 @@ _RESULTS = frozenset({Role.OUTPUT, Role.STATE})
 
 
 def staged_ends_early(staged: StagedStep, counts: Collection[int]) -> bool:
-    """`ends_early` for a step with products.
+    """True if a step with products has no effect wherever the inputs in `counts` are 0 or less.
 
-    True if all outputs are zero and all states stay unchanged wherever the inputs in `counts` are 0 or less.
+    All outputs are then zero, and all states stay unchanged. See `ends_early`, which accepts steps without products.
 
     Args:
         staged: a forward step.

@@ -42,7 +42,10 @@ class Order:
         self._find_levels(order)
 
     def _can_wait(self, node: fx.Node, to_carried: set[fx.Node]) -> bool:
-        """True for an operand that the loop does not need, and that is computed from many states, such as delays."""
+        """True for an operand that the loop does not need, and that is computed from many states, as for a delay.
+
+        An operand that is computed from the gradient of a state cannot wait.
+        """
         places = self._places
         if places.role(node) is not Role.OPERAND or node in to_carried:
             return False

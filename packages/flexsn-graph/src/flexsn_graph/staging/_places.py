@@ -26,9 +26,9 @@ class Places:
         ports: the ports of values that have a place in memory, by the node that represents the whole value.
         moving: nodes that depend on values of the step. Each other node depends on captured tensors alone.
         of_carried: nodes that depend on carried values.
-        saved: the values of `existing` that are read.
+        saved: the ports of `existing` whose values are read.
         assembled: values that several parts write, one piece each.
-        rows: values with one element per row that are computed from reductions. `find_rows` sets them.
+        rows: values with one element per row that are computed from reductions. `find_rows` finds these values.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Places:
             self.store(root, Role.OPERAND)
 
     def store_operands(self, node: fx.Node) -> None:
-        """Assigns places to the values that a node reads from memory."""
+        """Assigns places to the values that a node reads from memory, and to a node that is assembled from pieces."""
         if self.role(node) is Role.SAVED:
             return
         if self.is_product(node):

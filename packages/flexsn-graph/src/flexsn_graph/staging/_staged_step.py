@@ -33,7 +33,7 @@ class View:
     Attributes:
         source: port of the value.
         calls: the views, in order. Empty for the whole value.
-        shape, dtype: shape and dtype of the last view.
+        shape, dtype: shape and dtype of the value after all views.
     """
 
     source: Port
@@ -68,13 +68,13 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A product of a value of the step with a matrix, or a reduction of its rows.
+    """A product of a value of the step with a matrix, or a reduction of the rows of a value.
 
     Attributes:
         phase: the phase in which the product is computed.
         op: the torch op.
         args, kwargs: arguments of the op. For a reduction, the arguments are `(value, dims, *numbers)` with negative
-            dims. Values are `View`s. A value that is computed before the loop has the role `MATRIX`.
+            dims. Values are `View`s. A value that is computed from captured tensors alone has the role `MATRIX`.
         result: the destination: a value of the role `PRODUCT`, or a result of the step.
         shape, dtype: shape and dtype of the result.
         factor_shapes: shapes of the two factors, or of the reduced value.
@@ -147,8 +147,8 @@ class StagedStep:
         saved: for a VJP, the operands and products of the forward that the VJP reads as `SAVED`.
         terms: for a VJP, the parts of gradients of lifted tensors.
         shifts: states that are delayed copies. Maps a state to the value that a part writes and the delay in steps.
-        later: for a VJP, values of later steps that stages read. Maps the port of such a value to the
-            product and to the number of steps between the two.
+        later: for a VJP, values of later steps that stages read. Maps the port of such a value to the product whose
+            result it is, and to the number of steps by which this product is later than the stage.
         absent: for a VJP, the gradients of new states that are absent at the first step of the backward. See
             `absent_at_first`.
     """
@@ -176,12 +176,12 @@ class StagedStep:
 
     @cached_property
     def has_convolutions(self) -> bool:
-        """True if the memory format of values matters for the speed of a library."""
+        """True if the step has convolutions, whose speed depends on the memory format of values."""
         return any(product.is_convolution for product in self.products)
 
     @cached_property
     def sequences(self) -> frozenset[Port]:
-        """The values that need memory for all steps, because they are read outside of the loop."""
+        """The values that need memory for all steps, because phases other than the loop or other steps use them."""
         results = {view.source for term in self.terms for view in term.values}
         results |= {source for source, _ in self.later.values()}
         for part in self.parts:

@@ -2,8 +2,9 @@
 
 The graph of a step is lowered to pointwise ops, views, and products with matrices that are computed from captured
 tensors alone. A pointwise value that a product reads is called an operand, and a stage writes it. A stage reads
-arguments of the step and products, possibly through views (such as a quarter of the columns, for a gate of an LSTM).
-Stages exchange no other values, so each stage recomputes the intermediate values that it needs.
+arguments of the step and products, possibly through views (such as a quarter of the columns, for a gate of an LSTM). A
+stage also reads values that are assembled from pieces, and views that move elements. Stages exchange no other values,
+so each stage recomputes the intermediate values that it needs.
 
 A product belongs to the loop over time if it depends on the state before the step, and if the state after the step
 depends on the product. A product that depends on inputs alone is computed before the loop, for all steps at once. A
@@ -88,7 +89,8 @@ def stage(
         The step, and the ports of its operands and products by the number in `keys`.
 
     Raises:
-        NonPointwiseError: an op mixes elements of the step and is not a product along the last dimension.
+        NonPointwiseError: an op mixes elements of the step, and is neither a convolution nor a product or reduction
+            along the last dimension.
     """
     return _Staging(module, tuple(arguments), tuple(results), carried, keys, existing or {}).run()
 
@@ -137,7 +139,8 @@ class _Staging:
         needed = self._places.reaching([n for n, _ in finals] + leaves)
         to_carried = self._places.reaching([n for n, port in finals if port.role is self._role])
         order = [n for n in self._graph.nodes if n in needed]
-        # Excludes the sums at the end of an input's gradient if the input broadcasts. They are computed after the loop.
+        # If an input broadcasts, the sums at the end of its gradient are computed after the loop, so `inner` excludes
+        # these sums.
         inner = self._places.reaching([before_sums(n) if p.role is Role.GRAD_INPUT else n for n, p in finals] + leaves)
         for node in order:
             if node not in self._places.moving or node in self._places.ports:
@@ -180,7 +183,7 @@ class _Staging:
     # -- results ---------------------------------------------------------------------------------------------
 
     def _split_results(self) -> tuple[list[tuple[fx.Node, Port]], list[fx.Node]]:
-        """The results that parts write, and the values whose sums are gradients of lifted tensors."""
+        """The results that parts write, and the values whose sums over time are gradients of lifted tensors."""
         finals: list[tuple[fx.Node, Port]] = []
         leaves: list[fx.Node] = []
         for node, port in zip(self._entries, self._results, strict=True):
@@ -347,7 +350,7 @@ class _Staging:
         if target in REDUCTIONS:
             factors: list[Any] = [node.args[0]]
             dims: Any = node.args[1]
-            last = [d - factors[0].meta["val"].dim() for d in dims]  # negative, as sequences have more dims
+            last = [d - factors[0].meta["val"].dim() for d in dims]  # negative, because sequences have more dims
             args = (self._build_argument(node.args[0]), last, *node.args[2:])
         else:
             factors = [node.args[i] for i in PRODUCTS[target].factors]

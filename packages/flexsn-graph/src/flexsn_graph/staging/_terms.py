@@ -133,7 +133,7 @@ class SumsOverTime:
         return bool(self._find_factors(node))
 
     def _find_factors(self, node: fx.Node) -> list[fx.Node]:
-        """The factors of a product of two values of the step, such as a gradient of a matrix. Empty for other nodes."""
+        """The factors of a product of two values of the step, such as a matrix's gradient. `[]` for other nodes."""
         target: Any = node.target
         facts = PRODUCTS.get(target)
         if target is convolution_weight:

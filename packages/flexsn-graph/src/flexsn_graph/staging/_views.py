@@ -77,7 +77,7 @@ def unsummed_shape(node: fx.Node) -> tuple[int, ...]:
 
 
 def before_sums(node: fx.Node) -> fx.Node:
-    """The value whose sums and views lead to a node."""
+    """The value from which only sums and views lead to a node."""
     while is_view(node) or node.target is SUM_OP:
         node = node.all_input_nodes[0]
     return node

@@ -3,9 +3,9 @@
 Triton reads a function's source, so each function is written out. `_functions.py` lists the functions, and a test
 compares that list with this module.
 
-Some functions compute float32 results in float64, because the errors of libdevice's float32 functions exceed 2 ulp:
-`asin`, `erfinv` and `pow`, which Triton links with approximate square roots and reciprocals, and the Bessel functions,
-`erfcx` and `normcdfinv`, which are less exact in any case.
+Some functions compute float32 results in float64, because the errors of libdevice's functions for float32 exceed 2 ulp.
+In `asin`, `erfinv` and `pow`, the errors come from the approximate square roots and reciprocals with which Triton links
+these functions. The Bessel functions, `erfcx` and `normcdfinv` are less exact even with exact square roots.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def pow(x, y):
 
 @triton.jit
 def power(x, n: tl.constexpr, BITS: tl.constexpr):
-    """The power `n` of a float32 number, for an integer `n` of `BITS` bits."""
+    """A float32 number to the power of `n`, a positive integer of `BITS` bits."""
     wide = x.to(tl.float64)
     result = wide
     for i in tl.static_range(1, BITS):
@@ -169,7 +169,7 @@ def power(x, n: tl.constexpr, BITS: tl.constexpr):
 
 @triton.jit
 def inverse_power(x, n: tl.constexpr, BITS: tl.constexpr):
-    """The power `-n` of a float32 number, for an integer `n` of `BITS` bits."""
+    """A float32 number to the power of `-n`, where `n` is a positive integer of `BITS` bits."""
     wide = x.to(tl.float64)
     result = wide
     for i in tl.static_range(1, BITS):
@@ -187,7 +187,7 @@ def fmod(x, y):
 
 @triton.jit
 def largest(x):
-    """The largest element of a block, rounded towards zero. Loops use it as their bound."""
+    """The largest element of a block, rounded towards zero. Loops use this integer as their bound."""
     return tl.max(x, axis=0).to(tl.int32)
 
 
@@ -384,7 +384,7 @@ def trunc(x):
 
 @triton.jit
 def fast_div(x, y):
-    """Divides with an error of up to 2 ulp, without the branch of the exact division's slow path."""
+    """Divides with an error of up to 2 ulp, without the branch to the slow path of an exact division."""
     return x / y
 
 

@@ -1,7 +1,8 @@
 """Functions that call the base functions. Tests in the interpreter run the same code of these functions as a GPU.
 
-Functions of integers return the results of eager mode on CUDA if these are defined, and never trap. Loops have no
-condition that depends on the data, because the elements of a block may have different conditions.
+Functions of integers return the results of eager mode on CUDA if these are defined, and never trap. All elements of a
+block run the same iterations of a loop. The number of iterations is a constant, or the largest number that an element
+needs.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from flexsn_codegen.targets.triton.device import _base as base
 
 @triton.jit
 def _divisor(y):
-    # Eager mode raises an error on the CPU and returns any value on CUDA. Here, n / 0 is n, and n % 0 is 0.
+    # For a divisor of 0, eager mode raises an error on the CPU, and its result is undefined on CUDA. Here, n / 0 is n,
+    # and n % 0 is 0.
     return tl.where(y == 0, tl.full([], 1, y.dtype), y)
 
 
 @triton.jit
 def int_div(x, y):
-    """Divides and rounds towards zero."""
+    """Divides integers, and rounds the quotient towards zero."""
     return x // _divisor(y)
 
 
@@ -42,7 +44,7 @@ def int_remainder(x, y):
 
 @triton.jit
 def int_pow(x, y):
-    """Computes a power by squaring. For a negative exponent, only powers of 1 and -1 are integers. Others are 0."""
+    """A power, by squaring. For a negative exponent, only powers of 1 and -1 are integers. Other powers become 0."""
     one = tl.full([], 1, x.dtype)
     zero = tl.full([], 0, x.dtype)
     result = tl.where(y < 0, tl.where((x == one) | (x + one == zero), one, zero), one)
@@ -84,7 +86,7 @@ def shift_right(x, y, last: tl.constexpr):
 
 @triton.jit
 def nextafter_float16(x, y):
-    """The neighbour in the direction of `y` for each float16 value `x`, in float32 registers."""
+    """For each float16 value `x`, the next float16 value towards `y`. All values are in float32 registers."""
     x, y = base.round_float16(x), base.round_float16(y)
     bits = x.to(tl.float16).to(tl.int16, bitcast=True)
     one = tl.full([], 1, tl.int16)
@@ -97,7 +99,7 @@ def nextafter_float16(x, y):
 
 @triton.jit
 def nextafter_bfloat16(x, y):
-    """The neighbour in the direction of `y` for each bfloat16 value `x`, which is the upper half of a float32."""
+    """For each bfloat16 value `x`, the next bfloat16 value towards `y`. A bfloat16 is the upper half of a float32."""
     x, y = base.round_bfloat16(x), base.round_bfloat16(y)
     bits = x.to(tl.int32, bitcast=True)
     one = tl.full([], 65536, tl.int32)
@@ -109,7 +111,7 @@ def nextafter_bfloat16(x, y):
 
 @triton.jit
 def _normal(x):
-    """`x`, multiplied by a power of two if it is denormal, and the exponent of this power, otherwise 0."""
+    """`x` and 0, or, if `x` is denormal, `x` multiplied by a power of two and the exponent of this power."""
     if x.dtype == tl.float64:
         small = tl.abs(x) < tl.full([], 2.2250738585072014e-308, tl.float64)
         return tl.where(small, x * tl.full([], 18014398509481984.0, tl.float64), x), tl.where(small, 54, 0)
@@ -153,12 +155,12 @@ def _number(value: tl.constexpr, x):
 
 @triton.jit
 def digamma(x):
-    """Digamma: reflection to x > 0, recurrence to x >= 10, asymptotic series (DLMF 5.5.4, 5.5.2, 5.11.2)."""
+    """Digamma by reflection to x > 0, recurrence to x >= 10, and an asymptotic series (DLMF 5.5.4, 5.5.2, 5.11.2)."""
     one = _number(1.0, x)
     pi = tl.full([], 3.141592653589793, tl.float64)
     pole = (x < 0) & (base.trunc(x) == x)
     negative = x < 0
-    # In float64, because digamma is a small difference of two terms near its zeros.
+    # The reflected term is computed in float64, because digamma is a small difference of two terms near its zeros.
     fraction = (x - base.trunc(x)).to(tl.float64)
     reflected = (pi / base.tan(pi * fraction)).to(x.dtype)
     z = tl.where(negative, one - x, x)
@@ -183,7 +185,7 @@ def digamma(x):
 
 @triton.jit
 def trigamma(x):
-    """Trigamma: reflection to x > 1/2, six steps of recurrence, asymptotic series (DLMF 5.15.6, 5.15.5, 5.15.8)."""
+    """Trigamma by reflection to x >= 1/2, six recurrences, and an asymptotic series (DLMF 5.15.6, 5.15.5, 5.15.8)."""
     one = _number(1.0, x)
     pi = _number(3.141592653589793, x)
     low = x < _number(0.5, x)
@@ -222,7 +224,7 @@ def zeta(s, q):
         z = tl.where(near, z + one, z)
         count = count + 1.0
     power = base.pow(z, -s)
-    # The series adds nothing to elements whose terms have become zero. There, s or z may be infinite.
+    # The series adds nothing to elements whose terms have become zero. The s or the z of such elements may be infinite.
     gone = power == zero
     s_tail = tl.where(gone, zero, s)
     z = tl.where(gone, one, z)
@@ -270,8 +272,8 @@ def igammac(a, x):
 def _incomplete_gamma(a, x):
     """P and Q, by the series for x <= max(a, 1) (DLMF 8.11.4), or by the continued fraction for larger x (DLMF 8.9.2).
 
-    If x is near a, the series and the fraction need about sqrt(a) terms. For a > 10000, the uniform expansion replaces
-    them (DLMF 8.12.3, 8.12.4).
+    If x is near a, the series and the fraction need about sqrt(a) terms. For a > 10000, the uniform expansion (DLMF
+    8.12.3, 8.12.4) replaces the series and the fraction.
     """
     one = _number(1.0, x)
     zero = _number(0.0, x)
@@ -401,7 +403,7 @@ def _bessel_i1e(x):
 def _bessel_ke(x, order: tl.constexpr):
     """exp(x) K_order(x) for x >= 1, by the trapezoidal rule for DLMF 10.32.9, or by the expansion for large `x`.
 
-    With a step of 1/8, the rule is exact in float64 up to x = 34. Beyond, the integrand is too narrow.
+    With a step of 1/8, the rule is exact in float64 up to x = 34. For larger x, the integrand is too narrow.
     """
     far = x > 34
     z = tl.where(far, tl.zeros_like(x) + 34.0, x)
@@ -481,7 +483,7 @@ def bessel_k1e(x):
 
 @triton.jit
 def spherical_bessel_j0(x):
-    """sin(x) / x, and near 0 its series."""
+    """sin(x) / x, or, near 0, the series of this function."""
     square = x * x
     series = _number(1.6059043836821613e-10, x)
     series = _number(-2.505210838544172e-08, x) + series * square
@@ -498,7 +500,7 @@ def spherical_bessel_j0(x):
 
 @triton.jit
 def narrow(off, count):
-    """Indices of elements in the dtype of `count`, which has 32 bits if that is sufficient. It may be a constant."""
+    """Indices of elements in the dtype of `count`, which has 32 bits if they suffice. `count` may be a constant."""
     return off.to((count + tl.program_id(0) * 0).dtype)
 
 

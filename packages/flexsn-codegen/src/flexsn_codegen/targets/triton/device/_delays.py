@@ -1,4 +1,4 @@
-"""Delayed sequences and their gradients. Each element has its own delay, by interpolation of two steps or by a filter.
+"""Delayed sequences and their gradients. A delay interpolates between two neighbouring steps, or is a filter.
 
 A tensor is `[T, elements]` in memory. The steps before the first step are `[MOST, elements]`, or zeros. Element `e` has
 the delay with the index `e // inner % size`. An interpolation adds a fraction of the difference of two neighbouring
@@ -15,7 +15,7 @@ from flexsn_codegen.targets.triton.device._base import load, round_bfloat16, rou
 
 @triton.jit
 def _elements(elements, inner, size, BLOCK: tl.constexpr):
-    """A program's elements, the indices of their delays, a mask of existing elements, and the distance of two steps."""
+    """A program's elements, the indices of their delays, a mask of existing elements, and the number of elements."""
     off = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     return off, (off // inner) % size, off < elements, tl.cast(elements, tl.int64)
 
@@ -31,7 +31,7 @@ def _rounded(x, HALF: tl.constexpr):
 
 @triton.jit
 def _at(x_ptr, past_ptr, t, off, step, mask, T, MOST: tl.constexpr, PAST: tl.constexpr):
-    """The value of step `t`, which may be before the first step or after the last one."""
+    """The value of step `t`, which is 0 if `t` is after the last step or before all stored steps."""
     value = load(x_ptr + t * step + off, mask & (t >= 0) & (t < T))
     if PAST:
         value = tl.where(t < 0, load(past_ptr + (t + MOST) * step + off, mask & (t < 0) & (t >= -MOST)), value)
@@ -56,7 +56,10 @@ def between_kernel(
     STEPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """`y[t]`, interpolated between the value `whole` steps before `t` and the value one step before that."""
+    """Computes `y[t]`, which is the value `whole` steps before `t`.
+
+    If `FRACTION`, `y[t]` is interpolated between this value and the value `whole + 1` steps before `t`.
+    """
     off, number, mask, step = _elements(elements, inner, size, BLOCK)
     whole = tl.load(whole_ptr + number, mask=mask, other=0).to(tl.int64)
     first = tl.program_id(1).to(tl.int64) * STEPS
@@ -103,7 +106,7 @@ def between_gradient_kernel(
         begin = begin - MOST
     now = _at(grad_ptr, grad_ptr, begin + whole, off, step, mask, T, MOST, False)
     total = now * 0
-    # The total begins with 0, even if the gradient is infinite or NaN.
+    # The total begins with 0, even if `now * 0` is NaN because the gradient is infinite or NaN.
     total = tl.where(total == 0, total, 0.0)
     if PAST:
         for t in range(-MOST, 0):
@@ -194,7 +197,7 @@ def filter_gradient_kernel(
     LEARNED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Gradients of `filter_kernel`. `slopes` are the derivatives of the taps with respect to a delay."""
+    """Gradients of `filter_kernel`. `slopes` are the derivatives of the taps with respect to the delay."""
     off, number, mask, step = _elements(elements, inner, size, BLOCK)
     begin = tl.cast(T, tl.int64) * 0
     if PAST:
@@ -254,7 +257,7 @@ def _taken(
     MOST: tl.constexpr,
     PAST: tl.constexpr,
 ):
-    """Stores the gradient of step `t`. Returns the contribution of the step's value to the delay's gradient."""
+    """Stores `a`, the gradient of the value of step `t`. Returns this value's contribution to the delay's gradient."""
     store(grad_x_ptr + t * step + off, a, mask & (t >= 0) & (t < T))
     if PAST:
         store(grad_past_ptr + (t + MOST) * step + off, a, mask & (t < 0))

@@ -1,9 +1,9 @@
 """Functions for programs of one launch that compute one step together: matrix products, and exchanges of values.
 
 A program publishes its part of a value and arrives at a counter. A program that reads the complete value waits until
-all programs have arrived. The counter only grows. A wait is limited to a number of reads of the counter, which take
-seconds. After this time, the value will never arrive. The program then marks the counter, so that all programs that
-share it give up.
+all programs have arrived. The counter only grows. A wait is limited to a fixed number of reads of the counter, which
+take seconds. After this time, the missing programs will never arrive. The waiting program then marks the counter, so
+that all programs that share the counter give up.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from flexsn_codegen.targets.triton.device._base import INTERPRETED, load, round_
 _GAVE_UP = tl.constexpr(1 << 30)
 
 if INTERPRETED:
-    # Programs run one after the other. Each program has all columns of its rows, and reads the values that it has
-    # stored.
+    # The interpreter runs programs one after the other. Each program computes all columns of its rows, and only reads
+    # values that it has stored itself.
     from flexsn_codegen.targets.triton.device._interpreted import _of_type, _to_torch
 
     def fetch(pointers: Any, mask: Any) -> Any:
@@ -92,15 +92,15 @@ else:
 
     @triton.jit
     def first_part(x):
-        """The first 8 bits of a float32, as a bfloat16. The sum of three such parts is the float32.
+        """The first 8 bits of a float32's significand, as a bfloat16. The sum of three such parts is the float32.
 
-        The bits are truncated, because rounding could overflow.
+        The other bits are cut off, because rounding could overflow.
         """
         return _truncated(x).to(tl.bfloat16)
 
     @triton.jit
     def last_part(x):
-        """The bfloat16 that is nearest to the rest after all other parts."""
+        """The bfloat16 that is nearest to `x`, the rest that all other parts leave."""
         return x.to(tl.bfloat16)
 
     @triton.jit
@@ -118,8 +118,8 @@ else:
 
         If only one product uses the matrix, Triton moves the load from shared memory into the loop, next to that
         product. Therefore, this function computes another product, with zeros. Inline assembly prevents the compiler
-        from removing it. In addition, if a factor is loaded from memory and not changed, Triton loads it for each
-        product again. Therefore, the matrix first passes through inline assembly.
+        from removing the additional product. If a factor is loaded from memory and not changed, Triton loads the factor
+        again for each product. Therefore, the matrix first passes through inline assembly.
         """
         matrix = tl.inline_asm_elementwise(
             "mov.b32 $0, $1;", "=r,r", [matrix], dtype=matrix.dtype, is_pure=True, pack=2
@@ -131,17 +131,23 @@ else:
 
     @triton.jit
     def in_registers(matrix):
-        """The 16-bit first factor of several products, which read it from shared memory only once."""
+        """Keeps the first factor of several products in registers, so that it is read from shared memory only once.
+
+        The elements of the factor have 16 bits.
+        """
         return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [matrix], dtype=matrix.dtype, is_pure=True, pack=2)
 
     @triton.jit
     def dot_held(x, y, total):
-        """A product with a matrix from `hold`. It is transposed, because matrix units accept 8 columns, not 8 rows."""
+        """`total + x y`, where `y` is a matrix from `hold`.
+
+        The transpose of the result is computed, because matrix units accept 8 columns, but not 8 rows.
+        """
         return tl.trans(tl.dot(tl.trans(y), tl.trans(x), tl.trans(total)))
 
     @triton.jit
     def _look(counter):
-        # Every thread reads the counter. Its later reads then return the published values without another barrier.
+        # Every thread reads the counter. Later reads of the thread then return published values without a barrier.
         return tl.inline_asm_elementwise(
             "ld.acquire.gpu.global.u32 $0, [$1];", "=r,l", [counter.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
         )

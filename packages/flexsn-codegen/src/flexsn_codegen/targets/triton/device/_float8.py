@@ -1,6 +1,7 @@
 """Conversions of float8, by integer operations.
 
-GPUs before Hopper have no instructions for these conversions. The instructions of later GPUs saturate, unlike torch.
+GPUs below compute capability 8.9 have no instructions for these conversions. The instructions of other GPUs saturate,
+unlike the conversions of torch.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ def float8_e5m2_value(bits):
 
 @triton.jit
 def float8_e4m3fn_bits(x):
-    """The bits of the nearest float8. Ties go to the even one. Beyond the largest number, the result is NaN."""
+    """The bits of the nearest float8. Ties go to the even float8. Beyond the largest number, the result is NaN."""
     bits = x.to(tl.int32, bitcast=True)
     size = bits & 0x7FFFFFFF
     normal = (size + (0x7FFFF - (120 << 23)) + ((size >> 20) & 1)) >> 20
-    # The sum is rounded to a multiple of 2^-9, which is in its lowest bits.
+    # The addition rounds to a multiple of 2^-9, whose integer factor is in the lowest bits of the sum.
     denormal = (size.to(tl.float32, bitcast=True) + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
     number = tl.where(size < 0x3C800000, denormal, tl.where(size > 0x43F00000, 0x7F, tl.minimum(normal, 0x7F)))
     return (((bits >> 24) & 0x80) | number).to(tl.uint8)
@@ -43,7 +44,7 @@ def float8_e4m3fn_bits(x):
 
 @triton.jit
 def float8_e5m2_bits(x):
-    """The bits of the nearest float8. Ties go to the even one. Beyond the largest number, the result is infinity."""
+    """The bits of the nearest float8. Ties go to the even float8. Beyond the largest number, the result is infinity."""
     bits = x.to(tl.int32, bitcast=True)
     size = bits & 0x7FFFFFFF
     normal = (size + (0xFFFFF - (112 << 23)) + ((size >> 21) & 1)) >> 21

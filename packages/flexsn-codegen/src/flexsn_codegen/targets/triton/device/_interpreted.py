@@ -1,7 +1,7 @@
-"""The implementation for Triton's interpreter: plain functions of the interpreter's values, which call torch.
+"""The implementation for Triton's interpreter: functions that call torch on the values of the interpreter.
 
-The interpreter stores a value as a numpy array. numpy does not support bfloat16, so such an array contains 16-bit
-words.
+The interpreter stores a value as a numpy array. numpy does not support bfloat16, so the array of a bfloat16 value
+contains 16-bit words.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from flexsn_codegen.targets.triton._triton_private import array_of, as_flags, va
 
 
 def _to_torch(x: Any) -> Tensor:
-    # Copied, because `from_numpy` warns about broadcast arrays, which are not writable. Flattened, because the array
-    # may be a single number.
+    # The array is copied, because `from_numpy` warns about broadcast arrays, which are not writable. The array is
+    # flattened, because it may have no dimension.
     return torch.from_numpy(array_of(x).reshape(-1).copy())
 
 
@@ -43,7 +43,7 @@ def _of_type(x: Any, value: Tensor, kind: Any) -> Any:
     return value_of(x, value.numpy(), kind)
 
 
-# Dtypes that the interpreter stores as arrays of integers.
+# The float8 dtypes, whose values the interpreter stores as arrays of integers.
 _FLOAT8 = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
 
 
@@ -58,7 +58,7 @@ def widen(x: Any) -> Any:
 
 def load(pointers: Any, mask: Any, other: Any = 0) -> Any:
     if pointers.dtype.element_ty in _FLOAT8:
-        # `other` is omitted, because the interpreter would convert it.
+        # `other` is omitted, because the interpreter would convert it to float8.
         return widen(tl.load(pointers, mask=as_flags(mask)))
     return widen(tl.load(pointers, mask=as_flags(mask), other=other))
 
@@ -108,7 +108,8 @@ def inverse_power(x: Any, n: int, BITS: int) -> Any:
     return _of_type(x, (1.0 / _to_torch(x).double() ** int(n)).to(torch.float32), x.dtype)
 
 
-# In float64, because torch's vectorized function for float32 returns NaN if the quotient is too large for float32.
+# `fmod` is computed in float64, because torch's vectorized function for float32 returns NaN if the quotient is too
+# large for float32.
 fmod = _on_torch(lambda x, y: torch.fmod(x.double(), y.double()).to(x.dtype))
 
 

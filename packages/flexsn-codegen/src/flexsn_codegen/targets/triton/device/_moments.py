@@ -1,9 +1,9 @@
-"""Mean and variance per channel, as exact as those of centred data. Sums are float32, or float64 for float64 values.
+"""Mean and variance per channel, from float32 or float64 sums that are as exact as sums of centred data.
 
 Each thread merges four values at a time into a count, a mean and a sum of squared deviations (Chan's formula), so that
-large sums are never subtracted from each other. The first value of a channel is subtracted from all of its values. This
-keeps means small if deviations are small. The results of threads, and then of programs, are merged in a fixed order, so
-they do not change between runs.
+no large sum is subtracted from another large sum. The first value of a channel is subtracted from all of its values.
+This keeps means small if deviations are small. The results of threads, and then of programs, are merged in a fixed
+order, so means and variances do not change between runs.
 
 Source: Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1982.
 """
@@ -27,7 +27,7 @@ def _origin(x, ACC: tl.constexpr):
 
 @triton.jit
 def _merged(count, mean, spread, a, b, c, d, in_a, in_b, in_c, in_d):
-    """Count, mean and squared deviations after adding four values. `in_a` to `in_d` mark the values that exist."""
+    """Count, mean and sum of squared deviations with four more values. `in_a` to `in_d` mark the values that exist."""
     more = in_a.to(mean.dtype) + in_b.to(mean.dtype) + in_c.to(mean.dtype) + in_d.to(mean.dtype)
     of_four = (tl.where(in_a, a, 0.0) + tl.where(in_b, b, 0.0)) + (tl.where(in_c, c, 0.0) + tl.where(in_d, d, 0.0))
     of_four = of_four / tl.maximum(more, 1.0)
@@ -44,7 +44,7 @@ def _merged(count, mean, spread, a, b, c, d, in_a, in_b, in_c, in_d):
 
 @triton.jit
 def _merged_along(count, mean, spread, AXIS: tl.constexpr):
-    """Count, mean and squared deviations, merged along an axis."""
+    """Counts, means and sums of squared deviations, merged along an axis."""
     total = tl.sum(count, AXIS)
     middle = tl.sum(count * mean, AXIS) / tl.maximum(total, 1.0)
     apart = mean - tl.expand_dims(middle, AXIS)
@@ -62,7 +62,7 @@ def rows_kernel(
     COLUMNS: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """`x [rows, columns]` -> `parts [programs, 3, columns]`: counts, means and squared deviations of columns.
+    """`x [rows, columns]` -> `parts [programs, 3, columns]`: counts, means and sums of squared deviations of columns.
 
     A program reads `tiles` tiles of `ROWS` rows. `tiles` is a multiple of `AHEAD`. Means are relative to the first row.
     """
@@ -126,7 +126,7 @@ def planes_kernel(
     SIZE: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """`x [samples, channels, size]` -> `parts [programs, 3, channels]`, as in `rows_kernel`.
+    """`x [samples, channels, size]` -> `parts [programs, 3, channels]`, the statistics of channels. See `rows_kernel`.
 
     A program reads `tiles` tiles of one channel. A tile has `SAMPLES` samples and `SIZE` positions. Means are relative
     to the channel's first value.
@@ -193,7 +193,7 @@ def finish_kernel(
     CHANNELS: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """`parts [programs, 3, channels]` -> `mean [channels]` and `var [channels]`. Also updates running statistics.
+    """`parts [programs, 3, channels]` -> `mean [channels]`, `var [channels]` and updated running statistics.
 
     Args:
         x_ptr: the values. The first values of two neighbouring channels are `channel_stride` elements apart.

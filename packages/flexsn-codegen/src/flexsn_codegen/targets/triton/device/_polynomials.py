@@ -1,4 +1,7 @@
-"""Orthogonal polynomials of degree `n`, by recurrence (DLMF 18.9), in float64. Polynomials of degree below 0 are 0."""
+"""Orthogonal polynomials of degree `n` in float64, by recurrence (DLMF 18.9), or from an angle for high degrees.
+
+Only Chebyshev polynomials are computed from an angle. Polynomials of degree below 0 are 0.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ def _chebyshev(x, n, sine: tl.constexpr, shift: tl.constexpr):
     """
     one = tl.zeros_like(x) + 1.0
     inside = tl.abs(x) <= 1
-    # Polynomials of high degree are computed from the angle. At the ends of the interval, the limit is used.
+    # In [-1, 1], polynomials of high degree are computed from the angle. At -1 and 1, their limits are used.
     angle = base.acos(tl.where(inside, x, one))
     order = n + shift
     if sine == 1:

@@ -1,17 +1,17 @@
-"""Pooling in two dimensions: maxima with their positions in a few bits, averages, and the gradients of both.
+"""Pooling in two dimensions: maxima with their positions in a few bits, averages, and their gradients.
 
 A program computes a block of rows and columns. If channels are last, a row is a pixel and a column is a channel.
 Otherwise, a row is a row of an image, a column is a pixel of this row, and each channel is a separate image.
 Coordinates are `[ROWS, 1]` or `[1, COLUMNS]`, so that only their sums are computed for each element of the block.
 
-The dimension that is innermost in memory (channels, or the width of the input) has a multiple of `UNIT` elements, and
-its argument is the number of units.
+The size of the dimension that is innermost in memory is passed as a number of units. Channels and the width of the
+input have units of `UNIT` elements, and the width of the output has units of `OUT_UNIT` elements.
 
 A code of 2, 4 or 8 bits is the position of a maximum in its window. A byte contains `PER` codes: those of `PER` rows,
 if channels are last, otherwise those of the same pixel in `PER` images.
 
 As in PyTorch, the position is that of the first maximum if several values are equal, and that of the last NaN if values
-are NaN. Sums are in float32, in PyTorch's order.
+are NaN. Sums are in float32, or in float64 for float64 values, and in PyTorch's order.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _block(ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 @triton.jit
 def _counted(channels, width, out_width, LAST: tl.constexpr, UNIT: tl.constexpr, OUT_UNIT: tl.constexpr):
-    """The number of channels and both widths in elements. The innermost dimension is passed in units."""
+    """The number of channels and the two widths in elements. The size of the innermost dimension is passed in units."""
     if LAST:
         channels = channels * UNIT
     else:
@@ -42,7 +42,7 @@ def _counted(channels, width, out_width, LAST: tl.constexpr, UNIT: tl.constexpr,
 
 @triton.jit
 def _extent(images, channels, height, width, LAST: tl.constexpr):
-    """The number of rows and the number of columns of images of this size."""
+    """The numbers of rows and of columns of all images. Blocks consist of such rows and columns."""
     if LAST:
         rows = images * height * width
         columns = channels
@@ -54,7 +54,7 @@ def _extent(images, channels, height, width, LAST: tl.constexpr):
 
 @triton.jit
 def _place(row, column, height, width, LAST: tl.constexpr):
-    """Index of the image, and row and column in the image."""
+    """The index of the image, and the row and the column in this image."""
     if LAST:
         line = row // width
         x = row % width
@@ -129,7 +129,7 @@ def _divided(
         else:
             down = tl.minimum(bottom, height) - tl.maximum(top, 0)
             across = tl.minimum(right, width) - tl.maximum(left, 0)
-        # At least 1, because windows that do not exist may have no positions.
+        # The divisor is at least 1, because windows outside of the output may have no positions.
         parts = tl.maximum(down * across, 1)
         total = div(total, parts.to(total.dtype) + tl.zeros_like(total))
     elif DIVISOR > 0 and (DIVISOR & (DIVISOR - 1)) == 0:
@@ -167,7 +167,10 @@ def maximum_kernel(
     COLUMNS: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """Maxima and, if `CODES`, codes: `[cdiv(images, PER), ...]`, or `[cdiv(pixels, PER), channels]` if `LAST`."""
+    """Stores maxima and, if `CODES`, codes.
+
+    The bytes of codes are `[cdiv(images, PER), ...]`, or `[cdiv(pixels, PER), channels]` if `LAST`.
+    """
     PER: tl.constexpr = 8 // BITS
     byte_row, column = _block(ROWS, COLUMNS)
     channels, width, out_width = _counted(channels, width, out_width, LAST, UNIT, OUT_UNIT)
@@ -279,7 +282,7 @@ def _pixel_gradient(
 ):
     """Gradients of the pixels `(A, B)` of cells of `SH x SW` pixels.
 
-    Relative to the cell, the windows that contain this pixel, and its position in these windows, are constants.
+    The windows that contain such a pixel are at constant offsets from its cell, and contain it at constant positions.
     """
     PER: tl.constexpr = 8 // BITS if BITS else 1
     # The number of windows that can contain a pixel, in each direction.
@@ -346,7 +349,7 @@ def gradient_kernel(
     COLUMNS: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """The gradient of the input, from the codes of maxima. If `BITS` is 0, it is the gradient of averages.
+    """The gradient of the input of maxima, from their codes, or of averages, if `BITS` is 0.
 
     Rows and columns are those of cells of `SH x SW` pixels. All cells have windows at the same relative positions.
     """
@@ -362,7 +365,7 @@ def gradient_kernel(
         y = cell_y * SH + a
         in_y = in_rows & (y < height)
         if SW == 2:
-            # Both gradients use the same loads.
+            # The gradients of the two pixels use the same loads.
             even = _pixel_gradient(
                 g_ptr, codes_ptr, in_rows, in_columns, image, cell_y, cell_x, column, channels, height, width,
                 out_height, out_width, a, 0, KH, KW, SH, SW, PH, PW, DH, DW, LAST, BITS, DIVISOR, PADS, ROWS, COLUMNS,

@@ -1,8 +1,8 @@
 """Matrix products with spikes on tensor cores. Float32 values are split into bfloat16 parts.
 
 A bfloat16 represents a spike exactly, so `s W^T` needs one product for each part of `W`, and no operand is rounded.
-Tensor cores truncate their sums. If `LEAVES`, only sums of `CHUNK` terms are computed in tensor cores, and added in
-float32.
+Tensor cores truncate their sums. If `LEAVES`, only sums of `CHUNK` terms are computed in tensor cores, and these sums
+are added in float32.
 
 Rows of a matrix have `units * UNIT` elements, where the constant `UNIT` is the number of elements that one load can
 read. Rows of parts of weights are padded with zeros to complete chunks. Spikes and parts of gradients have the layout
@@ -23,7 +23,7 @@ _PADDING = tl.constexpr(PADDING)
 
 @triton.jit
 def _part(x):
-    """The bfloat16 that is nearest to a float32. If it is infinite, the float32 is rounded towards zero instead."""
+    """The bfloat16 that is nearest to `x`, or, if this bfloat16 is infinite, `x` rounded towards zero."""
     near = x.to(tl.bfloat16)
     cut = (x.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
     return tl.where(tl.abs(near.to(tl.float32)) == float("inf"), cut.to(tl.bfloat16), near)
@@ -90,8 +90,8 @@ def narrow_kernel(
 ):
     """`s [M, units * UNIT]` float32 -> `spikes [M, padded * _PADDING]` bfloat16. If `SCALED`, spikes are `s / scale`.
 
-    `seen [cdiv(M, ROWS) + 2]` is not 0 for each group of `ROWS` rows with a value that no bfloat16 represents exactly.
-    The last two elements of `seen` are 0.
+    `seen [cdiv(M, ROWS) + 2]` is not 0 for each group of `ROWS` rows in which an element of `spikes`, multiplied by the
+    scale if `SCALED`, differs from the element of `s`. The last two elements of `seen` are 0.
     """
     program = tl.program_id(0)
     row = program * ROWS + tl.arange(0, ROWS)
@@ -184,7 +184,7 @@ def outputs_kernel(
 
 @triton.jit
 def _over_rows(g, s, total, HELD: tl.constexpr):
-    """`g^T s`, or its transpose if the spikes are transposed."""
+    """`total + g^T s`. If `HELD`, `s` and the result are transposed."""
     return dot(s, g, total) if HELD else dot(tl.trans(g), s, total)
 
 
@@ -346,7 +346,7 @@ def repair_outputs_kernel(
     """Recomputes `y = s W^T + b` in float32 for each group of `BM` rows for which `seen` is not 0."""
     columns = tl.cdiv(N, BN)
     k = tl.arange(0, BK)
-    # Nearly always, no such row exists. This check of all rows together is faster than a check in each tile.
+    # Nearly always, no such group exists. This check of all groups together is faster than a check in each tile.
     if _any(seen_ptr, tl.cdiv(M, BM), SEEN):
         for tile in range(tl.program_id(0), tl.cdiv(M, BM) * columns, tl.num_programs(0)):
             if tl.load(seen_ptr + tile // columns) != 0:
@@ -415,7 +415,7 @@ def repair_weights_kernel(
 
 @triton.jit
 def shares_kernel(shares_ptr, out_ptr, count, shares, scale_bits, SCALED: tl.constexpr, SIZE: tl.constexpr):
-    """`out [count]`, the sum of `shares [shares, count]` in order. If `SCALED`, it is multiplied by a number."""
+    """`out [count]`, the sum of `shares [shares, count]` in order, multiplied by the scale if `SCALED`."""
     at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
     here = at < count
     total = tl.load(shares_ptr + at, mask=here, other=0.0)
