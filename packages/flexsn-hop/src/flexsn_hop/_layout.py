@@ -30,8 +30,8 @@ class ScanLayout:
     steps except for the first segment, followed by ``spare_checkpoints`` unused rows. With 2 spare rows, a symbolic
     number of rows is never 0 or 1. Compilers would specialize the graph on these two numbers.
 
-    ``zero_states`` contains True for each initial state that is known to be zeros. It is empty if no state is known
-    to be zeros. Kernels do not read a state that is known to be zeros, so only its shape and dtype matter.
+    ``zero_states`` has one entry for each initial state, which is True if the state is known to be zeros. The tuple is
+    empty if no state is known to be zeros. Kernels do not read such a state, so only its shape and dtype matter.
     """
 
     num_inputs: int
