@@ -115,8 +115,8 @@ def trace_cells(
     fn, must_cut = unwrap_compiled(fn), must_cut and not gradient
     with undisturbed():
         graph = _trace(fn, arguments, requires_grad, name, gradient, must_cut, reads)
-        # A second trace with other sizes of the uncut dimensions shows whether the graph depends on these sizes. If it
-        # does, and rows are reduced, a third trace keeps the size of a row and changes only the other sizes.
+        # A second trace with other sizes of the uncut dimensions shows whether the graph depends on these sizes. If the
+        # graph depends on them and reduces rows, a third trace keeps the size of a row and changes only other sizes.
         row = _find_row(graph)
         for fixed in (None, row) if row is not None else (None,):
             free = tuple(tuple(None if f == fixed else f for f in dims) for dims in graph.free)

@@ -54,7 +54,7 @@ class CutTrace(CoreTrace):
         return True
 
     def lift(self, captured: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Returns the captured tensors. The step on pieces lifts them itself."""
+        """Returns the captured tensors, because the step on pieces lifts its captured tensors itself."""
         return tuple(captured)
 
     def of_twin(self, core: Callable[..., Any]) -> None:

@@ -80,8 +80,8 @@ def trace_pointwise(
     """Traces `fn` for arguments of these types.
 
     Args:
-        fn: a function of tensors that have one shape or no dimensions. It returns a tensor or a tuple of tensors, each
-            of that shape or without dimensions.
+        fn: a function of tensors that have one shape or no dimensions. `fn` returns a tensor or a tuple of tensors,
+            each of this shape or without dimensions.
         dimensions: number of dimensions of the arguments that are not scalars, at most `MAX_DIMENSIONS`.
         name: name of the function, for messages.
         gradient: True if `gradient_of` created `fn`.

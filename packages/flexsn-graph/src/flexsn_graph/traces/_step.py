@@ -64,12 +64,12 @@ class CoreTrace:
         aliases: other captured tensors that share their memory with a tensor in `captured`, each with the position of
             that tensor.
         lifted_values: a `StepValue` for each lifted tensor. `lift` computes lifted tensors from captured tensors.
-        step_shape: the shape of every output and new state. If their shapes may differ, the shape with the most neurons
-            (`RecurrentTrace`) or the shape of the first of them (`CutTrace`).
+        step_shape: the shape of every output and new state. If outputs and new states have different shapes, this is
+            the shape with the most neurons in a `RecurrentTrace`, and the shape of the first result in a `CutTrace`.
         differentiable: for each of `[*outputs, *new_states]`, True if a gradient can flow through it.
         leads_to: for each output and new state, the positions in `[*inputs, *states, *lifted]` to which its gradient
             may flow.
-        reads: the values that the core read in addition to its arguments: places of captured tensors, and constants.
+        reads: the captured tensors and other values that the core read in addition to its arguments.
     """
 
     def __init__(
@@ -160,9 +160,9 @@ class CoreTrace:
         """A copy of this trace for another size of the step's first dimension. The core is not run.
 
         Returns:
-            `None` if the arguments differ from the traced ones in any other property, if the old or the new size is 0
-            or 1, or if the graph depends on the size. The graph depends on the size if the core reads sizes, or if a
-            captured tensor varies along the first dimension.
+            `None` if the arguments differ from the traced arguments in any other property, if the old or the new size
+            is 0 or 1, or if the graph depends on the size. The graph depends on the size if the core reads sizes, or if
+            a captured tensor varies along the first dimension.
         """
         old, values = self.step_shape, (*inputs, *states)
         traced_values = (*self.inputs, *self.states)
@@ -447,7 +447,7 @@ def trace_step(
         num_inputs, num_states, num_outputs: numbers of inputs, states and outputs.
         example_inputs: inputs and states of one step, each of shape `[*step]`. An input may also broadcast to this
             shape. Only shape, dtype and device matter.
-        follow: True to record the values that the core reads in addition to its arguments in `reads`.
+        follow: True to record in `reads` the values that the core reads in addition to its arguments.
         on_pieces: True if the core may join its arguments, reduce and multiply small dimensions of the joined values,
             and cut the results into pieces.
         hoist: True if `lift` computes the values that depend on captured tensors alone and that no step can compute.

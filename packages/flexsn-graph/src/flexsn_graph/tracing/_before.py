@@ -23,7 +23,7 @@ _COPIES = (torch.ops.aten.clone.default, torch.ops.aten.detach.default, torch.op
 
 
 def compute_before(tracer: Tracer) -> tuple[set[int], ComputedBefore]:
-    """The numbers of the captured tensors that are needed, and graphs that compute all other lifted values from them.
+    """The numbers of the needed captured tensors, and graphs that compute all other lifted values from these tensors.
 
     The graphs take only the needed tensors as arguments, in the order of `tracer.captures.tensors`.
     """
@@ -73,7 +73,7 @@ def compute_before(tracer: Tracer) -> tuple[set[int], ComputedBefore]:
     graphs = [forward_graph.graph, *(part for part in parts if part is not None)]
     needed = [i for i in range(len(captured)) if any(_list_placeholders(graph)[first + i].users for graph in graphs)]
     lifted = [i for i, number in enumerate(captured) if number in tracer.lifted]
-    # A custom function can also return gradients of tensors that it does not read.
+    # A custom function can also return gradients of tensors that the function does not read.
     used = sorted({*needed, *lifted, *(i for targets in gradients for i in targets)})
     assert len(placeholders) == first + len(captured) + len(values)
     backward_graphs = [
@@ -162,8 +162,8 @@ def _find_nonlinear(graph: fx.Graph, position: int) -> UnsupportedCoreError | No
     """The error for a gradient that is not a linear function of the incoming gradient, or `None`.
 
     If a custom function runs in the loop, its backward receives the gradient of each step. If the function runs before
-    the loop, its backward receives the sum of these gradients. If the backward is linear, its result for the sum equals
-    the sum of its results for all steps. Torch's own formulas are linear.
+    the loop, its backward receives the sum of these gradients. If the backward is linear, the result for the sum equals
+    the sum of the results for all steps. Torch's own formulas are linear.
     """
     linear = {_list_placeholders(graph)[position]}
     for node in graph.nodes:

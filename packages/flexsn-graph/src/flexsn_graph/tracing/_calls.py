@@ -127,7 +127,7 @@ class CoreCalls(TorchFunctionMode):
         func = WITHOUT_CHECKS.get(func, func)
         reductions = as_reductions(func, args, kwargs)
         if reductions is not None and self.is_core_running:
-            # An `Op` is called in a graph that a compiler has captured. The tensors of that graph are not of a step.
+            # If `func` is an `Op`, a compiler has captured the call in a graph, whose tensors do not belong to a step.
             if isinstance(func, Op):
                 return reductions(*args, **kwargs)
             with self:  # nested calls on captured tensors alone can still be hoisted
@@ -159,7 +159,7 @@ class CoreCalls(TorchFunctionMode):
         return self._call(func, args, kwargs)
 
     def _note_read(self, func: Any, args: tuple[Any, ...]) -> None:
-        """Records that a user's function reads a property of a tensor that may differ in later calls.
+        """Records that a user's function reads a tensor's property, which may differ in later calls.
 
         Reads in library functions are not recorded, because these functions are correct for any value.
         """
@@ -312,7 +312,7 @@ class CoreCalls(TorchFunctionMode):
     def _find_alias_number(self, tensor: Tensor) -> int | None:
         """The number of a value that has the memory and the layout of `tensor`, or `None`.
 
-        Such a value exists if `tensor` is an argument of a custom function that the function has returned.
+        Such a value exists if a custom function has returned one of its arguments, and `tensor` is this result.
         """
         storage = storage_of(tensor)
         place = _describe_layout(tensor)
@@ -378,7 +378,7 @@ class CoreCalls(TorchFunctionMode):
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls a torch function so that its result does not include the autograd history of captured tensors.
 
-        Otherwise, if one captured tensor was computed from another captured tensor, the gradient of the latter would be
+        Otherwise, if a captured tensor `b` was computed from a captured tensor `a`, the gradient of `a` would be
         counted twice. The gradient continues through the history outside of the core.
         """
         if func in _PROPERTY_GETTERS:

@@ -48,7 +48,7 @@ class UnexpectedWriteError(Exception):
 
 
 class CaptureMode(TorchDispatchMode):
-    """The dispatch mode in which a core runs. It replaces captured tensors, and refuses ops that a scan cannot contain.
+    """A dispatch mode for runs of a core, which replaces captured tensors, and refuses ops that no scan can contain.
 
     Args:
         captures: the captured tensors that are known so far.
@@ -100,7 +100,7 @@ class CaptureMode(TorchDispatchMode):
 
     @contextmanager
     def on_trial(self, guarded: Collection[int] = ()) -> Iterator[list[CalledOp]]:
-        """Context for trial calls. Like `apart`, but the ops in this context are also removed from `trail`.
+        """Context for trial calls. In addition to the effects of `apart`, the calls in this context leave no `trail`.
 
         Args:
             guarded: memory that the ops must not write to. `UnexpectedWriteError` is raised before a write.

@@ -31,8 +31,8 @@ class Captures:
         passing: ids of tensors that the core itself derives from captured tensors, such as `w.data`.
         decided: the calls that compute values from captured tensors alone or write to such values, by function and
             arguments.
-        lifted: numbers of the values that the step needs, or `None` until they are known. All other values are used
-            only before the loop.
+        lifted: numbers of the values that the step needs, or `None` until the end of discovery. All other values are
+            used only before the loop.
         reads_sizes: True if the core may depend on the sizes of its arguments.
         locations: for each autograd sequence number, the user's line in the last run of the core. Errors in backward
             formulas name this line.
@@ -55,7 +55,7 @@ class Captures:
         self._by_storage: dict[int, int] = {}
 
     def is_captured(self, tensor: Tensor) -> bool:
-        """True if `tensor` belongs to the user: it is not an argument, and the core did not compute it."""
+        """True if `tensor` belongs to the user: neither an argument of the core nor a value that the core computed."""
         return not (isinstance(tensor, FakeTensor) and tensor.fake_mode is self._mode)
 
     def has(self, tensor: Tensor) -> bool:

@@ -1,6 +1,6 @@
 """Maps the elements of each value to elements of the step and of the captured tensors.
 
-A kernel processes one position of the step at a time. It can omit all views of a lowered graph, and all sums of a
+A kernel processes one position of the step at a time. A kernel can omit all views of a lowered graph, and all sums of a
 backward formula, if the result does not change. This module proves that the result does not change, or refuses the
 graph. Each value is described by strided tensors without data: one for the step, and one for each captured tensor on
 which the value depends. These tensors have the value's shape. For each element of the value, the strides define the
@@ -295,7 +295,7 @@ class _Check:
         self._record_layouts(value, positions, node)
 
     def _record_layouts(self, value: _Value, step: Tensor, node: fx.Node) -> None:
-        """Records the layouts in which `value` reads the lifted tensors. `step` maps its elements to step positions."""
+        """Records the layouts in which `value`, whose elements are at the positions `step`, reads lifted tensors."""
         for index, strided in value.reads.items():
             if index != _STEP:
                 layout = self._step.layout(step, strided)

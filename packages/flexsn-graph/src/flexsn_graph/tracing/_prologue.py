@@ -88,7 +88,7 @@ class RecordedCall:
         is_view: True if a result has the memory of an earlier value, as a view, with new content, or with a new
             autograd history.
         writes: True if the call changes its arguments.
-        is_plain: False if the call changes its arguments, or if it is an `autograd.Function`.
+        is_plain: False if the call changes its arguments or applies an `autograd.Function`.
         location: the line of the core that makes the call.
     """
 
@@ -181,7 +181,7 @@ class _Computed(torch.autograd.Function):
         ctx.save_for_backward(*captured)
         with _as_recorded(computed):
             values = tuple(computed.forward(*captured))
-        # Each value gets its own tensor, because of two values with one tensor, perhaps only one is differentiable.
+        # One tensor may represent two values, of which only one is differentiable. Each value gets its own tensor.
         values = tuple(v.clone() if any(v is other for other in values[:i]) else v for i, v in enumerate(values))
         differentiable = [bool(to) or i in computed.refusals for i, to in enumerate(computed.gradients)]
         ctx.mark_non_differentiable(
