@@ -46,7 +46,7 @@ class ScanDimError(ValueError, IndexError):
 
 
 class NonzeroStateError(ValueError):
-    """An initial state is not zeros, although ``zero_states`` is True for it."""
+    """An initial state is not zeros, although ``zero_states`` is True for this state."""
 
 
 class CoreArityError(ValueError):
@@ -98,4 +98,4 @@ class RematError(ValueError):
 
 
 class DoubleBackwardError(NotImplementedError):
-    """The gradient of a gradient is required, but scans in kernels and in graphs do not support this."""
+    """The gradient of a gradient is required, which scans in kernels and in graphs do not compute."""

@@ -37,16 +37,16 @@ class CapturedCall:
 
 @dataclass(frozen=True, slots=True)
 class CaptureHooks:
-    """Functions of this package that Dynamo's variable calls before and after it captures a call.
+    """Functions of this package that Dynamo's variable calls before and after Dynamo captures a call.
 
     Attributes:
-        before: Function that checks a call. It returns the keyword arguments of the operator's node, or a function
+        before: Function that checks a call, and returns the keyword arguments of the operator's node, or a function
             that Dynamo traces instead of the operator.
-        call_replacement: Function that calls a function that ``before`` has returned. It takes this function, the
-            operator's positional arguments, and the keyword arguments ``output_template_specs`` and ``final_state`` if
-            they were passed.
-        after: Function that checks the captured graph. It takes the call, the graph, fake sample values for the
-            graph, and the result of the core, in which tensors are fake.
+        call_replacement: Function that calls a function that ``before`` has returned. Its arguments are this function,
+            the operator's positional arguments, and the keyword arguments ``output_template_specs`` and ``final_state``
+            if they were passed.
+        after: Function that checks the captured graph. Its arguments are the call, the graph, fake sample values for
+            the graph, and the result of the core, in which tensors are fake.
     """
 
     before: Callable[[CapturedCall], dict[str, Any] | Callable[..., Any]]
@@ -114,12 +114,12 @@ class TreeParts:
 
 @dataclass(frozen=True, slots=True)
 class TreeCaptureHooks:
-    """Functions of this package that Dynamo's variable calls before and after it captures a call on trees.
+    """Functions of this package that Dynamo's variable calls before and after Dynamo captures a call on trees.
 
     Attributes:
-        before: Function that checks a call. It returns the keyword arguments of the operator's node, or a function of
+        before: Function that checks a call, and returns the keyword arguments of the operator's node, or a function of
             the operator's arguments that Dynamo traces instead of the operator.
-        after: Function that checks the captured step. It returns the positions of a core's results among the results
+        after: Function that checks the captured step, and returns the positions of a core's results among the results
             of the graph; for each leaf of the step's return value, the index of the core's result, or None if the leaf
             is None; and the number of outputs.
         parts: The functions that Dynamo traces before and after the operator.

@@ -87,9 +87,9 @@ def compile_step(
 ) -> StepCode:
     """Compiles a graph of ATen operators with Inductor, for the memory layouts of ``sequences`` and ``rows``.
 
-    The graph takes an index below ``longest``, sequences of at most ``longest`` rows, and tensors like ``rows``. It
-    writes its results to arguments with ``copy_``, and returns no results. ``aligned`` has one entry for each sequence
-    and each row, which is True if the address of the tensor is a multiple of ``ALIGNMENT``.
+    The graph takes an index below ``longest``, sequences of at most ``longest`` rows, and tensors like ``rows``. The
+    graph writes its results to arguments with ``copy_``, and returns no results. ``aligned`` has one entry for each
+    sequence and each row, which is True if the address of the tensor is a multiple of ``ALIGNMENT``.
     """
     compile_fx_inner = needed("torch._inductor.compile_fx", "compile_fx_inner", _NO_CODE)
     config = needed("torch._inductor", "config", _NO_CODE)

@@ -1,4 +1,4 @@
-"""Detects active tracers, and runs or traces functions independently of them."""
+"""Detects active tracers, and runs or traces functions independently of the active tracers."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class PartialVJP:
     """The VJP of a step for one combination of present and absent gradients.
 
     Attributes:
-        graph: Graph that takes the step's values and all gradients, with stand-in tensors for absent gradients. It
+        graph: Graph that takes the step's values and all gradients, with stand-in tensors for absent gradients, and
             returns the present results.
         results: For each result of the full VJP, True if the result is present.
     """
@@ -40,7 +40,7 @@ class StepVJP:
     """Calls the VJP of a step with gradients, some of which may be absent.
 
     Args:
-        vjp: Function of the step's values and gradients. If it is a graph, the graph shows on which gradients each
+        vjp: Function of the step's values and gradients. If ``vjp`` is a graph, the graph shows on which gradients each
             result depends. Any other callable receives zeros for absent gradients.
         num_values: Number of the step's values, which are the first arguments of the VJP.
     """
@@ -121,7 +121,7 @@ class _Specialization:
         if node.op == "call_function" and any(self._values[source] is None for source in node.all_input_nodes):
             if all(self._values[source] is None for source in node.all_input_nodes if source in self._gradient_nodes):
                 return None
-            # This op combines present and absent gradients. It is usually a sum. Absent terms of a sum are omitted.
+            # This op, usually a sum, combines present and absent gradients. Absent terms of a sum are omitted.
             if node.target in _SUMS:
                 return self._copy_sum(node)
         return self._copy_node(node)

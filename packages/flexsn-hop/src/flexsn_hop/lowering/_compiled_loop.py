@@ -45,7 +45,7 @@ Plan = TypeVar("Plan")
 
 
 class _Plans(Generic[Plan]):
-    """A cache of plans by the layouts of the arguments, since a plan takes longer to make than many steps to run."""
+    """A cache of plans by the layouts of the arguments, since making a plan takes longer than running many steps."""
 
     _MOST = 64
 
@@ -155,9 +155,9 @@ class _ForwardPlan(NamedTuple):
 
     Attributes:
         step, steps: The step, and the number of steps.
-        input_orders: For each input, the order in which it is copied, or None if it is not copied.
+        input_orders: For each input, the order of dimensions of its copy, or None if the input is not copied.
         outputs: The layout of memory for each output.
-        output_orders: For each output, the order of the result.
+        output_orders: For each output, the order of dimensions of the result.
         states: The layouts of memory for each state.
     """
 

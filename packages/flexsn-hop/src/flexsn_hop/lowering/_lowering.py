@@ -54,8 +54,8 @@ keys do not contain the lowering itself.
 class ScanLowering(Protocol):
     """Interface of an object with which a package replaces compiled scans by launches of its kernels.
 
-    Inductor traces ``forward`` and ``backward`` with fake tensors when it lowers the operator. Their operations, and
-    Triton launches through ``torch.library.wrap_triton``, become part of Inductor's graph. The two methods must not
+    Inductor traces ``forward`` and ``backward`` with fake tensors when it lowers the operator. Their tensor operations,
+    and Triton launches through ``torch.library.wrap_triton``, become part of Inductor's graph. These methods must not
     depend on the values of tensors. The number of steps may be symbolic, so the methods must not require an int. The
     strides of the fake tensors are the strides of the tensors when the graph runs. If ``layout.zero_states`` is True
     for an initial state, the methods may only use its shape and dtype, because the memory of this state is not written.
@@ -76,7 +76,7 @@ class ScanLowering(Protocol):
     def version(self) -> str:
         """The version of the generated code.
 
-        The version must change whenever this code changes. It is part of the keys of caches on disk.
+        The version must change whenever this code changes, because the version is part of the keys of caches on disk.
         """
         ...
 
@@ -115,7 +115,7 @@ class ScanLowering(Protocol):
         """Computes the backward operator. ``vjp`` is the ATen graph of the step's VJP.
 
         ``vjp`` takes the arguments of one step (inputs, states, lifted), the present output gradients, and the
-        cotangents of the active new states. It returns the gradients of the inputs that need a gradient, of the active
+        cotangents of the active new states, and returns the gradients of the inputs that need a gradient, of the active
         states, and of the lifted tensors that need a gradient.
         """
         ...
@@ -234,8 +234,8 @@ def scan_lowerings(*flat_args: torch.Tensor) -> dict[str, str | None]:
             reasons are None.
 
     Returns:
-        A dictionary from the name of each lowering to the reason why it cannot lower a scan of tensors like
-        ``flat_args``. The reason is None if it can lower such a scan, although it may still reject the core.
+        A dictionary from the name of each lowering to the reason why the lowering cannot lower a scan of tensors like
+        ``flat_args``. The reason is None if the lowering accepts such tensors, although it may still reject the core.
 
     Example:
         >>> from flexsn_hop import scan_lowerings

@@ -143,7 +143,7 @@ def _find_sources(graph: fx.Graph, num_values: int) -> dict[fx.Node, frozenset[i
 def _run_differentiably(
     core: StepFunction, layout: ScanLayout, samples: Sequence[Any], needs: Sequence[bool]
 ) -> tuple[list[torch.Tensor], tuple[torch.Tensor, ...]]:
-    """Calls the core on detached samples. Those for which ``needs`` is True require grad.
+    """Calls the core on detached samples. The samples for which ``needs`` is True require grad.
 
     Returns the samples that require grad, and the results of the core.
     """

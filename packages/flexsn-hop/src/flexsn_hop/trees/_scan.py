@@ -44,9 +44,9 @@ def scan(
         xs: The sequences: a tensor, or containers of the kinds listed for ``init``. ``step`` receives their slices
             along ``dim``. If ``xs`` is None or a tree without tensors, ``step`` receives ``xs`` unchanged, ``length``
             times.
-        length: The number of steps T, an int or a symbolic size. Required if ``xs`` has no tensor. Otherwise, None or
-            the length of ``xs``. If ``length`` depends on data, compilers need a check that ``length`` is not 0:
-            ``torch._check(length >= 1)``.
+        length: The number of steps T, an int or a symbolic size. Required if ``xs`` has no tensor. Otherwise,
+            ``length`` must be None or the length of ``xs``. If ``length`` depends on data, compilers need a check that
+            ``length`` is not 0: ``torch._check(length >= 1)``.
         reverse: True to go from the last slice to the first slice. The y for the slice at position t is at position t.
         dim: The dimension of time, in all of ``xs`` and in the returned sequences. A negative dimension
             counts from the last dimension of each tensor.

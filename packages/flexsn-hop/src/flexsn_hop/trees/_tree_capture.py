@@ -96,7 +96,7 @@ def _run_plain_loop(step: Callable[..., Any], init: Any, xs: Any, *options: Any)
 def _scan_no_steps(
     step: Callable[..., Any], init: Any, xs: Any, length: Any, reverse: bool, dim: int, remat: int | None
 ) -> Any:
-    """Returns the results for ``T == 0``. A scan of one step determines their shapes. Its values are discarded."""
+    """Returns the results for ``T == 0``. A scan of one step, whose values are discarded, determines the shapes."""
 
     def on_copies(carry: Any, x: Any) -> Any:
         return step(_copy_tree(carry), _copy_tree(x))  # copies, because a step in a loop may write to its arguments
