@@ -48,7 +48,7 @@ class CellStep:
 
     @property
     def whole(self) -> tuple[bool, ...]:
-        """For each output, the answer of `is_whole`."""
+        """For each output, the result of `is_whole`."""
         return tuple(self.is_whole(part) for part in self.outputs)
 
     def is_whole(self, part: Part) -> bool:
@@ -103,8 +103,8 @@ def trace_cells(
         requires_grad: for each argument, True if autograd follows it.
         name: name of the function, for messages.
         gradient: True if `cells_gradient_of` created `fn`.
-        must_cut: True to refuse a function that cuts and reduces no dimension and whose arguments broadcast to one
-            shape. `trace_pointwise` traces such functions. Ignored if `gradient` is True.
+        must_cut: True to refuse a function that neither cuts nor reduces a dimension and whose arguments broadcast to
+            one shape. `trace_pointwise` traces such functions. `must_cut` is ignored if `gradient` is True.
         reads: records the values that `fn` reads in this trace in addition to its arguments.
 
     Raises:

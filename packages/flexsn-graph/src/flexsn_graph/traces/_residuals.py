@@ -33,8 +33,8 @@ class Residuals:
         forward: `[*inputs, *states, *lifted] -> [*outputs, *new_states, *residuals]`.
         vjp: takes `[*inputs, *states, *lifted, *residuals, *cotangents]`, but does not read the states.
         dtypes: dtypes of the residuals.
-        traffic: bytes per element and step that are moved for the VJP. They are the bytes of residuals, which are
-            written and read, and of inputs that the VJP reads.
+        traffic: bytes per element and step that are moved for the VJP. The forward writes the residuals, and the VJP
+            reads the residuals and inputs.
     """
 
     forward: StepGraph

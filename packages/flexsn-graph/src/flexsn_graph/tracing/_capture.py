@@ -100,7 +100,7 @@ class CaptureMode(TorchDispatchMode):
 
     @contextmanager
     def on_trial(self, guarded: Collection[int] = ()) -> Iterator[list[CalledOp]]:
-        """Context for trial calls. In addition to the effects of `apart`, the calls in this context leave no `trail`.
+        """Context for trial calls. Has the effects of `apart`, and removes the calls in this context from `trail`.
 
         Args:
             guarded: memory that the ops must not write to. `UnexpectedWriteError` is raised before a write.
@@ -211,7 +211,7 @@ class CaptureMode(TorchDispatchMode):
         return self._deferred.get(storage, set()) if number is None else {number}
 
     def _describe(self, value: Any) -> str:
-        """Describes an op's argument. If a core calls the same ops in two runs, their descriptions are equal."""
+        """Describes an op's argument. If a core makes the same calls in two runs, the descriptions are equal."""
         if not isinstance(value, Tensor):
             return repr(value)
         # A constant that the core creates is a new tensor in each run, so the value identifies the constant.

@@ -290,7 +290,7 @@ class _Check:
             raise self._moved_refusal(node)
         axes = {axis for d in range(positions.dim()) for axis in self._step.axes_of(positions, d)}
         if axes | value.summed != self._step.varying:
-            # The caller's sum would count a gradient that is shared by elements of the step once for each of them.
+            # The caller's sum would count a gradient that elements of the step share once for each of these elements.
             raise self._refusal(node, f"the gradient of {owner} is not a sum over the elements that share it")
         self._record_layouts(value, positions, node)
 

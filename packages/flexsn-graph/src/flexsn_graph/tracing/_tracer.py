@@ -93,8 +93,8 @@ class Tracer:
         self.mode = FakeTensorMode()
         self.examples = [fake_like(self.mode, t) for t in examples]
         self.captures = captures(self.mode)
-        # The function's calls, and the values that it read, by whether gradients are enabled, whether the run is
-        # complete, and which tensors require gradients.
+        # The function's calls and the numbers of the values that the function read. The key states whether gradients
+        # were enabled, whether the run was complete, and which tensors required gradients.
         self._trails: dict[tuple[bool, ...], tuple[list[tuple[str, ...]], set[int]]] = {}
         needed: set[int] = set()
         with self._reads.recording():
@@ -165,7 +165,8 @@ class Tracer:
     def gradients_of(self, value: Tensor, gradient: Tensor, calls: CoreCalls) -> list[Tensor | None]:
         """Computes gradients of captured tensors from the gradient of a value that `compute` returned.
 
-        The list has an entry for each captured tensor that requires a gradient. `None` if no gradient flows to it.
+        The list has an entry for each captured tensor that requires a gradient. The entry is `None` if no gradient
+        flows to the tensor.
 
         Raises:
             UnsupportedCoreError: autograd cannot differentiate the value.
@@ -273,7 +274,7 @@ class Tracer:
     def _run(
         self, arguments: Sequence[Tensor], needed: set[int] | None = None, *, is_complete: bool = False
     ) -> tuple[tuple[Tensor, ...], CoreCalls]:
-        """Calls the function. During discovery, adds the numbers of the values that the step reads to `needed`."""
+        """Calls the function. During discovery, adds to `needed` the numbers of the values that the step reads."""
         self.captures.locations.clear()
         with self._capturing(arguments, needed, is_complete=is_complete, forward=True) as (mode, calls), explained():
             returned = self._fn(*arguments)
