@@ -31,7 +31,8 @@ class ScanLayout:
     symbolic number of rows is never 0 or 1. Compilers would specialize the graph on these two numbers.
 
     ``zero_states`` has one entry for each initial state, which is True if the state is known to be zeros. The tuple is
-    empty if no state is known to be zeros. Kernels do not read such a state, so only its shape and dtype matter.
+    empty if no state is known to be zeros. Kernels do not read a state whose entry is True, so only the shape and the
+    dtype of this state matter.
     """
 
     num_inputs: int

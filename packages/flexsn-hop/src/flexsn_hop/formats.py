@@ -145,7 +145,7 @@ def state_order(shape: Sequence[Any], inputs: Sequence[torch.Tensor], states: Se
 
 
 def broadcast_sequences(whole: Sequence[Any], sequences: Sequence[Operand]) -> list[Operand]:
-    """Extends the sequences to all dimensions of ``whole``. Omits sequences whose steps do not broadcast to a step."""
+    """Extends sequences to all dimensions of ``whole``. Omits sequences that do not broadcast to ``whole``."""
     steps = [(sizes[1:], strides[1:]) for sizes, strides in sequences]
     pairs = zip(sequences, (_align(whole[1:], *step) for step in steps), strict=True)
     return [((sizes[0], *step[0]), (strides[0], *step[1])) for (sizes, strides), step in pairs if step is not None]

@@ -282,7 +282,7 @@ def _make_variable_class(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> t
             return inline(tx, tuple, SourcelessBuilder.create(tx, items))
 
     def specialized(tx: Any, variable: Any) -> Any:
-        """Returns a constant if ``variable`` is a symbolic integer, such as `dim`. Returns other variables unchanged.
+        """Returns a constant variable for a symbolic integer, such as `dim`. Returns other variables unchanged.
 
         The graph depends on the value of such an integer.
         """
