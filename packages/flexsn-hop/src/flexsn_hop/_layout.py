@@ -26,12 +26,13 @@ class ScanLayout:
     The arguments are ``[*input_seqs, *init_states, *lifted]``. The results are ``(*output_seqs, *state_results,
     *checkpoints)``. A state result is the sequence ``[T, *step]``, or the last state ``[*step]`` if ``final_state``
     is True. If ``checkpoint_interval`` K is not 0, there is one checkpoint tensor
-    ``[ceil(T / K) - 1 + spare_checkpoints, *step]`` for each state. It contains the state before each segment of K
-    steps except for the first segment, followed by ``spare_checkpoints`` unused rows. With 2 spare rows, a symbolic
-    number of rows is never 0 or 1. Compilers would specialize the graph on these two numbers.
+    ``[ceil(T / K) - 1 + spare_checkpoints, *step]`` for each state. This tensor contains the state before each segment
+    of K steps except for the first segment, followed by ``spare_checkpoints`` unused rows. With 2 spare rows, a
+    symbolic number of rows is never 0 or 1. Compilers would specialize the graph on these two numbers.
 
-    ``zero_states`` contains True for each initial state that is known to be zeros. It is empty if no state is known
-    to be zeros. Kernels do not read a state that is known to be zeros, so only its shape and dtype matter.
+    ``zero_states`` has one entry for each initial state, which is True if the state is known to be zeros. The tuple is
+    empty if no state is known to be zeros. Kernels do not read a state whose entry is True, so only the shape and the
+    dtype of this state matter.
     """
 
     num_inputs: int

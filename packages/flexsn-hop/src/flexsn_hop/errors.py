@@ -46,7 +46,7 @@ class ScanDimError(ValueError, IndexError):
 
 
 class NonzeroStateError(ValueError):
-    """An initial state is not zeros, although ``zero_states`` is True for it."""
+    """An initial state is not zeros, although ``zero_states`` is True for this state."""
 
 
 class CoreArityError(ValueError):
@@ -62,15 +62,15 @@ class EmptyScanError(ValueError):
 
 
 class StateChangedError(ValueError):
-    """The core returned a state whose shape, dtype or device differs from the state that it received."""
+    """The core returned a state that differs in shape, dtype or device from the state that the core received."""
 
 
 class CarryStructureError(ValueError):
-    """The step returned a carry whose structure differs from the carry that it received."""
+    """The step returned a carry that differs in structure from the carry that the step received."""
 
 
 class OutputChangedError(ValueError):
-    """The shape, dtype or device of an output differs from the output of the first step."""
+    """An output of a step differs in shape, dtype or device from the same output of the first step."""
 
 
 class NotATensorError(TypeError):
@@ -94,8 +94,8 @@ class LoweringGradientError(RuntimeError):
 
 
 class RematError(ValueError):
-    """``remat`` is not a number of steps, or a transform of torch.func is active, which saves carries differently."""
+    """``remat`` is below 1, or a transform of torch.func is active, in which ``remat`` would have no effect."""
 
 
 class DoubleBackwardError(NotImplementedError):
-    """The gradient of a gradient is required, but scans in kernels and in graphs do not support this."""
+    """The gradient of a gradient is required, which scans in kernels and in graphs do not compute."""

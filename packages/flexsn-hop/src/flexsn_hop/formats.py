@@ -38,8 +38,8 @@ def memory_order(shape: Sequence[Any], operands: Sequence[Operand], also: Sequen
 
     The rule is the rule of PyTorch's ``TensorIterator``: if all tensors are contiguous, the result is contiguous, and
     if all tensors are channels-last, the result is channels-last. Otherwise, the dimensions are sorted: two dimensions
-    are compared by their strides in the first operand in which these strides are different and not 0. If no operand
-    decides, the operands in ``also`` decide.
+    are compared by their strides in the first operand in which these strides are different and not 0. If two strides
+    are equal, the larger dimension is placed outside. If no operand decides, the operands in ``also`` decide.
     """
     default_order = tuple(range(len(shape)))
     if any(type(size) is int and size == 0 for size in shape):
@@ -145,14 +145,14 @@ def state_order(shape: Sequence[Any], inputs: Sequence[torch.Tensor], states: Se
 
 
 def broadcast_sequences(whole: Sequence[Any], sequences: Sequence[Operand]) -> list[Operand]:
-    """Extends the sequences to all dimensions of ``whole``. Omits sequences whose steps do not broadcast."""
+    """Extends sequences to all dimensions of ``whole``. Omits sequences that do not broadcast to ``whole``."""
     steps = [(sizes[1:], strides[1:]) for sizes, strides in sequences]
     pairs = zip(sequences, (_align(whole[1:], *step) for step in steps), strict=True)
     return [((sizes[0], *step[0]), (strides[0], *step[1])) for (sizes, strides), step in pairs if step is not None]
 
 
 def broadcast_states(whole: Sequence[Any], states: Sequence[Operand]) -> list[Operand]:
-    """Extends the states to all dimensions of ``whole``. Omits states that do not broadcast to its steps."""
+    """Extends the states to all dimensions of ``whole``. Omits states that do not broadcast to ``whole[1:]``."""
     return [((1, *sizes), (0, *strides)) for sizes, strides in _align_all(whole[1:], states)]
 
 

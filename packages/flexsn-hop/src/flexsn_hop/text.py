@@ -1,4 +1,6 @@
-"""Writes graphs as text, node by node, and reads them. Reading a graph executes no code.
+"""Writes graphs as text, node by node, and restores graphs from this text.
+
+The text contains no code. Restoring a graph only imports the modules whose operators and functions the text names.
 
 Source code would be shorter. However, a tracer that traces source code runs calls without tensor arguments, such as
 `full`, and records their results as constants.

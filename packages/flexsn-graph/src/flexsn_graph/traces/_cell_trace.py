@@ -1,4 +1,4 @@
-"""Traces functions that cut dimensions into pieces and join them, as graphs on the elements of a step."""
+"""Traces functions that cut dimensions into pieces and join the pieces, as graphs on the elements of a step."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CellStep:
     Attributes:
         step: the graph of the kernel, from parts of the arguments to parts of the results.
         inputs, outputs: the part that each input or output of the graph represents.
-        dtypes: dtypes of the outputs. Outputs that are summed afterwards are wider than the dtypes of the results.
+        dtypes: dtypes of the outputs. An output that is summed afterwards may have a wider dtype than the result.
         sizes, where, rows: see `CellModule`.
     """
 
@@ -48,7 +48,7 @@ class CellStep:
 
     @property
     def whole(self) -> tuple[bool, ...]:
-        """For each output of a step with rows, True if it has elements along the rows."""
+        """For each output, the result of `is_whole`."""
         return tuple(self.is_whole(part) for part in self.outputs)
 
     def is_whole(self, part: Part) -> bool:
@@ -66,10 +66,10 @@ class CellStep:
 
 @dataclass(frozen=True, slots=True)
 class CellGraph:
-    """A function that cuts dimensions.
+    """The graphs of a function that cuts dimensions.
 
     Attributes:
-        steps: the kernels, usually one.
+        steps: the computation of each kernel. Most functions need a single kernel.
         results: for each result of the function, its origin in the outputs of the kernels.
         dtypes: dtypes of the results.
         differentiable: for each result, True if a gradient can flow through it.
@@ -95,7 +95,7 @@ def trace_cells(
     must_cut: bool = True,
     reads: Reads | None = None,
 ) -> CellGraph:
-    """Traces `fn` for these shapes. `fn` may cut dimensions into pieces of one size and join the pieces again.
+    """Traces `fn` for the shapes of `arguments`. `fn` may cut dimensions into pieces of one size and join the pieces.
 
     Args:
         fn: a function that maps tensors to a tensor or a tuple of tensors.
@@ -103,8 +103,8 @@ def trace_cells(
         requires_grad: for each argument, True if autograd follows it.
         name: name of the function, for messages.
         gradient: True if `cells_gradient_of` created `fn`.
-        must_cut: True to refuse a function that cuts nothing and whose arguments broadcast. `trace_pointwise` traces
-            such functions.
+        must_cut: True to refuse a function that neither cuts nor reduces a dimension and whose arguments broadcast to
+            one shape. `trace_pointwise` traces such functions. `must_cut` is ignored if `gradient` is True.
         reads: records the values that `fn` reads in this trace in addition to its arguments.
 
     Raises:
@@ -115,8 +115,8 @@ def trace_cells(
     fn, must_cut = unwrap_compiled(fn), must_cut and not gradient
     with undisturbed():
         graph = _trace(fn, arguments, requires_grad, name, gradient, must_cut, reads)
-        # A second trace with other sizes of the uncut dimensions shows if the graph depends on these sizes. If the
-        # graph depends on them, another trace keeps the size of the row.
+        # A second trace with other sizes of the uncut dimensions shows whether the graph depends on these sizes. If the
+        # graph depends on them and reduces rows, a third trace keeps the size of a row and changes only other sizes.
         row = _find_row(graph)
         for fixed in (None, row) if row is not None else (None,):
             free = tuple(tuple(None if f == fixed else f for f in dims) for dims in graph.free)
@@ -159,7 +159,7 @@ def cells_effects(
 
 
 _SIZES = (10007, 10009, 10037, 10039, 10061, 10067, 10069, 10079)
-# A function cuts or reduces dimensions if it contains one of these ops.
+# A function cuts or reduces dimensions if its graph contains one of these ops.
 _CUTS = (
     CUTTING_OPS
     | REDUCTIONS
@@ -174,7 +174,7 @@ _CUTS = (
 
 
 def _find_row(graph: CellGraph) -> int | None:
-    """The number in `free` that identifies the reduced axis, or `None`."""
+    """The number in `free` that identifies the reduced axis. `None` if no axis of free size is reduced."""
     for step in graph.steps:
         if step.rows and step.where[-1] is not None:
             argument, dim = step.where[-1]
@@ -183,7 +183,7 @@ def _find_row(graph: CellGraph) -> int | None:
 
 
 def _describe_graph(graph: CellGraph) -> Any:
-    """Describes the parts of a graph that do not depend on sizes."""
+    """Describes a graph without the sizes of its free dimensions."""
     steps = [(str(s.step.graph), s.inputs, s.outputs, s.dtypes, s.where) for s in graph.steps]
     fixed = [[n for n, w in zip(s.sizes, s.where, strict=True) if w is None] for s in graph.steps]
     return steps, fixed, graph.results, graph.free, graph.dtypes
@@ -232,7 +232,7 @@ def _translate(lowered: fx.GraphModule, gradient: bool) -> CutModule:
     try:
         return in_cells(lowered, sums_allowed=True)
     except NonPointwiseError:
-        # Some sums of the graph cannot be computed after the kernel.
+        # Some sums of the graph cannot be computed after the kernel, so the kernel itself reduces rows.
         return in_cells(lowered, sums_allowed=True, rows=True)
 
 

@@ -19,7 +19,7 @@ from flexsn_graph.tracing._prologue import Hoists
 
 
 class CutTrace(CoreTrace):
-    """A step that reduces, multiplies, cuts or joins small dimensions of its values. `cut_step` creates it.
+    """The trace of a step that reduces, multiplies, cuts or joins small dimensions of its values. See `cut_step`.
 
     Kernels are made for the function `in_pieces`, which `trace_step(on_pieces=True)` traces.
 
@@ -37,7 +37,7 @@ class CutTrace(CoreTrace):
         results = (*self.outputs, *self.states)
         arguments = broadcast_shapes([value.shape for value in (*self.inputs, *results)])
         if arguments == shape and all(value.shape == shape for value in results):
-            # The dimensions may be small enough to be written out in one call, and too large in another call.
+            # If such a step were split into pieces, it would compile only as long as its dimensions are small.
             raise NonPointwiseError("all values of the step have one shape, so there are no pieces.", "", None)
         tracer = self._get_tracer()
         lowered = tracer.lowered(tracer.record_forward(), CUT_IN_STEPS)
@@ -50,11 +50,11 @@ class CutTrace(CoreTrace):
         return partial(self.pieces.core, self.core)
 
     def fits(self, captured: Sequence[Tensor]) -> bool:
-        """Returns True, because the step on pieces lifts its tensors itself."""
+        """Returns True, because the step on pieces lifts its captured tensors itself."""
         return True
 
     def lift(self, captured: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Returns the captured tensors. The step on pieces lifts them itself."""
+        """Returns the captured tensors, because the step on pieces lifts its captured tensors itself."""
         return tuple(captured)
 
     def of_twin(self, core: Callable[..., Any]) -> None:

@@ -11,7 +11,8 @@ from flexsn_graph.cells import CUTTING_OPS, Elements, in_elements
 from flexsn_graph.ir._products import PRODUCTS
 from flexsn_graph.tracing._tracer import Tracer
 
-# Ops that are not decomposed in a step that cuts. Writing through a mask is pointwise, so this op is excluded.
+# Ops that are not decomposed in a step that cuts dimensions. `index_put` is excluded, because a write through a mask is
+# pointwise.
 CUT_IN_STEPS = (CUTTING_OPS | PRODUCTS.keys()) - {torch.ops.aten.index_put.default}
 
 
@@ -25,7 +26,7 @@ def elements_of(
     """Turns the recorded graph into a step on elements. For the other arguments, see `Tracer.lower`.
 
     Args:
-        forward_elements: the elements of the forward, for a VJP.
+        forward_elements: the elements of the step's forward if `recorded` is a VJP, otherwise `None`.
     """
     lowered = tracer.lowered(recorded, CUT_IN_STEPS)
     roles, gradient_of = tracer.roles(lowered, positions)

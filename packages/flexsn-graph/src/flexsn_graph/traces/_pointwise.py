@@ -1,10 +1,10 @@
 """Traces an elementwise function of tensors, and its gradients.
 
-All arguments are recorded with one shape. Arguments without dimensions are exceptions, because different promotion
-rules apply to them. The gradient of such an argument is a sum over the elements. A kernel returns the terms of the sum,
-and the terms are summed afterwards. For this purpose, the op `terms` is applied to this gradient and undoes the sum.
-In a second derivative, the gradient of this gradient repeats one number for all terms. The op `uniform` returns this
-number.
+All arguments that have dimensions are recorded with one shape. Arguments without dimensions are recorded without
+dimensions, because different promotion rules apply to them. The gradient of such an argument is a sum over the
+elements. A kernel returns the terms of the sum, and the terms are summed afterwards. Therefore, the op `terms` is
+applied to the gradient and undoes the sum. In a second derivative, the gradient that arrives at `terms` repeats one
+number for all terms. The op `uniform` returns this number.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ArgumentType:
     """Properties of an argument on which the graph depends.
 
     Attributes:
-        dtype: dtype of its elements.
+        dtype: dtype of the argument.
         scalar: True if the argument has no dimensions, but other arguments have dimensions.
         requires_grad: True if autograd follows the argument.
     """
@@ -52,7 +52,7 @@ class ArgumentType:
 
 @dataclass(frozen=True, slots=True)
 class PointwiseGraph:
-    """An elementwise function.
+    """The graph of an elementwise function.
 
     Attributes:
         step: the graph of the function, from inputs to outputs, on tensors of one shape.
@@ -77,19 +77,19 @@ def trace_pointwise(
     gradient: bool = False,
     reads: Reads | None = None,
 ) -> PointwiseGraph:
-    """Traces `fn` for one kind of arguments.
+    """Traces `fn` for arguments of these types.
 
     Args:
-        fn: a function of tensors that have one shape or no dimensions. It returns a tensor or a tuple of tensors, each
-            of that shape or without dimensions.
+        fn: a function of tensors that have one shape or no dimensions. `fn` returns a tensor or a tuple of tensors,
+            each of this shape or without dimensions.
         dimensions: number of dimensions of the arguments that are not scalars, at most `MAX_DIMENSIONS`.
         name: name of the function, for messages.
         gradient: True if `gradient_of` created `fn`.
         reads: records the values that `fn` reads in this trace in addition to its arguments.
 
     Raises:
-        TraceError: `fn` does not return tensors of its arguments' common shape, captures a tensor, or
-            computes with sizes.
+        TraceError: `fn` returns anything except tensors of its arguments' common shape and tensors without dimensions,
+            captures a tensor, or depends on sizes.
         UnsupportedOpError: `fn` does something that a kernel cannot do. The message names the op and the line.
     """
     fn = unwrap_compiled(fn)
@@ -151,8 +151,8 @@ def gradient_of(
 ) -> Callable[..., tuple[Tensor, ...]]:
     """The function `(*arguments, *gradients of the differentiable results) -> (*requested gradients)`.
 
-    The function recomputes the results instead of saving them, and the function can be differentiated again. For an
-    argument without dimensions, it returns the terms of the gradient.
+    The returned function recomputes the results of `fn` instead of reading saved results, and can be differentiated
+    again. For an argument without dimensions, the returned function returns the terms of the gradient.
     """
 
     def gradient(*values: Tensor) -> tuple[Tensor, ...]:

@@ -30,7 +30,8 @@ class NoProductsError(Exception):
 class RecurrentTrace(CoreTrace):
     """A traced step function with products of its values and captured matrices. `trace_core` creates it.
 
-    `lift` computes all values that depend on captured tensors alone before the loop, such as a mask times a matrix.
+    With `Hoists.EVERYTHING`, `lift` computes all values that depend on captured tensors alone, such as a mask times a
+    matrix, before the loop.
 
     Attributes:
         forward: `[*inputs, *states, *lifted] -> [*outputs, *new_states]`, as stages and products.
@@ -125,13 +126,14 @@ def trace_core(
     """Traces a core like `trace_step`, but the core may also combine elements of the step.
 
     The core may multiply values of the step by captured matrices, or reduce values along the last dimension.
-    Alternatively, the core may combine elements of small dimensions that some results lack, if the step can be split
-    into pieces with one value per element.
+    Alternatively, the core may combine elements along small dimensions that some of its inputs or results lack, if the
+    step can be split into pieces with one value per element.
 
     Args:
         core, num_inputs, num_states, num_outputs, example_inputs, follow: see `trace_step`.
-        hoist: True if `lift` computes all values that depend on captured tensors alone. If False, they are computed in
-            the step. Pass False for a core with its own gradient formula, such as an `autograd.Function`.
+        hoist: for a core with products, True if `lift` computes all values that depend on captured tensors alone. If
+            False, these values are computed in the step. Pass False for a core with its own gradient formula, such as
+            an `autograd.Function`. `hoist` does not affect pointwise cores or traces of pieces.
 
     Returns:
         The result of `trace_step` if the core is pointwise. Otherwise, a trace of stages and products if the core has

@@ -31,9 +31,10 @@ class Residuals:
 
     Attributes:
         forward: `[*inputs, *states, *lifted] -> [*outputs, *new_states, *residuals]`.
-        vjp: takes `[*inputs, *states, *lifted, *residuals, *cotangents]`, and uses no state.
+        vjp: takes `[*inputs, *states, *lifted, *residuals, *cotangents]`, but does not read the states.
         dtypes: dtypes of the residuals.
-        traffic: bytes per element and step that are moved for the VJP: residuals, and inputs that the VJP reads.
+        traffic: bytes per element and step that are moved for the VJP. The forward writes the residuals, and the VJP
+            reads the residuals and inputs.
     """
 
     forward: StepGraph
@@ -47,8 +48,8 @@ def keep_residuals(trace: StepTrace, vjp: StepGraph, *, rounded: bool = True) ->
 
     Args:
         vjp: the VJP of the step, from the gradients of all differentiable results.
-        rounded: True if float16 and bfloat16 values are rounded after each op. If False, such values are not residuals,
-            and float32 values that are computed from them are saved instead.
+        rounded: True if float16 and bfloat16 values are rounded after each op. If False, results of ops in these dtypes
+            are not residuals, and float32 values that are computed from these results are saved instead.
 
     Example:
         >>> step = trace_step(lambda x, y, z: (torch.tanh(x + y + z),), 3, 0, 1, (torch.zeros(3),) * 3)
@@ -106,7 +107,7 @@ def without_cotangents(vjp: StepGraph, absent: Collection[Port]) -> StepGraph:
 
 
 def _replace_with_zeros(graph: fx.Graph, node: fx.Node, new: Mapping[fx.Node, Any], zero: Collection[fx.Node]) -> Any:
-    """The replacement of a linear op with some arguments that are zero."""
+    """The node that replaces a linear op, some of whose arguments are zero."""
     if node.target is _prims.add.default:
         return next(new[argument] for argument in node.all_input_nodes if argument not in zero)
     if node.target is _prims.sub.default and node.args[1] in zero:
@@ -127,7 +128,7 @@ def _find_dependents(step: StepGraph, *roles: Role) -> set[fx.Node]:
 def _find_minimum_cut(
     nodes: Sequence[fx.Node], users: Collection[fx.Node], cost: Callable[[fx.Node], float]
 ) -> list[fx.Node]:
-    """The cheapest subset of `nodes` that suffices to compute `users`, in order."""
+    """The cheapest subset of `nodes` from which `users` can be computed. The subset is in the order of `nodes`."""
     import networkx
 
     network = networkx.DiGraph()
@@ -178,7 +179,7 @@ def _add_results(
 
 
 def _add_arguments(vjp: StepGraph, residuals: Sequence[fx.Node]) -> StepGraph:
-    """`vjp` with some of its own values as arguments, which precede the cotangents."""
+    """`vjp` with its values `residuals` as additional arguments, which precede the cotangents."""
     graph = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
     saved = dict(zip(ports(Role.SAVED, len(residuals)), residuals, strict=True))

@@ -64,11 +64,12 @@ class CoreTrace:
         aliases: other captured tensors that share their memory with a tensor in `captured`, each with the position of
             that tensor.
         lifted_values: a `StepValue` for each lifted tensor. `lift` computes lifted tensors from captured tensors.
-        step_shape: the shape of every output and new state.
+        step_shape: the shape of every output and new state. If outputs and new states have different shapes, this is
+            the shape with the most neurons in a `RecurrentTrace`, and the shape of the first result in a `CutTrace`.
         differentiable: for each of `[*outputs, *new_states]`, True if a gradient can flow through it.
         leads_to: for each output and new state, the positions in `[*inputs, *states, *lifted]` to which its gradient
             may flow.
-        reads: the values that the core read in addition to its arguments: places of captured tensors, and constants.
+        reads: the captured tensors and other values that the core read in addition to its arguments.
     """
 
     def __init__(
@@ -159,9 +160,9 @@ class CoreTrace:
         """A copy of this trace for another size of the step's first dimension. The core is not run.
 
         Returns:
-            `None` if the arguments differ in any other property, if a size is 0 or 1, or if the graph depends on the
-            size. The graph depends on the size if the core reads sizes, or if a captured tensor varies along the
-            dimension.
+            `None` if the arguments differ from the traced arguments in any other property, if the old or the new size
+            is 0 or 1, or if the graph depends on the size. The graph depends on the size if the core reads sizes, or if
+            a captured tensor varies along the first dimension.
         """
         old, values = self.step_shape, (*inputs, *states)
         traced_values = (*self.inputs, *self.states)
@@ -192,7 +193,10 @@ class CoreTrace:
         raise NotImplementedError
 
     def _get_tracer(self) -> Tracer:
-        """The tracer. Runs the core again if the trace has no tracer, which is the case for a twin's first VJP."""
+        """The tracer. Runs the core again if the trace has no tracer.
+
+        Copies that `of_twin` and `of_batch` return have no tracer until their first VJP.
+        """
         if self._tracer is None:
             example = partial(torch.empty, (), device=self._device)
             examples = [example(dtype=v.dtype).expand(v.shape) for v in (*self.inputs, *self.states)]
@@ -344,7 +348,7 @@ class StepTrace(CoreTrace):
         """Does nothing: the graph does not depend on sizes."""
 
     def _is_differentiated_alike(self) -> bool:
-        """True if a VJP can be traced, even if the core changes captured values or defines their gradients itself."""
+        """True if the core neither changes captured values nor defines their gradients, or if its VJP can be traced."""
         if self._get_tracer().is_plain:
             return True
         try:
@@ -357,8 +361,8 @@ class StepTrace(CoreTrace):
         """The step's VJP, pruned to the cotangents that are present and the gradients that are required.
 
         Args:
-            cotangents: for each of `[*outputs, *new_states]`, True if it has a gradient. All other gradients count as
-                zero and are not arguments of the graph.
+            cotangents: for each of `[*outputs, *new_states]`, True if its gradient is an argument of the graph. All
+                other gradients count as zero.
             wanted: for each of `[*inputs, *states, *lifted]`, True if its gradient is required. Only
                 floating-point tensors have gradients.
 
@@ -443,14 +447,15 @@ def trace_step(
         num_inputs, num_states, num_outputs: numbers of inputs, states and outputs.
         example_inputs: inputs and states of one step, each of shape `[*step]`. An input may also broadcast to this
             shape. Only shape, dtype and device matter.
-        follow: True to record the values that the core reads in addition to its arguments in `reads`.
+        follow: True to record in `reads` the values that the core reads in addition to its arguments.
         on_pieces: True if the core may join its arguments, reduce and multiply small dimensions of the joined values,
             and cut the results into pieces.
         hoist: True if `lift` computes the values that depend on captured tensors alone and that no step can compute.
 
     Raises:
         ExampleError: an example is not a dense tensor.
-        CoreArityError, CoreReturnError: the core takes or returns a different number of values.
+        CoreArityError: the core cannot take all inputs and states, or returns a different number of values.
+        CoreReturnError: the core returns something other than tensors, or tensors of different shapes.
         StateMismatchError: a state changes shape or dtype.
         UnsupportedCoreError: the core does something that a scan kernel cannot do. The message names the op and the
             line.

@@ -1,4 +1,4 @@
-"""Records a core's computations on captured tensors alone, and their gradients, as graphs that run before the loop."""
+"""Records a core's computations on captured tensors alone, and their gradients, as graphs that run outside the loop."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _COPIES = (torch.ops.aten.clone.default, torch.ops.aten.detach.default, torch.op
 
 
 def compute_before(tracer: Tracer) -> tuple[set[int], ComputedBefore]:
-    """The numbers of the captured tensors that are read, and the graphs that compute all other lifted values from them.
+    """The numbers of the needed captured tensors, and graphs that compute all other lifted values from these tensors.
 
-    The graphs take the captured tensors as arguments, in the order of `tracer.captures.tensors`.
+    The graphs take only the needed tensors as arguments, in the order of `tracer.captures.tensors`.
     """
     captures = tracer.captures
     captured = list(captures.tensors)
@@ -73,7 +73,7 @@ def compute_before(tracer: Tracer) -> tuple[set[int], ComputedBefore]:
     graphs = [forward_graph.graph, *(part for part in parts if part is not None)]
     needed = [i for i in range(len(captured)) if any(_list_placeholders(graph)[first + i].users for graph in graphs)]
     lifted = [i for i, number in enumerate(captured) if number in tracer.lifted]
-    # A custom function can also return gradients of tensors that it does not read.
+    # A custom function can also return gradients of tensors that the function does not read.
     used = sorted({*needed, *lifted, *(i for targets in gradients for i in targets)})
     assert len(placeholders) == first + len(captured) + len(values)
     backward_graphs = [
@@ -128,7 +128,7 @@ def _restrict(graph: fx.Graph, results: Collection[int]) -> fx.Graph:
 
 
 def _select_arguments(module: fx.GraphModule, graph: fx.Graph, positions: Sequence[int]) -> fx.GraphModule:
-    """A function of some of the graph's arguments, in the order of `positions`. All other arguments are unused."""
+    """A module that takes only the graph's arguments at `positions`, in this order. All other arguments are unused."""
     copy = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
     arguments = _list_placeholders(graph)
@@ -162,8 +162,8 @@ def _find_nonlinear(graph: fx.Graph, position: int) -> UnsupportedCoreError | No
     """The error for a gradient that is not a linear function of the incoming gradient, or `None`.
 
     If a custom function runs in the loop, its backward receives the gradient of each step. If the function runs before
-    the loop, its backward receives the sum of these gradients. The results are equal if the backward is linear. Torch's
-    own formulas are linear.
+    the loop, its backward receives the sum of these gradients. If the backward is linear, the result for the sum equals
+    the sum of the results for all steps. Torch's own formulas are linear.
     """
     linear = {_list_placeholders(graph)[position]}
     for node in graph.nodes:

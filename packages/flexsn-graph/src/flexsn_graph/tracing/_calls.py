@@ -1,4 +1,4 @@
-"""Observes the torch functions that a core calls: those that read a value, and those on captured tensors alone."""
+"""Observes a core's calls of torch functions, and handles calls that read a value or use captured tensors alone."""
 
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ from flexsn_graph.tracing._sizes import OF_SIZES, depends_on_batch
 
 @dataclass(frozen=True, slots=True)
 class _KnownValue:
-    """A tensor of the core that was computed from captured tensors alone, and its state at that time.
+    """A tensor of the core that was computed from captured tensors alone, and its state at the time of recording.
 
     Attributes:
-        number: number of the value that the tensor had at that time. The autograd history is part of the value.
-        memory: the tensor's memory at that time. It is kept alive so that no other memory gets the id `storage`.
-        replaced: True if calls that also have other arguments receive the value that was computed before the loop.
+        number: number of the tensor's recorded value. The autograd history is part of the value.
+        memory: the tensor's recorded memory, kept alive so that no other memory gets the id `storage`.
+        replaced: True if a call that also has other tensors as arguments receives the value that was computed before
+            the loop instead of this tensor.
     """
 
     number: int
@@ -76,8 +77,8 @@ class CoreCalls(TorchFunctionMode):
         mode: the dispatch mode under which the core runs.
         hoists: selects the calls whose results are replaced.
         keep_views: True to replace a view of a computed value where the core combines the view with other values. An
-            in-place op on the view then changes all views. If False, the view is replaced where the core creates it,
-            and the in-place op is refused.
+            in-place op on the view then changes all views. If False, a view is replaced where the core creates the
+            view, and an in-place op on the view is refused.
         is_complete: True to replace no results. The core runs unchanged, and `computed` stores the computed values.
         arguments: the core's arguments, on which no value computed before the loop depends. `None` in a backward pass.
         note: called with a name and a location when the core reads a tensor's property that may differ in later calls.
@@ -110,7 +111,7 @@ class CoreCalls(TorchFunctionMode):
         self._is_complete = is_complete
         self._arguments = arguments
         self._note = note
-        # By the tensor's id. The tensors are kept alive, so that no other tensors get their ids or their memory.
+        # Keys are ids of tensors. The tensors are kept alive, so that no other tensors get their ids or their memory.
         self._known_values: dict[int, _KnownValue] = {}
         self._nodes: dict[Any, int] = {}
         self._fixed_nodes: dict[Any, bool] = {}
@@ -126,7 +127,7 @@ class CoreCalls(TorchFunctionMode):
         func = WITHOUT_CHECKS.get(func, func)
         reductions = as_reductions(func, args, kwargs)
         if reductions is not None and self.is_core_running:
-            # A compiler has captured this call in a graph. The tensors of that graph do not belong to a step.
+            # If `func` is an `Op`, a compiler has captured the call in a graph, whose tensors do not belong to a step.
             if isinstance(func, Op):
                 return reductions(*args, **kwargs)
             with self:  # nested calls on captured tensors alone can still be hoisted
@@ -147,7 +148,7 @@ class CoreCalls(TorchFunctionMode):
             raise make_out_error(func.__name__, user_location())
         if func not in _PROPERTY_GETTERS:
             for tensor in tensors:
-                self._drop_history(tensor)  # must precede any op on the tensor that is not recorded
+                self._drop_history(tensor)  # must precede all unrecorded ops on the tensor
         is_known = [self._captures.is_captured(t) or self._find(t) is not None for t in tensors]
         if is_known and func in HOOKS and is_known[0]:
             raise make_hook_error(func.__name__, user_location())
@@ -158,10 +159,13 @@ class CoreCalls(TorchFunctionMode):
         return self._call(func, args, kwargs)
 
     def _note_read(self, func: Any, args: tuple[Any, ...]) -> None:
-        """Records a read by a user's function. Library functions are correct for any value."""
+        """Records that a user's function reads a tensor's property, which may differ in later calls.
+
+        Reads in library functions are not recorded, because these functions are correct for any value.
+        """
         name = READ_ONCE[func]
         if name == "requires_grad" and self._captures.is_captured(args[0]):
-            return  # `requires_grad` of captured tensors is compared
+            return  # later calls compare `requires_grad` of captured tensors anyway
         frame: FrameType | None = sys._getframe(2)
         while frame is not None and frame.f_globals.get("__name__") in _INTERMEDIATE_MODULES:
             frame = frame.f_back
@@ -302,11 +306,14 @@ class CoreCalls(TorchFunctionMode):
         return None if number is None else self._record_history(number, tensor)
 
     def _is_same(self, record: _KnownValue) -> bool:
-        with self._mode.on_trial():  # torch creates a new history for a view after a write to its memory
+        with self._mode.on_trial():  # torch creates a new history for a view after a write to the view's memory
             return record.is_same()
 
     def _find_alias_number(self, tensor: Tensor) -> int | None:
-        """The number of a value in the same memory. A custom function may return its argument."""
+        """The number of a value that has the memory and the layout of `tensor`, or `None`.
+
+        Such a value exists if a custom function has returned one of its arguments, and `tensor` is this result.
+        """
         storage = storage_of(tensor)
         place = _describe_layout(tensor)
         for record in self._known_values.values():
@@ -316,7 +323,7 @@ class CoreCalls(TorchFunctionMode):
         return number if number is not None and _describe_layout(self._captures.stand_ins[number]) == place else None
 
     def _record_history(self, old_number: int, tensor: Tensor) -> _KnownValue | None:
-        """Records a tensor to which a custom `autograd.Function` has assigned another history, with the same value."""
+        """Records a tensor to which a custom `autograd.Function` has assigned another history, but no other value."""
         with self._mode.on_trial():
             node = tensor.grad_fn
         if (node is None and tensor.requires_grad) or not self._is_fixed(node):
@@ -355,11 +362,15 @@ class CoreCalls(TorchFunctionMode):
         return Ref(self._mode.number_of(tensor, user_location()), tensor.requires_grad)
 
     def _find_roots(self, tensors: Sequence[Tensor]) -> set[int]:
-        """Numbers of the captured values on which a step with these tensors depends."""
+        """Numbers of the captured values from which these tensors were computed."""
         return set[int]().union(*(self._mode.sources_of(t) for t in tensors))
 
     def _is_recorded(self, numbers: set[int]) -> bool:
-        """True if the step has arguments for these values. All other values are used only before the loop."""
+        """True if ops on these values are recorded in this run.
+
+        An incomplete run after discovery records only ops on lifted values, for which the step has arguments. All other
+        values are used only before the loop.
+        """
         return self._is_complete or self._captures.lifted is None or numbers <= set(self._captures.lifted)
 
     # -- captured tensors with a history -----------------------------------------------------------------
@@ -367,7 +378,7 @@ class CoreCalls(TorchFunctionMode):
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls a torch function so that its result does not include the autograd history of captured tensors.
 
-        If a captured tensor was computed from another captured tensor, the gradient of the other tensor would be
+        Otherwise, if a captured tensor `b` was computed from a captured tensor `a`, the gradient of `a` would be
         counted twice. The gradient continues through the history outside of the core.
         """
         if func in _PROPERTY_GETTERS:
@@ -411,7 +422,10 @@ class CoreCalls(TorchFunctionMode):
         return leaf
 
     def _create_variable(self, number: int, like: Tensor) -> Tensor:
-        """A separate copy for each call, because the core may write to it."""
+        """Creates a variable for a value that is computed before the loop.
+
+        Each call returns a separate copy, because the core may write to the copy.
+        """
         leaf = self._get_leaf(number, like.requires_grad)
         with self._mode.apart(recorded=self._is_recorded({number})):
             variable = leaf.clone()
@@ -432,7 +446,7 @@ _FACTORIES = frozenset(
 
 
 def _is_own(frame: FrameType) -> bool:
-    """True if this package itself reads a tensor while the core runs."""
+    """True if `frame` runs code of this package, which itself reads tensors while the core runs."""
     return str(frame.f_globals.get("__name__")).startswith("flexsn_graph.")
 
 

@@ -1,8 +1,9 @@
 """Finds the tensors that a step function captures while it runs.
 
-A core uses tensors that are not among its arguments: closures, `nn.Module` parameters and buffers,
-`functools.partial`, globals. The core runs on fake tensors, so each real tensor that reaches the dispatcher
-is a captured tensor. `CaptureMode` replaces it with a fake stand-in, and the tracer makes the stand-in an argument.
+A core may use tensors that are not among its arguments: tensors in closures, `nn.Module` parameters and buffers,
+tensors bound by `functools.partial`, and globals. The core runs on fake tensors, so each real tensor that reaches the
+dispatcher is a captured tensor. `CaptureMode` replaces a captured tensor with a fake stand-in, and the tracer makes the
+stand-in an argument.
 
 Autograd works above the dispatcher and still receives the real tensor. Therefore, `torch.autograd.grad` can compute
 the gradient of the real tensor, even through a `torch.autograd.Function`.
@@ -47,17 +48,17 @@ class UnexpectedWriteError(Exception):
 
 
 class CaptureMode(TorchDispatchMode):
-    """The dispatch mode in which a core runs. It replaces captured tensors, and refuses ops that a scan cannot contain.
+    """A dispatch mode for runs of a core, which replaces captured tensors, and refuses ops that no scan can contain.
 
     Args:
         captures: the captured tensors that are known so far.
-        may_add: True during discovery, to record new captured tensors. If False, during recording, a new captured
-            tensor is refused, because the graph has no argument for it.
+        may_add: True to record new captured tensors, as during discovery. If False, as during recording, a new captured
+            tensor is refused, because the graph has no argument for this tensor.
         frozen: the core's arguments or the incoming gradients, which the core must not change in place.
 
     Attributes:
         trail: the calls of the core. The calls of different runs are compared.
-        numbers_read: the values of `captures` that the step read.
+        numbers_read: numbers of the values in `captures` that the step read.
         refusal: the error that this mode raised. The error is stored because TorchScript replaces it with another
             error.
     """
@@ -99,7 +100,7 @@ class CaptureMode(TorchDispatchMode):
 
     @contextmanager
     def on_trial(self, guarded: Collection[int] = ()) -> Iterator[list[CalledOp]]:
-        """Context for trial calls. It works like `apart`, and all effects of its ops are discarded.
+        """Context for trial calls. Has the effects of `apart`, and removes the calls in this context from `trail`.
 
         Args:
             guarded: memory that the ops must not write to. `UnexpectedWriteError` is raised before a write.
@@ -192,7 +193,7 @@ class CaptureMode(TorchDispatchMode):
 
     @property
     def origin(self) -> Origin:
-        """Properties of the tensors of this run."""
+        """Functions that tell where a tensor of this run comes from."""
         return self._origins.origin(lambda t: not self.captures.is_captured(t), self.captures.has)
 
     def _record_reads(self, leaves: Sequence[Any]) -> None:
@@ -210,10 +211,10 @@ class CaptureMode(TorchDispatchMode):
         return self._deferred.get(storage, set()) if number is None else {number}
 
     def _describe(self, value: Any) -> str:
-        """Describes an op's argument. If a core does the same in two calls, the descriptions are equal."""
+        """Describes an op's argument. If a core makes the same calls in two runs, the descriptions are equal."""
         if not isinstance(value, Tensor):
             return repr(value)
-        # A constant that the core creates is a new tensor each time, so its value identifies it.
+        # A constant that the core creates is a new tensor in each run, so the value identifies the constant.
         return constant_value(value) if self.captures.is_captured(value) else ""
 
     def _locate(self) -> SourceLocation | None:

@@ -1,4 +1,4 @@
-"""Assigns numbers to the tensors that a core captures, and to the values that it computes from them alone."""
+"""Assigns numbers to the tensors that a core captures, and to the values computed from captured tensors alone."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ class Captures:
     """Captured tensors without duplicates, and values that the core computes from captured tensors alone.
 
     Attributes:
-        stand_ins: a fake tensor for each captured or computed value. Its index is the value's number.
+        stand_ins: a fake tensor for each captured or computed value. The index of the fake tensor is the value's
+            number.
         tensors: the captured tensors, by number, in order of first use.
         aliases: captured tensors that share the memory of a tensor in `tensors`, each with the number of that tensor.
         passing: ids of tensors that the core itself derives from captured tensors, such as `w.data`.
-        decided: the calls that compute the computed values, by function and arguments.
-        lifted: numbers of the values that the step needs, or `None` until they are known. All other values are used
-            only before the loop.
+        decided: the calls that compute values from captured tensors alone or write to such values, by function and
+            arguments.
+        lifted: numbers of the values that the step needs, or `None` until the end of discovery. All other values are
+            used only before the loop.
         reads_sizes: True if the core may depend on the sizes of its arguments.
         locations: for each autograd sequence number, the user's line in the last run of the core. Errors in backward
             formulas name this line.
@@ -53,11 +55,11 @@ class Captures:
         self._by_storage: dict[int, int] = {}
 
     def is_captured(self, tensor: Tensor) -> bool:
-        """True if `tensor` belongs to the user: it is not an argument, and the core did not compute it."""
+        """True if `tensor` belongs to the user: neither an argument of the core nor a value that the core computed."""
         return not (isinstance(tensor, FakeTensor) and tensor.fake_mode is self._mode)
 
     def has(self, tensor: Tensor) -> bool:
-        """True if an operation has read this tensor of the user."""
+        """True if an operation has read this tensor, which belongs to the user."""
         return id(tensor) in self._by_identity
 
     def find(self, tensor: Tensor) -> int | None:
@@ -118,16 +120,16 @@ class Captures:
         return tuple(map(id, ambiguous))
 
     def location_of(self, sequence_number: int) -> SourceLocation | None:
-        """The user's line of an autograd node. For a custom function, this is the line of its first op."""
+        """The user's line of an autograd node, or `None`. For a custom function, this is the line of its first op."""
         later = [number for number in self.locations if number >= sequence_number]
         return self.locations[min(later)] if later else None
 
     def number_of(self, storage: int) -> int | None:
-        """The number of the value whose stand-in has this memory."""
+        """The number of the value whose stand-in has this memory, or `None`."""
         return self._by_storage.get(storage)
 
     def stand_in(self, tensor: Tensor) -> Tensor:
-        """The stand-in of a captured tensor. A tensor that is not captured is returned unchanged."""
+        """The stand-in of a captured tensor, which is recorded if it is new. Returns any other tensor unchanged."""
         if not self.is_captured(tensor):
             return tensor
         number = self.find(tensor)

@@ -19,7 +19,7 @@ def _gaussian_nll_loss(
     eps: float = 1e-6,
     reduction: str = "mean",
 ) -> Tensor:
-    """Computes the loss. It is NaN for a negative variance, for which eager mode raises an error."""
+    """Computes the loss. The loss is NaN for a negative variance, for which eager mode raises an error."""
     if not isinstance(var, Tensor):
         var = var * torch.ones_like(input)
     elif var.dim() == input.dim() - 1 and input.shape[:-1] == var.shape:

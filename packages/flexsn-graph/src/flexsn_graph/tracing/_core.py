@@ -31,7 +31,7 @@ def check_arity(
     try:
         signature = inspect.signature(called)
     except (TypeError, ValueError):
-        return  # a built-in has no signature. The call itself raises an error if the number is wrong
+        return  # some built-ins have no signature. The call raises an error if the number of arguments is wrong
     try:
         signature.bind(*range(expected))
     except TypeError as error:
@@ -53,7 +53,7 @@ def check_examples(examples: Sequence[Any]) -> None:
 
 
 def complex_error(name: str, dtype: torch.dtype, location: SourceLocation | None) -> ComplexDtypeError:
-    """The error for a complex tensor. `name` is the name of its op or argument."""
+    """The error for a complex tensor. `name` is the name of the argument or of the op that has this tensor."""
     return ComplexDtypeError(
         f"{name} is {dtype}: complex numbers are not supported. Carry the real and the imaginary part as two tensors.",
         name,

@@ -1,7 +1,7 @@
-"""Expresses maxima and minima, and their positions, as reductions that kernels have. Results and gradients match torch.
+"""Expresses extremes, their positions and one-hot codes by ops that kernels have. Results and gradients match torch.
 
-The position is the index of the first element that equals the extreme value or is NaN. The gradient of the value flows
-to this element only.
+The position of an extreme is the index of the first element that equals the extreme or is NaN. The gradient of the
+extreme flows to this element only.
 """
 
 from __future__ import annotations
@@ -74,7 +74,10 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
 
 
 def as_reductions(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any] | None:
-    """A function that computes the result of a call by reductions. `None` if the call's arguments are not supported."""
+    """A function that computes the result of a call to `func` by ops that kernels have.
+
+    `None` if there is no such function, or if it does not support the call's arguments.
+    """
     entry = _FUNCTIONS.get(func)
     if entry is None or not args or not isinstance(args[0], Tensor) or len(args) + len(kwargs) < 2:
         return None

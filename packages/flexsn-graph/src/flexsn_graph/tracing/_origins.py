@@ -15,7 +15,7 @@ from flexsn_graph.tracing._refusals import storage_of
 
 
 class Origins:
-    """The origin of each tensor's memory in one run: dependence on the step's arguments, and the line that computed it.
+    """Records which memory in one run depends on the step's arguments, and which line of the core allocated it.
 
     Args:
         arguments: arguments of the step, or incoming gradients.
@@ -43,7 +43,7 @@ class Origins:
                     self._of_step.add(storage)
 
     def origin(self, is_traced: Callable[[Tensor], bool], is_captured: Callable[[Tensor], bool]) -> Origin:
-        """Properties of the tensors of this run. For the arguments, see `Origin`."""
+        """Functions that tell where a tensor of this run comes from. For the arguments, see `Origin`."""
         return Origin(
             is_traced,
             is_derived=lambda t: storage_of(t) not in self._of_step,

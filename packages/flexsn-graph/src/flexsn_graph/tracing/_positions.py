@@ -1,6 +1,6 @@
 """Maps the elements of each value to elements of the step and of the captured tensors.
 
-A kernel processes one position of the step at a time. It can omit all views of a lowered graph, and all sums of a
+A kernel processes one position of the step at a time. A kernel can omit all views of a lowered graph, and all sums of a
 backward formula, if the result does not change. This module proves that the result does not change, or refuses the
 graph. Each value is described by strided tensors without data: one for the step, and one for each captured tensor on
 which the value depends. These tensors have the value's shape. For each element of the value, the strides define the
@@ -9,7 +9,7 @@ dimension along which the value does not vary. Views of the value are replayed o
 of shape `[B, C]`, a value of shape `[C, 1]` with strides `(1, 0)` in the step varies along the step's second axis.
 
 The gradient of an argument that broadcasts is a sum over axes of the step. The kernel omits this sum. The caller of the
-kernel computes the sum once, from the gradient that was accumulated over time. The gradient is the same as long as all
+kernel computes the sum once, from the gradient that was accumulated over time. The gradient does not change if all
 operations after the sum are linear in the sum.
 """
 
@@ -70,9 +70,10 @@ def check_positions(
         graph: the lowered graph, with views.
         step_shape: shape of one step.
         lifted: for each placeholder, the index of its lifted tensor, or `None`.
-        gradient_of: for each result, the placeholder whose gradient it is, or `None`. If a result is a gradient, sums
-            are allowed.
-        forward_layouts: layouts in another graph of the step. `graph` must have the same layouts.
+        gradient_of: for each result, the index of the placeholder whose gradient the result is, or `None`. If any
+            result is a gradient, sums are allowed.
+        forward_layouts: layouts of lifted tensors in another graph of the step, by index. `graph` must read these
+            tensors in the same layouts.
         sums_allowed: True to allow sums in any case, because `graph` computes gradients and returns their terms.
 
     Returns:
@@ -151,7 +152,7 @@ class _Check:
             source = self._values[node.all_input_nodes[0]]
             return source[node.args[1]] if isinstance(source, tuple) else source  # type: ignore[index]
         if target in (TERMS, UNIFORM):
-            # The code that inserts these ops guarantees this. See `traces/_pointwise.py`.
+            # The code that inserts these ops guarantees that no element moves. See `traces/_pointwise.py`.
             return _Value(_get_shape(node), {_STEP: self._step.place(_get_shape(node))})
         if target in ALIAS_OPS:
             return self._evaluate_view(node)
@@ -193,7 +194,7 @@ class _Check:
         if step is None:
             return
         if not is_compatible(step, self._step.place(after)):
-            # An error names this node. There is no error if a later view moves the elements back.
+            # An error names the first such node. If a later view moves the elements back, there is no error.
             self._moved = self._moved or node
         if numel(after) < numel(before):
             raise self._refusal(node, f"{called_op(node)} selects only some of the step's elements")
@@ -253,12 +254,12 @@ class _Check:
             return frozenset()
         facts = facts_of(node.target)
         summed = {i for i, a in enumerate(node.args) if isinstance(a, fx.Node) and self._get_value(a).summed}
-        # The op must be jointly linear in a set of arguments with all sums. The other arguments of the set must be 0.
+        # The op must be jointly linear in a set of arguments that contains all sums, and the rest of the set must be 0.
         linear = facts is not None and any(
             summed <= together and all(self._vanishes(node.args[i]) for i in together - summed)
             for together in facts.linear
         )
-        # An operand larger than the sum would contain the sum once for each of its elements.
+        # A result with more elements than a sum would contain the sum several times.
         grows = any(o.summed and numel(o.shape) != numel(_get_shape(node)) for o in operands)
         if len(axes) > 1 or not linear or grows or not _is_float(node):
             raise self._sum_refusal(node)
@@ -289,12 +290,12 @@ class _Check:
             raise self._moved_refusal(node)
         axes = {axis for d in range(positions.dim()) for axis in self._step.axes_of(positions, d)}
         if axes | value.summed != self._step.varying:
-            # Otherwise, the sum would count each element once for each element of the step that shares it.
+            # The caller's sum would count a gradient that elements of the step share once for each of these elements.
             raise self._refusal(node, f"the gradient of {owner} is not a sum over the elements that share it")
         self._record_layouts(value, positions, node)
 
     def _record_layouts(self, value: _Value, step: Tensor, node: fx.Node) -> None:
-        """Records the layouts in which `value` reads the lifted tensors. Its elements are at the positions `step`."""
+        """Records the layouts in which `value`, whose elements are at the positions `step`, reads lifted tensors."""
         for index, strided in value.reads.items():
             if index != _STEP:
                 layout = self._step.layout(step, strided)
@@ -350,7 +351,7 @@ def _replay(node: fx.Node, strided: Tensor) -> Any:
 
 
 def _find_first_use(node: fx.Node) -> fx.Node | None:
-    """The first op that the core applies to a value, after the tracer's `detach`."""
+    """The first op that the core applies to a value, after the tracer's `detach`. `None` for an unused value."""
     for user in node.users:
         first_use = _find_first_use(user) if user.target is torch.ops.aten.detach.default else user
         if first_use is not None:

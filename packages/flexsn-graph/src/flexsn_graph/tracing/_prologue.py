@@ -45,7 +45,7 @@ _RESHAPES = VIEW_OPS | {torch.ops.aten._unsafe_view.default}
 
 @dataclass(frozen=True, slots=True)
 class CalledOp:
-    """An op within a call. `writes` identifies the memory to which it writes."""
+    """An op within a call. `writes` identifies the memory to which the op writes."""
 
     op: Op
     args: tuple[Any, ...]
@@ -81,12 +81,14 @@ class RecordedCall:
 
     Attributes:
         name: name of the function.
-        results: for each leaf of the function's result, the number of its value, or `None` if it is not a new tensor.
+        results: for each leaf of the function's result, the number of the leaf's value, or `None` if the leaf is not a
+            new tensor.
         reads: the values that the call needs.
         stays: True if the call is a part of the step.
-        is_view: True if a result is a view, new content or a new autograd history of memory that the core already has.
+        is_view: True if a result has the memory of an earlier value, as a view, with new content, or with a new
+            autograd history.
         writes: True if the call changes its arguments.
-        is_plain: False if the call changes its arguments, or if it is an `autograd.Function`.
+        is_plain: False if the call changes its arguments or applies an `autograd.Function`.
         location: the line of the core that makes the call.
     """
 
@@ -102,14 +104,15 @@ class RecordedCall:
 
 @dataclass(frozen=True, slots=True)
 class ComputedBefore:
-    """Graphs that compute the lifted tensors that are not captured.
+    """Graphs that compute the lifted tensors that are not captured, and graphs of their gradients.
 
     Attributes:
         forward: `[*captured] -> [*values]`.
-        backward: for each value, `[*captured, gradient of the value] -> [*gradients]`, or `None` if it has no gradient.
+        backward: for each value, `[*captured, gradient of the value] -> [*gradients]`, or `None` if no gradient flows
+            through the value.
         gradients: for each value, positions of the captured tensors whose gradients `backward` returns.
-        first: the call that computes the first value.
-        device: device of the captured tensors at the time of recording.
+        first: the first call that computes a value.
+        device: device of the first value at the time of recording.
         refusals: by index of a value, the error to raise if its gradient is required.
     """
 
@@ -138,7 +141,7 @@ class Prologue:
         self.captured = tuple(tensors.values())
         positions = {number: i for i, number in enumerate(tensors)}
         values = iter(range(len(lifted)))
-        # The graphs require captured tensors with these strides on this device.
+        # The graphs require captured tensors with these strides on these devices.
         self._layouts = [] if computed is None else [(t.stride(), t.device) for t in self.captured]
         self._positions = [positions[n] if n in positions else len(positions) + next(values) for n in lifted]
         self._is_identity = computed is None and self._positions == list(range(len(self.captured)))
@@ -178,7 +181,7 @@ class _Computed(torch.autograd.Function):
         ctx.save_for_backward(*captured)
         with _as_recorded(computed):
             values = tuple(computed.forward(*captured))
-        # If one tensor represents two values, only one of the two may be differentiable.
+        # One tensor may represent two values, of which only one is differentiable. Each value gets its own tensor.
         values = tuple(v.clone() if any(v is other for other in values[:i]) else v for i, v in enumerate(values))
         differentiable = [bool(to) or i in computed.refusals for i, to in enumerate(computed.gradients)]
         ctx.mark_non_differentiable(

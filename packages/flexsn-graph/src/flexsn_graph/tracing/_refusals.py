@@ -100,7 +100,7 @@ def refuse_op(
     frozen: Container[int],
     location: SourceLocation | None,
 ) -> None:
-    """Refuses random ops, ops that depend on values in Python, and ops that write to one of the storages `frozen`."""
+    """Refuses ops that are random, read values into Python, pick elements by mask, or write to memory in `frozen`."""
     name = str(op)
     if torch.Tag.nondeterministic_seeded in op.tags:
         raise RandomOpError(
@@ -138,7 +138,7 @@ def written_by(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Te
     written: list[Any] = []
     for i, argument in enumerate(op._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            # `torch._foreach_*` write to lists of tensors.
+            # The ops `torch._foreach_*` write to lists of tensors.
             written += pytree.tree_leaves(args[i] if i < len(args) else kwargs.get(argument.name))
     return [t for t in written if isinstance(t, Tensor)]
 

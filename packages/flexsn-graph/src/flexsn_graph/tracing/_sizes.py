@@ -1,4 +1,4 @@
-"""Torch functions by which a core can depend on the sizes of its arguments."""
+"""Lists the torch functions through which a core can depend on the sizes of its arguments."""
 
 from __future__ import annotations
 

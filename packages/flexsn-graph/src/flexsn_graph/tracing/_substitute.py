@@ -1,4 +1,4 @@
-"""Finds the tensors that a function captures, and the arguments that it changes."""
+"""Finds the tensors that a function captures, and the arguments that the function changes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Converted(TorchFunctionMode):
     """A function mode that converts the arguments of torch functions.
 
     Args:
-        convert: maps an argument to its replacement. It is applied to each element of lists and tuples.
+        convert: maps an argument to its replacement. For a list or tuple, `convert` is called with each element.
     """
 
     def __init__(self, convert: Callable[[Any], Any]) -> None:
@@ -43,7 +43,7 @@ class Substituted(Converted):
     """Replaces some tensors among the arguments of torch functions with stand-ins.
 
     Args:
-        stand_ins: stand-ins by the `id` of the tensor.
+        stand_ins: stand-ins by the `id` of the replaced tensor.
         make: creates a stand-in for a captured tensor that has no stand-in. `None` to keep the tensor itself.
     """
 
@@ -66,7 +66,7 @@ class Effects:
 
     Attributes:
         captured: the captured tensors, in order of first use.
-        written: positions of the arguments that the function changes.
+        written: positions of the arguments that the function changes in place.
         returned: the result, which consists of fake tensors.
         arguments: the fake tensors with which the function was called.
     """

@@ -62,7 +62,7 @@ class Tracer:
 
     Attributes:
         mode: the fake mode of all tensors in this tracer.
-        captures: the tensors that `fn` captures, and values that it computes from them alone.
+        captures: the tensors that `fn` captures, and values that `fn` computes from captured tensors alone.
         lifted: numbers of the values in `captures` that the step needs.
         results: fake tensors with the properties of the function's results.
         differentiable: for each result, True if a gradient can flow through it.
@@ -93,7 +93,8 @@ class Tracer:
         self.mode = FakeTensorMode()
         self.examples = [fake_like(self.mode, t) for t in examples]
         self.captures = captures(self.mode)
-        # For each combination of tensors that require gradients: the function's calls, and the values that it read.
+        # The function's calls and the numbers of the values that the function read. The key states whether gradients
+        # were enabled, whether the run was complete, and which tensors required gradients.
         self._trails: dict[tuple[bool, ...], tuple[list[tuple[str, ...]], set[int]]] = {}
         needed: set[int] = set()
         with self._reads.recording():
@@ -162,7 +163,10 @@ class Tracer:
         return [computed[number] for number in self.computed], calls
 
     def gradients_of(self, value: Tensor, gradient: Tensor, calls: CoreCalls) -> list[Tensor | None]:
-        """The gradients of captured tensors, from the gradient `gradient` of a value that `compute` returned.
+        """Computes gradients of captured tensors from the gradient of a value that `compute` returned.
+
+        The list has an entry for each captured tensor that requires a gradient. The entry is `None` if no gradient
+        flows to the tensor.
 
         Raises:
             UnsupportedCoreError: autograd cannot differentiate the value.
@@ -224,7 +228,7 @@ class Tracer:
             recorded: the result of `record_forward` or `record_vjp`.
             step_shape: shape of one step.
             positions: positions of the gradients, as returned by `record_vjp`.
-            forward_layouts: the layouts in the forward graph.
+            forward_layouts: for a VJP, the layouts of captured tensors in the forward graph.
             sums_allowed: see `check_positions`.
         """
         lowered = self.lowered(recorded)
@@ -237,7 +241,12 @@ class Tracer:
     def roles(
         self, lowered: fx.GraphModule, positions: Sequence[int | None]
     ) -> tuple[list[int | None], list[int | None]]:
-        """For each placeholder, its lifted tensor. For each result, the placeholder whose gradient it is."""
+        """Finds the meaning of the placeholders and results of a lowered graph.
+
+        Returns:
+            For each placeholder, the index of its lifted tensor, or `None`. For each result, the index of the
+            placeholder whose gradient the result is, or `None`.
+        """
         count = sum(n.op == "placeholder" for n in lowered.graph.nodes)
         num_others = count - len(self.primals)
         lifted = [None] * len(self.examples) + list(range(len(self.lifted)))
@@ -265,13 +274,13 @@ class Tracer:
     def _run(
         self, arguments: Sequence[Tensor], needed: set[int] | None = None, *, is_complete: bool = False
     ) -> tuple[tuple[Tensor, ...], CoreCalls]:
-        """Calls the function. For discovery, pass `needed`: the values that the step reads are added to this set."""
+        """Calls the function. During discovery, adds to `needed` the numbers of the values that the step reads."""
         self.captures.locations.clear()
         with self._capturing(arguments, needed, is_complete=is_complete, forward=True) as (mode, calls), explained():
             returned = self._fn(*arguments)
             calls.is_core_running = False
             results = calls.finish(self._as_results(returned))
-        # Autograd itself makes a few calls, which depend on the tensors that require gradients.
+        # Autograd itself makes a few calls, which depend on which tensors require gradients.
         captured = (t.requires_grad for t in self.captures.tensors.values())
         recording = (torch.is_grad_enabled(), is_complete, *self._requires_grad, *captured)
         if (mode.trail, mode.numbers_read) != self._trails.setdefault(recording, (mode.trail, mode.numbers_read)):
@@ -391,14 +400,17 @@ class Tracer:
         return reached
 
     def _find_positions(self, reached: set[int] | None) -> frozenset[int]:
-        """The positions in `primals` for a set from `_find_reached`. If `reached` is `None`, all positions."""
+        """The positions in `primals` for a result of `_find_reached`.
+
+        Returns all positions if `reached` is `None` or contains a captured value that is not lifted.
+        """
         count = len(self.examples)
         position_by_key = {-1 - number: i for i, number in enumerate(self.lifted, count)}
         if reached is None or any(key < 0 and key not in position_by_key for key in reached):
             return frozenset(range(count + len(self.lifted)))
         if not reached:
             return frozenset()
-        # A captured tensor that does not require a gradient now may require one later.
+        # A captured tensor that does not require a gradient now, or a value computed from it, may require one later.
         tensors = self.captures.tensors
         later = {i for i, n in enumerate(self.lifted, count) if n not in tensors or not tensors[n].requires_grad}
         return frozenset({position_by_key.get(key, key) for key in reached} | later)
@@ -525,7 +537,7 @@ def _recording_error(error: TorchError) -> UnsupportedCoreError:
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Adds the user's line to torch's errors."""
+    """Replaces errors that torch raises with errors of this package that name the user's line."""
     try:
         yield
     except (TraceError, UnsupportedOpError, UnsupportedVersionError):

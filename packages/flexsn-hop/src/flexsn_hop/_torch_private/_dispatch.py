@@ -139,7 +139,7 @@ class _Tokens(dict[Any, Any]):
 
 
 def _separate(values: Sequence[Any]) -> list[Any]:
-    """Returns ``values``, in which a new tensor replaces each repetition of an earlier tensor.
+    """Returns a copy of the list ``values``, in which a new tensor replaces each repetition of an earlier tensor.
 
     A repeated tensor would become a single argument of the graph. However, two states that start from the same tensor
     are different from the second step on.
@@ -161,5 +161,5 @@ def below_autograd() -> contextlib.AbstractContextManager[None]:
 
 
 def refuse_autograd(op: Any) -> None:
-    """Registers an autograd implementation of ``op`` that raises an error if its gradient is required."""
+    """Registers an autograd implementation of ``op`` that raises an error when a gradient of ``op`` is computed."""
     op.py_autograd_impl(_autograd_not_implemented(op, deferred_error=True))

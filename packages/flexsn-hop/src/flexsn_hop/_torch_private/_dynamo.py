@@ -24,8 +24,8 @@ class CapturedCall:
     """A call of the operator that Dynamo traces, independent of Dynamo's classes.
 
     Attributes:
-        core_fn: The core, or None if Dynamo cannot represent it as a callable. In that case, Dynamo reports the
-            problem when it traces the core.
+        core_fn: An object with the signature of the core, or None if Dynamo cannot represent the core as a callable. In
+            that case, Dynamo reports the problem when it traces the core.
         args: The positional arguments after the core. Tensors are fake.
         kwargs: The keyword arguments, which are constants.
     """
@@ -37,16 +37,16 @@ class CapturedCall:
 
 @dataclass(frozen=True, slots=True)
 class CaptureHooks:
-    """Functions of this package that Dynamo's variable calls before and after it captures a call.
+    """Functions of this package that Dynamo's variable calls before and after Dynamo captures a call.
 
     Attributes:
-        before: Function that checks a call. It returns the keyword arguments of the operator's node, or a function
+        before: Function that checks a call, and returns the keyword arguments of the operator's node, or a function
             that Dynamo traces instead of the operator.
-        call_replacement: Function that calls the function from ``before``. It takes this function, the operator's
-            positional arguments, and the keyword arguments ``output_template_specs`` and ``final_state`` if they were
-            passed.
-        after: Function that checks the captured graph. It takes the call, the graph, fake sample values for the
-            graph, and the result of the core, in which tensors are fake.
+        call_replacement: Function that calls a function that ``before`` has returned. Its arguments are this function,
+            the operator's positional arguments, and the keyword arguments ``output_template_specs`` and ``final_state``
+            if they were passed.
+        after: Function that checks the captured graph. Its arguments are the call, the graph, fake sample values for
+            the graph, and the result of the core, in which tensors are fake.
     """
 
     before: Callable[[CapturedCall], dict[str, Any] | Callable[..., Any]]
@@ -74,7 +74,7 @@ class DynamoStep:
 
 @dataclass(frozen=True, slots=True)
 class CapturedTreeCall:
-    """A call of the operator on trees that Dynamo traces. Tensors are fake.
+    """A call, traced by Dynamo, of the operator on trees. Tensors are fake.
 
     Attributes:
         step: An object with the signature of the step, or None if Dynamo cannot represent the step as a callable.
@@ -103,8 +103,8 @@ class TreeParts:
         open: Maps the step, these four values, length, reverse, dim and remat to the core, the input sequences
             and the states.
         close: Maps the operator's results to the result of ``scan``. It also takes the carry leaves and the carry
-            spec; for each leaf of the step's return value, the index of its result; the structure of the return
-            value; and the number of outputs, reverse, dim and remat.
+            spec; for each leaf of the step's return value, the index of the operator's result, or None if the leaf is
+            None; the structure of the return value; and the number of outputs, reverse, dim and remat.
     """
 
     flatten: Callable[..., Any]
@@ -114,14 +114,14 @@ class TreeParts:
 
 @dataclass(frozen=True, slots=True)
 class TreeCaptureHooks:
-    """Functions of this package that Dynamo's variable calls before and after it captures a call on trees.
+    """Functions of this package that Dynamo's variable calls before and after Dynamo captures a call on trees.
 
     Attributes:
-        before: Function that checks a call. It returns the keyword arguments of the operator's node, or a function of
+        before: Function that checks a call, and returns the keyword arguments of the operator's node, or a function of
             the operator's arguments that Dynamo traces instead of the operator.
-        after: Function that checks the captured step. It returns the positions of a core's results among the results
-            of the graph; for each leaf of the step's return value, the index of the core's result; and the number of
-            outputs.
+        after: Function that checks the captured step, and returns the positions of a core's results among the results
+            of the graph; for each leaf of the step's return value, the index of the core's result, or None if the leaf
+            is None; and the number of outputs.
         parts: The functions that Dynamo traces before and after the operator.
         operator: The target of the graph's node.
     """
@@ -133,7 +133,7 @@ class TreeCaptureHooks:
 
 
 _REPLACEMENT_OPTIONS = ("output_template_specs", "final_state")
-"""The operator's keyword arguments that a function which is traced instead of the operator also receives."""
+"""The operator's keyword arguments that Dynamo also passes to a function that it traces instead of the operator."""
 
 _CONSEQUENCE = "`torch.compile` breaks its graph at `flex_sn_scan`, which then runs as a loop"
 
@@ -208,7 +208,7 @@ def _make_variable_class(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> t
 
     @contextlib.contextmanager
     def readable() -> Iterator[None]:
-        """Returns a context in which Dynamo raises this package's errors, instead of reporting bugs of Dynamo."""
+        """Returns a context in which Dynamo raises errors of this package, not internal errors of Dynamo."""
         try:
             yield
         except Exception as error:
@@ -225,7 +225,7 @@ def _make_variable_class(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> t
     def example(variable: Any) -> Any:
         """Returns the value of a variable: a fake tensor, a symbolic size or a constant.
 
-        For any other object, returns a stand-in whose class has the same name.
+        For any other object, returns a stand-in whose class has the name of the object's class.
         """
         if _is_number_or_tensor(variable):
             return variable.maybe_fx_node().meta["example_value"]
@@ -237,7 +237,7 @@ def _make_variable_class(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> t
     def constant(tx: Any, variable: Any) -> Any:
         """Returns the value of an option.
 
-        Dynamo makes numbers symbolic if a module of FSDP contains them. This function specializes such numbers.
+        Dynamo makes numbers symbolic if an FSDP module contains them. This function specializes such numbers.
         """
         try:
             return variable.as_python_constant()
@@ -282,12 +282,15 @@ def _make_variable_class(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> t
             return inline(tx, tuple, SourcelessBuilder.create(tx, items))
 
     def specialized(tx: Any, variable: Any) -> Any:
-        """Returns a constant variable for a number that determines the graph, such as `dim`, if it is symbolic."""
+        """Returns a constant variable for a symbolic integer, such as `dim`. Returns other variables unchanged.
+
+        The graph depends on the value of such an integer.
+        """
         value = example(variable)
         return SourcelessBuilder.create(tx, int(value)) if isinstance(value, torch.SymInt) else variable
 
     def capture(tx: Any, core: Any, num_inputs: int, tensors: Sequence[Any], op: Any) -> Any:
-        """Captures the graph of one step, for these input sequences, states and lifted tensors.
+        """Captures the graph of one step. ``tensors`` are the input sequences, the states and the lifted tensors.
 
         Returns the `DynamoStep`, the structure of the step's return value, and the proxies of the captured tensors.
         """

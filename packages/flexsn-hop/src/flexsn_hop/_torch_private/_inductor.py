@@ -1,4 +1,4 @@
-"""Lowers a call of an operator in Inductor, if some arguments of the operator are graphs."""
+"""Makes Inductor lower calls of an operator whose first arguments are graphs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class InductorCall:
         """Adds the operations of ``function(*args)`` to Inductor's graph.
 
         Error messages call the function ``description``. The function may only use the shapes and dtypes of the
-        arguments at the positions ``unread``, because Inductor does not write these arguments.
+        arguments at the positions ``unread``, because Inductor may never write these arguments to memory.
 
         Raises:
             ValueError: The function created a constant tensor, which Inductor would not find in its graph.
@@ -110,7 +110,7 @@ def _fix_layout(value: Any, example: Any) -> tuple[Any, Any]:
     value.realize()
     base: Any = value.data.unwrap_view() if isinstance(value.data, ir.BaseView) else value.data
     if isinstance(base.data, ir.ComputedBuffer):
-        base.data.decide_layout()  # chooses an order of reads, without a copy or a transposition
+        base.data.decide_layout()  # derives the order of dimensions from the reads, without a copy or a transposition
     realized: Any = ir.ExternKernel.realize_input(value)
     realized.freeze_layout()
     shapes = V.graph.sizevars.shape_env
@@ -145,9 +145,10 @@ def _layouts_are_settled(graph: torch.fx.Graph) -> bool:
 class LowersItself:
     """Base class of an operator that lowers itself when Inductor calls it with values of Inductor.
 
-    If the target of a node has the attribute ``_inductor_lowering_function``, Inductor calls the target and looks for
-    no registered lowering. It does not change the fake tensors of the node. The results have the layouts that the
-    lowering gives them. If a user of a result relies on the strides in eager mode, Inductor copies the result.
+    If the target of a node has the attribute ``_inductor_lowering_function``, Inductor calls the target and does not
+    look for a registered lowering. Inductor does not change the fake tensors of the node. The lowering chooses the
+    layouts of the results. If a node that uses a result relies on the strides in eager mode, Inductor copies the
+    result.
     """
 
     _inductor_lowering_function = True

@@ -34,8 +34,8 @@ _reinterpret_tensor = private("torch._C", "_dynamo.guards._reinterpret_tensor", 
 StepCode = Callable[[list[Any]], Any]
 """Compiled code: a function that takes its arguments as a list, and empties the list."""
 
-# Compiled steps check no sizes and alignments, since all rows of a sequence have the layout of the first row. They use
-# no CUDA graphs, since a CUDA graph should record the whole scan.
+# Compiled steps do not check sizes or alignments, since all rows of a sequence have the layout of the first row.
+# Compiled steps do not use CUDA graphs either, since a CUDA graph should record the whole scan.
 _OPTIONS = {"size_asserts": False, "alignment_asserts": False, "nan_asserts": False, "triton.cudagraphs": False}
 
 ALIGNMENT = 16
@@ -85,11 +85,11 @@ def compile_step(
     aligned: Sequence[bool],
     longest: int,
 ) -> StepCode:
-    """Compiles a graph of ATen operators with Inductor, for tensors with the memory layouts of the examples.
+    """Compiles a graph of ATen operators with Inductor, for the memory layouts of ``sequences`` and ``rows``.
 
-    The graph takes an index below ``longest``, sequences of at most ``longest`` rows, and tensors like ``rows``. It
-    writes its results to arguments with ``copy_``, and returns no results. ``aligned`` contains True for each tensor
-    whose address is a multiple of ``ALIGNMENT``.
+    The graph takes an index below ``longest``, sequences of at most ``longest`` rows, and tensors like ``rows``. The
+    graph writes its results to arguments with ``copy_``, and returns no results. ``aligned`` has one entry for each
+    sequence and each row, which is True if the address of the tensor is a multiple of ``ALIGNMENT``.
     """
     compile_fx_inner = needed("torch._inductor.compile_fx", "compile_fx_inner", _NO_CODE)
     config = needed("torch._inductor", "config", _NO_CODE)
@@ -104,7 +104,7 @@ def compile_step(
 
 
 def _make_index(shape_env: Any, longest: int) -> Any:
-    """Returns a symbolic index below ``longest``. Compiled code is valid for all of its values."""
+    """Returns a symbolic index below ``longest``. Compiled code is valid for all values of the index."""
     dynamic = needed(_SYMBOLS, "DimDynamic", _NO_CODE).DYNAMIC
     source = needed(_SOURCES, "ConstantSource", _NO_CODE)("row")
     hint = longest // 2
@@ -116,7 +116,10 @@ def _make_fake_mode() -> Any:
 
 
 def _make_fake(mode: Any, shape: Sequence[int], like: torch.Tensor, is_aligned: bool) -> torch.Tensor:
-    """Returns a fake tensor of this shape with the strides, dtype and device of ``like``."""
+    """Returns a fake tensor of this shape with the strides, dtype and device of ``like``.
+
+    A tensor that is not aligned begins at the second element of its memory.
+    """
     with mode:
         if is_aligned:
             return torch.empty_strided(shape, like.stride(), dtype=like.dtype, device=like.device)

@@ -1,4 +1,4 @@
-"""Detects active tracers, and runs or traces functions independently of them."""
+"""Detects active tracers, and runs or traces functions independently of the active tracers."""
 
 from __future__ import annotations
 
@@ -163,8 +163,8 @@ def watch_operators(
 
 def trace_step(function: Callable[..., Any], samples: Sequence[Any]) -> torch.fx.GraphModule:
     """Traces ``function`` to an ATen graph, for values like ``samples``. The function may compute derivatives."""
-    # The trace uses the dispatch keys of a call from the outside, since autograd's implementation excludes some of
-    # them. Only keys of autocast remain excluded, where autocast is off.
+    # The trace uses the dispatch keys of a call outside of the operator, since the operator's autograd implementation
+    # excludes some keys. Only the keys of autocast remain excluded, if autocast is off.
     autocast = _DispatchKeySet(DispatchKey.Undefined)
     for name in dir(DispatchKey):
         if name.startswith("Autocast"):

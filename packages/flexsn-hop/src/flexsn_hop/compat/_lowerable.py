@@ -79,7 +79,7 @@ def lowerable_while_loop_scan(
     """Runs :func:`eager_scan` with PyTorch's ``while_loop`` operator, without gradients.
 
     Arguments, results and errors are those of :func:`eager_scan`. The first step runs before the
-    loop, because it determines the shapes of the loop's results.
+    loop, because the results of this step determine the shapes of the loop's results.
 
     Restrictions:
         Works only without gradients. ``while_loop`` silently computes wrong gradients unless every

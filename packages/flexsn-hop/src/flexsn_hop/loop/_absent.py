@@ -27,7 +27,7 @@ class PartialVJP:
     """The VJP of a step for one combination of present and absent gradients.
 
     Attributes:
-        graph: Graph that takes the step's values and all gradients, with stand-in tensors for absent gradients. It
+        graph: Graph that takes the step's values and all gradients, with stand-in tensors for absent gradients, and
             returns the present results.
         results: For each result of the full VJP, True if the result is present.
     """
@@ -40,9 +40,9 @@ class StepVJP:
     """Calls the VJP of a step with gradients, some of which may be absent.
 
     Args:
-        vjp: Function of the step's values and gradients. If it is a graph, the graph shows on which gradients each
+        vjp: Function of the step's values and gradients. If ``vjp`` is a graph, the graph shows on which gradients each
             result depends. Any other callable receives zeros for absent gradients.
-        num_values: Number of values of the step.
+        num_values: Number of the step's values, which are the first arguments of the VJP.
     """
 
     def __init__(self, vjp: Callable[..., Any], num_values: int) -> None:
@@ -57,8 +57,9 @@ class StepVJP:
                     self._gradient_nodes.add(node)
 
     def __call__(self, values: Sequence[Any], gradients: Gradients, like: Sequence[torch.Tensor]) -> Gradients:
-        """Returns the results of the VJP. A result is None if it is zeros, or if it depends only on absent gradients.
+        """Returns the results of the VJP.
 
+        If the VJP is a graph, a result is None if it is zeros, or if all gradients on which it depends are absent.
         ``like`` contains one tensor for each of ``gradients``, with the shape and dtype of the gradient.
         """
         if not isinstance(self._vjp, fx.GraphModule):
@@ -71,7 +72,8 @@ class StepVJP:
     def partial(self, present: Sequence[bool]) -> PartialVJP:
         """Returns the VJP for a combination of present and absent gradients.
 
-        Its graph takes a stand-in tensor, with the same shape and dtype, for each absent gradient.
+        The graph of this VJP takes a stand-in tensor, with the shape and dtype of the gradient, for each absent
+        gradient.
         """
         assert isinstance(self._vjp, fx.GraphModule)
         key = tuple(present)
@@ -81,7 +83,7 @@ class StepVJP:
 
 
 class _Specialization:
-    """Copies the graph of a VJP, without the operations that depend only on absent gradients."""
+    """Copies the graph of a VJP, without the operations for which all incoming gradients are absent."""
 
     def __init__(self, module: fx.GraphModule, linear: set[fx.Node]) -> None:
         self._module = module
@@ -119,7 +121,7 @@ class _Specialization:
         if node.op == "call_function" and any(self._values[source] is None for source in node.all_input_nodes):
             if all(self._values[source] is None for source in node.all_input_nodes if source in self._gradient_nodes):
                 return None
-            # This op combines present and absent gradients. It is usually a sum. Absent terms of a sum are omitted.
+            # This op, usually a sum, combines present and absent gradients. Absent terms of a sum are omitted.
             if node.target in _SUMS:
                 return self._copy_sum(node)
         return self._copy_node(node)
@@ -149,7 +151,7 @@ class _Specialization:
 
 
 _ZEROS = (_aten.zeros.default, _aten.zeros_like.default, _aten.new_zeros.default)
-# For each operator that fills a new tensor, the position of the argument that is the value.
+# For each operator that fills a new tensor, the position of the argument that is the value of all elements.
 _FILLS = {_aten.full.default: 1, _aten.full_like.default: 1, _aten.new_full.default: 2, _aten.scalar_tensor.default: 0}
 _VIEWS = (
     *(_aten.expand.default, _aten.view.default, _aten.detach.default, _aten.alias.default, _aten.clone.default),
@@ -158,7 +160,7 @@ _VIEWS = (
 
 
 def is_zero(node: fx.Node) -> bool:
-    """True if a node creates zeros, for example as the gradient of a leaf on which no result depends."""
+    """True if a node creates, views or copies zeros, such as the gradient of a leaf on which no result depends."""
     if node.target in _FILLS:
         return bool(node.args[_FILLS[node.target]] == 0)
     return node.target in _ZEROS or (node.target in _VIEWS and is_zero(node.all_input_nodes[0]))

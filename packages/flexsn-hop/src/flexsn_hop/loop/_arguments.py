@@ -1,4 +1,4 @@
-"""The arguments of a call of a scan, in any of its forms, and their checks."""
+"""The arguments of a call of a scan, which are the same for all forms of the scan, and checks of the arguments."""
 
 from __future__ import annotations
 
@@ -44,8 +44,9 @@ class ScanCall:
     If another form replaces the operator, Dynamo traces the code that uses the record.
 
     Attributes:
-        core: One time step.
-        layout: The counts. ``final_state`` is True to return the last states instead of the state sequences.
+        core: The function of one time step.
+        layout: The numbers of inputs, states and outputs, and options of the scan. ``final_state`` is True to return
+            the last states instead of the state sequences.
         flat_args: ``[*input_seqs, *init_states, *lifted]``. Lifted values are tensors. If the core was captured with
             symbolic shapes, some lifted values may be sizes.
         output_template_specs: Description of the outputs for ``T == 0``.

@@ -43,12 +43,12 @@ def eager_scan(
 ) -> tuple[torch.Tensor, ...]:
     """Runs ``core_fn`` over time in a plain loop and stacks its outputs and states.
 
-    Every kernel and every other form of the scan must give the same results as this function. The time of its forward
-    and of its backward is linear in ``T``.
+    Every kernel and every other form of the scan must give the same results as this function. The function and its
+    backward take time that is linear in ``T``.
 
     Args:
-        core_fn: One time step, ``core(*inputs, *states, *lifted) -> (*outputs, *new_states)``.
-            If it returns a single value, the value need not be in a tuple.
+        core_fn: The function of one time step, ``core(*inputs, *states, *lifted) -> (*outputs, *new_states)``.
+            If the core returns a single value, the value need not be in a tuple.
         num_inputs: Number of input sequences, at least 1.
         num_states: Number of states carried over time.
         num_outputs: Number of outputs of one step.
@@ -156,7 +156,7 @@ def state_copies(
 def stack_values(
     inputs: Sequence[torch.Tensor], states: Sequence[torch.Tensor], by_step: Sequence[Tensors]
 ) -> list[torch.Tensor]:
-    """Stacks T tuples of values to one tensor ``[T, *shape]`` for each value, in the memory format of the results."""
+    """Stacks T tuples of values into one tensor ``[T, *shape]`` for each value, in the memory format of the results."""
     return [
         stack_in_order(values, sequence_order(values[0].shape, inputs, states)) for values in zip(*by_step, strict=True)
     ]
@@ -300,8 +300,8 @@ def kinds(values: Sequence[torch.Tensor]) -> list[Kind]:
 def are_plain_and_of(values: Sequence[Any], expected: Sequence[Kind]) -> bool:
     """True if all values are plain tensors of these kinds. If False, the values may still pass `check_step`.
 
-    Most of the time that the loop adds to a step is the time of this check, so the check calls no function for
-    each value.
+    This check takes most of the time that the loop adds to a step, so the check does not call a function for each
+    value.
     """
     if len(values) != len(expected):
         return False

@@ -91,7 +91,7 @@ def _find_checkpoint_order(step: Sequence[int]) -> tuple[int, ...]:
 
 
 def backward_samples(layout: BackwardLayout, args: Sequence[Any]) -> tuple[Any, ...]:
-    """Returns example arguments of the step's VJP: the step's values, output gradients, and cotangents."""
+    """Returns example arguments of the step's VJP: the step's values, output gradients, and cotangents of states."""
     flat_args, _, output_grads, _ = layout.split(args)
     _, states, _ = layout.scan.split(flat_args)
     return (

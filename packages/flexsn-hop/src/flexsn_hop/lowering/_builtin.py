@@ -21,7 +21,7 @@ __all__ = ["through_scan", "through_while_loop"]
 
 
 def through_scan(call: ScanCall) -> tuple[torch.Tensor, ...]:
-    """Runs the scan with torch's ``scan``. Dynamo traces it for the lowering ``"scan"``."""
+    """Runs the scan with torch's ``scan``. For the lowering ``"scan"``, Dynamo traces this function."""
     if builtin_scan is None:
         raise LoweringError(f"torch {torch.__version__} has no scan operator; use another lowering")
     _check(call)
@@ -53,7 +53,7 @@ def through_scan(call: ScanCall) -> tuple[torch.Tensor, ...]:
 
 
 def through_while_loop(call: ScanCall) -> tuple[torch.Tensor, ...]:
-    """Runs the scan with torch's ``while_loop``. Dynamo traces it for the lowering ``"while_loop"``."""
+    """Runs the scan with torch's ``while_loop``. For the lowering ``"while_loop"``, Dynamo traces this function."""
     if builtin_while_loop is None:
         raise LoweringError(f"torch {torch.__version__} has no while_loop operator; use another lowering")
     _check(call)

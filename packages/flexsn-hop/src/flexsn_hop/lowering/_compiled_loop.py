@@ -45,7 +45,7 @@ Plan = TypeVar("Plan")
 
 
 class _Plans(Generic[Plan]):
-    """A cache of plans by the layouts of the arguments, since making a plan takes longer than many steps."""
+    """A cache of plans by the layouts of the arguments, since making a plan takes longer than running many steps."""
 
     _MOST = 64
 
@@ -151,13 +151,13 @@ class _Memory(NamedTuple):
 
 
 class _ForwardPlan(NamedTuple):
-    """The values in a forward that only depend on the layouts of its arguments.
+    """The step and the memory layouts of a forward, which depend only on the layouts of the arguments.
 
     Attributes:
         step, steps: The step, and the number of steps.
-        input_orders: For each input, the order in which it is copied, or None if it is not copied.
+        input_orders: For each input, the order of dimensions of its copy, or None if the input is not copied.
         outputs: The layout of memory for each output.
-        output_orders: For each output, the order of the result.
+        output_orders: For each output, the order of dimensions of the result.
         states: The layouts of memory for each state.
     """
 
@@ -177,7 +177,7 @@ class _StatePlan(NamedTuple):
         checkpoints: The layout of the checkpoints.
         scratch: The layout of the two alternating rows.
         sequence: The layout of the states after all steps, or None if only the last state is a result.
-        order: The order of ``sequence`` as a result.
+        order: The order of the result's dimensions. If only the last state is a result, the order of ``scratch``.
     """
 
     checkpoint_steps: range
@@ -204,7 +204,7 @@ class _StatePlan(NamedTuple):
 
 
 class _StateMemory:
-    """Memory for a state before and after each step. All rows have one layout.
+    """Memory for a state before and after each step. All rows have the same layout.
 
     Attributes:
         checkpoints: The states before each segment except for the first segment.
@@ -223,7 +223,7 @@ class _StateMemory:
     def rows(self, first: int, last: int) -> tuple[Rows, Rows]:
         """Returns rows for the state before and after each of these steps.
 
-        Must be called for the blocks of steps in order.
+        Call this method once for each block of steps, in the order of the blocks.
         """
         if self._sequence is not None:
             afters = [*RowsOf(self._sequence, range(first, last))]
@@ -419,8 +419,8 @@ class _BackwardRun:
     def _iterate_segments(self) -> Iterator[tuple[int, int, list[torch.Tensor]]]:
         """Iterates over the segments, from the last segment to the first.
 
-        Yields the first step of a segment, the step after the segment, and the states before its steps. The memory of
-        these states is reused for the next segment.
+        Yields the first step of a segment, the step after the segment, and the states before the segment's steps. The
+        memory of these states is reused for the next segment.
         """
         interval = min(self._layout.saved_interval, self._steps)
         number = num_checkpoints(self._steps, self._layout.saved_interval)
@@ -476,7 +476,7 @@ def _allocate_rows(steps: int, like: torch.Tensor, order: Order) -> torch.Tensor
 
 
 def _arrange(sequence: torch.Tensor, order: Order) -> torch.Tensor:
-    """Returns a sequence with adjacent rows in this order. Copies it unless time is the outermost dimension."""
+    """Reorders a sequence whose rows are adjacent. Copies the sequence unless ``order`` begins with time."""
     return sequence if order[0] == 0 else copy_in_order(sequence, order)
 
 

@@ -1,4 +1,4 @@
-"""Removes writes from the graphs of steps, since Inductor may add in-place operations before it lowers them."""
+"""Removes writes from the graphs of steps, since Inductor may add in-place operations before it lowers the graphs."""
 
 from __future__ import annotations
 

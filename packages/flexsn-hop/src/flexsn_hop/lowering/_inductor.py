@@ -1,4 +1,4 @@
-"""Lowers the two operators in Inductor's graphs, to launches of a registered package or to the loop."""
+"""Lowers the two operators in Inductor's graphs, to kernel launches of a registered lowering or to the loop."""
 
 from __future__ import annotations
 
@@ -38,7 +38,11 @@ _logger = logging.getLogger("flexsn_hop")
 def lower(
     call: InductorCall, layout: ScanLayout | BackwardLayout, name: str | None, num_flat_args: int
 ) -> Sequence[Any]:
-    """Lowers one call of an operator. ``name`` is the requested lowering."""
+    """Lowers one call of an operator.
+
+    ``name`` is the requested lowering. The first ``num_flat_args`` arguments after the graphs decide which lowerings
+    are available.
+    """
     call = replace(call, graphs=tuple(without_padding(masks_as_conditions(without_writes(g))) for g in call.graphs))
     result = find_lowerings(requested_lowering(name), call.examples[:num_flat_args])
     refused = dict(result.refused)

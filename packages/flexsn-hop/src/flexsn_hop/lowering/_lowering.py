@@ -36,7 +36,10 @@ LOWERING_VARIABLE = "FLEXSN_HOP_LOWERING"
 LOWERINGS = ("auto", "kernel", "compiled_loop", "scan", "while_loop", "loop")
 
 KERNELS = "flexsn_runtime"
-"""The name of the lowering that is tried first, in any order of imports, and the name of its package."""
+"""The name of flexsn-runtime's lowering and of its package.
+
+In any order of imports, this lowering is tried first, unless another lowering is registered before it.
+"""
 
 NO_KERNELS = "flexsn-runtime, which has kernels, is not installed"
 
@@ -51,14 +54,14 @@ keys do not contain the lowering itself.
 class ScanLowering(Protocol):
     """Interface of an object with which a package replaces compiled scans by launches of its kernels.
 
-    Inductor traces ``forward`` and ``backward`` with fake tensors when it lowers the operator. Their operations, and
-    Triton launches through ``torch.library.wrap_triton``, become part of Inductor's graph. The two methods must not
+    Inductor traces ``forward`` and ``backward`` with fake tensors when it lowers the operator. Their tensor operations,
+    and Triton launches through ``torch.library.wrap_triton``, become part of Inductor's graph. These methods must not
     depend on the values of tensors. The number of steps may be symbolic, so the methods must not require an int. The
     strides of the fake tensors are the strides of the tensors when the graph runs. If ``layout.zero_states`` is True
     for an initial state, the methods may only use its shape and dtype, because the memory of this state is not written.
     A method raises ``NotImplementedError`` if no kernels exist for this core. In that case, the next lowering is tried.
     If no lowering remains, the scan becomes the loop with a warning that lists all reasons, or an error is raised if
-    ``"kernel"`` is requested.
+    ``"kernel"`` or the name of a registered lowering is requested.
 
     Inductor lowers the forward operator and the backward operator separately. A backward may therefore receive
     checkpoints at the interval of another lowering, which was tried first and rejected the core.
@@ -73,7 +76,7 @@ class ScanLowering(Protocol):
     def version(self) -> str:
         """The version of the generated code.
 
-        The version must change whenever this code changes. It is part of the keys of caches on disk.
+        The version must change whenever this code changes, because the version is part of the keys of caches on disk.
         """
         ...
 
@@ -97,8 +100,8 @@ class ScanLowering(Protocol):
     ) -> Sequence[torch.Tensor]:
         """Computes the forward operator. ``core`` is the ATen graph of one step.
 
-        ``layout`` defines the results. They must have the memory formats of the results of :func:`eager_scan`, and must
-        not share memory. Rows of checkpoints are adjacent, and each row has the format of the state.
+        ``layout`` defines the results. The results must have the memory formats of the results of :func:`eager_scan`,
+        and must not share memory. Rows of checkpoints are adjacent, and each row has the format of the state.
         """
         ...
 
@@ -112,7 +115,7 @@ class ScanLowering(Protocol):
         """Computes the backward operator. ``vjp`` is the ATen graph of the step's VJP.
 
         ``vjp`` takes the arguments of one step (inputs, states, lifted), the present output gradients, and the
-        cotangents of the active new states. It returns the gradients of the inputs that need a gradient, of the active
+        cotangents of the active new states, and returns the gradients of the inputs that need a gradient, of the active
         states, and of the lifted tensors that need a gradient.
         """
         ...
@@ -159,8 +162,8 @@ def register_scan_lowering(lowering: ScanLowering, *, before: str | None = None)
 
     The first lowering that can lower a scan is used. The order of lowerings does not depend on imports. If
     flexsn-runtime is installed, the first lowering is ``"flexsn_runtime"``, which launches its kernels. The other
-    lowerings follow in the order of registration. A lowering with ``before`` precedes the lowering with this name.
-    :func:`scan_lowerings` lists the order, and the reasons why lowerings cannot lower a scan.
+    lowerings follow in the order of registration. A lowering that is registered with ``before`` precedes the lowering
+    of that name. :func:`scan_lowerings` lists the order, and the reasons why lowerings cannot lower a scan.
 
     Args:
         lowering: The lowering. Its name must be unique.
@@ -231,8 +234,8 @@ def scan_lowerings(*flat_args: torch.Tensor) -> dict[str, str | None]:
             reasons are None.
 
     Returns:
-        A dictionary from the name of each lowering to the reason why it cannot lower a scan of tensors like
-        ``flat_args``. The reason is None if it can lower such a scan, although it may still reject the core.
+        A dictionary from the name of each lowering to the reason why the lowering cannot lower a scan of tensors like
+        ``flat_args``. The reason is None if the lowering accepts such tensors, although it may still reject the core.
 
     Example:
         >>> from flexsn_hop import scan_lowerings
@@ -321,8 +324,9 @@ class Candidates:
     """The registered lowerings that can lower a scan, in order, and the reasons why the other lowerings cannot.
 
     Attributes:
-        requested: The requested lowering: ``"auto"``, ``"kernel"``, ``"loop"`` or a registered name.
-        lowerings: The lowerings that can lower the scan. If no lowering can, the scan becomes the loop.
+        requested: The requested lowering: ``"auto"``, ``"kernel"``, ``"compiled_loop"``, ``"loop"`` or a registered
+            name.
+        lowerings: The lowerings that can lower the scan. The list is empty only if the scan may become the loop.
         refused: The reasons why other lowerings cannot lower the scan, by name of the lowering.
     """
 
@@ -337,7 +341,7 @@ class Candidates:
 
 
 def reasons(refused: dict[str, str]) -> str:
-    """Joins the reasons why lowerings cannot lower a scan. Omits the name of the lowering if there is one reason."""
+    """Joins the reasons why lowerings cannot lower a scan. Omits the name of a lowering that is the only one."""
     if len(refused) == 1:
         return next(iter(refused.values()))
     return "; ".join(f"{name}: {reason}" for name, reason in refused.items())
@@ -347,7 +351,8 @@ def find_lowerings(name: str, flat_args: Sequence[Any]) -> Candidates:
     """Finds the registered lowerings that are tried if ``name`` is requested.
 
     Raises:
-        LoweringError: The request requires kernels, and no lowering accepts arguments like these.
+        LoweringError: The request requires kernels, and no lowering accepts arguments like these, or ``name`` is a
+            lowering that only Dynamo can apply.
     """
     if name in ("scan", "while_loop"):
         raise LoweringError(

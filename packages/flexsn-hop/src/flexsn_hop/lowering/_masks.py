@@ -17,9 +17,9 @@ _aten = torch.ops.aten
 def masks_as_conditions(module: fx.GraphModule) -> fx.GraphModule:
     """Rewrites `v[mask] = number` as `where(mask, number, v)`.
 
-    If an assignment by an index tensor precedes this assignment in a compiled step, the code of Inductor in torch 2.11
-    and 2.13 reads the mask from memory that the assignment has already changed. Returns `module` itself if it contains
-    no assignment by a mask.
+    If an assignment by an index tensor precedes such an assignment in a compiled step, the code of Inductor in torch
+    2.11 and 2.13 reads the mask from memory that the earlier assignment has already changed. Returns `module` itself if
+    `module` contains no assignment by a mask.
 
     Args:
         module: a graph of ATen operations, with examples of their results in `meta["val"]`.

@@ -1,6 +1,7 @@
-"""The loop as an ordinary custom operator that takes the step's graph as text.
+"""The loop as an ordinary custom operator that takes the graphs of a step as text.
 
-A compiler without support for the scan can call this operator. Inductor calls it if no kernel can run.
+A compiler without support for the scan can call this operator. Inductor calls this operator if no kernel can run the
+scan, or if a loop is requested.
 """
 
 from __future__ import annotations

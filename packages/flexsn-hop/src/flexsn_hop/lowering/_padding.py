@@ -24,9 +24,9 @@ _ZEROS = (_aten.new_zeros.default, _aten.zeros.default, _aten.full.default)
 def without_padding(module: fx.GraphModule) -> fx.GraphModule:
     """Removes the padding by which Inductor aligns the matrices of products on a GPU.
 
-    Inductor times a product with and without padding, and chooses the faster form, before any lowering is tried. A
-    lowering with its own products would have to treat the padding as an operation that mixes elements. Returns `module`
-    itself if it contains no padding.
+    Before any lowering is tried, Inductor measures how long a product takes with and without padding, and chooses the
+    faster form. A lowering with its own products would have to treat the padding as an operation that mixes elements.
+    Returns `module` itself if `module` contains no padding.
 
     Args:
         module: a graph of ATen operations, with examples of their results in `meta["val"]`.
@@ -59,7 +59,7 @@ def _unpad(graph: fx.Graph, product: fx.Node) -> None:
 
 
 def _remove_padding(value: Any) -> Any:
-    """Returns a value without padding by zeros at the end of its dimensions. A value without padding is unchanged."""
+    """Removes zeros that pad the ends of a value's dimensions. Returns a value without padding unchanged."""
     if not isinstance(value, fx.Node) or not _is_padding(value):
         return value
     padded = value.args[0]

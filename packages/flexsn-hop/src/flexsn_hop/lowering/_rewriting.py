@@ -12,12 +12,12 @@ __all__ = ["rewrite_nodes"]
 def rewrite_nodes(
     module: fx.GraphModule, is_affected: Callable[[fx.Node], bool], rewrite: Callable[[fx.Graph, fx.Node], None]
 ) -> fx.GraphModule:
-    """Returns a copy of a graph in which each affected node is rewritten, without the nodes that have no users.
+    """Returns a copy of a graph in which each affected node is rewritten, without nodes that then have no users.
 
     Args:
         is_affected: function that returns True for each node that `rewrite` receives.
-        rewrite: function that receives the copy of the graph and a node of the copy. It may replace the uses of the
-            node.
+        rewrite: function that receives the copy of the graph and a node of the copy. The function may replace the uses
+            of the node.
     """
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))

@@ -31,8 +31,8 @@ class StepCodeError(LoweringError):
 class WritingStep:
     """A step that reads rows of sequences by their index, and writes its results to its last arguments.
 
-    The graph of the step takes the index, the sequences, and other tensors. Its code is compiled once for each
-    combination of memory layouts.
+    The graph of the step takes the index, the sequences, and other tensors. The graph is compiled once for each
+    combination of the arguments' memory layouts.
     """
 
     def __init__(self, module: fx.GraphModule) -> None:
@@ -78,7 +78,7 @@ def _are_aligned(column: Sequence[torch.Tensor]) -> bool:
 
 
 def bind_sizes(module: fx.GraphModule, values: Sequence[Any]) -> fx.GraphModule:
-    """Replaces the size arguments of a graph by their values, so that all of its arguments are tensors.
+    """Replaces the size arguments of a graph by their values, so that all remaining arguments are tensors.
 
     ``values`` contains the values of the first arguments. All later arguments are tensors.
     """
@@ -110,7 +110,7 @@ class _Builder:
         return [self.argument(kind) for _ in range(count)]
 
     def row(self, sequence: fx.Node) -> fx.Node:
-        """Adds a node that selects the step's row of a sequence. All arguments must have been created before."""
+        """Adds a node that selects the step's row of a sequence. The graph must already have all of its arguments."""
         return self._graph.call_function(_aten.select.int, (sequence, 0, self._number))
 
     def inline(self, arguments: Sequence[fx.Node]) -> Sequence[Any]:
@@ -135,7 +135,7 @@ class _Builder:
 
 
 def forward_step(core: fx.GraphModule, layout: ScanLayout, skipped: int = 0) -> WritingStep:
-    """Builds a step that takes the arguments of ``core``, and memory for its results except the first ``skipped``."""
+    """Builds a step that takes the arguments of ``core``, and memory for all but the first ``skipped`` results."""
     builder = _Builder(core)
     sequences = builder.arguments("sequence", layout.num_inputs)
     constants = builder.arguments("value", len(core.graph.find_nodes(op="placeholder")) - layout.num_inputs)

@@ -41,7 +41,7 @@ class _Options:
 
 
 def _bind_autocast(core: StepFunction, flat_args: Sequence[Any]) -> StepFunction:
-    """Returns the core with the current autocast settings, since the backward traces it again without autocast."""
+    """Returns the core with the current autocast settings, since the backward traces the core without autocast."""
     kinds = {value.device.type for value in flat_args if isinstance(value, torch.Tensor)}
     kinds = {kind for kind in kinds if torch.amp.is_autocast_available(kind)}  # excludes the meta device
     enabled = {kind: torch.get_autocast_dtype(kind) for kind in kinds if torch.is_autocast_enabled(kind)}

@@ -27,7 +27,8 @@ __all__ = ["complete_captured", "dynamo_hop_available", "node_options", "offer_t
 def dynamo_hop_available() -> bool:
     """True if ``torch.compile`` can capture :data:`flex_sn_scan` as one node with this torch.
 
-    If it cannot, :func:`why_dynamo_hop_unavailable` returns the reason. :func:`eager_scan` works with any torch.
+    If the result is False, :func:`why_dynamo_hop_unavailable` returns the reason. :func:`eager_scan` works with any
+    torch.
 
     Example:
         >>> from flexsn_hop import dynamo_hop_available
@@ -38,7 +39,7 @@ def dynamo_hop_available() -> bool:
 
 
 def why_dynamo_hop_unavailable() -> str | None:
-    """Returns the names that this torch lacks if :func:`dynamo_hop_available` returns False, otherwise None."""
+    """Returns a message about names that this torch lacks, or None if :func:`dynamo_hop_available` returns True."""
     return why_dynamo_cannot_capture()
 
 
@@ -121,7 +122,10 @@ def _call_form(
 
 
 def _accept_any_arguments(*args: Any) -> None:
-    """Passes the checks for a core whose parameters Dynamo cannot determine. A wrong call of the core raises."""
+    """Replaces, in the checks of a call, a core whose parameters Dynamo cannot determine.
+
+    If the core does not accept its arguments, Dynamo raises an error when it traces the core.
+    """
 
 
 def _check_captured_graph(

@@ -51,9 +51,9 @@ class FlexSNScan(LowersItself, HigherOrderOperator):
     argument of a node is the graph of the core.
 
     Args:
-        core_fn: One time step, ``core(*inputs, *states, *lifted) -> (*outputs, *new_states)``.
-            Tensors that it captures (in a closure, as parameters, in a ``functools.partial``, or in a bound method)
-            become arguments of the node and receive gradients.
+        core_fn: The function of one time step, ``core(*inputs, *states, *lifted) -> (*outputs, *new_states)``.
+            Tensors that the core captures (in a closure, as parameters, in a ``functools.partial``, or in a bound
+            method) become arguments of the node and receive gradients.
         num_inputs: Number of input sequences, at least 1.
         num_states: Number of states.
         num_outputs: Number of outputs of one step.
@@ -61,7 +61,7 @@ class FlexSNScan(LowersItself, HigherOrderOperator):
         output_template_specs: Description of the outputs for ``T == 0``. See :func:`eager_scan`.
         final_state: True to return the last states ``[*step]`` instead of the state sequences, as
             :func:`flex_sn_scan_final_state` does.
-        lowering: The form of a compiled scan: ``"auto"``, ``"kernel"``, ``"scan"``,
+        lowering: The form of a compiled scan: ``"auto"``, ``"kernel"``, ``"compiled_loop"``, ``"scan"``,
             ``"while_loop"``, ``"loop"`` or the name of a registered lowering. None selects the value of
             the environment variable ``FLEXSN_HOP_LOWERING``, or ``"auto"`` if the variable is not set.
         zero_states: For each initial state, True if the caller guarantees that the state is zeros, so that
@@ -182,10 +182,10 @@ class FlexSNScan(LowersItself, HigherOrderOperator):
 
 
 class FlexSNScanBackward(LowersItself, HigherOrderOperator):
-    """The backward of the scan as an operator. Only autograd calls it.
+    """The backward of the scan as an operator. Only autograd and compilers call this operator.
 
-    Its arguments are the core's graph, the graph of the step's VJP, the three counts, and the arguments that
-    :class:`BackwardLayout` defines.
+    The arguments are the core's graph, the graph of the step's VJP, the numbers of inputs, states and outputs, and the
+    arguments that :class:`BackwardLayout` defines.
     """
 
     def __init__(self) -> None:
@@ -222,7 +222,7 @@ def flex_sn_scan_final_state(
 ) -> tuple[torch.Tensor, ...]:
     """:data:`flex_sn_scan` with the last states as results instead of the state sequences.
 
-    The call is a call of the same operator, with ``final_state=True``. It returns no state sequence, but training may
+    This function calls the same operator with ``final_state=True``. No state sequence is returned, but training may
     save state sequences. Results and errors are those of :func:`eager_scan_final_state`.
 
     Example:

@@ -35,10 +35,11 @@ class Activity:
 
 
 def find_activity(core: StepFunction, layout: ScanLayout, samples: Sequence[Any], needs: Sequence[bool]) -> Activity:
-    """Finds the outputs and states that depend differentiably, at any step, on an argument in ``needs``.
+    """Finds the outputs and states that depend differentiably, at any step, on an argument that needs a gradient.
 
-    ``samples`` contains one step's arguments, which may be fake tensors. A state may depend on such an argument only
-    after several steps, so the search is repeated until it finds no more states.
+    ``needs`` contains True for each such argument. ``samples`` contains one step's arguments, which may be fake
+    tensors. A state may depend on such an argument only after several steps, so the search is repeated until it finds
+    no more states.
     """
     _, states, _ = layout.split(needs)
     active = tuple(states)
@@ -57,8 +58,8 @@ def step_vjp(core: StepFunction, layout: BackwardLayout) -> Callable[..., tuple[
     """Returns the function whose trace is the graph of the step's VJP.
 
     The function takes the arguments of one step (inputs, states, lifted), the present output gradients, and the
-    cotangents of the active new states. It returns the gradients of the arguments in ``layout.wanted``, in order. It
-    recomputes the step, because no intermediate values are saved.
+    cotangents of the active new states. It returns the gradients of the arguments for which ``layout.wanted`` is True,
+    in order. It recomputes the step, because no intermediate values are saved.
     """
     scan = layout.scan
     num_values = len(layout.needs)
@@ -88,7 +89,7 @@ def step_vjp(core: StepFunction, layout: BackwardLayout) -> Callable[..., tuple[
 
 
 def without_absent(vjp: fx.GraphModule, layout: BackwardLayout) -> tuple[fx.GraphModule, BackwardLayout]:
-    """Removes results of a VJP that depend on no present gradient at any step. Autograd returns None for them.
+    """Removes results of a VJP that depend on no present gradient at any step. Autograd returns None for such results.
 
     ``vjp`` is the traced :func:`step_vjp` of ``layout``. Returns the graph without the removed results, and the
     layout without the corresponding ``needs``. The gradient of an active state remains a result of the graph.
@@ -125,7 +126,7 @@ def without_absent(vjp: fx.GraphModule, layout: BackwardLayout) -> tuple[fx.Grap
 def _find_sources(graph: fx.Graph, num_values: int) -> dict[fx.Node, frozenset[int] | None]:
     """Maps each node to the positions of the cotangents on which it depends.
 
-    A node that depends on no cotangent is mapped to None, unless its value is known to be zeros.
+    A node that depends on no cotangent is mapped to the empty set if its value is known to be zeros, otherwise to None.
     """
     sources: dict[fx.Node, frozenset[int] | None] = {}
     placeholders = graph.find_nodes(op="placeholder")
@@ -142,7 +143,10 @@ def _find_sources(graph: fx.Graph, num_values: int) -> dict[fx.Node, frozenset[i
 def _run_differentiably(
     core: StepFunction, layout: ScanLayout, samples: Sequence[Any], needs: Sequence[bool]
 ) -> tuple[list[torch.Tensor], tuple[torch.Tensor, ...]]:
-    """Calls the core on detached samples. Returns the samples in ``needs``, which require grad, and the results."""
+    """Calls the core on detached samples. The samples for which ``needs`` is True require grad.
+
+    Returns the samples that require grad, and the results of the core.
+    """
     leaves = []
     arguments = []
     for sample, needs_grad in zip(samples, needs, strict=True):

@@ -36,7 +36,7 @@ def scan(
     backward. The size of these nodes does not depend on the number of steps.
 
     Args:
-        step: ``step(carry, x) -> (new_carry, y)``, one time step. Tensors that it captures (in a
+        step: The function of one time step, ``step(carry, x) -> (new_carry, y)``. Tensors that ``step`` captures (in a
             closure, as parameters of a module, in a ``functools.partial``, or in a bound method) receive gradients.
         init: The first carry: a tensor, or containers of ``torch.utils._pytree`` that contain tensors and None
             (dict, list, tuple, namedtuple, registered dataclasses).
@@ -45,14 +45,15 @@ def scan(
             along ``dim``. If ``xs`` is None or a tree without tensors, ``step`` receives ``xs`` unchanged, ``length``
             times.
         length: The number of steps T, an int or a symbolic size. Required if ``xs`` has no tensor. Otherwise,
-            it must be the length of ``xs``. If ``length`` depends on data, compilers need a check that it is not 0:
-            ``torch._check(length >= 1)``.
+            ``length`` must be None or the length of ``xs``. If ``length`` depends on data, compilers need a check that
+            ``length`` is not 0: ``torch._check(length >= 1)``.
         reverse: True to go from the last slice to the first slice. The y for the slice at position t is at position t.
         dim: The dimension of time, in all of ``xs`` and in the returned sequences. A negative dimension
             counts from the last dimension of each tensor.
-        remat: If it is an integer K, only the carry of every K-th step is stored, and the backward recomputes the
-            other steps. About ``T / K + K`` carries are then in memory, which is least for ``K = sqrt(T)``. The
-            gradients are bitwise equal. If it is None, autograd stores all tensors that it needs.
+        remat: If ``remat`` is an integer K, only the carry of every K-th step is stored, and the backward recomputes
+            the other steps. About ``T / K + K`` carries are then in memory. This number is least for ``K = sqrt(T)``.
+            The gradients are bitwise equal to the gradients without ``remat``. If ``remat`` is None, autograd stores
+            all tensors that the backward needs.
 
     Returns:
         ``(carry, ys)``: the last carry, which does not share memory with an argument, and the sequences of y, with
@@ -64,7 +65,7 @@ def scan(
         CoreArityError: ``step`` cannot be called with two positional arguments (a ``ValueError``).
         CoreReturnCountError: ``step`` did not return a pair (a ``ValueError``).
         CarryStructureError: ``step`` returned a carry with a different structure (a ``ValueError``).
-        StateChangedError: ``step`` returned a carry with a different shape, dtype or device (a ``ValueError``).
+        StateChangedError: A tensor of the carry changed its shape, dtype or device in a step (a ``ValueError``).
         OutputChangedError: The structure, a shape, a dtype or a device of y changed between steps (a ``ValueError``).
         SequenceLengthError: The sequences have unequal lengths (a ``ValueError``).
         ScanLengthError: ``length`` is missing, negative, or not the length of ``xs`` (a ``ValueError``).
@@ -92,7 +93,7 @@ def scan(
 
 
 class _TreeScan(HigherOrderOperator):
-    """The operator with which Dynamo traces :func:`scan`. No graph contains it."""
+    """The operator that :func:`scan` calls, so that Dynamo can trace the call. No graph contains this operator."""
 
     def __init__(self) -> None:
         super().__init__("flexsn_scan")  # type: ignore[no-untyped-call]

@@ -32,7 +32,7 @@ def offer_trees_to_dynamo(name: str) -> None:
     register_with_dynamo(name, TreeCaptureHooks(_check_captured_call, _check_captured_step, parts, flex_sn_scan))
 
 
-# Dynamo traces the following functions like the user's code. They check nothing, because the hooks check the call.
+# Dynamo traces the next functions like the user's code. The functions check nothing, because the hooks check the call.
 
 
 def _flatten(init: Any, xs: Any) -> Any:
@@ -96,7 +96,7 @@ def _run_plain_loop(step: Callable[..., Any], init: Any, xs: Any, *options: Any)
 def _scan_no_steps(
     step: Callable[..., Any], init: Any, xs: Any, length: Any, reverse: bool, dim: int, remat: int | None
 ) -> Any:
-    """Returns the results for ``T == 0``. Their shapes are those of a scan of one step, whose values are discarded."""
+    """Returns the results for ``T == 0``. A scan of one step, whose values are discarded, determines the shapes."""
 
     def on_copies(carry: Any, x: Any) -> Any:
         return step(_copy_tree(carry), _copy_tree(x))  # copies, because a step in a loop may write to its arguments
@@ -142,7 +142,7 @@ def _check_captured_call(captured: CapturedTreeCall) -> dict[str, Any] | Callabl
     if call.steps == 0:
         return _scan_no_steps
     if is_transforming():
-        return _run_plain_loop  # see flex_sn_scan
+        return _run_plain_loop  # Dynamo cannot capture a transformed step
     remat = 0 if call.remat is None else int(call.remat)
     return node_options([*call.inputs, *call.states], final_state=True, remat=remat)
 
