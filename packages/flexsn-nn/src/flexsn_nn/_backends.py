@@ -114,7 +114,7 @@ def choose_for_onnx(backend: Backend) -> Backend:
 
 
 def _choose_with_kernels(target: TargetName, reason: str, compiling: bool) -> Choice:
-    """Chooses kernels. Inside of a compiler, chooses the operator if it can run, otherwise kernels between graphs."""
+    """Chooses kernels, which run between graphs inside of a compiler. Prefers the operator there if it is available."""
     if not compiling:
         return Choice(target, reason, {})
     no_operator_reason = KERNELS[target].why_not_in_graphs() or why_dynamo_hop_unavailable()

@@ -33,22 +33,23 @@ class Delay(Stateful):
         gaussian   y[t] = sum over l of w[l] x[t - l] / sum over l of w[l],    w[l] = exp(-(l - delay)^2 / (2 width^2))
 
     The layer keeps the last inputs from call to call until `reset()`. For `"linear"`, the gradient of a learned delay
-    is `x[t - n - 1] - x[t - n]`, which depends on two steps only. For the other interpolations, it depends on all steps
-    within their width. You can decrease `width` during training, for example with `layer.width = 0.5`. In evaluation,
-    `"triangle"` and `"gaussian"` round the delay to a whole step, so that delayed spikes are spikes.
+    is `x[t - n - 1] - x[t - n]`, which depends on two steps only. For the other interpolations, the gradient
+    depends on all steps within about `width` of the delay. You can decrease `width` during training, for example with
+    `layer.width = 0.5`. In evaluation, `"triangle"` and `"gaussian"` round the delay to a whole step, so that delayed
+    spikes are spikes.
 
     Args:
         delay: delay in steps, at least 0: a number; a tensor of delays that broadcasts to the step, such as `[C, 1, 1]`
             with one delay per channel of `[B, C, H, W]`; or an `nn.Parameter`.
         max_delay: largest possible delay, a whole number of steps. A learned delay above `max_delay` or below 0 counts
-            as the nearest delay within the range, with the gradient of that delay (`RangeWarning`). If `max_delay` is
-            `None`, it is the largest value of `delay`, rounded up. For a learned delay, it is then twice that value,
-            and at least 1.
-        learn: True to make an `nn.Parameter` of `delay`. A number becomes a parameter of shape `[1]`.
+            as the nearest delay within the range, with the gradient of that delay (`RangeWarning`). `None` stands
+            for the largest value of `delay`, rounded up; for a learned delay, for twice this whole number, and at
+            least 1.
+        learn: True to make `delay` an `nn.Parameter`. A number becomes a parameter of shape `[1]`.
         step_mode: `"m"` for `[T, *step]`, `"s"` for `[*step]`.
         interpolation: `"linear"`, `"triangle"`, or `"gaussian"`.
-        width: width in steps, above 0: half of the base of the triangle (1 equals `"linear"`), or the standard
-            deviation of the Gaussian. The width is stored as a buffer.
+        width: width in steps, above 0: half of the base of the triangle (a width of 1 is equal to `"linear"`), or the
+            standard deviation of the Gaussian. The width is stored as a buffer.
 
     Raises:
         ParameterError: a delay is below 0 or above `max_delay`; the width is not above 0; or a width is passed with
@@ -139,7 +140,7 @@ class Delay(Stateful):
         self._ranges.look(self, {"delay": self._limits})
 
     def strays(self) -> Iterator[str]:
-        """Yields a message for `explain()` if a delay has left its range. Waits for the device."""
+        """Yields a message for `explain()` if a delay has left its range. The check waits for the device."""
         try:
             check_number("delay", self.delay, **self._limits)
         except ParameterError as error:
@@ -243,7 +244,7 @@ class Delay(Stateful):
         return [x.new_zeros((self.max_delay, *step))] if self.max_delay else []
 
     def _get_history(self, new: Tensor) -> Tensor:
-        """Returns the last `max_delay` inputs. Before the first call, they are zeros."""
+        """Returns the last `max_delay` inputs. Inputs before the first call are zeros."""
         shape = torch.Size((self.max_delay, *new.shape[1:]))
         if not self.max_delay or not self.states:
             return new.new_zeros(shape)
@@ -421,7 +422,7 @@ def _to_value_of_step(delay: Tensor, value: Tensor) -> Tensor:
 
 
 def _select(values: Sequence[Tensor], index: Tensor) -> Tensor:
-    """Selects one of the values for each element. `index` holds the index of this value.
+    """Selects for each element the value whose position in `values` is the element's `index`.
 
     The first value, which is the most recent one, is added last. So kernels can add the other values before the first
     value is ready.

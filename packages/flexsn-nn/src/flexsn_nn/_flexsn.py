@@ -75,8 +75,8 @@ class FlexSN(Runs):
         step_mode: `"m"` if inputs are sequences `[T, *step]`, `"s"` if each call is one step `[*step]`.
         backend: `"triton"` or `"inductor"` (two names for one backend) for compiled kernels on a GPU; `"cpp"` for
             compiled kernels on the CPU; `"hop"` for the scan as one operator; `"torch"` for a plain loop. `"auto"`
-            chooses kernels if they can run. Otherwise, it chooses the operator inside of `torch.compile`, and the loop
-            outside of it.
+            chooses kernels if they can run. Otherwise, `"auto"` chooses the operator inside of `torch.compile`, and
+            the loop elsewhere.
         store_state_seqs: True to keep the states after every step in `state_seqs`.
         example_outputs: one step's outputs. These examples determine the shapes and dtypes if `T == 0`.
         precision: `"eager"` passes the tensors to the core unchanged. `"float32"` widens float16 and bfloat16 inputs,
@@ -316,7 +316,7 @@ class FlexSN(Runs):
     ) -> tuple[Tensor | list[Tensor], list[Tensor]]:
         """Runs the neuron from `states`, and returns the new states. The module stores no state.
 
-        In step mode `"m"`, this runs a whole sequence; in `"s"`, one step.
+        In step mode `"m"`, the method runs a whole sequence; in `"s"`, one step.
 
         Args:
             inputs: inputs of `forward`: a tensor, or `num_inputs` tensors.
@@ -379,7 +379,7 @@ class FlexSN(Runs):
         return ()
 
     def explain(self, *inputs: Tensor, affine: Producer | None = None) -> str:
-        """Describes the backends that run the neuron, the reasons for this choice, and the compiled kernels.
+        """Describes the backends of the neuron's calls, the reasons for their choice, and the compiled kernels.
 
         Args:
             inputs: same as for `forward`. If inputs are passed, the text also describes the bytes that a call with them
@@ -451,7 +451,7 @@ class FlexSN(Runs):
         return f" These inputs would run on {choice.backend}: {choice.reason}"
 
     def latest_choice(self, device: str) -> Choice | None:
-        """Returns the backend of the latest calls outside of compilers on a type of device; `None` without a call."""
+        """Returns the last recorded choice for calls outside of compilers on a type of device, or `None`."""
         return self._decisions.latest((device, False), kinds_of(self.modules()))
 
     def kernel_names(self) -> tuple[str, ...]:
