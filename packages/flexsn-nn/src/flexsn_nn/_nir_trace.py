@@ -1,4 +1,4 @@
-"""Represents a network as layer calls and sums between them, for exchange formats that have no other operations."""
+"""Represents a network as calls of layers and sums of outputs, for exchange formats without other operations."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def calls_of(net: nn.Module, sample: Tensor) -> tuple[list[Call], tuple[str, ...
     layers, add their outputs, multiply them by constants and flatten them.
 
     Raises:
-        NirError: a `forward` contains another operation.
+        NirError: a `forward` cannot be traced or contains another operation, a layer with a state is called twice, or
+            the network has several inputs or outputs.
     """
     root = nn.Sequential()
     root.add_module(type(net).__name__, net)  # makes the call of a single layer visible

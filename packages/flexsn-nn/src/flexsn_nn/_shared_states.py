@@ -63,7 +63,7 @@ def check_sequences(net: nn.Module, kinds: Collection[type[nn.Module]]) -> None:
 
 
 def _count_calls(part: nn.Module) -> Counter[nn.Module]:
-    """Counts the calls of each module in one call of an `nn.Sequential`."""
+    """Counts the calls of each module in one call of `part`, which may be an `nn.Sequential`."""
     if type(part) is not nn.Sequential:
         return Counter([part])
     counts: Counter[nn.Module] = Counter()
