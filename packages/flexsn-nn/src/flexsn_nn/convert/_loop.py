@@ -70,7 +70,9 @@ class LoopCall(DelayedReset):
         transforms: Sequence[Transform] = (),
         **named: Tensor | None,
     ) -> Any:
-        """Returns the spikes, and the states unless they are hidden, like snnTorch's neuron of the same name.
+        """Returns the spikes, or the spikes and the states, like snnTorch's neuron of the same name.
+
+        Only the spikes are returned if `init_hidden` is True and `output` is False.
 
         Args:
             x: `[*step]`, or `[T, *step]` in step mode `"m"`.

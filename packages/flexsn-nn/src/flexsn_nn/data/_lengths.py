@@ -14,7 +14,7 @@ REDUCTIONS = ("mean", "sum", "max", "last")
 
 
 def length_mask(lengths: Tensor, num_steps: int) -> Tensor:
-    """Returns a mask that is True at the steps of a sequence and False at its padding.
+    """Returns a mask that is True at the steps of each sequence and False at the padding.
 
     Args:
         lengths: lengths of the sequences, whole numbers `[B]` from 1 to `num_steps`.
