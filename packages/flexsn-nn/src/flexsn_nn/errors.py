@@ -4,15 +4,15 @@ from __future__ import annotations
 
 
 class UnknownNameError(ValueError):
-    """The name of a backend, a step mode, a reset mechanism, a state or a neuron is unknown."""
+    """A name is unknown, for example that of a backend, a step mode, a reset mechanism, a state or a layer."""
 
 
 class ParameterError(ValueError):
-    """A parameter is out of its range, or two parameters exclude each other."""
+    """An argument has an unsuitable type, shape or value, or two arguments exclude each other."""
 
 
 class StepModeError(ValueError):
-    """A backend or a parameter cannot be used in the requested step mode."""
+    """A backend, a parameter or a layer cannot be used in the requested step mode."""
 
 
 class CaptureWarning(UserWarning):
@@ -28,19 +28,19 @@ class InputDtypeError(TypeError):
 
 
 class InputLayoutError(TypeError):
-    """A tensor has no dense steps: it is nested, sparse, quantised, or has named dimensions."""
+    """A tensor is nested, sparse, quantised or packed, has MKL-DNN's layout, or has named dimensions."""
 
 
 class InputShapeError(ValueError):
-    """An input lacks the dimensions that the step mode requires."""
+    """An input lacks the dimensions that the step mode requires, or has sizes that a layer does not accept."""
 
 
 class HandoverError(RuntimeError):
-    """A neuron with a fused norm was called with an input that does not come from this norm."""
+    """A neuron with a fused norm or delay was called with an input that does not come from this layer."""
 
 
 class StateError(ValueError):
-    """States do not match the input, or the number of states differs from the neuron's."""
+    """States are missing, do not match the input or the neuron, or belong to another run or sample."""
 
 
 class DrawError(ValueError):
@@ -60,7 +60,7 @@ class ExportError(RuntimeError):
 
 
 class UnknownParameterError(TypeError):
-    """The constructor of a neuron was called with an argument that it does not have."""
+    """The constructor of a neuron has no parameter with the name of an argument."""
 
 
 class UnknownAttributeError(AttributeError):
@@ -96,4 +96,4 @@ class MissingExtraError(ImportError):
 
 
 class ConversionError(ValueError):
-    """A network from another library cannot be converted as a whole."""
+    """Some modules of a network from another library cannot be converted."""

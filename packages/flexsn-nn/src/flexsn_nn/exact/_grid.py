@@ -51,7 +51,7 @@ def _find_exponent_below(limit: float, value: Tensor) -> Tensor:
 
 
 def round_to_grid(values: Tensor, e: Tensor, bits: int | None) -> Tensor:
-    """Rounds `values` to `2 ** -e` times whole numbers of at most `bits` bits. `None` does not limit the bits."""
+    """Rounds `values` to `2 ** -e` times whole numbers of at most `bits` bits, or of any size if `bits` is `None`."""
     scale = torch.exp2(e)
     multiples = torch.round(values.detach().double() * scale)
     if bits is not None:
