@@ -12,7 +12,7 @@ from flexsn_runtime import Completion
 
 
 class FrontParts(NamedTuple):
-    """Values on which a function of a neuron's first input depends in one call, collected before the function runs.
+    """Dependencies of a `Producer` in one call, collected before the producer runs.
 
     Attributes:
         key: key that is equal for functions that differ only in their tensors.

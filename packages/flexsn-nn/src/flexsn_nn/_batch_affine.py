@@ -130,7 +130,7 @@ class Normalisation(NamedTuple):
 
 
 def _get_statistics_dtype(x: Tensor) -> torch.dtype:
-    """Returns the dtype in which norms compute."""
+    """Returns the dtype in which a norm computes the statistics of `x`."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
@@ -331,7 +331,7 @@ def _compute_moments(
         if running is not None:
             _move(*running, mean, var, frames.numel() // frames.shape[1], momentum)
         return mean, var
-    if running is None:  # half-precision running statistics would round the results
+    if running is None:  # the norm's own statistics may be in half precision, which would round the results
         running = (frames.new_zeros(frames.shape[1], dtype=dtype), frames.new_ones(frames.shape[1], dtype=dtype))
     mean, var = torch.batch_norm_update_stats(frames, running[0], running[1], momentum)
     return (mean, var) if mean.dtype == dtype else (mean.to(dtype), var.to(dtype))

@@ -42,9 +42,9 @@ class Delay(Stateful):
         delay: delay in steps, at least 0: a number; a tensor of delays that broadcasts to the step, such as `[C, 1, 1]`
             with one delay per channel of `[B, C, H, W]`; or an `nn.Parameter`.
         max_delay: largest possible delay, a whole number of steps. A learned delay above `max_delay` or below 0 counts
-            as the nearest delay within the range, with the gradient of that delay (`RangeWarning`). `None` stands
-            for the largest value of `delay`, rounded up; for a learned delay, for twice this whole number, and at
-            least 1.
+            as the nearest delay within the range, gets the gradient of that delay, and causes a `RangeWarning`. `None`
+            stands for the largest value of `delay`, rounded up; for a learned delay, for twice this whole number, and
+            at least 1.
         learn: True to make `delay` an `nn.Parameter`. A number becomes a parameter of shape `[1]`.
         step_mode: `"m"` for `[T, *step]`, `"s"` for `[*step]`.
         interpolation: `"linear"`, `"triangle"`, or `"gaussian"`.
@@ -284,7 +284,7 @@ class Delay(Stateful):
         distances = [steps - delay for steps in range(len(past))]
         if self.interpolation == "triangle":
             weights = [(width - distance.abs()).clamp(min=0) for distance in distances]
-        else:  # relative to the nearest step, so that narrow weights do not vanish
+        else:  # exponents are relative to the nearest step, so that weights of a small width do not vanish
             weights = [torch.exp((nearest * nearest - d * d) / (2 * width * width)) for d in distances]
         total = _add_up([weight * value for weight, value in zip(weights, past, strict=True)])
         # Multiplying by the reciprocal is cheaper than dividing, because the gradient of each past value contains this
@@ -306,7 +306,7 @@ class Delay(Stateful):
     def _delay_values(self, values: Tensor, steps: int) -> Tensor:
         delay = self.delay
         if not values.is_floating_point() and (isinstance(delay, Tensor) or delay % 1):
-            values = values.to(torch.get_default_dtype())  # for values between two steps
+            values = values.to(torch.get_default_dtype())  # integers cannot represent values between two steps
         if not isinstance(delay, Tensor) or (self._spreads and self.training):
             return self.of_past([self._shift(values, steps, by) for by in range(self.max_delay + 1)])
         delay = self._clamp(delay, values.dtype)

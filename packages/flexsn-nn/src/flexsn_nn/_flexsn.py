@@ -104,7 +104,7 @@ class FlexSN(Runs):
         StepModeError: the backend cannot run in the step mode.
         ResidualsError: the choice of residuals is unknown.
         ValueError: the numbers of inputs, states and outputs contradict each other. With `example_inputs`, also raised
-            if they contradict the core.
+            if the numbers contradict the core.
 
     Example:
         >>> def integrate_and_fire(x, v):
@@ -166,7 +166,7 @@ class FlexSN(Runs):
         # Shape of the step, and shapes of the states that `init_states` created for this step.
         self._shapes_for = None
         self._looks_for_sharing = True
-        self._exported = None  # set by torch.export, in the program that it traces
+        self._exported = None  # states within the program that torch.export traces
         self._graph = None  # autograd graph of the loop's last call
         self._firing = Firing() if watch_firing and is_enabled() else None
         self._reset_in = recomputation()  # recomputation in which the states were last reset or assigned
@@ -382,8 +382,8 @@ class FlexSN(Runs):
         """Describes the backends of the neuron's calls, the reasons for their choice, and the compiled kernels.
 
         Args:
-            inputs: same as for `forward`. If inputs are passed, the text also describes the bytes that a call with them
-                moves through memory, and the copies that their memory layout requires.
+            inputs: same as for `forward`. If inputs are passed, the text also describes the bytes that a call with
+                these inputs moves through memory, and the copies that the memory layout of the inputs requires.
             affine: same as for `forward`.
         """
         kinds = kinds_of(self.modules())

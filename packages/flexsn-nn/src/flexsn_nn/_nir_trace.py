@@ -171,7 +171,7 @@ class _Reader:
         sources = self._find_sources(node.args[0], node)
         shape_of_module = self._runner.inputs[id(module)][2:]
         for name, layer, folded in flat(module, node.target):
-            # The norm of a NormNeuron is never called, since the neuron computes it in its steps.
+            # The norm of a NormNeuron is never called, since the neuron's step computes the norm.
             shape_of_input = self._runner.inputs.get(id(layer))
             shape = shape_of_module if shape_of_input is None else shape_of_input[1 if folded else 2 :]
             sources = self._add(name, layer, sources, shape, folded)

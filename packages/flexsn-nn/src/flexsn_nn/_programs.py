@@ -36,7 +36,7 @@ class StepProgram(NamedTuple):
 
     Attributes:
         core: the core without the transforms.
-        requires_grad: attribute of `FlexSN`, with a flag for each input and state of the core.
+        requires_grad: `FlexSN.requires_grad`, a flag for each input and state of the core, or `None`.
         scan: the program.
         key: key of the transforms.
         stand_ins: stand-ins for the tensors of the transforms; `None` if the transforms capture no tensors.
@@ -63,7 +63,7 @@ class StepProgram(NamedTuple):
 class Programs:
     """Programs from which the kernels of a neuron are built. Each program is created at its first use.
 
-    Copies and pickles contain no programs, so their kernels are built again.
+    Copies and pickles contain no programs, so the kernels of a copy are built again.
 
     Args:
         counts: numbers of inputs, states and outputs of the step.
@@ -169,7 +169,7 @@ def _flag_countdowns(num_inputs: int, of_core: int, transforms: Sequence[Transfo
 
 
 def _find_late_inputs(num_inputs: int, of_core: int, transforms: Sequence[Transform]) -> tuple[Late | None, ...]:
-    """Returns, for each input, its delays, or `None`. Returns an empty tuple if no input is delayed."""
+    """Returns, for each input, its delays, or `None` without delays. The tuple is empty if no input is delayed."""
     place = of_core
     for transform in transforms:
         if transform.looks_back is not None:

@@ -46,7 +46,7 @@ class StepShards:
 
     @classmethod
     def of(cls, inputs: Sequence[Tensor], lead: int) -> StepShards:
-        """Determines the distribution of a call's step from its inputs.
+        """Determines the distribution of a step from the inputs of a call.
 
         Args:
             inputs: `DTensor`s.

@@ -1,4 +1,4 @@
-"""Spikes as bits. Inside of `memory.PackedSpikes`, the kernel of a neuron writes its spikes and their bits."""
+"""Spikes as bits. Inside of `memory.PackedSpikes`, the kernel of a neuron writes the spikes and their bits."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
 
 
 def end_allocation_to_pool(device: int, pool: Any) -> None:
-    """Ends the allocator's part of a failed capture on a GPU, and frees the capture's memory.
+    """Makes the allocator of a GPU leave the pool of a failed capture, and frees the memory of the pool.
 
     Args:
         device: index of the GPU.
