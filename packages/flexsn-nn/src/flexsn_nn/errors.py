@@ -20,7 +20,7 @@ class CaptureWarning(UserWarning):
 
 
 class InputCountError(ValueError):
-    """The number of tensors differs from the number of inputs of the neuron."""
+    """The number of tensors in a call differs from the number of inputs, or of inputs and states."""
 
 
 class InputDtypeError(TypeError):
@@ -36,7 +36,7 @@ class InputShapeError(ValueError):
 
 
 class HandoverError(RuntimeError):
-    """A neuron with a fused norm or delay was called with an input that does not come from this layer."""
+    """A neuron with a fused norm or delay was called with an input that does not come from that norm or delay."""
 
 
 class StateError(ValueError):
@@ -60,7 +60,7 @@ class ExportError(RuntimeError):
 
 
 class UnknownParameterError(TypeError):
-    """The constructor of a neuron has no parameter with the name of an argument."""
+    """An argument was passed to the constructor of a neuron under a name that no parameter has."""
 
 
 class UnknownAttributeError(AttributeError):
@@ -84,7 +84,7 @@ class SharedStateWarning(UserWarning):
 
 
 class PortabilityError(NotImplementedError):
-    """A core runs as a loop here, but compiled kernels will reject it on a GPU. Requires `set_portability("error")`."""
+    """A core runs as a loop here, but kernels will reject it on a GPU. Raised only after `set_portability("error")`."""
 
 
 class NirError(ValueError):

@@ -76,9 +76,9 @@ class LoopCall(DelayedReset):
 
         Args:
             x: `[*step]`, or `[T, *step]` in step mode `"m"`.
-            states: states in snnTorch's order, or by snnTorch's names. If a state is `None` or absent, the state that
-                the neuron stores is used. A state that is not shaped like the step, such as the empty state from
-                `reset_mem`, is replaced by zeros.
+            states: states in snnTorch's order, or as keyword arguments with snnTorch's names. If a state is `None` or
+                absent, the state that the neuron stores is used. A state that is not shaped like the step, such as the
+                empty state from `reset_mem`, is replaced by zeros.
             lengths, resets, transforms: same as in `FlexSN`.
 
         Raises:
@@ -225,7 +225,7 @@ class LoopAlpha(LoopCall, Alpha):
 
 
 class LoopLapicque(LoopCall):
-    """`Lapicque`, called as `spk, mem = lif(x, mem)`, with `R`, `C` and `time_step` rounded as in snnTorch.
+    """`Lapicque`, called as `spk, mem = lif(x, mem)`, with the parameters and the rounding of snnTorch.
 
     `h = x R (1 / (R C)) dt + (1 - dt / (R C)) v`, minus the reset. `beta` is stored but has no effect, as in snnTorch.
     """

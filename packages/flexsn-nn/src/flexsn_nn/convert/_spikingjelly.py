@@ -401,8 +401,8 @@ def _choose_container_rule(module: Any) -> Rule:
 def _choose_recurrent_rule(module: Any) -> Rule:
     """Chooses the rule of a recurrent container.
 
-    A container that consists of linear layers followed by a neuron becomes a `Recurrent`. Other containers are not
-    replaced, and loop over time.
+    A `LinearRecurrentContainer` of linear layers followed by a neuron, and an `ElementWiseRecurrentContainer` of a
+    neuron, become `Recurrent` layers. Other containers are not replaced, and loop over time.
     """
     linear = type(module).__name__ == "LinearRecurrentContainer"
     sub_module = module.sub_module

@@ -109,7 +109,7 @@ class _Chain:
         self._received: dict[str, list[Tensor]] = {}
 
     def receive(self, name: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Sets a layer's states to the final states of the previous process, before the layer runs."""
+        """Sets a layer's states to the layer's final states on the previous process, before the layer runs."""
         assert isinstance(layer, FlexSN | Stateful)
         if name in self._received:
             raise StateError(
@@ -245,7 +245,7 @@ def _encode_states(states: Sequence[Tensor], device: torch.device) -> Tensor:
 
 
 def _make_empty(description: Tensor) -> list[Tensor]:
-    """Creates empty tensors with the dtypes and shapes of a description."""
+    """Creates uninitialised tensors with the dtypes and shapes that `_encode_states` has encoded."""
     count, *numbers = description.tolist()
     tensors = []
     for _ in range(count):

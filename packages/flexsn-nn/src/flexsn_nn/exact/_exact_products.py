@@ -53,7 +53,10 @@ class ExactProducts(ReplacementReport):
 
     @property
     def layers(self) -> tuple[LayerProduct, ...]:
-        """Linear layers and convolutions, in the order of `named_modules()`. On a GPU, waits for their last calls."""
+        """Linear layers and convolutions, in the order of `named_modules()`.
+
+        Reading this property waits for the last calls of the layers on a GPU.
+        """
         return tuple(LayerProduct(*account) for account in self._describe_layers())
 
     def undo(self) -> None:

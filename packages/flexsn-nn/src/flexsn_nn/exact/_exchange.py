@@ -95,7 +95,7 @@ def can_exchange(neuron: FlexSN) -> bool:
 
 
 class SpikeExchange:
-    """Runs calls of a neuron next to layers with exact products. The neuron's attribute `ATTRIBUTE` holds this object.
+    """Runs calls of a neuron that follows or precedes exact products. The neuron stores this object as `_exchange`.
 
     Copies and unpickled objects create their own programs.
 

@@ -27,7 +27,7 @@ def exponents(weight: Tensor, bits: int, largest_input: int, bias: Tensor | None
         rounding: True if the weight will be rounded to the grid, False if the weight is already on the grid.
 
     Returns:
-        float64 `[rows, 1, ...]`.
+        `e`, float64 `[rows, 1, ...]`.
     """
     rows = weight.detach().abs().flatten(1).double()
     row_length = rows.shape[1]
