@@ -125,7 +125,7 @@ def _choose_with_kernels(target: TargetName, reason: str, compiling: bool) -> Ch
 
 
 def _choose_without_kernels(no_kernels_reason: str, step_mode: StepMode, compiling: bool) -> Choice:
-    """Chooses the operator if a compiler would otherwise unroll the loop. In all other cases, chooses the loop."""
+    """Chooses the operator if it is available and a compiler would unroll the loop. Otherwise chooses the loop."""
     if step_mode == "s":
         return Choice("torch", no_kernels_reason, {})
     if not compiling:

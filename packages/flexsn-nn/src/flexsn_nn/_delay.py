@@ -157,6 +157,8 @@ class Delay(Stateful):
         """Delays a sequence: `[T, *step] -> [T, *step]`, or `[*step] -> [*step]` in step mode `"s"`.
 
         Raises:
+            TypeError, InputShapeError: the input is not a tensor, or a sequence has no dimension of time.
+            DeviceError: the delays and the input are on different devices.
             StateError: the stored earlier inputs have another shape, dtype or device.
         """
         check_tensor("the input", x, dims=1 if self.step_mode == "m" else 0)

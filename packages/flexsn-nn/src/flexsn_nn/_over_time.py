@@ -69,7 +69,7 @@ class OverTime(nn.Sequential):
         """Runs the layers: `[T, B, ...] -> [T, B, ...]`, or `[B, ...] -> [B, ...]` in step mode `"s"`.
 
         Raises:
-            TypeError: the call has several inputs, or a layer does not return a tensor.
+            TypeError: the input is not one tensor, or a layer does not return a tensor.
             InputShapeError: a sequence has no batch dimension, or the layers change the number of samples.
         """
         if not isinstance(x, Proxy) and (others or not isinstance(x, Tensor)):

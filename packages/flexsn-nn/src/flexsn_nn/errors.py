@@ -24,7 +24,7 @@ class InputCountError(ValueError):
 
 
 class InputDtypeError(TypeError):
-    """A neuron received numbers that a membrane cannot sum: integers, booleans, complex numbers or float8."""
+    """The elements of an input are not real floating-point numbers of at least 16 bits."""
 
 
 class InputLayoutError(TypeError):
@@ -44,11 +44,11 @@ class StateError(ValueError):
 
 
 class DrawError(ValueError):
-    """A random number of `flexsn_nn.random` is drawn outside of a step, or with an unsupported shape."""
+    """`flexsn_nn.random` was called outside of a step, for an unsupported shape, or in an unsupported scan."""
 
 
 class PlacementError(ValueError):
-    """The placement of a `DTensor` does not allow each process to run its part of the step independently."""
+    """The placements of the tensors, or the step itself, do not allow each process to run its part independently."""
 
 
 class ExampleError(ValueError):
@@ -56,7 +56,7 @@ class ExampleError(ValueError):
 
 
 class ExportError(RuntimeError):
-    """An exported program, which has no modules, would have to store a state or unroll a loop over time."""
+    """A neuron cannot be exported or scripted, for example because the program would have to store a state."""
 
 
 class UnknownParameterError(TypeError):

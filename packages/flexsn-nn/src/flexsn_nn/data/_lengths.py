@@ -24,9 +24,9 @@ def length_mask(lengths: Tensor, num_steps: int) -> Tensor:
         Booleans `[T, B]`, on the device of `lengths`.
 
     Raises:
-        ParameterError: `lengths` have another shape or dtype. On the CPU, also raised if a length is out of range. On a
-            GPU, the values are not checked, because reading them would wait for the GPU. For this check, keep the
-            lengths on the CPU.
+        ParameterError: `lengths` have another shape or dtype. On the CPU, also raised if a length is out of range. The
+            range is not checked inside of compilers, or on a GPU, because reading the lengths would wait for the GPU.
+            For this check, keep the lengths on the CPU.
 
     Example:
         >>> length_mask(torch.tensor([3, 1]), 3).T.tolist()
