@@ -12,14 +12,14 @@ from flexsn_runtime import Completion
 
 
 class FrontParts(NamedTuple):
-    """Values on which a function of a neuron's first input depends in one call, collected before the function runs.
+    """Dependencies of a `Producer` in one call, collected before the producer runs.
 
     Attributes:
         key: key that is equal for functions that differ only in their tensors.
-        tensors: tensors of `Absorbed`, in order. A computed tensor is represented by the tensor from which it is
-            computed.
+        tensors: the tensors of `Absorbed.tensors`, in order. A computed tensor is represented by the tensor from
+            which it is computed.
         more: other tensors that the function reads or changes.
-        compute: function that computes the first tensors of `Absorbed` in calls with an equal key. Its arguments are
+        compute: function that computes the first of `Absorbed.tensors` in calls with an equal key. Its arguments are
             the detached `x`, `tensors` and `more`. It also changes the tensors of `more` that a regular call would
             change. `None` if no tensor is computed.
     """

@@ -114,7 +114,7 @@ def choose_for_onnx(backend: Backend) -> Backend:
 
 
 def _choose_with_kernels(target: TargetName, reason: str, compiling: bool) -> Choice:
-    """Chooses kernels. Inside of a compiler, chooses the operator if it can run, otherwise kernels between graphs."""
+    """Chooses kernels, which run between graphs inside of a compiler. Prefers the operator there if it is available."""
     if not compiling:
         return Choice(target, reason, {})
     no_operator_reason = KERNELS[target].why_not_in_graphs() or why_dynamo_hop_unavailable()
@@ -125,7 +125,7 @@ def _choose_with_kernels(target: TargetName, reason: str, compiling: bool) -> Ch
 
 
 def _choose_without_kernels(no_kernels_reason: str, step_mode: StepMode, compiling: bool) -> Choice:
-    """Chooses the operator if a compiler would otherwise unroll the loop. In all other cases, chooses the loop."""
+    """Chooses the operator if it is available and a compiler would unroll the loop. Otherwise chooses the loop."""
     if step_mode == "s":
         return Choice("torch", no_kernels_reason, {})
     if not compiling:

@@ -54,15 +54,15 @@ class Normalisation(NamedTuple):
         return normalised.unflatten(0, x.shape[:2]) if self.lead == 2 else normalised
 
     def absorbed(self, x: Tensor) -> tuple[Tensor, Absorbed]:
-        """Computes the statistics, and updates the running statistics as the norm does.
+        """Computes the affine part of the norm, and updates the running statistics as the norm does.
 
         Returns:
-            `x`, and the affine part to apply to it. The affine part also provides the gradient of `x` that flows
-            through the statistics.
+            `x`, and the affine part that the step applies to `x`. The affine part also provides the gradient
+            of `x` that flows through the statistics.
 
         Raises:
-            InputShapeError: the number of channels differs from that of the norm, or a channel has only one element in
-                training.
+            InputShapeError: the number of channels differs from that of the norm, or the statistics of a batch
+                are needed, and a channel has only one element.
         """
         norm, compiling = self.norm, torch.compiler.is_compiling()
         frames = self._flatten_time(x if compiling else x.detach())
@@ -83,9 +83,10 @@ class Normalisation(NamedTuple):
         return x, AffineOfStatistics(mean, var, weight, bias, norm.eps, frames.dim() - 2)
 
     def parts(self) -> FrontParts | None:
-        """Implements `Producer.parts` for norms with weights and float32 running statistics, in one process.
+        """Implements `Producer.parts` for norms of one process with weight, bias and float32 running statistics.
 
-        Returns `None` for all other norms.
+        Returns `None` for all other norms. In training, also returns `None` for norms without momentum or without a
+        count of batches.
         """
         norm = self.norm
         attributes, parameters, buffers = norm.__dict__, norm._parameters, norm._buffers  # faster than `norm.weight`
@@ -109,7 +110,7 @@ class Normalisation(NamedTuple):
         )
 
     def frozen(self) -> Normalisation:
-        """Returns this norm in evaluation mode, with its current statistics."""
+        """Returns a copy of this norm in evaluation mode, which shares the running statistics."""
         twin = copy(self.norm)
         twin.training = False
         return Normalisation(twin, self.lead)
@@ -129,7 +130,7 @@ class Normalisation(NamedTuple):
 
 
 def _get_statistics_dtype(x: Tensor) -> torch.dtype:
-    """Returns the dtype in which norms compute."""
+    """Returns the dtype in which a norm computes the statistics of `x`."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
@@ -165,7 +166,7 @@ def graph_affine(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Affine:
-    """Computes the affine part of `torch.nn.functional.batch_norm`. Updates the running statistics.
+    """Computes the affine part of `torch.nn.functional.batch_norm`. In training, updates the running statistics.
 
     The tensors of the affine part are `[C, 1, ...]`.
 
@@ -214,7 +215,7 @@ def _list_reduced_dims(frames: Tensor) -> list[int]:
 
 
 def _track(norm: BatchNorm, mean: Tensor, var: Tensor, count: int | Tensor) -> None:
-    """Updates the running statistics."""
+    """Updates the running statistics if the norm is in training and has running statistics."""
     if not (norm.training and norm.track_running_stats) or norm.running_mean is None or norm.running_var is None:
         return
     with torch.no_grad():
@@ -330,7 +331,7 @@ def _compute_moments(
         if running is not None:
             _move(*running, mean, var, frames.numel() // frames.shape[1], momentum)
         return mean, var
-    if running is None:  # half-precision running statistics would round the results
+    if running is None:  # the norm's own statistics may be in half precision, which would round the results
         running = (frames.new_zeros(frames.shape[1], dtype=dtype), frames.new_ones(frames.shape[1], dtype=dtype))
     mean, var = torch.batch_norm_update_stats(frames, running[0], running[1], momentum)
     return (mean, var) if mean.dtype == dtype else (mean.to(dtype), var.to(dtype))

@@ -35,7 +35,7 @@ def check_number(name: str, value: float | Tensor, **limits: Unpack[Range]) -> N
 
     Args:
         name: the parameter's name.
-        value: a number, or a floating-point tensor.
+        value: a number, or a floating-point tensor. A tensor without data is not checked.
         limits: bounds of the range.
     """
     if isinstance(value, Tensor):

@@ -26,7 +26,7 @@ class Decisions:
         return bool(self._choices)
 
     def choice(self, situation: Situation) -> Choice | None:
-        """Returns the backend that was chosen for a situation; `None` if none is chosen yet."""
+        """Returns the backend that was chosen for a situation; `None` if no backend is chosen yet."""
         return self._choices.get(situation)
 
     def record_choice(self, situation: Situation, choice: Choice) -> None:
@@ -56,7 +56,7 @@ class Decisions:
         self._ran.clear()
 
     def latest(self, situation: Situation, kinds: Hashable) -> Choice | None:
-        """Returns the choice of the latest calls with modules of these kinds; `None` if no choice is recorded."""
+        """Returns the last recorded choice for calls with modules of these kinds; `None` if no choice is recorded."""
         choices = self._list_choices(situation, kinds) if situation in self._choices else []
         return choices[-1] if choices else None
 
@@ -66,14 +66,14 @@ class Decisions:
         return any(choice.backend in COMPILED for choice in self._choices.values())
 
     def has_launched(self, kinds: Hashable) -> bool:
-        """True if kernels ran calls with modules of these kinds outside of compilers."""
+        """True if kernels ran, or are chosen to run, calls with modules of these kinds outside of compilers."""
         outside = [situation for situation in self._choices if not situation[1]]
         return any(
             choice.backend in COMPILED for situation in outside for choice in self._list_choices(situation, kinds)
         )
 
     def verdict(self, kinds: Hashable) -> str | None:
-        """Summarises all calls with modules of these kinds in one line. Returns `None` if all ran in the same way."""
+        """Summarises all calls with modules of these kinds in one line. Returns `None` if all calls ran alike."""
         outcomes = [
             (situation[1], choice) for situation in self._choices for choice in self._list_choices(situation, kinds)
         ]
@@ -83,7 +83,10 @@ class Decisions:
         return f"calls ran in {len(outcomes)} ways: {', '.join(names)}"
 
     def lines(self, kinds: Hashable) -> list[str]:
-        """Returns lines for `explain()` about calls with modules of these kinds: first a summary, then each outcome."""
+        """Returns the lines of `explain()` about calls with modules of these kinds.
+
+        The lines are a summary, if there are several outcomes, and a description of each outcome.
+        """
         verdict = self.verdict(kinds)
         lines = [] if verdict is None else [verdict]
         for situation in self._choices:

@@ -33,22 +33,23 @@ class Delay(Stateful):
         gaussian   y[t] = sum over l of w[l] x[t - l] / sum over l of w[l],    w[l] = exp(-(l - delay)^2 / (2 width^2))
 
     The layer keeps the last inputs from call to call until `reset()`. For `"linear"`, the gradient of a learned delay
-    is `x[t - n - 1] - x[t - n]`, which depends on two steps only. For the other interpolations, it depends on all steps
-    within their width. You can decrease `width` during training, for example with `layer.width = 0.5`. In evaluation,
-    `"triangle"` and `"gaussian"` round the delay to a whole step, so that delayed spikes are spikes.
+    is `x[t - n - 1] - x[t - n]`, which depends on two steps only. For the other interpolations, the gradient
+    depends on all steps within about `width` of the delay. You can decrease `width` during training, for example with
+    `layer.width = 0.5`. In evaluation, `"triangle"` and `"gaussian"` round the delay to a whole step, so that delayed
+    spikes are spikes.
 
     Args:
         delay: delay in steps, at least 0: a number; a tensor of delays that broadcasts to the step, such as `[C, 1, 1]`
             with one delay per channel of `[B, C, H, W]`; or an `nn.Parameter`.
         max_delay: largest possible delay, a whole number of steps. A learned delay above `max_delay` or below 0 counts
-            as the nearest delay within the range, with the gradient of that delay (`RangeWarning`). If `max_delay` is
-            `None`, it is the largest value of `delay`, rounded up. For a learned delay, it is then twice that value,
-            and at least 1.
-        learn: True to make an `nn.Parameter` of `delay`. A number becomes a parameter of shape `[1]`.
+            as the nearest delay within the range, gets the gradient of that delay, and causes a `RangeWarning`. `None`
+            stands for the largest value of `delay`, rounded up; for a learned delay, for twice this whole number, and
+            at least 1.
+        learn: True to make `delay` an `nn.Parameter`. A number becomes a parameter of shape `[1]`.
         step_mode: `"m"` for `[T, *step]`, `"s"` for `[*step]`.
         interpolation: `"linear"`, `"triangle"`, or `"gaussian"`.
-        width: width in steps, above 0: half of the base of the triangle (1 equals `"linear"`), or the standard
-            deviation of the Gaussian. The width is stored as a buffer.
+        width: width in steps, above 0: half of the base of the triangle (a width of 1 is equal to `"linear"`), or the
+            standard deviation of the Gaussian. The width is stored as a buffer.
 
     Raises:
         ParameterError: a delay is below 0 or above `max_delay`; the width is not above 0; or a width is passed with
@@ -139,7 +140,7 @@ class Delay(Stateful):
         self._ranges.look(self, {"delay": self._limits})
 
     def strays(self) -> Iterator[str]:
-        """Yields a message for `explain()` if a delay has left its range. Waits for the device."""
+        """Yields a message for `explain()` if a delay has left its range. The check waits for the device."""
         try:
             check_number("delay", self.delay, **self._limits)
         except ParameterError as error:
@@ -156,6 +157,8 @@ class Delay(Stateful):
         """Delays a sequence: `[T, *step] -> [T, *step]`, or `[*step] -> [*step]` in step mode `"s"`.
 
         Raises:
+            TypeError, InputShapeError: the input is not a tensor, or a sequence has no dimension of time.
+            DeviceError: the delays and the input are on different devices.
             StateError: the stored earlier inputs have another shape, dtype or device.
         """
         check_tensor("the input", x, dims=1 if self.step_mode == "m" else 0)
@@ -243,7 +246,7 @@ class Delay(Stateful):
         return [x.new_zeros((self.max_delay, *step))] if self.max_delay else []
 
     def _get_history(self, new: Tensor) -> Tensor:
-        """Returns the last `max_delay` inputs. Before the first call, they are zeros."""
+        """Returns the last `max_delay` inputs. Inputs before the first call are zeros."""
         shape = torch.Size((self.max_delay, *new.shape[1:]))
         if not self.max_delay or not self.states:
             return new.new_zeros(shape)
@@ -283,7 +286,7 @@ class Delay(Stateful):
         distances = [steps - delay for steps in range(len(past))]
         if self.interpolation == "triangle":
             weights = [(width - distance.abs()).clamp(min=0) for distance in distances]
-        else:  # relative to the nearest step, so that narrow weights do not vanish
+        else:  # exponents are relative to the nearest step, so that weights of a small width do not vanish
             weights = [torch.exp((nearest * nearest - d * d) / (2 * width * width)) for d in distances]
         total = _add_up([weight * value for weight, value in zip(weights, past, strict=True)])
         # Multiplying by the reciprocal is cheaper than dividing, because the gradient of each past value contains this
@@ -305,7 +308,7 @@ class Delay(Stateful):
     def _delay_values(self, values: Tensor, steps: int) -> Tensor:
         delay = self.delay
         if not values.is_floating_point() and (isinstance(delay, Tensor) or delay % 1):
-            values = values.to(torch.get_default_dtype())  # for values between two steps
+            values = values.to(torch.get_default_dtype())  # integers cannot represent values between two steps
         if not isinstance(delay, Tensor) or (self._spreads and self.training):
             return self.of_past([self._shift(values, steps, by) for by in range(self.max_delay + 1)])
         delay = self._clamp(delay, values.dtype)
@@ -421,7 +424,7 @@ def _to_value_of_step(delay: Tensor, value: Tensor) -> Tensor:
 
 
 def _select(values: Sequence[Tensor], index: Tensor) -> Tensor:
-    """Selects one of the values for each element. `index` holds the index of this value.
+    """Selects for each element the value whose position in `values` is the element's `index`.
 
     The first value, which is the most recent one, is added last. So kernels can add the other values before the first
     value is ready.

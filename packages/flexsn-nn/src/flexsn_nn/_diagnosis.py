@@ -1,4 +1,4 @@
-"""Finds the cause of a failed call, if the error of the failed operation does not name it."""
+"""Finds the cause of a failed call, if the error of the failed operation does not name the cause."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def explain_devices(inputs: Sequence[Tensor], module: nn.Module, core: object, e
 
 
 def explain_dtypes(inputs: Sequence[Tensor], error: Exception) -> None:
-    """Raises `StateError` if a step has changed the dtype of a state and the inputs differ in dtype."""
+    """Raises `StateError` if `error` reports a state that a step has changed, and the inputs differ in dtype."""
     if not isinstance(error, StateChangedError):
         return
     for i, x in enumerate(inputs):

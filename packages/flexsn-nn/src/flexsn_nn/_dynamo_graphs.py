@@ -6,7 +6,7 @@ from torch import Tensor, fx
 
 
 def example(node: object) -> Tensor | None:
-    """Returns the example tensor of a node, which has no values; `None` if the node has no example."""
+    """Returns the example of a node, a tensor without data; `None` if the node has no such example."""
     value = node.meta.get("example_value") if isinstance(node, fx.Node) else None
     return value if isinstance(value, Tensor) else None
 

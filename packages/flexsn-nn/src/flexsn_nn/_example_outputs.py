@@ -13,7 +13,7 @@ Spec = tuple[Sequence[int], torch.dtype]
 
 
 def specs_of(examples: Sequence[Tensor] | None, num_outputs: int) -> list[Spec] | None:
-    """Returns shapes and dtypes of `example_outputs`."""
+    """Returns the shapes and dtypes of `example_outputs`; `None` without examples."""
     if examples is None:
         return None
     if isinstance(examples, Tensor):

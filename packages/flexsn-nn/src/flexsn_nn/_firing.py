@@ -50,7 +50,7 @@ class Firing:
         return Firing, ()
 
     def look(self, neuron: FlexSN, output: Tensor) -> None:
-        """Counts the nonzero elements of an output, unless counting would wait or be meaningless."""
+        """Counts the nonzero elements of a plain output with gradients, unless counting would wait for the device."""
         if type(output) is not Tensor or not output.numel() or not torch.is_grad_enabled():
             return
         if transform_at_work() is not None:

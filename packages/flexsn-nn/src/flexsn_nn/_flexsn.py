@@ -75,8 +75,8 @@ class FlexSN(Runs):
         step_mode: `"m"` if inputs are sequences `[T, *step]`, `"s"` if each call is one step `[*step]`.
         backend: `"triton"` or `"inductor"` (two names for one backend) for compiled kernels on a GPU; `"cpp"` for
             compiled kernels on the CPU; `"hop"` for the scan as one operator; `"torch"` for a plain loop. `"auto"`
-            chooses kernels if they can run. Otherwise, it chooses the operator inside of `torch.compile`, and the loop
-            outside of it.
+            chooses kernels if they can run. Otherwise, `"auto"` chooses the operator inside of `torch.compile`, and
+            the loop elsewhere.
         store_state_seqs: True to keep the states after every step in `state_seqs`.
         example_outputs: one step's outputs. These examples determine the shapes and dtypes if `T == 0`.
         precision: `"eager"` passes the tensors to the core unchanged. `"float32"` widens float16 and bfloat16 inputs,
@@ -104,7 +104,7 @@ class FlexSN(Runs):
         StepModeError: the backend cannot run in the step mode.
         ResidualsError: the choice of residuals is unknown.
         ValueError: the numbers of inputs, states and outputs contradict each other. With `example_inputs`, also raised
-            if they contradict the core.
+            if the numbers contradict the core.
 
     Example:
         >>> def integrate_and_fire(x, v):
@@ -166,7 +166,7 @@ class FlexSN(Runs):
         # Shape of the step, and shapes of the states that `init_states` created for this step.
         self._shapes_for = None
         self._looks_for_sharing = True
-        self._exported = None  # set by torch.export, in the program that it traces
+        self._exported = None  # states within the program that torch.export traces
         self._graph = None  # autograd graph of the loop's last call
         self._firing = Firing() if watch_firing and is_enabled() else None
         self._reset_in = recomputation()  # recomputation in which the states were last reset or assigned
@@ -316,7 +316,7 @@ class FlexSN(Runs):
     ) -> tuple[Tensor | list[Tensor], list[Tensor]]:
         """Runs the neuron from `states`, and returns the new states. The module stores no state.
 
-        In step mode `"m"`, this runs a whole sequence; in `"s"`, one step.
+        In step mode `"m"`, the method runs a whole sequence; in `"s"`, one step.
 
         Args:
             inputs: inputs of `forward`: a tensor, or `num_inputs` tensors.
@@ -379,11 +379,11 @@ class FlexSN(Runs):
         return ()
 
     def explain(self, *inputs: Tensor, affine: Producer | None = None) -> str:
-        """Describes the backends that run the neuron, the reasons for this choice, and the compiled kernels.
+        """Describes the backends of the neuron's calls, the reasons for their choice, and the compiled kernels.
 
         Args:
-            inputs: same as for `forward`. If inputs are passed, the text also describes the bytes that a call with them
-                moves through memory, and the copies that their memory layout requires.
+            inputs: same as for `forward`. If inputs are passed, the text also describes the bytes that a call with
+                these inputs moves through memory, and the copies that the memory layout of the inputs requires.
             affine: same as for `forward`.
         """
         kinds = kinds_of(self.modules())
@@ -451,7 +451,7 @@ class FlexSN(Runs):
         return f" These inputs would run on {choice.backend}: {choice.reason}"
 
     def latest_choice(self, device: str) -> Choice | None:
-        """Returns the backend of the latest calls outside of compilers on a type of device; `None` without a call."""
+        """Returns the last recorded choice for calls outside of compilers on a type of device, or `None`."""
         return self._decisions.latest((device, False), kinds_of(self.modules()))
 
     def kernel_names(self) -> tuple[str, ...]:

@@ -45,7 +45,7 @@ class GraphOfCall:
         self._freed |= not keeps_graph()
 
     def watch(self, states: Sequence[Tensor]) -> None:
-        """Makes a later backward pass raise a clear error if its gradient reaches `states` and the graph is freed."""
+        """Makes a later backward pass raise a clear error if the gradient reaches `states` and the graph is freed."""
         for state in states:
             if state.grad_fn is not None and not state.is_leaf:
                 state.register_hook(partial(GraphOfCall._check, self))
@@ -56,7 +56,7 @@ class GraphOfCall:
 
 
 def graph_of(outputs: Sequence[Tensor]) -> GraphOfCall | None:
-    """Returns the graph of a call outside of compilers; `None` if the call has no graph."""
+    """Returns the graph of a call outside of compilers; `None` for a call without a graph or in a transform."""
     if not torch.is_grad_enabled() or transform_at_work() is not None:
         return None
     return GraphOfCall(outputs) if any(output.grad_fn is not None for output in outputs) else None
@@ -76,14 +76,14 @@ class GraphOfStates(GraphOfCall):
 
 
 def graph_of_states(states: Sequence[Tensor]) -> GraphOfStates | None:
-    """Returns the graph of new states outside of compilers; `None` if they have no graph."""
+    """Returns the graph of new states outside of compilers; `None` for states without a graph or in a transform."""
     if not torch.is_grad_enabled() or transform_at_work() is not None:
         return None
     return GraphOfStates(states) if any(state.grad_fn is not None for state in states) else None
 
 
 def _find_nearest(starts: Sequence[Any]) -> list[Any]:
-    """Returns these nodes and the nodes that a gradient reaches next, up to `_NODES_NEARBY`. Excludes leaves."""
+    """Returns `starts` and the nodes that a gradient reaches next, at most `_NODES_NEARBY`, without leaves."""
     nearest: dict[Any, None] = {}
     pending = deque(starts)
     while pending and len(nearest) < _NODES_NEARBY:

@@ -16,15 +16,15 @@ class Handover:
 
     The layer is the last norm of an `OverTime`, or a `Delay`.
 
-    Both modules refer to this object instead of each other, so that each module can be copied, moved and called
-    separately.
+    The layer and the neuron refer to this object instead of each other, so that each module can be copied, moved and
+    called separately.
     """
 
     def __init__(self) -> None:
         self._pair: tuple[Tensor, Producer | Delayed] | None = None
 
     def give(self, x: Tensor, producer: Producer | Delayed) -> None:
-        """Stores an input and the layer for the neuron. Replaces an earlier pair that the neuron did not take."""
+        """Stores the layer and its input for the neuron. Replaces an earlier pair that the neuron did not take."""
         self._pair = x, producer
 
     def take(
@@ -33,7 +33,7 @@ class Handover:
         """Returns the neuron's inputs and the layer to compute. If no input is stored, returns the arguments.
 
         Raises:
-            HandoverError: the first input is not the stored input.
+            HandoverError: the first input is not the stored input, or `affine` is passed although a layer is stored.
         """
         pair, self._pair = self._pair, None
         if pair is None:

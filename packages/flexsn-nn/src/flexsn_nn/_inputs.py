@@ -59,7 +59,7 @@ def check_real(name: str, value: Tensor) -> None:
 
     Raises:
         InputLayoutError: `value` is sparse.
-        InputDtypeError: `value` has integers, booleans, complex numbers, or floating-point numbers of 8 bits.
+        InputDtypeError: the elements are integers, booleans, complex numbers, or floating-point numbers of 8 bits.
     """
     if value.layout is not torch.strided:
         raise InputLayoutError(f"{name} is a {value.layout} tensor; a membrane is dense: x.to_dense().")

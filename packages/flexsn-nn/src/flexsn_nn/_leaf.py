@@ -18,8 +18,8 @@ class Leaf(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        # With this attribute, torch.fx also treats subclasses of users as one node. Their code, and hooks on the layer,
-        # then run when the graph runs, and not when the graph is recorded.
+        # With this attribute, torch.fx also treats subclasses that users define as one node. Their code, and hooks on
+        # the layer, then run when the graph runs, and not when the graph is recorded.
         self.__dict__["__module__"] = LEAF_NAMESPACE
 
     def __prepare_scriptable__(self) -> NoReturn:

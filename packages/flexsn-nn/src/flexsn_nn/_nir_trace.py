@@ -1,4 +1,4 @@
-"""Represents a network as layer calls and sums between them, for exchange formats that have no other operations."""
+"""Represents a network as calls of layers and sums of outputs, for exchange formats without other operations."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def calls_of(net: nn.Module, sample: Tensor) -> tuple[list[Call], tuple[str, ...
     layers, add their outputs, multiply them by constants and flatten them.
 
     Raises:
-        NirError: a `forward` contains another operation.
+        NirError: a `forward` cannot be traced or contains another operation, a layer with a state is called twice, or
+            the network has several inputs or outputs.
     """
     root = nn.Sequential()
     root.add_module(type(net).__name__, net)  # makes the call of a single layer visible
@@ -170,7 +171,7 @@ class _Reader:
         sources = self._find_sources(node.args[0], node)
         shape_of_module = self._runner.inputs[id(module)][2:]
         for name, layer, folded in flat(module, node.target):
-            # The norm of a NormNeuron is never called, since the neuron computes it in its steps.
+            # The norm of a NormNeuron is never called, since the neuron's step computes the norm.
             shape_of_input = self._runner.inputs.get(id(layer))
             shape = shape_of_module if shape_of_input is None else shape_of_input[1 if folded else 2 :]
             sources = self._add(name, layer, sources, shape, folded)

@@ -24,11 +24,11 @@ class OverTime(nn.Sequential):
 
     Args:
         layers: same as for `nn.Sequential`.
-        step_mode: `"m"` if the input is a sequence. With `"s"`, it is one step `[B, ...]`, and the layers run on it
-            directly. `functional.set_step_mode` sets this mode together with the mode of the neurons.
+        step_mode: `"m"` if the input is a sequence. With `"s"`, the input is one step `[B, ...]`, and the layers run on
+            this step directly. `functional.set_step_mode` sets this mode together with the mode of the neurons.
 
     Raises:
-        StepModeError: a layer is a neuron, which would mistake the batch for time.
+        StepModeError: a layer is a neuron, or another layer with a state, and would mistake the batch for time.
         UnknownNameError: the step mode is unknown.
 
     Example:
@@ -69,7 +69,7 @@ class OverTime(nn.Sequential):
         """Runs the layers: `[T, B, ...] -> [T, B, ...]`, or `[B, ...] -> [B, ...]` in step mode `"s"`.
 
         Raises:
-            TypeError: the call has several inputs, or a layer does not return a tensor.
+            TypeError: the input is not one tensor, or a layer does not return a tensor.
             InputShapeError: a sequence has no batch dimension, or the layers change the number of samples.
         """
         if not isinstance(x, Proxy) and (others or not isinstance(x, Tensor)):
@@ -124,7 +124,7 @@ def fold_time(x: Tensor) -> Tensor:
 
 @fx.wrap
 def unfold_time(folded: Tensor, x: Tensor) -> Tensor:
-    """Unfolds time from the batch: `[T B, ...] -> [T, B, ...]`. `x`, `[T, B, ...]`, provides the sizes."""
+    """Unfolds time from the batch: `[T B, ...] -> [T, B, ...]`. T and B are the sizes of `x`."""
     if not folded.dim() or folded.shape[0] != x.shape[0] * x.shape[1]:
         raise InputShapeError(
             f"the layers inside of OverTime return the shape {list(folded.shape)} for a batch of "
@@ -136,8 +136,8 @@ def unfold_time(folded: Tensor, x: Tensor) -> Tensor:
 def split_norm(layers: nn.Sequential) -> tuple[list[nn.Module], BatchNorm | None]:
     """Splits layers into the batch norm at their end and the layers before it.
 
-    Returns all layers and `None` if the last layer is not a norm, or if hooks are registered on the norm, because hooks
-    need the norm's output.
+    Returns all layers and `None` if the last layer is not a batch norm, or if hooks are registered on the norm or on a
+    container of the norm, because hooks need the output of their module.
     """
     *front, last = layers if len(layers) else (None,)
     if type(last) is nn.Sequential and not _has_hooks(last):

@@ -31,7 +31,7 @@ class Packed(NamedTuple):
 
     @classmethod
     def of(cls, jagged: Tensor) -> Packed:
-        """Finds the positions of the values of a tensor `[B, lengths, *step]`. Waits for the tensor's device."""
+        """Finds the positions of a tensor's values: `[B, lengths, *step]`. The call waits for the tensor's device."""
         offsets: Tensor = jagged.offsets()  # type: ignore[attr-defined]
         lengths = offsets.diff()
         rows = torch.arange(len(lengths), device=offsets.device)
@@ -47,9 +47,9 @@ class Packed(NamedTuple):
         return padded
 
     def jagged(self, padded: Any) -> Any:
-        """Removes padding, also in lists and tuples: `[T, B, *step] -> [B, lengths, *step]`.
+        """Removes the padding of a tensor, or of each tensor in a container: `[T, B, *step] -> [B, lengths, *step]`.
 
-        Returns values of other shapes and types unchanged.
+        The container is a list or a tuple. Objects of other shapes and types are returned unchanged.
         """
         if isinstance(padded, list | tuple):
             return type(padded)([self.jagged(item) for item in padded])
@@ -60,11 +60,13 @@ class Packed(NamedTuple):
 
 
 def unpack(inputs: Sequence[Any]) -> tuple[tuple[Any, ...], Packed | None]:
-    """Pads the jagged inputs of a network. Returns the inputs and their positions, or `None` if no input is jagged.
+    """Pads the jagged inputs of a network. Returns the inputs, and the positions of their values.
+
+    The positions are `None` if no input is jagged.
 
     Raises:
         InputLayoutError: an input is a `PackedSequence`, a nested tensor of another layout, or a nested tensor with
-            holes.
+            holes; or only some of the inputs are jagged.
         InputShapeError: the sequences of two inputs differ in length.
     """
     packed: Packed | None = None

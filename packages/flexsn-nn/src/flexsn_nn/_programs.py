@@ -11,7 +11,7 @@ from flexsn_nn.transforms._compose import Counts, StandIns, compose, key_of
 from flexsn_nn.transforms._transform import Transform
 from flexsn_runtime import Completion, Late, ScanProgram, TargetName
 
-# Maximum number of stored programs. Their keys contain the shapes of the tensors that transforms capture.
+# Maximum number of stored programs. A transform needs another program for each shape of the tensors that it captures.
 _MOST = 64
 
 
@@ -36,10 +36,10 @@ class StepProgram(NamedTuple):
 
     Attributes:
         core: the core without the transforms.
-        requires_grad: attribute of `FlexSN`, with a flag for each input and state of the core.
+        requires_grad: `FlexSN.requires_grad`, a flag for each input and state of the core, or `None`.
         scan: the program.
         key: key of the transforms.
-        stand_ins: stand-ins for the tensors of the transforms.
+        stand_ins: stand-ins for the tensors of the transforms; `None` if the transforms capture no tensors.
     """
 
     core: Callable[..., Any]
@@ -49,7 +49,7 @@ class StepProgram(NamedTuple):
     stand_ins: StandIns | None
 
     def changes(self, transforms: Sequence[Transform]) -> Changes:
-        """Collects the arguments for transforms with this key."""
+        """Collects the arguments for `transforms`, which have the key of this program."""
         if self.stand_ins is None:
             return UNCHANGED
         tensors: list[Tensor] = []
@@ -63,7 +63,7 @@ class StepProgram(NamedTuple):
 class Programs:
     """Programs from which the kernels of a neuron are built. Each program is created at its first use.
 
-    Copies and pickles contain no programs, so their kernels are built again.
+    Copies and pickles contain no programs, so the kernels of a copy are built again.
 
     Args:
         counts: numbers of inputs, states and outputs of the step.
@@ -79,7 +79,7 @@ class Programs:
         return Programs, (self._counts, self._residuals)
 
     def forget(self) -> None:
-        """Drops the programs. Their next use creates them again, and searches the core for captured tensors again."""
+        """Drops the programs. The next call of `get` creates a program, and searches the core for captured tensors."""
         self._program_by_key.clear()
 
     def get(
@@ -89,11 +89,11 @@ class Programs:
         on_cpu: TargetName,
         transforms: Sequence[Transform] = (),
     ) -> StepProgram:
-        """Returns the program of a core. Creates a new program if the stored program belongs to another core.
+        """Returns the program of a core. Creates a program if none is stored for these arguments.
 
         Args:
             core: current step function.
-            requires_grad: current attribute of `FlexSN`.
+            requires_grad: current `FlexSN.requires_grad`.
             on_cpu: target of the kernels for the CPU.
             transforms: transforms, with the innermost first. The values of their tensors do not affect the program.
         """
@@ -169,7 +169,7 @@ def _flag_countdowns(num_inputs: int, of_core: int, transforms: Sequence[Transfo
 
 
 def _find_late_inputs(num_inputs: int, of_core: int, transforms: Sequence[Transform]) -> tuple[Late | None, ...]:
-    """Returns, for each input, its delays, or `None`. Returns an empty tuple if no input is delayed."""
+    """Returns, for each input, its delays, or `None` without delays. The tuple is empty if no input is delayed."""
     place = of_core
     for transform in transforms:
         if transform.looks_back is not None:

@@ -37,7 +37,7 @@ class Ranges:
         return Ranges, ()
 
     def written(self) -> None:
-        """Treats all parameters as changed, because a graph writes to them without changing their versions."""
+        """Treats all parameters as changed, because a CUDA graph writes to them without changing their versions."""
         self._stamps.clear()
 
     def look(self, module: nn.Module, limits: Mapping[str, Range]) -> None:

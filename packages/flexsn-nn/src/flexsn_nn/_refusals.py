@@ -33,7 +33,7 @@ class Refusals:
     ) -> str | None:
         """Returns the reason why kernels reject the core; `None` if they accept it.
 
-        The reason is determined once for each combination of these arguments.
+        The reason is determined once for each combination that the class describes, unless it was dropped.
 
         Args:
             program: function that returns the program from which the kernels would be built.
@@ -58,7 +58,9 @@ class Refusals:
         self._reasons.clear()
 
     def report_once(self, reason: str | None) -> None:
-        """Reports that kernels on a GPU will reject a core that has run as a loop. Reports each reason once.
+        """Reports that kernels on a GPU will reject a core that has run as a loop.
+
+        Warns once for each reason, but raises an error in every call.
 
         Raises:
             PortabilityError: `set_portability("error")` is set.
@@ -78,5 +80,5 @@ def kinds_of(modules: Iterable[nn.Module]) -> Hashable:
     return tuple((type(m), m.training, len(m._forward_pre_hooks), len(m._forward_hooks)) for m in modules)
 
 
-# Maximum number of stored reasons, for a neuron whose calls have more and more dtypes and dimensions.
+# Maximum number of stored reasons. Without a maximum, the number would grow with each new combination.
 _MOST = 16

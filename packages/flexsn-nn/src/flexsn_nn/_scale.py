@@ -1,4 +1,4 @@
-"""A layer that multiplies by constants."""
+"""A layer that multiplies its input by constants."""
 
 from __future__ import annotations
 

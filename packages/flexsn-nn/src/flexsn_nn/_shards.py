@@ -46,14 +46,15 @@ class StepShards:
 
     @classmethod
     def of(cls, inputs: Sequence[Tensor], lead: int) -> StepShards:
-        """Determines the distribution of a call's step from its inputs.
+        """Determines the distribution of a step from the inputs of a call.
 
         Args:
             inputs: `DTensor`s.
             lead: number of dimensions before the step: 1 for sequences.
 
         Raises:
-            PlacementError: the inputs have different placements, or a process could not run its part independently.
+            PlacementError: only some of the inputs are `DTensor`s, the inputs have different meshes or placements, or a
+                process could not run its part independently.
         """
         tensors = [x for x in inputs if isinstance(x, DTensor)]
         if len(tensors) != len(inputs):
@@ -150,7 +151,7 @@ class StepShards:
         the processes that have a part of the step.
 
         Yields:
-            The parts, in the order of parameters and buffers.
+            The parts: for each module, first those of its parameters, and then those of its buffers.
         """
         replaced = [
             (tensors, name, tensor)

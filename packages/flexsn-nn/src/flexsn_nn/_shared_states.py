@@ -1,4 +1,4 @@
-"""Warnings for a module at two places of a network, where the second call continues from the state of the first."""
+"""Warnings for a module in two places of a network, where the second call continues from the state of the first."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def feeds_itself(inputs: Sequence[Tensor], states: Sequence[Tensor], graph: Grap
     Args:
         inputs: inputs of the call.
         states: states at the beginning of the call. In kernels, one node computes both states and outputs.
-        graph: graph of the previous call, if it ran as a loop.
+        graph: graph of the previous call; `None` unless that call ran as a loop.
     """
     ends = {state.grad_fn for state in states if state.grad_fn is not None}
     pending = deque(x.grad_fn for x in inputs if x.grad_fn is not None)
@@ -38,7 +38,7 @@ def feeds_itself(inputs: Sequence[Tensor], states: Sequence[Tensor], graph: Grap
 
 
 def warn_of_sharing(module: nn.Module) -> None:
-    """Warns, once for each module, that the module is at two places of a network."""
+    """Warns, once for each module, that the module is in two places of a network."""
     if module.__dict__.get("_warned_of_sharing"):
         return
     module.__dict__["_warned_of_sharing"] = True
@@ -63,7 +63,7 @@ def check_sequences(net: nn.Module, kinds: Collection[type[nn.Module]]) -> None:
 
 
 def _count_calls(part: nn.Module) -> Counter[nn.Module]:
-    """Counts the calls of each module in one call of an `nn.Sequential`."""
+    """Counts the calls of each module in one call of `part`, which may be an `nn.Sequential`."""
     if type(part) is not nn.Sequential:
         return Counter([part])
     counts: Counter[nn.Module] = Counter()

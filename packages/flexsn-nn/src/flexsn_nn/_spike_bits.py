@@ -1,4 +1,4 @@
-"""Spikes as bits. Inside of `memory.PackedSpikes`, the kernel of a neuron writes its spikes and their bits."""
+"""Spikes as bits. Inside of `memory.PackedSpikes`, the kernel of a neuron writes the spikes and their bits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SpikeBits:
         self._refused = core, reason
 
     def why_refused(self, core: object) -> str | None:
-        """Returns the reason why kernels of `core` cannot write bits; `None` if they can."""
+        """Returns the reason why kernels of `core` cannot write bits; `None` if no reason is recorded."""
         return self._refused[1] if self._refused is not None and self._refused[0] is core else None
 
     def note(self, output: Tensor, bits: Tensor) -> None:
@@ -36,7 +36,10 @@ class SpikeBits:
             self._written = output, output._version, bits
 
     def take(self, output: Tensor) -> Tensor | None:
-        """Returns the bits of `output`, and drops them; `None` if `output` has changed since the bits were written."""
+        """Returns the bits of `output`, and drops the stored bits.
+
+        Returns `None` if no bits of `output` are stored, or if `output` has changed since the bits were written.
+        """
         written, self._written = self._written, None
         if written is None or written[0] is not output or written[1] != output._version:
             return None

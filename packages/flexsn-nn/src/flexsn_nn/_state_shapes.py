@@ -36,7 +36,7 @@ def step_shape(inputs: Sequence[Tensor], step_mode: str) -> tuple[int, ...]:
 
 
 def plain_states(states: Sequence[Tensor]) -> list[Tensor]:
-    """Unwraps states that ended transforms of `torch.func` have wrapped.
+    """Unwraps states that were wrapped by transforms of `torch.func` that have ended.
 
     Raises:
         StateError: a state belongs to one sample of a `vmap` that has ended.
@@ -65,7 +65,7 @@ def check_states(
         step: shape of the inputs' step. Most states have this shape, too.
         device: device of the inputs.
         shapes_of: function that returns the expected shapes of the states. This function is only called if the shape of
-            a state differs from `step`, or if its device differs.
+            a state differs from `step`, or its device from `device`.
 
     Raises:
         TypeError: a state is not a tensor.

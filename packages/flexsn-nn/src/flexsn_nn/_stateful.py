@@ -23,7 +23,7 @@ def is_own(function: object) -> bool:
 
 
 def is_own_forward(module: nn.Module) -> bool:
-    """True if `forward` is a method of this package that no subclass overrides."""
+    """True if the `forward` of a module is defined in this package, and not in a user's subclass."""
     return is_own(module.forward)
 
 
@@ -59,7 +59,7 @@ class Stateful(Leaf):
 
     Raises:
         StateError: `states` is read in the second run of `torch.utils.checkpoint`, although neither `reset()` nor an
-            assignment has set it during that run.
+            assignment has set the states during that run.
         ExportError: `states` is read inside of `torch.export`, and was set by calls before the export.
 
     Example:
@@ -124,7 +124,9 @@ class Stateful(Leaf):
             self._graph = graph_of_states(self._states)
 
     def initial_states(self, x: Tensor) -> list[Tensor]:
-        """Returns the states before the first call with `x`, for `functional.stateless`. Your own layer overrides it.
+        """Returns the states before the first call with `x`, for `functional.stateless`.
+
+        Your own layer overrides this method.
 
         Raises:
             StateError: the layer does not define its initial states.

@@ -38,7 +38,7 @@ class Stateless(nn.Module):
     def initial_states(self, inputs: Tensor | Sequence[Any]) -> list[Tensor]:
         """Computes the initial states of all layers, in the order of `functional.get_states`.
 
-        Runs the network once, without gradients, and restores it afterwards.
+        Runs the network once, without gradients, and restores the network afterwards.
 
         Args:
             inputs: inputs of the network: one tensor, or several.

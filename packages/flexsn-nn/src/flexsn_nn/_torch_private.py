@@ -1,4 +1,4 @@
-"""Access to private parts of torch. Each name is looked up when this module is imported."""
+"""Access to private names of torch. Names outside of `torch._dynamo` are looked up when this module is imported."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ _FUNCTION_IS_RIGHT = torch.__version__.split(".")[:2] != ["2", "11"] or bool(
     lacking("torch.compiler", ["_is_exporting_flag"])
 )
 
-# `torch.fx.Tracer.is_leaf_module` compares the beginning of a module's `__module__`, which can also be set on an
-# instance.
+# `torch.fx.Tracer.is_leaf_module` compares the beginning of a module's `__module__` with `torch.nn`. The attribute can
+# also be set on an instance.
 LEAF_NAMESPACE = "torch.nn.flexsn_nn"
 
 # Layout of MKL-DNN tensors; reading `Tensor.is_mkldnn` would add a node to Dynamo's graphs.
@@ -128,7 +128,7 @@ def is_jit_tracing() -> bool:
 
 
 def after_transforms(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Unwraps a tensor that ended transforms of `torch.func` have wrapped.
+    """Unwraps a tensor that was wrapped by transforms of `torch.func` that have ended.
 
     Returns `None` for a tensor that stands for one sample of a `vmap` that has ended.
     """
@@ -160,7 +160,7 @@ def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
 
 
 def end_allocation_to_pool(device: int, pool: Any) -> None:
-    """Ends the allocator's part of a failed capture on a GPU, and frees the capture's memory.
+    """Makes the allocator of a GPU leave the pool of a failed capture, and frees the memory of the pool.
 
     Args:
         device: index of the GPU.

@@ -1,4 +1,4 @@
-"""Finds captured parameters that belong to no module and no optimizer, so that training does not update them."""
+"""Finds captured parameters that belong to no module and no optimizer. Training does not update such parameters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import nn
 
 from flexsn_hop.callers import warn
 
-# Containers with more entries are assumed to hold data.
+# Maximum number of entries that are searched in a container. Later entries are assumed to be data.
 _MOST_ENTRIES = 1000
 
 
@@ -73,7 +73,7 @@ def _walk(name: str, item: object, visited: set[int]) -> Iterator[tuple[str, Any
 
 
 def _list_parts(value: object) -> list[tuple[str, Any]]:
-    """Returns the parts of a callable, by name. PyTorch's own callables have no parts."""
+    """Returns the parts of a callable, by name. PyTorch's own callables, modules and classes have no parts."""
     kind = value if isinstance(value, types.FunctionType) else type(value)
     if (kind.__module__ or "").startswith("torch") or isinstance(value, nn.Module | type):
         return []

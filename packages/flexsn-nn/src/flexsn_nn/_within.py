@@ -11,7 +11,7 @@ from flexsn_nn._checks import Range
 
 
 def within(value: Tensor, **limits: Unpack[Range]) -> Tensor:
-    """Returns `value` within the limits. Outside of them, returns the nearest allowed number of its dtype.
+    """Returns `value` within the limits. Outside of the limits, returns the nearest allowed number of the dtype.
 
     The gradient passes unchanged, even at the limits and beyond them. If an optimizer has moved a number out of its
     range, later steps can therefore move it back. (The gradient of `clamp` is 0 beyond its limits. Since torch 2.15,
@@ -21,7 +21,7 @@ def within(value: Tensor, **limits: Unpack[Range]) -> Tensor:
     elements does not matter, so compiled kernels give the gradients of the loop.
 
     The limit `above` is an exception. Close to it, most formulas have a pole (`x / tau`, `log(beta)`), where the
-    gradient is infinite. At `above` and below it, the gradient is 0 unless `finite`.
+    gradient is infinite. At `above` and below it, the gradient is 0 unless `finite=True`.
 
     Args:
         value: floating-point tensor of any shape.

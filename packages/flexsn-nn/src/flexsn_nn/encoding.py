@@ -1,4 +1,4 @@
-"""Encoders: functions that map values `[*shape]` to spike trains `[T, *shape]`."""
+"""Encoders: functions that map values `[*shape]` to sequences `[T, *shape]`, such as spike trains."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def latency(x: Tensor, num_steps: int, *, curve: str = "linear") -> Tensor:
 def direct(x: Tensor, num_steps: int) -> Tensor:
     """Repeats the values at every step. The result, `[T, *x.shape]`, is a view of `x`, without new memory.
 
-    If the first layer has weights, it learns its own encoding. Gradients flow to `x`.
+    If the first layer of the network has weights, the layer learns its own encoding. Gradients flow to `x`.
 
     Args:
         x: values, floating point.

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 
 class UnknownNameError(ValueError):
-    """The name of a backend, a step mode, a reset mechanism, a state or a neuron is unknown."""
+    """A name is unknown, for example that of a backend, a step mode, a reset mechanism, a state or a layer."""
 
 
 class ParameterError(ValueError):
-    """A parameter is out of its range, or two parameters exclude each other."""
+    """An argument has an unsuitable type, shape or value, or two arguments exclude each other."""
 
 
 class StepModeError(ValueError):
-    """A backend or a parameter cannot be used in the requested step mode."""
+    """A backend, a parameter or a layer cannot be used in the requested step mode."""
 
 
 class CaptureWarning(UserWarning):
@@ -20,35 +20,35 @@ class CaptureWarning(UserWarning):
 
 
 class InputCountError(ValueError):
-    """The number of tensors differs from the number of inputs of the neuron."""
+    """The number of tensors in a call differs from the number of inputs, or of inputs and states."""
 
 
 class InputDtypeError(TypeError):
-    """A neuron received numbers that a membrane cannot sum: integers, booleans, complex numbers or float8."""
+    """The elements of an input are not real floating-point numbers of at least 16 bits."""
 
 
 class InputLayoutError(TypeError):
-    """A tensor has no dense steps: it is nested, sparse, quantised, or has named dimensions."""
+    """A tensor is nested, sparse, quantised or packed, has MKL-DNN's layout, or has named dimensions."""
 
 
 class InputShapeError(ValueError):
-    """An input lacks the dimensions that the step mode requires."""
+    """An input lacks the dimensions that the step mode requires, or has sizes that a layer does not accept."""
 
 
 class HandoverError(RuntimeError):
-    """A neuron with a fused norm was called with an input that does not come from this norm."""
+    """A neuron with a fused norm or delay was called with an input that does not come from that norm or delay."""
 
 
 class StateError(ValueError):
-    """States do not match the input, or the number of states differs from the neuron's."""
+    """States are missing, do not match the input or the neuron, or belong to another run or sample."""
 
 
 class DrawError(ValueError):
-    """A random number of `flexsn_nn.random` is drawn outside of a step, or with an unsupported shape."""
+    """`flexsn_nn.random` was called outside of a step, for an unsupported shape, or in an unsupported scan."""
 
 
 class PlacementError(ValueError):
-    """The placement of a `DTensor` does not allow each process to run its part of the step independently."""
+    """The placements of the tensors, or the step itself, do not allow each process to run its part independently."""
 
 
 class ExampleError(ValueError):
@@ -56,11 +56,11 @@ class ExampleError(ValueError):
 
 
 class ExportError(RuntimeError):
-    """An exported program, which has no modules, would have to store a state or unroll a loop over time."""
+    """A neuron cannot be exported or scripted, for example because the program would have to store a state."""
 
 
 class UnknownParameterError(TypeError):
-    """The constructor of a neuron was called with an argument that it does not have."""
+    """An argument was passed to the constructor of a neuron under a name that no parameter has."""
 
 
 class UnknownAttributeError(AttributeError):
@@ -84,7 +84,7 @@ class SharedStateWarning(UserWarning):
 
 
 class PortabilityError(NotImplementedError):
-    """A core runs as a loop here, but compiled kernels will reject it on a GPU. Requires `set_portability("error")`."""
+    """A core runs as a loop here, but kernels will reject it on a GPU. Raised only after `set_portability("error")`."""
 
 
 class NirError(ValueError):
@@ -96,4 +96,4 @@ class MissingExtraError(ImportError):
 
 
 class ConversionError(ValueError):
-    """A network from another library cannot be converted as a whole."""
+    """Some modules of a network from another library cannot be converted."""

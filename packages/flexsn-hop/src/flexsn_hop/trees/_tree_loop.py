@@ -53,7 +53,7 @@ def _run_segments(
 ) -> tuple[list[Tensors], Tensors]:
     """Returns the outputs of every step, and the states after the last step.
 
-    The backward recomputes each segment of ``interval`` steps, unless it is the only segment.
+    The backward recomputes each segment of ``interval`` steps, unless there is only one segment.
     """
     steps = inputs[0].shape[0]
     segments = list(zip(*[_split_segments(sequence, interval) for sequence in inputs], strict=True))
@@ -85,7 +85,7 @@ def _run_segments(
 
 
 def _split_segments(sequence: torch.Tensor, interval: int) -> Sequence[torch.Tensor]:
-    """Returns ``sequence.split(interval)``, such that the gradient of the sequence has the format of the sequence."""
+    """Splits a sequence into segments, such that the gradient of the sequence has its memory format."""
     if interval == sequence.shape[0]:
         return [sequence]
     order = order_like(sequence)
@@ -108,7 +108,7 @@ def as_given(sequence: torch.Tensor, reverse: bool, dim: int) -> torch.Tensor:
 
 
 def _allocate_empty_outputs(call: TreeCall, take_step: TreeSteps) -> Sequence[torch.Tensor]:
-    """Returns empty sequences with the shapes and dtypes of a step's outputs."""
+    """Returns a sequence of 0 steps for each output of the step."""
     slices = [sequence.movedim(call.dim, 0).new_empty(_remove_dim(sequence, call.dim)) for sequence in call.inputs]
     with outside_of_tracing([*slices, *call.states]) as fakes, torch.no_grad(), unlogged():
         try:
@@ -122,7 +122,7 @@ def _allocate_empty_outputs(call: TreeCall, take_step: TreeSteps) -> Sequence[to
 
 
 def _locate(error: Exception) -> str:
-    """Returns the line of the step that raised an error, as text. Empty if all frames belong to libraries."""
+    """Returns the user's line that raised an error, as text. The text is empty if no frame is the user's."""
     frames = traceback.extract_tb(error.__traceback__)
     libraries = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
     user_frames = [frame for frame in frames if not frame.filename.startswith(libraries)]

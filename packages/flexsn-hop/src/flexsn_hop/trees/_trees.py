@@ -69,7 +69,8 @@ class Tree:
     def leaves_of(self, tree: Any) -> list[Any] | None:
         """Returns the leaves of ``tree`` that are not None, in the order of this structure.
 
-        Returns None if ``tree`` has another structure. Two dicts may have their keys in different orders.
+        Returns None if ``tree`` has another structure. The keys of a dict may be in another order than in this
+        structure.
         """
         try:
             leaves = self.spec.flatten_up_to(tree)
@@ -84,7 +85,8 @@ class Tree:
     def name(self, root: str, tensors: Sequence[Any], index: int) -> str:
         """Returns the user's expression for the tensor ``index``, such as ``"carry['h'][0]"``, for messages.
 
-        ``root`` is the name of the tree. ``tensors`` fill the containers, which may check their contents.
+        ``root`` is the name of the tree. ``tensors`` are the leaves that are not None: some containers check their
+        leaves.
         """
         position = [leaf for leaf, is_present in enumerate(self.present) if is_present][index]
         try:
@@ -269,7 +271,7 @@ def _split_returned(returned: object, carry: Tree, step: int) -> tuple[list[Any]
 
     Raises:
         CoreReturnCountError: The return value is not a pair.
-        CarryStructureError: The new carry has a different structure.
+        CarryStructureError: The new carry has another structure than ``carry``.
     """
     if not isinstance(returned, (tuple, list)) or len(returned) != 2:
         received = f"{len(returned)} values" if isinstance(returned, (tuple, list)) else f"a {_name_type(returned)}"
@@ -342,7 +344,7 @@ def _find_plain_type(tree: Tree, tensors: Sequence[Any]) -> tuple[type | None, d
 
 
 class TreeSteps:
-    """Calls the user's step for each time step, and checks its results.
+    """Calls the user's step for each time step, and checks the results of the call.
 
     Attributes:
         y: The structure of the output, or None before the first step.

@@ -21,7 +21,7 @@ class Concatenated(nn.Module):
 
     Args:
         rc: linear layer that maps the concatenated input `x` and last output `y` to the input of `layers`.
-        layers: linear layers from `rc` to the neuron.
+        layers: linear layers between `rc` and the neuron.
     """
 
     rc: nn.Linear

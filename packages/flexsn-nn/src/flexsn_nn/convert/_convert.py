@@ -30,7 +30,7 @@ def convert(model: nn.Module, *, backend: str = "auto", strict: bool = False) ->
     Args:
         model: a network or a single neuron. Modules of other kinds do not change.
         backend: backend of the neurons, same as in `FlexSN`.
-        strict: True to raise an error if a neuron cannot be converted, and to leave the network unchanged.
+        strict: True to raise an error, and to leave the network unchanged, if a module cannot be converted.
 
     Returns:
         The network and the report. The report can also load checkpoints of the original network.
@@ -63,7 +63,10 @@ class _Place(NamedTuple):
 
 
 class _Visitor:
-    """Visits every module once, children first, and collects changes without applying them."""
+    """Visits each module once, and collects changes without applying them.
+
+    The rule of a module decides whether the children of the module are visited, too.
+    """
 
     def __init__(self, backend: str) -> None:
         self.backend = backend
@@ -98,7 +101,7 @@ class _Visitor:
         return self._visit_children(name, module, rule, kind)
 
     def _visit_children(self, name: str, module: nn.Module, rule: Rule | None, kind: str) -> Replacement:
-        """Visits the children of a module. Returns the module itself, or its new container."""
+        """Visits the children of a module. The replacement contains the module itself, or a new container."""
         moved: dict[str, Moved] = {}
         dropped: dict[str, str] = {}
         children: dict[str, nn.Module] = {}
@@ -122,7 +125,7 @@ class _Visitor:
         return Replacement(module, moved, dropped)
 
     def _plan_dimensions(self, replacement: Replacement) -> Replacement:
-        """Plans the shape `[1]` for learned parameters without dimensions, to be applied after all other changes."""
+        """Plans the shape `[1]` for learned parameters without dimensions. `convert` reshapes them after all visits."""
         numbers = {name: value for name, value in replacement.module.named_parameters() if value.dim() == 0}
         self.numbers += numbers.values()
         moved = {

@@ -74,9 +74,9 @@ class LoopNeuron(DelayedReset):
 
         Args:
             x: `[*step]`, or `[T, *step]` in step mode `"m"`.
-            states: states in snnTorch's order, or by snnTorch's names. If a state is `None` or absent, the state that
-                the neuron stores is used. A state that is not shaped like the step, such as the empty state from
-                `reset_mem`, is replaced by zeros.
+            states: states in snnTorch's order, or as keyword arguments with snnTorch's names. If a state is `None` or
+                absent, the state that the neuron stores is used. A state that is not shaped like the step, such as the
+                empty state from `reset_mem`, is replaced by zeros.
             lengths, resets, transforms: same as in `FlexSN`.
 
         Raises:

@@ -66,8 +66,8 @@ class Conversion:
     """A converted network, and the report of its conversion. `print` shows the report.
 
     Attributes:
-        model: the converted network. It is the argument of `convert`, changed in place, unless the argument was a
-            single neuron.
+        model: the converted network. It is the argument of `convert`, changed in place, unless the argument itself
+            was replaced, for example a single neuron.
         converted: modules that were replaced.
         left: modules that were not replaced, and the reasons.
         moved: new keys and shapes of the tensors of replaced modules, by key of the original state dict.

@@ -38,7 +38,7 @@ def _reject_container(module: nn.Module, children: Mapping[str, nn.Module]) -> n
 
 @dataclass(frozen=True)
 class Rule:
-    """Conversion of one kind of module.
+    """Conversion of the modules of one class.
 
     Attributes:
         make: function `(module, backend) -> Replacement`, which raises `Unconvertible` if the module cannot be

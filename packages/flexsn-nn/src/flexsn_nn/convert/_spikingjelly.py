@@ -59,7 +59,7 @@ RUNS_AS_IT_IS = "it runs unchanged, with SpikingJelly's code, set_step_mode and 
 
 
 def rule_of(module: nn.Module) -> Rule | None:
-    """Returns the rule for a module; `None` for other packages' modules, and for modules that only hold modules."""
+    """Returns the rule for a module; `None` if the module is not a neuron, layer or container of SpikingJelly."""
     kind = type(module)
     neuron = any(is_derived_from(module, PACKAGE, name) for name in NEURONS)
     stateful = neuron or is_derived_from(module, PACKAGE, "MemoryModule")
@@ -352,7 +352,10 @@ def to_torch_layer(module: nn.Module) -> nn.Module:
 
 
 def _convert_stateless(old: Any, backend: str) -> Replacement:
-    """Converts a layer that adds only a step mode to PyTorch's class, inside of an `OverTime` for sequences."""
+    """Converts a layer that differs from PyTorch's class only by a step mode.
+
+    For sequences, the new layer is inside of an `OverTime`, unless it is an `nn.Linear`.
+    """
     torch_layer = to_torch_layer(old)
     if old.step_mode == "s" or isinstance(torch_layer, nn.Linear):
         return Replacement(torch_layer, {key: Moved(key) for key in old.state_dict()})
@@ -382,7 +385,11 @@ def _convert_delay(old: Any, backend: str) -> Replacement:
 
 
 def _choose_container_rule(module: Any) -> Rule:
-    """Chooses the rule of a container: `OverTime` if it folds time into the batch, `nn.Sequential` for single steps."""
+    """Chooses the rule of a container.
+
+    A container that folds time into the batch becomes an `OverTime`, and a container for single steps an
+    `nn.Sequential`. A container that loops over time is not replaced.
+    """
     if type(module).__name__ == "StepModeContainer":
         if module.step_mode == "s":
             return Rule(_convert_stateless, _create_sequential, container=True)
@@ -394,8 +401,8 @@ def _choose_container_rule(module: Any) -> Rule:
 def _choose_recurrent_rule(module: Any) -> Rule:
     """Chooses the rule of a recurrent container.
 
-    A container that consists of linear layers followed by a neuron becomes a `Recurrent`. Other containers are not
-    replaced, and loop over time.
+    A `LinearRecurrentContainer` of linear layers followed by a neuron, and an `ElementWiseRecurrentContainer` of a
+    neuron, become `Recurrent` layers. Other containers are not replaced, and loop over time.
     """
     linear = type(module).__name__ == "LinearRecurrentContainer"
     sub_module = module.sub_module

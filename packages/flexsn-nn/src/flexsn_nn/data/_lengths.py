@@ -14,7 +14,7 @@ REDUCTIONS = ("mean", "sum", "max", "last")
 
 
 def length_mask(lengths: Tensor, num_steps: int) -> Tensor:
-    """Returns a mask that is True at the steps of a sequence and False at its padding.
+    """Returns a mask that is True at the steps of each sequence and False at the padding.
 
     Args:
         lengths: lengths of the sequences, whole numbers `[B]` from 1 to `num_steps`.
@@ -24,9 +24,9 @@ def length_mask(lengths: Tensor, num_steps: int) -> Tensor:
         Booleans `[T, B]`, on the device of `lengths`.
 
     Raises:
-        ParameterError: `lengths` have another shape or dtype. On the CPU, also raised if a length is out of range. On a
-            GPU, the values are not checked, because reading them would wait for the GPU. For this check, keep the
-            lengths on the CPU.
+        ParameterError: `lengths` have another shape or dtype. On the CPU, also raised if a length is out of range. The
+            range is not checked inside of compilers, or on a GPU, because reading the lengths would wait for the GPU.
+            For this check, keep the lengths on the CPU.
 
     Example:
         >>> length_mask(torch.tensor([3, 1]), 3).T.tolist()

@@ -20,8 +20,8 @@ def pad_sequences(batch: Sequence[tuple[Any, Any]], dtype: torch.dtype | None = 
     Args:
         batch: samples `(sequence, target)`. A sequence is a tensor or an array `[T_i, *step]` with at least one step,
             for example frames from `tonic.transforms.ToFrame`. All steps have the same shape and dtype.
-        dtype: dtype of the sequences in the batch. If it is `None`, whole numbers and booleans are converted to
-            `torch.get_default_dtype()`, which neurons and weights accept, and floating-point numbers keep their dtype.
+        dtype: dtype of the sequences in the batch. If `dtype` is `None`, whole numbers and booleans are converted to
+            `torch.get_default_dtype()`, which neurons and weights accept, and other numbers keep their dtype.
 
     Returns:
         `(sequences, lengths, targets)`. The sequences are `[T, B, *step]`, where `T` is the greatest length. The

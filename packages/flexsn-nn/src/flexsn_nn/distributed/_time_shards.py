@@ -1,4 +1,4 @@
-"""A sequence that is divided along time. Each process runs one part, and sends its states to the next process."""
+"""Runs a network over a sequence that is divided along time. Each process sends its states to the next process."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ class TimeShards(Leaf):
 
     Each neuron, and each layer with a state (`Delay`, `SlidingPSN`, `SharedDropout`, or a class derived from
     `Stateful`), waits for its states from the previous process, runs over this process's steps, and sends its states to
-    the next process. While the next process runs this layer, this process runs the layers after it. In a network with
+    the next process. While the next process runs this layer, this process runs the following layers. In a network with
     many layers, all processes therefore run at the same time. Each process has the whole network. Average the
     parameters' gradients as in data-parallel training: `DistributedDataParallel(TimeShards(net))` sums the gradients
-    and divides by the number of processes.
+    and divides the sums by the number of processes.
 
     Args:
         net: network of neurons, layers with a state, and layers that process each step separately. Neurons and layers
@@ -109,7 +109,7 @@ class _Chain:
         self._received: dict[str, list[Tensor]] = {}
 
     def receive(self, name: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Sets a layer's states to the final states of the previous process, before the layer runs."""
+        """Sets a layer's states to the layer's final states on the previous process, before the layer runs."""
         assert isinstance(layer, FlexSN | Stateful)
         if name in self._received:
             raise StateError(
@@ -122,7 +122,7 @@ class _Chain:
         x = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
         if isinstance(layer, FlexSN):
             like = [s.detach() for s in layer.init_states(layer.num_states, layer.step_mode, *args)]
-        else:  # only the layer can define the shapes of its states
+        else:  # the previous process describes the states, whose shapes only the layer defines
             like = _make_empty(_receive(_encode_states([], x.device), self._previous, self._group))
         if not like:
             return
@@ -245,7 +245,7 @@ def _encode_states(states: Sequence[Tensor], device: torch.device) -> Tensor:
 
 
 def _make_empty(description: Tensor) -> list[Tensor]:
-    """Creates empty tensors with the dtypes and shapes of a description."""
+    """Creates uninitialised tensors with the dtypes and shapes that `_encode_states` has encoded."""
     count, *numbers = description.tolist()
     tensors = []
     for _ in range(count):

@@ -53,7 +53,10 @@ class ExactProducts(ReplacementReport):
 
     @property
     def layers(self) -> tuple[LayerProduct, ...]:
-        """Linear layers and convolutions, in the order of `named_modules()`. On a GPU, waits for their last calls."""
+        """Linear layers and convolutions, in the order of `named_modules()`.
+
+        Reading this property waits for the last calls of the layers on a GPU.
+        """
         return tuple(LayerProduct(*account) for account in self._describe_layers())
 
     def undo(self) -> None:
@@ -70,8 +73,8 @@ def exact_products(
 ) -> ExactProducts:
     """Makes linear layers multiply spikes exactly on tensor cores, forward and backward, in place.
 
-    One bfloat16 can represent a spike exactly, and the sum of three bfloat16 can represent a float32 weight exactly. A
-    float32 product with spikes can therefore be replaced by three bfloat16 products, without rounding the operands.
+    One bfloat16 number can represent a spike exactly, and the sum of three bfloat16 numbers a float32 weight. A float32
+    product with spikes can therefore be replaced by three bfloat16 products, without rounding the operands.
     Instead of spikes, the input may also consist of small whole numbers, such as the sums of residual blocks. A layer
     computes the exact product in each call whose input is known to consist of spikes or small whole numbers. Such
     inputs are outputs of neurons with a `spike_range`, and results of views, sums, pooling and similar operations on

@@ -54,7 +54,8 @@ def offer_links(y: Tensor, links: Links) -> None:
 def _take_links(x: Tensor) -> Links | None:
     """Removes and returns the links of a tensor.
 
-    Only one reader of a tensor may receive links. The gradients of several readers would be summed in bfloat16.
+    Returns `None` if the tensor has no links, has changed, or has another reader of its gradient. Only one reader of a
+    tensor may receive links, because the gradients of several readers would be summed in bfloat16.
     """
     offer: tuple[Links, int] | None = getattr(x, _LINKS, None)
     if offer is None:
@@ -82,7 +83,7 @@ def _is_foreign_hook(hook: object) -> bool:
 
 
 def can_exchange(neuron: FlexSN) -> bool:
-    """True for a neuron with one input and one output, whose call no subclass overrides.
+    """True for a neuron with one input and one output, whose `forward` no user's subclass overrides.
 
     `precision` and `requires_grad` of the neuron must have their default values.
     """
@@ -94,7 +95,7 @@ def can_exchange(neuron: FlexSN) -> bool:
 
 
 class SpikeExchange:
-    """Runs calls of a neuron next to layers with exact products. The neuron's attribute `ATTRIBUTE` holds this object.
+    """Runs calls of a neuron that follows or precedes exact products. The neuron stores this object as `_exchange`.
 
     Copies and unpickled objects create their own programs.
 
@@ -168,7 +169,7 @@ class SpikeExchange:
         zero = self._zero
         if zero is None or zero.device != x.device or zero.is_inference() or zero.shape != x.shape[1:]:
             zero = torch.zeros((), dtype=x.dtype, device=x.device).expand(x.shape[1:])
-            # Each replay of a graph would write a zero that is created during the capture.
+            # A zero that is created during a capture is not stored, because only replays of the graph write it.
             if not (x.is_cuda and torch.cuda.is_current_stream_capturing()):
                 self._zero = zero
         return [zero] * neuron.num_states

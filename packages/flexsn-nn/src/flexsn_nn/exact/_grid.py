@@ -27,7 +27,7 @@ def exponents(weight: Tensor, bits: int, largest_input: int, bias: Tensor | None
         rounding: True if the weight will be rounded to the grid, False if the weight is already on the grid.
 
     Returns:
-        float64 `[rows, 1, ...]`.
+        `e`, float64 `[rows, 1, ...]`.
     """
     rows = weight.detach().abs().flatten(1).double()
     row_length = rows.shape[1]
@@ -51,7 +51,7 @@ def _find_exponent_below(limit: float, value: Tensor) -> Tensor:
 
 
 def round_to_grid(values: Tensor, e: Tensor, bits: int | None) -> Tensor:
-    """Rounds `values` to `2 ** -e` times whole numbers of at most `bits` bits. `None` does not limit the bits."""
+    """Rounds `values` to `2 ** -e` times whole numbers of at most `bits` bits, or of any size if `bits` is `None`."""
     scale = torch.exp2(e)
     multiples = torch.round(values.detach().double() * scale)
     if bits is not None:

@@ -25,9 +25,9 @@ from flexsn_runtime import (
 
 PRECISIONS = ("highest", "high", "medium", "exact")
 _PARTS = {"highest": 3, "high": 2, "medium": 1}
-# Maximum number of bits, sign included, of whole numbers that one bfloat16 can represent.
+# Maximum number of bits, sign included, of whole numbers that one bfloat16 number can represent.
 _BITS_OF_ONE_PART = 9
-# One bfloat16 cannot represent all whole numbers above this limit.
+# One bfloat16 number can represent each whole number up to this limit.
 _LARGEST = 1 << 8
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Largest finite bfloat16. As bfloat16, larger float32 numbers would become infinite.
+# Largest finite bfloat16 number. Larger float32 numbers would become infinite in bfloat16.
 _LARGEST = 3.3895313892515355e38
 
 
@@ -47,7 +47,7 @@ class LinkedStep:
 
 
 class _LinkedFunction(torch.autograd.Function):
-    """Returns `x`. Each float32 argument receives the whole gradient. Each other argument receives one part of it."""
+    """Returns `x`. Each float32 target receives the gradient of `x`, and each other target one part of the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *targets: Tensor) -> Tensor:

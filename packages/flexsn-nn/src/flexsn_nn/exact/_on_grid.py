@@ -95,7 +95,8 @@ def on_grid(module: nn.Module, name: str = "weight", bits: int = 16, *, largest_
         A record of the weight, and of the bias if the layer has a bias, with the changes that the rounding makes.
 
     Raises:
-        ParameterError: the tensor has no rows, is not float32, or is already on a grid; or `bits` is out of range.
+        ParameterError: the tensor does not exist, has no rows, is not float32, or is already on a grid; or `bits` or
+            `largest_input` is out of range.
 
     Example:
         >>> layer = nn.Linear(64, 10)

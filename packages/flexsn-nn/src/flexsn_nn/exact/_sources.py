@@ -33,7 +33,7 @@ _CHOICES = frozenset({"maximum", "minimum"})
 
 
 def known_inputs(net: nn.Module, layers: tuple[type[nn.Module], ...], *, training: bool) -> dict[str, WholeRange]:
-    """Finds the layers that read only spikes or small whole numbers in all calls. Returns the ranges of these numbers.
+    """Finds the layers whose inputs, in all calls, are whole numbers such as spikes. Returns ranges by layer name.
 
     Args:
         layers: types of the layers.

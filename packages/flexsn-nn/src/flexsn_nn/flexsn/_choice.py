@@ -85,7 +85,7 @@ class Chooses(KeepsStates):
     def _can_run_kernels(
         self, inputs: tuple[Tensor, ...], states: list[Tensor], transforms: tuple[Transform, ...]
     ) -> bool:
-        """True if the checks before a run accept this call for kernels. Otherwise, records the reason."""
+        """True if the checks before a run accept this call for kernels. Outside of compilers, records the outcome."""
         reason = self._why_loop(inputs, states) or self._why_unchanged(inputs, states, transforms)
         if not torch.compiler.is_compiling():
             self._decisions.record_run((inputs[0].device.type, False), reason, kinds_of(self.modules()))
@@ -112,7 +112,7 @@ class Chooses(KeepsStates):
     def _why_unchanged(
         self, inputs: tuple[Tensor, ...], states: list[Tensor], transforms: tuple[Transform, ...]
     ) -> str | None:
-        """Returns the reason why kernels reject the core with a user's transforms; `None` if they accept it."""
+        """Returns the reason why kernels reject the core with a user's transforms; `None` if there is no reason."""
         reason = None
         if any(not is_own(type(transform)) for transform in transforms):
             reason = self._find_refusal(
