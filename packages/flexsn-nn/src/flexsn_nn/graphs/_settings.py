@@ -10,7 +10,7 @@ import torch
 
 
 def settings(device: torch.device, scaler: torch.amp.GradScaler | None) -> Hashable:
-    """Returns a key of the settings that determine the kernels of an operation, and of the numbers of a scaler."""
+    """Returns a key of the settings that determine the kernels of an operation, and of the settings of a scaler."""
     kind = device.type
     cudnn = torch.backends.cudnn
     scaler_settings: Hashable = None
