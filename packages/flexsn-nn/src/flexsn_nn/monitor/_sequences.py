@@ -74,6 +74,7 @@ class StateMonitor(_SequenceMonitor):
 
     Raises:
         UnknownNameError: a layer does not have the state.
+        ParameterError: `state` is a name, and the states of a layer have no names.
 
     Example:
         >>> from flexsn_nn import IF
@@ -99,7 +100,7 @@ class StateMonitor(_SequenceMonitor):
         self._stores = True
 
     def record(self, name: str, neuron: FlexSN, output: Tensor) -> None:
-        """Stores the state of one call."""
+        """Stores the state after each step of one call."""
         index = self._index[name]
         if neuron.step_mode == "m":
             self._recorded[name].append(neuron.state_seqs[index].detach())

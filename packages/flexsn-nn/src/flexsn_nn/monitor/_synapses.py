@@ -16,7 +16,8 @@ from flexsn_nn.monitor._base import Watcher
 from flexsn_nn.neuron import Feedback
 from flexsn_nn.neuron._connections import OneToOne
 
-# Layers whose weights are synapses, with the number of dimensions of their input without time.
+# Layers whose weights are synapses, with the number of dimensions of a layer's input without time. `None` stands for
+# any number.
 SYNAPTIC: dict[type[nn.Module], int | None] = {
     nn.Linear: None,
     nn.Conv1d: 3,
