@@ -179,7 +179,7 @@ class SlidingPSN(Stateful):
         return surrogate_spike_range(self.surrogate_function) if is_own_forward(self) else None
 
     def initial_states(self, x: Tensor) -> list[Tensor]:
-        """Returns zeros `[k - 1, *step]`, the inputs before the first step."""
+        """Returns zeros `[k - 1, *step]`, the inputs before the first step; an empty list if `k` is 1."""
         step = x.shape[1:] if self.step_mode == "m" else x.shape
         return [x.new_zeros((self.k - 1, *step))] if self.k > 1 else []
 

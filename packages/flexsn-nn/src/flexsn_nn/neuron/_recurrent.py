@@ -34,7 +34,7 @@ class Feedback(Neuron):
     def V(self) -> Tensor:
         """Recurrent weights, `[features, features]`. Element `[i, j]` is the weight from neuron `j` to neuron `i`.
 
-        With `all_to_all=False`, the weights are `[features]` or `[1]`.
+        With `all_to_all=False`, the weights are `[features]` or `[1]`, or have the shape of the tensor given as `V`.
         """
         weights: Tensor = self.recurrent.weight if hasattr(self.recurrent, "weight") else self.recurrent.V  # type: ignore[assignment]
         return weights

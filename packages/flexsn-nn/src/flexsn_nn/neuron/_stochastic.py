@@ -38,7 +38,7 @@ class EscapeNoise(Transform):
         return self.noise
 
     def step(self, core: Core, inputs: Values, states: Values, own: Own) -> Changed:
-        """Computes one step with noise in the dtype of the last state."""
+        """Computes one step with noise in the shape and dtype of the last state."""
         v = states[-1]
         if self.noise == "gaussian":
             noise = normal_like(v)
