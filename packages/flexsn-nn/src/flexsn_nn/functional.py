@@ -204,7 +204,7 @@ def _list_all_with_state(net: nn.Module) -> list[Any]:
 def detach_net(net: nn.Module) -> None:
     """Detaches the states of all neurons, and of other layers with a state, from their graphs. Values do not change.
 
-    For truncated backpropagation through time, call this function between the chunks of a sequence, after `backward`.
+    For truncated backpropagation through time, call this function between two parts of a sequence, after `backward`.
     """
     for _, module in with_state(net):
         module.detach()

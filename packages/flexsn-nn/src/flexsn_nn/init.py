@@ -164,7 +164,10 @@ def fluctuation_driven_(
 
 
 def _measure_response(neuron: FlexSN, num_steps: int | None) -> tuple[Tensor, float]:
-    """Computes a membrane's response `[T, *step]` to an input of 1 at the first step, and the threshold above rest."""
+    """Computes a membrane's response `[T, *step]` per unit of input at the first step, and the threshold above rest.
+
+    The response is that of small inputs, which do not reach the threshold.
+    """
     from flexsn_nn.neuron import Feedback, Neuron, Recurrent  # that module imports this one
 
     inner = neuron.neuron if isinstance(neuron, Recurrent) else neuron

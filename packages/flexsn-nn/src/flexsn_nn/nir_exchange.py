@@ -77,7 +77,7 @@ def from_nir(graph: Any, *, dt: float = 1e-4, backend: str = "auto") -> nn.Seque
     """Imports a network from a `nir.NIRGraph`.
 
     A loop in the graph must lead from a neuron through a linear node back to the same neuron. A recurrent neuron may
-    also be a graph inside of the graph. Layers have the names of the graph's nodes.
+    also be a graph inside of the graph. Layers have the names of the graph's nodes, with `_` instead of dots.
 
     To read a file that contains a convolution with a kernel that is not square, nir 1.0.8 needs
     `nir.read(path, type_check=False)`.
@@ -94,7 +94,7 @@ def from_nir(graph: Any, *, dt: float = 1e-4, backend: str = "auto") -> nn.Seque
         network maps sequences `[T, B, ...]` to sequences.
 
     Raises:
-        NirError: the graph has another loop, several inputs or outputs, or a node that these neurons cannot express.
+        NirError: the graph has another loop, several inputs or outputs, or a node that no layer can express.
         MissingExtraError: the package `nir` is not installed.
     """
     nir = _import_nir()

@@ -96,7 +96,7 @@ class Runs(Chooses):
     ) -> Ran:
         """Runs `_run_unexplained`. If an operation of the core fails, the error names the cause, if the cause is found.
 
-        If the core draws random numbers unexpectedly, the call is run again, and a transform passes the numbers.
+        If the core draws random numbers unexpectedly, the call is repeated with a transform for these numbers.
         """
         if torch.compiler.is_compiling():
             return self._run_unexplained(inputs, states, keep=keep, transforms=transforms)
@@ -299,7 +299,7 @@ class Runs(Chooses):
         at_zero: bool,
         transforms: tuple[Transform, ...],
     ) -> Sequence[Tensor]:
-        """Runs the core itself. Returns the outputs, followed by the state sequences or the final states.
+        """Runs the core in a loop or as the scan operator. Returns outputs, then state sequences or final states.
 
         Args:
             inputs, states: inputs and states, including those of the transforms.

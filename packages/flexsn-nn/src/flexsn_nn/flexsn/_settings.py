@@ -116,7 +116,7 @@ class Settings(Leaf):
         self._firing = Firing() if watch_firing else None
 
     def _forget_decisions(self) -> None:
-        """Drops the record of backends, because the core or a setting has changed."""
+        """Drops the records of backends and of refusals, because the core or a setting has changed."""
         if "_decisions" in self.__dict__:  # absent during construction
             self._decisions.clear()
             self._refusals = Refusals()

@@ -131,7 +131,7 @@ class KeepsStates(Settings):
     def init_states(self, num_states: int, step_mode: str, *inputs: Tensor) -> list[Tensor]:
         """Returns the initial states, each of shape `[*step]`: zeros in the first input's dtype.
 
-        With `precision="float32"`, the states are in float32.
+        With `precision="float32"`, the states for a half-precision input are in float32.
 
         To begin with other states, override this method.
 
@@ -221,7 +221,7 @@ class KeepsStates(Settings):
     # -- random numbers ------------------------------------------------------------------------------------
 
     def _find_drawing_class(self, transforms: Sequence[Transform]) -> type[Transform] | None:
-        """Returns the class of the transform that passes random numbers to the step; `None` if the step draws none.
+        """Returns the class of the transform for the random numbers of the step; `None` if the step draws none.
 
         Args:
             transforms: transforms of the call, whose steps may also draw numbers.
@@ -234,7 +234,9 @@ class KeepsStates(Settings):
         return Draws if self.training or self._numbers.in_evaluation else Means
 
     def _add_draws(self, transforms: tuple[Transform, ...], *, begins: bool, keep: bool) -> tuple[Transform, ...]:
-        """Adds a transform that passes random numbers to the step, if the step draws any.
+        """Adds a transform that passes the places of random numbers to the step, if the step draws any.
+
+        In evaluation, the transform may replace the numbers by their means instead.
 
         Args:
             begins, keep: arguments of `Numbers.places`.

@@ -372,7 +372,7 @@ class CapturedStep:
 
 
 def _check_ranges(layers: Sequence[Any]) -> None:
-    """Warns about learned parameters that have left their ranges. Ordinary calls of the neurons also warn."""
+    """Warns about learned parameters that have left their ranges, as calls of the neurons in Python do."""
     for layer in layers:
         if isinstance(layer, Neuron):
             layer._ranges.written()

@@ -39,7 +39,7 @@ class SharedDropout(Stateful):
 
         Raises:
             StateError: the mask does not have the shape and device of the input's step.
-            InputDtypeError: the layer is in training mode, and the input is integer or boolean.
+            InputDtypeError: the layer is in training mode, and the input is not a floating-point tensor.
         """
         check_tensor("the input", x, dims=1 if self.step_mode == "m" else 0)
         if not self.training:

@@ -207,7 +207,10 @@ class Neuron(FlexSN):
         return self.states[index] if self.states else None
 
     def state_seq(self, name: str = "v") -> Tensor | None:
-        """Returns the state after each step of the last call, `[T, *step]`; `None` without `store_state_seqs`."""
+        """Returns the state after each step of the last call, `[T, *step]`.
+
+        Returns `None` without `store_state_seqs`, in step mode `"s"`, before the first call and after `reset()`.
+        """
         index = self._find_state_index(name)
         return self.state_seqs[index] if self.state_seqs else None
 
