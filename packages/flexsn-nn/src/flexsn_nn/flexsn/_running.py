@@ -283,7 +283,7 @@ class Runs(Chooses):
         return self._run_kernels(inputs, states, keep, transforms, None)
 
     def _store_bits(self, program: StepProgram, results: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Stores the bits that a program returns as its last result, if it writes bits. Returns the other results."""
+        """Stores the last result of a program that writes bits, which holds the bits. Returns the other results."""
         if not program.scan.bits:
             return results
         *others, bits = results

@@ -136,7 +136,7 @@ _NUM_REPLACED = [0]
 
 
 def replaced_states() -> int:
-    """Returns the number of replaced generator states. After it increases, existing graphs must not be replayed."""
+    """Returns the number of replaced generator states. If this number has increased, older graphs are not valid."""
     return _NUM_REPLACED[0]
 
 

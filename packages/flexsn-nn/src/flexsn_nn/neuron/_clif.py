@@ -16,7 +16,7 @@ class CLIF(ImmediateReset):
     """`h = v - v / tau + x`; `m' = m sigmoid(h / tau) + s`; `v' = h - s (v_threshold + sigmoid(m'))`.
 
     The neuron is a `LIF` with a complementary potential `m`, which records recent spikes. The more often the neuron has
-    fired recently, the deeper is the next reset. The gradient of `m` reaches further back in time than the membrane's
+    fired recently, the deeper the next reset is. The gradient of `m` reaches further back in time than the membrane's
     gradient, which vanishes.
 
     Args:
