@@ -332,8 +332,8 @@ def parameter_groups(net: nn.Module, *, tau_lr: float | None = None, **options: 
     """Divides the parameters of a network into two groups for an optimizer: weights, and neuron parameters.
 
     Neuron parameters are time constants, thresholds, decays and other learned values, one per neuron or per channel.
-    They get no weight decay, which would pull a time constant to 0. Matrices inside of a step, and the recurrent
-    weights of a layer, count as weights.
+    By default, they get no weight decay, which would pull a time constant to 0. Matrices inside of a step, and the
+    recurrent weights of a layer, count as weights.
 
     Args:
         tau_lr: learning rate of the neuron parameters; `None` for the learning rate of the optimizer.

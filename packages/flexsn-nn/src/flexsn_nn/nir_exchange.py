@@ -194,7 +194,9 @@ def _has_no_effect(call: Call) -> bool:
 
 
 def _norm_to_nodes(builder: _Builder, call: Call, before: str | None, sources: Sequence[str]) -> str:
-    """Exports a batch norm in evaluation. Folds it into the weights before it, or adds a layer that scales and shifts.
+    """Exports a batch norm in evaluation: folds the norm into the weights before it, or adds a layer in its place.
+
+    The added layer scales and shifts the norm's input.
 
     Returns the name of the node that has the norm's output.
     """

@@ -16,7 +16,7 @@ _NUMBERS = (int, float, bool, str, type(None))
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """Arguments of a call, split into their tensors and the rest.
+    """Arguments of a call, split into tensors and a form.
 
     Attributes:
         tensors: tensors, in the order of the arguments.

@@ -298,7 +298,7 @@ class CapturedStep:
         return result
 
     def _finish(self, kind: _Kind) -> None:
-        """Runs the parts of a step that its graph does not contain."""
+        """Averages gradients over processes, and runs the optimizer's part if the graph does not contain this part."""
         average_gradients(self.step.net, kind.parameters)
         if kind.update_reason is not None:
             self.step.update()
@@ -332,7 +332,7 @@ class CapturedStep:
         return result
 
     def _record(self, kind: _Kind, arguments: CallArguments) -> None:
-        """Records the graph of a kind, or stores the reason why it cannot be recorded."""
+        """Records the graph of a kind. If the recording fails, stores the reason."""
         assert self._recorder is not None
         assert kind.watch is not None
         step = self.step

@@ -1,4 +1,4 @@
-"""Settings of torch, of this thread and of a gradient scaler that are fixed in a graph when it is recorded."""
+"""Settings of torch, of this thread and of a gradient scaler that are fixed when a graph is recorded."""
 
 from __future__ import annotations
 

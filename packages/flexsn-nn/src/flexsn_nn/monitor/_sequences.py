@@ -23,7 +23,7 @@ class _SequenceMonitor(Monitor):
         self._recorded: dict[str, list[Tensor]] = {name: [] for name in self.layers}
 
     def sequence(self, name: str) -> Tensor:
-        """Returns the recorded sequence of a layer, `[T, *step]`. It contains the steps of all calls.
+        """Returns the recorded sequence of a layer, `[T, *step]`, with the steps of all calls since the last `clear()`.
 
         Raises:
             UnknownNameError: the layer is not monitored.
