@@ -204,7 +204,7 @@ def _list_all_with_state(net: nn.Module) -> list[Any]:
 def detach_net(net: nn.Module) -> None:
     """Detaches the states of all neurons, and of other layers with a state, from their graphs. Values do not change.
 
-    For truncated backpropagation through time, call this function between the chunks of a sequence, after `backward`.
+    For truncated backpropagation through time, call this function between two parts of a sequence, after `backward`.
     """
     for _, module in with_state(net):
         module.detach()
@@ -301,7 +301,7 @@ def summary(net: nn.Module, *inputs: Any) -> NetworkSummary:
 
 
 def get_states(net: nn.Module) -> dict[str, list[Tensor]]:
-    """Returns the states of every neuron by its name, as lists of `[*step]`. The lists are empty before the first call.
+    """Returns the states of every neuron by its name, as lists of tensors `[*step]`; empty before the first call.
 
     Other layers with a state are included. The state of a `Delay` is `[max_delay, *step]`.
 
@@ -312,10 +312,12 @@ def get_states(net: nn.Module) -> dict[str, list[Tensor]]:
 
 
 def set_states(net: nn.Module, states: Mapping[str, Sequence[Tensor]]) -> None:
-    """Sets the states of neurons to states from `get_states`. Neurons without an entry keep their states.
+    """Sets the states of neurons, and of other layers with a state, to states from `get_states`.
+
+    Layers without an entry keep their states.
 
     Raises:
-        UnknownNameError: `net` has no neuron with the name of an entry.
+        UnknownNameError: `net` has no layer with a state that has the name of an entry.
     """
     layers = dict(with_state(net))
     if not isinstance(states, Mapping):
@@ -330,15 +332,16 @@ def parameter_groups(net: nn.Module, *, tau_lr: float | None = None, **options: 
     """Divides the parameters of a network into two groups for an optimizer: weights, and neuron parameters.
 
     Neuron parameters are time constants, thresholds, decays and other learned values, one per neuron or per channel.
-    They get no weight decay, which would pull a time constant to 0. Matrices inside of a step, and the recurrent
-    weights of a layer, count as weights.
+    By default, they get no weight decay, which would pull a time constant to 0. Matrices inside of a step, and the
+    recurrent weights of a layer, count as weights.
 
     Args:
         tau_lr: learning rate of the neuron parameters; `None` for the learning rate of the optimizer.
         options: options of the group of neuron parameters, such as `betas=(0.9, 0.99)`, or `weight_decay=1e-4`.
 
     Returns:
-        Groups in the order of `net.parameters()`, each with `params`. A group without parameters is left out.
+        The group of weights, then the group of neuron parameters, each with `params` in the order of
+        `net.parameters()`. A group without parameters is left out.
 
     Example:
         >>> import torch

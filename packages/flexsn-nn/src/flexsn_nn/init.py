@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["fluctuation_driven_", "spectral_radius", "spectral_radius_"]
 
 # A response ends when it has fallen to the fraction `_NEGLIGIBLE` of its largest value. A response counts as endless if
-# more than the fraction `_DECAYED` remains after the first run, or more than `_NEGLIGIBLE` after `_LONGEST` steps.
+# more than the fraction `_DECAYED` remains at the end of a run, or more than `_NEGLIGIBLE` after `_LONGEST` steps.
 _NEGLIGIBLE, _DECAYED, _LONGEST = 1e-6, 0.99, 16384
 
 
@@ -37,7 +37,8 @@ def spectral_radius(weight: Tensor) -> float:
     """Computes the largest absolute eigenvalue: the long-term growth factor per step of a linear recurrence.
 
     Args:
-        weight: matrix `[N, N]`, or its diagonal `[N]`. The computation is in float64 on the CPU, in `O(N³)`.
+        weight: matrix `[N, N]`, or the diagonal `[N]` of a diagonal matrix. The eigenvalues of a matrix are computed in
+            float64 on the CPU, in `O(N³)`.
 
     Raises:
         ParameterError: the weight has another shape, or a value is not finite.
@@ -65,12 +66,12 @@ def spectral_radius_(weight: Tensor, rho: float) -> Tensor:
     so its radius may exceed 1.
 
     Args:
-        weight: matrix `[N, N]`, or its diagonal `[N]`. The weight may be a parameter.
+        weight: matrix `[N, N]`, or the diagonal `[N]` of a diagonal matrix. The weight may be a parameter.
         rho: spectral radius, at least 0.
 
     Raises:
-        ParameterError: the weight has another shape, `rho` is negative, or the current radius is 0 and cannot be
-            scaled.
+        ParameterError: the weight has another shape or values that are not finite, `rho` is negative, or the current
+            radius is 0 and cannot be scaled.
 
     Source: Jaeger, "The echo state approach to analysing and training recurrent neural networks", GMD report 148, 2001.
 
@@ -124,8 +125,9 @@ def fluctuation_driven_(
         generator: generator of the random numbers.
 
     Raises:
-        ParameterError: a number is out of its range; the neuron has no threshold or no state `v`; its membrane does not
-            decay, and `num_steps` is missing; or no weights can produce this `mean`.
+        ParameterError: `weight` has fewer than two dimensions, or no elements; a number is out of its range; the neuron
+            has no threshold or no state `v`; the neuron's membrane does not decay, and `num_steps` is missing; or no
+            weights can produce this `mean`.
 
     Source: Rossbroich, Gygax and Zenke, "Fluctuation-driven initialization for spiking neural network training",
     Neuromorphic Computing and Engineering 2, 2022.
@@ -162,7 +164,10 @@ def fluctuation_driven_(
 
 
 def _measure_response(neuron: FlexSN, num_steps: int | None) -> tuple[Tensor, float]:
-    """Computes a membrane's response `[T, *step]` to an input of 1 at the first step, and the threshold above rest."""
+    """Computes a membrane's response `[T, *step]` per unit of input at the first step, and the threshold above rest.
+
+    The response is that of small inputs, which do not reach the threshold.
+    """
     from flexsn_nn.neuron import Feedback, Neuron, Recurrent  # that module imports this one
 
     inner = neuron.neuron if isinstance(neuron, Recurrent) else neuron

@@ -107,9 +107,9 @@ def mse_membrane_loss(v: Tensor, targets: Tensor, on_target: float = 1.0, off_ta
 
     Args:
         v: `[T, B, C]`, membranes.
-        targets: `[B]`, class numbers: at every step, the target is `on_target` for the membrane of the correct class,
-            and `off_target` for the other membranes. Or `[T, B, C]`, the target membranes.
-        on_target, off_target: target values of the membranes for targets `[B]`.
+        targets: `[B]`, class numbers; or `[T, B, C]`, the target membranes.
+        on_target, off_target: for class numbers, the targets of the correct class's membrane and of the other
+            membranes at every step.
 
     Returns:
         A scalar.
@@ -128,7 +128,7 @@ def mse_membrane_loss(v: Tensor, targets: Tensor, on_target: float = 1.0, off_ta
 
 
 def l1_rate_sparsity(spikes: Tensor, Lambda: float = 1e-5) -> Tensor:
-    """Computes `Lambda` times the number of spikes. Add it to a loss to reduce the number of spikes.
+    """Computes `Lambda` times the number of spikes. Add this term to a loss to reduce the number of spikes.
 
     Args:
         spikes: any shape.

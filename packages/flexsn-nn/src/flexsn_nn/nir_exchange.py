@@ -7,10 +7,10 @@ NIR's neurons are differential equations. Here, one step is one Euler step of `d
     LI       tau v' = v_leak - v + r x
     CubaLIF  tau_syn i' = -i + w_in x;  tau_mem v' = v_leak - v + r i, with the new i
 
-If a network or a graph cannot be expressed in the other form, the functions raise an error. Networks consist of layers
-on sequences `[T, B, ...]` and sums of their outputs. A neuron with recurrent weights is a separate graph inside of the
-network's graph. It contains the neuron, and a linear node from the neuron's output to its input. The neuron receives
-the output of this linear node one step later.
+If NIR cannot express a network, or layers cannot express a graph, the functions raise an error. Networks consist of
+layers on sequences `[T, B, ...]` and sums of their outputs. A neuron with recurrent weights is a separate graph inside
+of the network's graph. This inner graph contains the neuron, and a linear node from the neuron's output to its input.
+The neuron receives the output of this linear node one step later.
 
 Source: Pedersen et al., "Neuromorphic intermediate representation", Nature Communications 2024.
 """
@@ -51,11 +51,11 @@ def to_nir(
         net: a layer, or any nesting of layers, `nn.Sequential`, `OverTime`, blocks such as `SEWBlock`, and modules with
             their own `forward`. `torch.fx` traces each `forward`, which may call layers, add their outputs, multiply
             them by constants, and flatten them. Supported layers are `nn.Linear`, `nn.Conv1d`, `nn.Conv2d`,
-            `nn.AvgPool2d`, batch norms in evaluation (which are folded into the weights before them), dropout in
-            evaluation (which is left out), `nn.Flatten` of all dimensions except time and batch, `Scale`,
-            `layer.Delay`, `IF`, `LIF`, `PLIF`, `CUBALIF`, `LI`, `Leaky` that resets to zero, and `Synaptic` that resets
-            to zero in the same step; also `Recurrent` around these neurons, `RLIF`, and `RLeaky` and `RSynaptic` that
-            reset to zero in the same step.
+            `nn.AvgPool2d`, batch norms in evaluation (which are folded into the weights before them, or become a layer
+            that scales and shifts), dropout in evaluation and `nn.Identity` (which are left out), `nn.Flatten` from a
+            dimension after time and batch to the last dimension, `Scale`, `layer.Delay`, `IF`, `LIF`, `PLIF`,
+            `CUBALIF`, `LI`, `Leaky` that resets to zero, and `Synaptic` that resets to zero in the same step; also
+            `Recurrent` around these neurons, `RLIF`, and `RLeaky` and `RSynaptic` that reset to zero in the same step.
         sample: input `[T, B, ...]`. The network runs once with this input, to find the shapes.
         dt: duration of one step in seconds.
         ignore_equality: True to also export neurons that fire if `v >= v_threshold`, although NIR's neurons fire if
@@ -77,7 +77,7 @@ def from_nir(graph: Any, *, dt: float = 1e-4, backend: str = "auto") -> nn.Seque
     """Imports a network from a `nir.NIRGraph`.
 
     A loop in the graph must lead from a neuron through a linear node back to the same neuron. A recurrent neuron may
-    also be a graph inside of the graph. Layers have the names of the graph's nodes.
+    also be a graph inside of the graph. Layers have the names of the graph's nodes, with `_` instead of dots.
 
     To read a file that contains a convolution with a kernel that is not square, nir 1.0.8 needs
     `nir.read(path, type_check=False)`.
@@ -94,7 +94,7 @@ def from_nir(graph: Any, *, dt: float = 1e-4, backend: str = "auto") -> nn.Seque
         network maps sequences `[T, B, ...]` to sequences.
 
     Raises:
-        NirError: the graph has another loop, several inputs or outputs, or a node that these neurons cannot express.
+        NirError: the graph has another loop, several inputs or outputs, or a node that no layer can express.
         MissingExtraError: the package `nir` is not installed.
     """
     nir = _import_nir()
@@ -145,11 +145,11 @@ class _Builder:
             self.edges.append((source, target))
 
     def record_call(self, name: str, node: str) -> None:
-        """Records the node that has the output of a call."""
+        """Records the name of the node that has the output of a call."""
         self._outputs[name] = node
 
     def outputs(self, names: Sequence[str]) -> list[str]:
-        """Returns the nodes with the outputs of these calls."""
+        """Returns the names of the nodes that have the outputs of these calls."""
         return [self._outputs[name] for name in names]
 
 
@@ -183,7 +183,7 @@ def _to_graph(nir: Any, net: nn.Module, sample: Tensor, options: _ExportOptions)
 
 
 def _has_no_effect(call: Call) -> bool:
-    """True for layers that have no effect in evaluation."""
+    """True for layers that have no effect in evaluation. Raises `NirError` for dropout in training."""
     if isinstance(call.layer, nn.Identity):
         return True
     if not isinstance(call.layer, nn.modules.dropout._DropoutNd | SharedDropout):
@@ -194,7 +194,9 @@ def _has_no_effect(call: Call) -> bool:
 
 
 def _norm_to_nodes(builder: _Builder, call: Call, before: str | None, sources: Sequence[str]) -> str:
-    """Exports a batch norm in evaluation. Folds it into the weights before it, or adds a layer that scales and shifts.
+    """Exports a batch norm in evaluation: folds the norm into the weights before it, or adds a layer in its place.
+
+    The added layer scales and shifts the norm's input.
 
     Returns the name of the node that has the norm's output.
     """
@@ -445,7 +447,7 @@ def _check_strict(name: str, function: object, ignore_equality: bool) -> None:
 
 
 def _compute_time_constant(name: str, parameter: str, decay: Any) -> Any:
-    """Returns the time constant in steps for which an Euler step multiplies the value by `decay`."""
+    """Returns the time constant in steps for which an Euler step without input multiplies a state by `decay`."""
     if not (decay < 1).all():
         raise NirError(f"{name} has {parameter}=1: it never decays, and NIR has no infinite time constant.")
     return 1 / (1 - decay)
@@ -523,7 +525,7 @@ def _recurrent_from_node(name: str, layer: nn.Module, node: Any) -> nn.Module:
 
 
 def _separate_loops(graph: Any) -> tuple[list[tuple[str, str]], dict[str, Any]]:
-    """Returns the edges without those of recurrent weights, and the recurrent weights by the name of their neuron."""
+    """Returns the edges without those of recurrent weights, and the nodes of these weights by name of the neuron."""
     edges = [tuple(edge) for edge in graph.edges]
     loops: dict[str, Any] = {}
     for name, node in graph.nodes.items():
@@ -716,7 +718,7 @@ def _to_tensor(array: Any, factor: float = 1.0) -> Tensor:
 
 
 def _compact(tensor: Tensor) -> float | Tensor:
-    """Returns a number instead of a tensor if all elements are equal, since kernels load no numbers from memory."""
+    """Returns a number if all elements are equal, and otherwise the tensor. Kernels load only tensors from memory."""
     first = tensor.flatten()[0]
     return float(first) if bool((tensor == first).all()) else tensor
 

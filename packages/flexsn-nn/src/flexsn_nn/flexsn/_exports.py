@@ -17,7 +17,7 @@ class InExport:
     module.
 
     Args:
-        states: states after the call.
+        states: states after the call; empty if the object only marks that a call has happened.
     """
 
     def __init__(self, states: Sequence[Tensor]) -> None:
@@ -26,5 +26,5 @@ class InExport:
         self._trace = None if trace is None else weakref.ref(trace)
 
     def is_now(self) -> bool:
-        """True if the trace that contained the call is still active."""
+        """True if the trace that contained the call is still active, or if no trace was active in the call."""
         return self._trace is None or self._trace() is tracing_context()

@@ -12,7 +12,7 @@ from flexsn_nn.transforms._transform import Transform
 
 
 class StepChanges(TypedDict, total=False):
-    """Changes of the step in one call; see `FlexSN.forward` for the meaning."""
+    """Changes of the step in one call; see `FlexSN.forward` for the meaning of each change."""
 
     lengths: Tensor | None
     resets: Tensor | None
@@ -20,6 +20,6 @@ class StepChanges(TypedDict, total=False):
 
 
 class CallOptions(StepChanges, total=False):
-    """All options of one call; see `FlexSN.forward` for the meaning."""
+    """All options of one call; see `FlexSN.forward` for the meaning of each option."""
 
     affine: Producer | None

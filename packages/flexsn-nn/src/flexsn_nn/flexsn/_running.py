@@ -1,4 +1,4 @@
-"""Runs a neuron's call: applies its transforms, and computes it with kernels or as a loop."""
+"""Runs a call of a neuron: applies the call's transforms, and runs the step in kernels or in a loop over time."""
 
 from __future__ import annotations
 
@@ -57,15 +57,15 @@ class _Repeats(NamedTuple):
 class _Again(NamedTuple):
     """Earlier call that the compiled launcher repeats.
 
-    The only transforms of such a call are a function of the first input, and the bits of spikes.
+    Such a call has no transforms except an `Absorb`, whose function computes the first input, and a `SpikesAsBits`.
 
     Attributes:
         core: core of the earlier call.
         call: the earlier call, prepared for repetition.
         run: function of the compiled launcher that runs such calls.
-        num_states: number of states at the beginning of the call.
+        num_states: number of states that the neuron had before the call; 0 if the call omitted the initial states.
         packs: True if a `PackedSpikes` was active.
-        front: key of the function of the first input; `None` if the call applied no function.
+        front: key of the function that computes the first input; `None` if the call had no such function.
         places: for each captured tensor, its position among the tensors of the function.
         bits: True if the last result contains bits.
     """
@@ -94,7 +94,10 @@ class Runs(Chooses):
         keep: bool,
         transforms: tuple[Transform, ...] = (),
     ) -> Ran:
-        """Runs `_run_unexplained`. If an operation of the core fails, the error names the cause if it is found."""
+        """Runs `_run_unexplained`. If an operation of the core fails, the error names the cause, if the cause is found.
+
+        If the core draws random numbers unexpectedly, the call is repeated with a transform for these numbers.
+        """
         if torch.compiler.is_compiling():
             return self._run_unexplained(inputs, states, keep=keep, transforms=transforms)
         try:
@@ -111,7 +114,7 @@ class Runs(Chooses):
             raise
 
     def _explain_error(self, inputs: Sequence[Tensor], states: Sequence[Tensor], error: Exception) -> None:
-        """Raises a clearer error than `error` if the cause is found. These checks are too slow to precede every call.
+        """Raises a clearer error than `error` if the cause is found. The search is too slow to precede every call.
 
         Args:
             inputs, states: arguments of the failed call.
@@ -127,7 +130,7 @@ class Runs(Chooses):
         keep: bool,
         transforms: tuple[Transform, ...] = (),
     ) -> Ran:
-        """Returns outputs, final states and state sequences. State sequences are empty unless `keep`.
+        """Returns outputs, final states and state sequences. Only a call with `keep` in step mode `"m"` has sequences.
 
         Args:
             states: states at the beginning of this call; empty for the initial states.
@@ -261,7 +264,7 @@ class Runs(Chooses):
         states: tuple[Tensor, ...],
         transforms: tuple[Transform, ...],
     ) -> Sequence[Tensor]:
-        # One step is a scan of length 1, with the same checks and results.
+        # A single step runs as a scan over one step, with the checks and the results of a scan.
         if program.stand_ins is None:
             return single_step(program.scan, inputs, states)
         sequences = [x.unsqueeze(0) for x in inputs]
@@ -280,7 +283,7 @@ class Runs(Chooses):
         return self._run_kernels(inputs, states, keep, transforms, None)
 
     def _store_bits(self, program: StepProgram, results: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Stores the bits in the last result of a program that writes bits. Returns the other results."""
+        """Stores the last result of a program that writes bits, which holds the bits. Returns the other results."""
         if not program.scan.bits:
             return results
         *others, bits = results
@@ -296,7 +299,7 @@ class Runs(Chooses):
         at_zero: bool,
         transforms: tuple[Transform, ...],
     ) -> Sequence[Tensor]:
-        """Runs the core itself. Returns the outputs, followed by the state sequences or the final states.
+        """Runs the core in a loop or as the scan operator. Returns outputs, then state sequences or final states.
 
         Args:
             inputs, states: inputs and states, including those of the transforms.
@@ -340,7 +343,7 @@ class Runs(Chooses):
     @between_graphs("a neuron on DTensors runs between the graphs of torch.compile")
     def _run_shards(self, inputs: tuple[Tensor, ...], states: list[Tensor], *, keep: bool) -> Ran:
         """Runs a call with `DTensor` inputs. Each process runs its part of the step."""
-        from flexsn_nn._shards import StepShards, check_parts  # this import takes as long as all of flexsn_nn
+        from flexsn_nn._shards import StepShards, check_parts  # takes as long to import as the rest of flexsn_nn
 
         lead = 1 if self._step_mode == "m" else 0
         shards = StepShards.of(inputs, lead)
@@ -360,7 +363,7 @@ class Runs(Chooses):
     # -- repeated calls ------------------------------------------------------------------------------------
 
     def _forget_repeats(self) -> None:
-        """Makes the next call run without repetition, so that it records the backend."""
+        """Prevents the next call from repeating an earlier call, so that the next call records its backend."""
         self.__dict__["_repeats"] = None
 
     def _can_write_bits(self) -> bool:
@@ -370,7 +373,7 @@ class Runs(Chooses):
         return self._bits.why_refused(self.core) is None
 
     def _describe_results(self, transforms: tuple[Transform, ...]) -> _Description:
-        """Describes the results of a `forward` call: step mode, storage of state sequences, and types of transforms."""
+        """Describes the results of a `forward` call: step mode, whether sequences are stored, types of transforms."""
         attributes = self.__dict__  # reading this dict is five times as fast as reading a module's attributes
         mode = attributes["_step_mode"]
         return mode, attributes["store_state_seqs"] and mode == "m", tuple(map(type, transforms))
@@ -418,7 +421,7 @@ class Runs(Chooses):
             if key_of(used_transforms) != program.key:
                 return no_repetition
             left_out = not states and _start_at_zero(used_transforms)
-            left_out = left_out and (not constant or self._can_omit_states(inputs))  # as determined above
+            left_out = left_out and (not constant or self._can_omit_states(inputs))  # checked above if not `constant`
             more_inputs, more_states = added(call._replace(inputs=inputs), used_transforms, at_zero=left_out)
             tensors = (*inputs, *more_inputs)
             changes = program.changes(used_transforms)
@@ -448,7 +451,7 @@ class Runs(Chooses):
         return results[0] if end == 1 else list(results[:end]), inputs, transforms
 
     def _run_again(self, inputs: tuple[Tensor, ...], front: Producer | Delayed | None) -> Tensor | list[Tensor] | None:
-        """Repeats the call that `_note_again` stored, with these inputs. Returns `None` if the two calls differ."""
+        """Repeats the call that `_note_again` stored, with these inputs. Returns `None` if this is not possible."""
         attributes = self.__dict__
         again: _Again | None = attributes["_again"]
         states = attributes["states"]
@@ -535,7 +538,7 @@ def _compute_tensors(
     Args:
         places: positions of `FrontParts.tensors` among the tensors of the call.
         end: position of the first tensor of `FrontParts.more`.
-        tensors: tensors of the call, where the first tensor is `x`.
+        tensors: tensors of the call. The first tensor is the neuron's first input.
     """
     computed_tensors = compute(tensors[0], *[tensors[place] for place in places], *tensors[end:])
     return dict(zip(places, computed_tensors, strict=False))

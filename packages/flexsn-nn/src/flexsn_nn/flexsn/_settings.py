@@ -18,7 +18,7 @@ from flexsn_nn.transforms._transform import Transform
 
 
 class Settings(Leaf):
-    """Part of `FlexSN` that holds the step and the settings of its runs.
+    """Part of `FlexSN` that holds the core and the settings of calls.
 
     Attributes:
         core, num_inputs, num_states, num_outputs, requires_grad, store_state_seqs: same as in `FlexSN`.
@@ -93,7 +93,7 @@ class Settings(Leaf):
         self._spike_range = spike_range
 
     def _own_spike_range(self) -> tuple[int, int] | None:
-        """Returns the range that the step itself guarantees, independent of the attribute."""
+        """Returns the `spike_range` that the step itself guarantees; `None` if the step guarantees no range."""
         return None
 
     @property
@@ -103,7 +103,7 @@ class Settings(Leaf):
 
     @property
     def residuals(self) -> str:
-        """Values that are saved for the backward: `"auto"`, `"recompute"` or `"save"`."""
+        """Choice of the values that are saved for the backward: `"auto"`, `"recompute"` or `"save"`."""
         return self._residuals
 
     @property
@@ -116,7 +116,7 @@ class Settings(Leaf):
         self._firing = Firing() if watch_firing else None
 
     def _forget_decisions(self) -> None:
-        """Drops the record of backends, because the core or a setting has changed."""
+        """Drops the records of backends and of refusals, because the core or a setting has changed."""
         if "_decisions" in self.__dict__:  # absent during construction
             self._decisions.clear()
             self._refusals = Refusals()

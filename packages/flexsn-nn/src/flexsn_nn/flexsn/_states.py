@@ -74,7 +74,7 @@ class KeepsStates(Settings):
             self.states, self.state_seqs, self.spike_counts = [], [], None
             if is_exporting():
                 self._end_export()
-        else:  # without `__setattr__`, as in `forward`
+        else:  # bypasses `__setattr__`, as `forward` does
             self._forget(recomputation())
 
     def _forget(self, current_recomputation: tuple[int, int] | None) -> None:
@@ -129,7 +129,9 @@ class KeepsStates(Settings):
         self.__dict__["_exported"] = None
 
     def init_states(self, num_states: int, step_mode: str, *inputs: Tensor) -> list[Tensor]:
-        """Returns the initial states, `[*step]` each: zeros in the first input's dtype.
+        """Returns the initial states, each of shape `[*step]`: zeros in the first input's dtype.
+
+        With `precision="float32"`, the states for a half-precision input are in float32.
 
         To begin with other states, override this method.
 
@@ -150,7 +152,7 @@ class KeepsStates(Settings):
         return [inputs[0].new_zeros(shape, dtype=dtype) for _ in range(num_states)]
 
     def _starts_at_zero(self) -> bool:
-        """True if `init_states` certainly returns zeros, so that it does not have to be called."""
+        """True if `init_states` certainly returns zeros, so that this method need not be called."""
         return self._starts_by(KeepsStates)
 
     def _starts_by(self, kind: type[KeepsStates]) -> bool:
@@ -219,7 +221,7 @@ class KeepsStates(Settings):
     # -- random numbers ------------------------------------------------------------------------------------
 
     def _find_drawing_class(self, transforms: Sequence[Transform]) -> type[Transform] | None:
-        """Returns the class of transforms that the random numbers of the step require; `None` if the step draws none.
+        """Returns the class of the transform for the random numbers of the step; `None` if the step draws none.
 
         Args:
             transforms: transforms of the call, whose steps may also draw numbers.
@@ -232,7 +234,9 @@ class KeepsStates(Settings):
         return Draws if self.training or self._numbers.in_evaluation else Means
 
     def _add_draws(self, transforms: tuple[Transform, ...], *, begins: bool, keep: bool) -> tuple[Transform, ...]:
-        """Adds a transform that passes random numbers to the step, if the step draws any.
+        """Adds a transform that passes the places of random numbers to the step, if the step draws any.
+
+        In evaluation, the transform may replace the numbers by their means instead.
 
         Args:
             begins, keep: arguments of `Numbers.places`.

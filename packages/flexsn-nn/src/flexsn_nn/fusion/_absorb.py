@@ -72,7 +72,7 @@ class _ScanNode:
         self.squeezed: dict[fx.Node, fx.Node] = {}
 
     def absorb(self) -> list[Absorbed]:
-        """Replaces the node and its step, if the step can compute at least one producer."""
+        """Replaces the scan and its step if the step can compute at least one producer. Returns the moved functions."""
         expressions = self.expressions
         moved = [[p.node for p in parts(e) if isinstance(p, ElementwiseCall | Norm)] for e in expressions]
         if not any(moved):

@@ -30,8 +30,8 @@ class AbsorbingBackend:
             such as a `PackingBackend`.
 
     Attributes:
-        absorbed: functions that were moved into steps, in all graphs compiled so far. One entry for each input of a
-            neuron.
+        absorbed: functions that were moved into steps, in all graphs compiled so far. There is one entry for each
+            input that a step computes.
         left: functions before neurons that were not moved, with the reasons.
 
     Example:

@@ -36,12 +36,12 @@ class Use(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Dataflow:
-    """Uses of each layer's output, for all parts of the network's `forward` that can be traced.
+    """Uses of each layer's output, in all modules of the network whose `forward` can be traced.
 
     Attributes:
         calls: number of calls of each layer, by name.
         uses: readers of each layer's output in the last call of the layer.
-        untraced: reasons why the `forward` of modules cannot be traced, by name.
+        untraced: reasons why the `forward` of modules cannot be traced, by name of the module.
     """
 
     calls: Counter[str] = field(default_factory=Counter)
@@ -64,7 +64,7 @@ def dataflow(net: nn.Module, *, training: bool) -> Dataflow:
 
 
 def forward_graphs(net: nn.Module, *, training: bool) -> Iterator[tuple[str, nn.Module, fx.Graph]]:
-    """Yields the graphs of a network's `forward`: name of a part, copy of the network, and graph of the part.
+    """Yields the graphs of a network's modules: name of a module, copy of the network, graph of the module's `forward`.
 
     Args:
         training: True for training mode, False for evaluation.
@@ -169,7 +169,10 @@ def _is_layer(module: nn.Module) -> bool:
 
 
 def _trace_graphs(name: str, module: nn.Module, flow: Dataflow) -> Iterator[tuple[str, fx.Graph]]:
-    """Yields the graph of a module with its name, or the graphs of its parts if the module cannot be traced."""
+    """Yields a module's name and the graph of its `forward`.
+
+    If `forward` cannot be traced, yields the graphs of its submodules, and then a graph that calls the submodules.
+    """
     if _is_layer(module):
         return
     try:

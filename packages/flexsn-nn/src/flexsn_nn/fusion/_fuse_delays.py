@@ -19,14 +19,15 @@ def fuse_delays(net: nn.Module, *, skip: Collection[str] = ()) -> DelayFusion:
 
     A `layer.Delay` is fused if its output goes only to one neuron. To check this, `forward` is traced with `torch.fx`.
     Outputs, states and gradients equal those of the unchanged network. If the neuron's kernels are elementwise and in
-    Triton, they load each value of the delayed sequence from an earlier step of the delay's input. Otherwise, the delay
-    runs before the neuron as usual: in the loop, in C++, inside of `torch.compile`, in step mode `"s"`, if the delay
-    continues from an earlier call, and if a delay with the interpolation `"triangle"` or `"gaussian"` is trained. A
-    fused `Delay` returns its input, even if it is called separately.
+    Triton, they load each value of the delayed sequence from an earlier step of the delay's input. The delay runs
+    before the neuron as usual if the kernels are not elementwise, if the neuron runs in a loop, in C++, inside of
+    `torch.compile` or in step mode `"s"`, if the delay continues from an earlier call, or if a delay with the
+    interpolation `"triangle"` or `"gaussian"` is trained. A fused `Delay` returns its input, even if it is called
+    separately.
 
     Args:
-        net: trained or new network, in any mode, on any device. Fuse before `torch.compile`, and before using a wrapper
-            such as `DistributedDataParallel`. `unfuse_norms(net)` undoes the fusion.
+        net: trained or new network, in any mode, on any device. Call `fuse_delays` before `torch.compile`, and before
+            wrapping the network, for example in `DistributedDataParallel`. `unfuse_norms(net)` undoes the fusion.
         skip: names of delays or neurons to leave unchanged.
 
     Returns:

@@ -27,8 +27,8 @@ def fuse_norms(net: nn.Module, *, skip: Collection[str] = ()) -> Fusion:
     returns the input of the norm, even if it is called separately.
 
     Args:
-        net: trained or new network, in any mode, on any device. Fuse before `torch.compile`, and before using a wrapper
-            such as `DistributedDataParallel`.
+        net: trained or new network, in any mode, on any device. Call `fuse_norms` before `torch.compile`, and before
+            wrapping the network, for example in `DistributedDataParallel`.
         skip: names of norms, layers or neurons to leave unchanged.
 
     Returns:

@@ -38,7 +38,8 @@ def find_neuron_after(layer_name: str, modules: dict[str, nn.Module], flows: lis
         owner: words before the layer's name in messages; empty if messages are about the layer itself.
 
     Raises:
-        LeftError: another module or function also reads the output, or its reader is not a neuron.
+        LeftError: no neuron is the only reader of the output in both training and evaluation; the layer or the neuron
+            is called several times; or no traced `forward` calls the layer.
     """
     names = {_find_only_reader(layer_name, modules, flow, owner) for flow in flows}
     if len(names) > 1:

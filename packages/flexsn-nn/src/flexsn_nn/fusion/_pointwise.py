@@ -37,7 +37,7 @@ _FORM_METHODS = frozenset(["new_zeros", "new_ones", "new_empty", "new_full", "si
 
 
 def is_pointwise(node: fx.Node) -> bool:
-    """True if each element of the result depends on one element of each operand, also in kernels."""
+    """True if kernels can compute the node, and each element of its result depends on one element of each operand."""
     if node.op == "call_function":
         is_elementwise = node.target in _FUNCTIONS
     else:
@@ -61,7 +61,7 @@ def separates(node: fx.Node) -> bool:
 
     Such a node changes a mode (autocast, `no_grad`, hooks), or may write to memory in a way that `is_written` cannot
     detect. Methods and PyTorch's own functions increase a tensor's version when they write. Functions of lists, a
-    user's own operators and other transforms might not increase the version.
+    user's own operators and functions of other modules might not increase the version.
     """
     if node.op != "call_function" or node.target is operator.getitem:
         return False

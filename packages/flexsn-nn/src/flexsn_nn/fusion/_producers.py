@@ -19,7 +19,7 @@ class Sequence:
     """An operand `[T, *step]`: an input of the step.
 
     Attributes:
-        node: node that has the elements.
+        node: node whose result has the operand's elements.
         view: view of frames `[T * B, ...]` as `[T, B, ...]` that has to be applied to `node`; `None` if no view is
             needed.
     """
@@ -29,7 +29,7 @@ class Sequence:
 
     @property
     def like(self) -> Tensor:
-        """Example tensor of this shape, without values."""
+        """Example tensor with the operand's shape and dtype, without values."""
         tensor = example(self.view or self.node)
         assert tensor is not None
         return tensor
@@ -108,7 +108,7 @@ class Producers:
         self._immovable = frozenset(nodes[: last + 1])
 
     def of(self, node: fx.Node) -> Expression:
-        """Returns the expression of an input `[T, *step]`: a plain `Sequence` if the step cannot compute anything."""
+        """Returns the expression of an input `[T, *step]`: a `Sequence` if the step cannot compute this input."""
         tensor = example(node)
         if tensor is None or tensor.dim() < 2:  # type promotion treats steps without dimensions differently
             return Sequence(node)
@@ -126,7 +126,7 @@ class Producers:
             expression = self._find_call(node, view)
         elif node.target is nn.functional.batch_norm and node.args and isinstance(node.args[0], fx.Node):
             x = self._find_expression(node.args[0], node, view)
-            # The statistics of the norm also read the sequence.
+            # The computation of the norm's statistics, outside of the step, also reads the norm's input.
             expression = Norm(node, x if len(_list_sequences(x)) == 1 else Sequence(node.args[0], view))
         if expression is None:
             return leaf
@@ -148,7 +148,10 @@ class Producers:
         return expression
 
     def _find_call(self, node: fx.Node, view: fx.Node | None) -> ElementwiseCall | None:
-        """Returns an expression for a node if each operand is a sequence of T steps or has no time dimension."""
+        """Returns the expression of an elementwise node; `None` if the step cannot compute this node.
+
+        Each operand must be a sequence of T floating-point steps, or must not depend on time.
+        """
         result = example(node)
         if result is None or result.dim() < 2:
             return None

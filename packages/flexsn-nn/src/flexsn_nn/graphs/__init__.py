@@ -64,8 +64,8 @@ def capture(
             numbers.
 
     Returns:
-        `step(inputs, *others)`, which returns the detached result of the loss function. The `grad` of a parameter is
-        the gradient of the last step, in memory that the next step overwrites.
+        `step(inputs, *others)`, which returns the detached result of the loss function. With an optimizer, the `grad`
+        of a parameter is the gradient of the last step, in memory that the next step overwrites.
 
     Raises:
         UnknownNameError: `states` is unknown.

@@ -16,7 +16,7 @@ _NUMBERS = (int, float, bool, str, type(None))
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """Arguments of a call, split into their tensors and the rest.
+    """Arguments of a call, split into tensors and a form.
 
     Attributes:
         tensors: tensors, in the order of the arguments.
@@ -60,7 +60,7 @@ class CallArguments:
         return self.form, tuple((t.shape, t.stride(), t.dtype) for t in self.tensors)
 
     def like(self) -> tuple[Tensor, ...]:
-        """Returns copies of the tensors, with the same shapes, strides and values."""
+        """Returns copies of the tensors. The copies of dense tensors have the same strides."""
         return tuple(copy_of(tensor) for tensor in self.tensors)
 
     def put_together(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
@@ -70,7 +70,7 @@ class CallArguments:
 
 
 class _ArgumentMark:
-    """Mark that replaces a tensor."""
+    """Mark that replaces a tensor in a form."""
 
     def __repr__(self) -> str:
         return "tensor"

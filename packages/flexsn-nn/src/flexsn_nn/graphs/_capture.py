@@ -26,8 +26,8 @@ from flexsn_nn.neuron import Neuron
 
 # Minimum number of calls for which recording a graph pays off.
 _FEW_CALLS = 20
-# Number of graphs that may become outdated after fewer than `_FEW_CALLS` calls before a warning is given. If changed
-# numbers of the optimizer are the cause, later graphs do not contain the optimizer's step.
+# A warning is given when this number of graphs have become outdated after fewer than `_FEW_CALLS` calls each. If
+# changed numbers of the optimizer are the cause, later graphs do not contain the optimizer's step.
 _MAX_SHORT_LIVED = 3
 # A warning is given when `max_graphs * _MAX_DROPPED_RATIO` kinds have been dropped after fewer than `_FEW_CALLS` calls
 # each.
@@ -53,8 +53,8 @@ class _Kind:
         rehearsed: True if a graph could repeat all operations of the last run.
         calls: total number of calls.
         graph: the graph; `None` before the recording.
-        reason: reason why there is no graph.
-        update_reason: reason why the optimizer's part is not in the graph.
+        reason: reason why the calls cannot have a graph; `None` if they have a graph, or may get one.
+        update_reason: reason why the optimizer's part is not in the graph; `None` if the graph contains this part.
         ignoring: names of the values that the step itself changes, which are not watched.
         outdated: True if a watched value has changed since the recording.
     """
@@ -138,7 +138,7 @@ class CapturedStep:
         return result
 
     def explain(self) -> str:
-        """Describes the graphs in use, the calls that run in Python, and the reasons. The first line is a summary."""
+        """Describes the graphs in use, and the calls that run in Python, with reasons. The first line is a summary."""
         recorded = [kind for kind in self._kinds if kind.graph is not None]
         if self._recorder is None:
             return f"plain calls: {self._reason_without_recorder}"
@@ -171,7 +171,7 @@ class CapturedStep:
     # -- the choice of the graph ---------------------------------------------------------------------------
 
     def _can_record(self) -> bool:
-        """True if a recorder exists for the network on its current device."""
+        """True if a recorder exists for the network on its current device, and the caller is not capturing a graph."""
         first = self._first
         if self._replaced != replaced_states():
             self.forget()
@@ -241,7 +241,7 @@ class CapturedStep:
         return tuple(None if p.grad is None else (p.grad.data_ptr(), p.grad.stride()) for p in parameters)
 
     def _watch(self, kind: _Kind) -> StepWatch:
-        """Collects all values that are fixed in a graph of these calls."""
+        """Collects all values that a graph of this kind's calls contains as constants."""
         step = self.step
         roots: dict[str, object] = {"net": step.net, "loss": step.loss, "before_update": step.before_update}
         optimizer = step.optimizer
@@ -287,7 +287,7 @@ class CapturedStep:
 
     @property
     def _num_warm_ups(self) -> int:
-        """Number of runs in Python before a recording: 1, and 1 more at first, to create the optimizer's state."""
+        """Number of runs in Python before a recording: 1; 2 before the first, to create the optimizer's state."""
         return 1 if self._num_recorded else 2
 
     def _run_recorded_part(self, kind: _Kind, inputs: Any, others: Sequence[Any]) -> Any:
@@ -298,7 +298,7 @@ class CapturedStep:
         return result
 
     def _finish(self, kind: _Kind) -> None:
-        """Runs the parts of a step that its graph does not contain."""
+        """Averages gradients over processes, and runs the optimizer's part if the graph does not contain this part."""
         average_gradients(self.step.net, kind.parameters)
         if kind.update_reason is not None:
             self.step.update()
@@ -332,7 +332,7 @@ class CapturedStep:
         return result
 
     def _record(self, kind: _Kind, arguments: CallArguments) -> None:
-        """Records the graph of a kind, or stores the reason why it cannot be recorded."""
+        """Records the graph of a kind. If the recording fails, stores the reason."""
         assert self._recorder is not None
         assert kind.watch is not None
         step = self.step
@@ -372,7 +372,7 @@ class CapturedStep:
 
 
 def _check_ranges(layers: Sequence[Any]) -> None:
-    """Warns about learned parameters that have left their ranges. Ordinary calls of the neurons also warn."""
+    """Warns about learned parameters that have left their ranges, as calls of the neurons in Python do."""
     for layer in layers:
         if isinstance(layer, Neuron):
             layer._ranges.written()

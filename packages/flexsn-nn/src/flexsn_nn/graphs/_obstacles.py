@@ -24,7 +24,7 @@ _HOOKS = {
 
 
 def why_no_graph(step: TrainingStep) -> str | None:
-    """Returns the reason why a step cannot be recorded, if it is known before the step runs; otherwise `None`."""
+    """Returns the reason why a step cannot be recorded; `None` if no such reason is known before the step runs."""
     return next(itertools.chain(_find_hooks(step), _check_distribution(step.net), _check_mode()), None)
 
 
@@ -83,7 +83,7 @@ def _check_mode() -> Iterator[str]:
 
 
 def why_update_eager(step: TrainingStep) -> str | None:
-    """Returns the reason why the optimizer's part of a step runs in Python; `None` if it can be recorded."""
+    """Returns the reason why the optimizer's part of a step runs in Python; `None` if this part can be recorded."""
     optimizer = step.optimizer
     assert optimizer is not None
     name = type(optimizer).__name__

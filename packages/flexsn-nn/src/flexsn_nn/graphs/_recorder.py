@@ -24,7 +24,7 @@ class GraphRecorder(Protocol):
     """A recorder of graphs for one device."""
 
     def rehearse(self, function: Callable[[], _Result], names: Names) -> tuple[_Result, list[str]]:
-        """Calls a function as in a recording. Returns its result, and a description of each obstacle to a recording.
+        """Calls a function that is to be recorded. Returns the result, and descriptions of obstacles to a recording.
 
         Args:
             names: names of modules, for the descriptions.
@@ -136,7 +136,7 @@ _NUM_REPLACED = [0]
 
 
 def replaced_states() -> int:
-    """Returns a count. When the count increases, existing graphs must no longer be replayed."""
+    """Returns the number of replaced generator states. If this number has increased, older graphs are not valid."""
     return _NUM_REPLACED[0]
 
 

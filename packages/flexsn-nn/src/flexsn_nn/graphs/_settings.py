@@ -1,4 +1,4 @@
-"""Settings of torch, of this thread and of a gradient scaler that are fixed in a graph when it is recorded."""
+"""Settings of torch, of this thread and of a gradient scaler that are fixed when a graph is recorded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 def settings(device: torch.device, scaler: torch.amp.GradScaler | None) -> Hashable:
-    """Returns a key of the settings that determine the kernels of an operation, and of the numbers of a scaler."""
+    """Returns a key of the settings that determine the kernels of an operation, and of the settings of a scaler."""
     kind = device.type
     cudnn = torch.backends.cudnn
     scaler_settings: Hashable = None

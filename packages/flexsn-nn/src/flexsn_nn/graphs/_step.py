@@ -42,7 +42,7 @@ class TrainingStep:
         return result
 
     def gradients(self, inputs: Any, others: Sequence[Any], net: nn.Module | None = None) -> Any:
-        """Runs forward, loss and backward.
+        """Runs forward, loss and backward. Returns the detached result of the loss function.
 
         Args:
             inputs: input of the network: a tensor, or a tuple of positional arguments.
@@ -71,7 +71,7 @@ class TrainingStep:
         return put_together(form, iter([tensor.detach() for tensor in tensors]))
 
     def update(self) -> None:
-        """Clips gradients and calls the optimizer's step. Does nothing without an optimizer."""
+        """Clips gradients, and calls `before_update` and the optimizer's step. Does nothing without an optimizer."""
         optimizer, scaler = self.optimizer, self.scaler
         if optimizer is None:
             return
@@ -108,7 +108,7 @@ class TrainingStep:
 
 
 def _find_loss(result: Any) -> Tensor:
-    """Finds the loss in the result of the loss function: the result itself, its first item, or its `"loss"`."""
+    """Finds the loss in the result of the loss function: the result itself, its first item, or its item `"loss"`."""
     value = result[0] if isinstance(result, tuple | list) and result else result
     if isinstance(result, dict) and "loss" in result:
         value = result["loss"]

@@ -36,7 +36,7 @@ class SameObjects:
         self._objects: list[Any] | None = None
 
     def remember(self) -> None:
-        """Stores the current objects for later comparisons."""
+        """Stores the current sizes and objects for later comparisons."""
         self._sizes = list(map(len, self.sized))
         try:
             self._objects = list(self._read_objects())
@@ -44,7 +44,7 @@ class SameObjects:
             self._objects = None
 
     def same(self) -> bool:
-        """True if all objects are the same as at the last `remember`."""
+        """True if all sizes and objects are the same as at the last `remember`."""
         if self._objects is None or list(map(len, self.sized)) != self._sizes:
             return False
         try:

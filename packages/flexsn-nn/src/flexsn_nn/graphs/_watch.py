@@ -1,4 +1,4 @@
-"""Detects changes of a network, its loss and its optimizer. Each call compares objects by identity."""
+"""Detects changes of a network, its loss and its optimizer. Each call first compares objects by identity."""
 
 from __future__ import annotations
 
@@ -283,7 +283,7 @@ class _WatchedPlace:
         return not changes
 
     def changes(self) -> list[str]:
-        """Returns the names of the values that differ. Stores new objects that equal the stored objects."""
+        """Returns the names of the values that have changed. Replaces stored objects by equal current objects."""
         container = self._container
         keys = tuple(key for key in container if key not in self._excluded)
         if keys != self._keys:

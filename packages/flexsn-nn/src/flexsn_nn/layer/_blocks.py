@@ -68,7 +68,7 @@ class SEWBlock(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Maps `[T, B, in_channels, H, W] -> [T, B, out_channels, H / stride, W / stride]`."""
+        """Maps `[T, B, in_channels, H, W] -> [T, B, out_channels, H / stride, W / stride]`, sizes rounded up."""
         return self.CONNECT[self.connect](self.branch(x), self.shortcut(x))
 
     def extra_repr(self) -> str:
@@ -107,7 +107,7 @@ class MSBlock(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Maps `[T, B, in_channels, H, W] -> [T, B, out_channels, H / stride, W / stride]`."""
+        """Maps `[T, B, in_channels, H, W] -> [T, B, out_channels, H / stride, W / stride]`, sizes rounded up."""
         shortcut: Tensor = self.shortcut(x)
         branch: Tensor = self.branch(x)
         return branch + shortcut

@@ -12,7 +12,7 @@ from flexsn_nn.noise._numbers import Numbers, draw_all
 
 
 class SharedDropout(Stateful):
-    """Dropout that drops the same elements at every step of a sequence, and scales the others by `1 / (1 - p)`.
+    """Dropout that drops the same elements at every step of a sequence, and scales other elements by `1 / (1 - p)`.
 
     The mask is drawn in the first call in training mode, from the random numbers of `flexsn_nn.random`, and kept until
     `reset()`. In evaluation mode, no elements are dropped.
@@ -39,7 +39,7 @@ class SharedDropout(Stateful):
 
         Raises:
             StateError: the mask does not have the shape and device of the input's step.
-            InputDtypeError: the layer is in training mode, and the input is integer or boolean.
+            InputDtypeError: the layer is in training mode, and the input is not a floating-point tensor.
         """
         check_tensor("the input", x, dims=1 if self.step_mode == "m" else 0)
         if not self.training:

@@ -30,8 +30,9 @@ class NormNeuron(Leaf):
     compiled kernels, the norm itself runs before the neuron.
 
     Args:
-        norm: `nn.BatchNorm1d` to `3d`, or `nn.SyncBatchNorm`; or an `OverTime` whose only layer is one of these norms,
-            such as `ThresholdDependentBatchNorm2d`. In evaluation mode, the norm uses its running statistics as usual.
+        norm: an `nn.BatchNorm1d`, `nn.BatchNorm2d`, `nn.BatchNorm3d` or `nn.SyncBatchNorm`; or an `OverTime` whose only
+            layer is one of these norms, such as `ThresholdDependentBatchNorm2d`. In evaluation mode, the norm uses its
+            running statistics as usual.
         neuron: any `FlexSN`. Its step normalises the first input, so hooks on the neuron receive `x`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Ways to reduce the memory that a network uses between forward and backward."""
+"""Reduces the memory that a network uses between forward and backward."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ _tables: dict[tuple[object, ...], Tensor] = {}
 
 
 def _get_table(kind: str, bits: int, low: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Returns a table, which is created once and stored.
+    """Returns the table of `_compute_weights` or `_compute_elements`, which is created once and stored.
 
     A table that is created during the capture of a CUDA graph, or that has no values, is not stored.
     """

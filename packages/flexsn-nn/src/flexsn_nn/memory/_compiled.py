@@ -17,7 +17,7 @@ Compiler = Callable[..., Any]
 
 
 class PackingBackend:
-    """A backend of `torch.compile` whose graphs store spikes for the backward as bits: 1/32 of float32.
+    """A backend of `torch.compile` whose graphs store spikes for the backward as bits, in 1/32 of float32's memory.
 
     Linear layers and convolutions that read a neuron's output store the bits of this output, and unpack them in the
     backward. The operations of the neuron's step must show that the output consists of zeros and ones. There may be
@@ -46,7 +46,7 @@ class PackingBackend:
 
 
 def pack_layers(graph: fx.GraphModule) -> int:
-    """Replaces layers of a Dynamo graph that read spikes by layers that store bits. Returns their number."""
+    """Replaces layers of a Dynamo graph that read spikes by layers that store bits. Returns the number of layers."""
     count = 0
     for node in list(graph.graph.nodes):
         layer = _LAYERS.get(node.target) if node.op == "call_function" else None
@@ -120,7 +120,7 @@ def _is_move(node: fx.Node) -> bool:
 
 
 def _find_result(graph: fx.GraphModule, path: Sequence[int]) -> Any:
-    """Returns the result of a graph with the indices `path`. If this result is nested, returns its first element."""
+    """Returns the result of a graph at the indices `path`. If this result is nested, returns its first element."""
     value = next(node for node in graph.graph.nodes if node.op == "output").args[0]
     for index in path:
         value = value[index] if isinstance(value, tuple | list) else value
@@ -261,16 +261,17 @@ class _Convolution(torch.autograd.Function):
 
 
 def _save(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """Saves the bits of the input, in the order of its memory, and the weight for the backward."""
+    """Saves the bits of the input, in the order of `_find_memory_order`, and the weight for the backward."""
     ctx.shape, ctx.dtype, ctx.bias = x.shape, x.dtype, bias
     ctx.order = _find_memory_order(x)
     ctx.save_for_backward(_pack(x, ctx.order), weight)
 
 
 def _find_memory_order(x: Tensor) -> list[int]:
-    """Returns the dimensions from the outermost to the innermost in memory.
+    """Returns the dimensions in the order in which the elements are packed.
 
-    Dense memory in channels-last format is thereby read in order.
+    For a dense tensor in channels-last format, this is the order in memory. For other tensors, the dimensions keep
+    their order.
     """
     dims = list(range(x.dim()))
     last = [0, *dims[2:], 1]

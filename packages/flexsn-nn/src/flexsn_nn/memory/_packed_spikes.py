@@ -22,8 +22,8 @@ from flexsn_runtime import native_unpacking, saving_hooks
 
 # Minimum size of a tensor in bytes for which packing pays off.
 _FEWEST_BYTES = 256
-# Number of entries at which entries of freed memory are first removed. After that, they are removed each time the
-# number of remaining entries has doubled.
+# When there are this many entries, the entries of freed memory are removed for the first time. Later, such entries are
+# removed each time the number of entries has doubled since the last removal.
 _FIRST_MAX_ENTRIES = 64
 
 
@@ -62,7 +62,7 @@ class PackedSpikes:
     graph are not.
 
     Args:
-        net: network whose neurons are included.
+        net: network whose neurons' spikes are packed.
         by_kernels: True to let kernels write bits. False to pack all spikes afterwards, for comparison.
 
     Attributes:
@@ -108,8 +108,9 @@ class PackedSpikes:
         if self._saving is not None:
             raise RuntimeError("this PackedSpikes is already active: enter it once, or create another one.")
         native = self._native = saving_hooks(self._pack_spikes, _unpack, self._count, _FEWEST_BYTES, VIEWS, LAYERS)
-        # The hook runs before other hooks, which may return another output. It holds no reference to this object.
-        # Otherwise, a captured step of the network would reach the counts of this object, which change in each call.
+        # The hook runs before other hooks, which may return another output. The hook holds no reference to this
+        # context. Otherwise, a captured step of the network would reach the context's counts, which change in each
+        # call.
         hook = _MarkingHook(native)
         self._hooks = [neuron.register_forward_hook(hook, prepend=True) for neuron in self._neurons]
         self._add_users(1)
@@ -220,8 +221,8 @@ class _Whole:
     """A tensor that autograd stores unchanged.
 
     Attributes:
-        version: version of the tensor when it was saved. Autograd does not compare the versions of tensors with hooks.
-            `None` for an inference tensor, which has no version.
+        version: version of the tensor when it was saved. Autograd does not compare the versions of tensors that it
+            saves with hooks. `None` for an inference tensor, which has no version.
     """
 
     tensor: Tensor
@@ -231,7 +232,7 @@ class _Whole:
 class _MarkingHook:
     """Forward hook that records that a neuron's first output consists of whole numbers.
 
-    Copies and pickles do not use the compiled launcher.
+    A copied or unpickled hook does not use the compiled launcher.
     """
 
     __slots__ = ("_native",)

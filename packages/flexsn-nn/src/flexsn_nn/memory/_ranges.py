@@ -57,7 +57,7 @@ def mark(spikes: Tensor, low: int, high: int, bits: Bits | None = None) -> None:
     """Records that a tensor that requires grad consists of whole numbers from `low` to `high`.
 
     Args:
-        spikes: `[T, *step]`.
+        spikes: first output of a neuron.
         bits: bits of the tensor's dense memory, as kernels write them. With `None`, bits that were recorded earlier for
             the same version are kept.
     """
@@ -111,7 +111,8 @@ class Scaled(NamedTuple):
 def scaled_range_of(tensor: Tensor) -> Scaled | Unknown:
     """Derives a range like `range_of`, and also supports one scaling.
 
-    The scaling is dropout, average pooling over 2, 4, 8, … elements, or a product with a number.
+    The scaling is dropout, average pooling over 2, 4, 8, … elements, a product with a positive number, or a division by
+    a power of two.
     """
     node: Any = tensor.grad_fn
     number, version = tensor.output_nr, tensor._version

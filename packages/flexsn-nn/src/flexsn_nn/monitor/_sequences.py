@@ -23,7 +23,7 @@ class _SequenceMonitor(Monitor):
         self._recorded: dict[str, list[Tensor]] = {name: [] for name in self.layers}
 
     def sequence(self, name: str) -> Tensor:
-        """Returns the recorded sequence of a layer, `[T, *step]`. It contains the steps of all calls.
+        """Returns the recorded sequence of a layer, `[T, *step]`, with the steps of all calls since the last `clear()`.
 
         Raises:
             UnknownNameError: the layer is not monitored.
@@ -74,6 +74,7 @@ class StateMonitor(_SequenceMonitor):
 
     Raises:
         UnknownNameError: a layer does not have the state.
+        ParameterError: `state` is a name, and the states of a layer have no names.
 
     Example:
         >>> from flexsn_nn import IF
@@ -99,7 +100,7 @@ class StateMonitor(_SequenceMonitor):
         self._stores = True
 
     def record(self, name: str, neuron: FlexSN, output: Tensor) -> None:
-        """Stores the state of one call."""
+        """Stores the state after each step of one call."""
         index = self._index[name]
         if neuron.step_mode == "m":
             self._recorded[name].append(neuron.state_seqs[index].detach())

@@ -16,7 +16,8 @@ from flexsn_nn.monitor._base import Watcher
 from flexsn_nn.neuron import Feedback
 from flexsn_nn.neuron._connections import OneToOne
 
-# Layers whose weights are synapses, with the number of dimensions of their input without time.
+# Layers whose weights are synapses, with the number of dimensions of a layer's input without time. `None` stands for
+# any number.
 SYNAPTIC: dict[type[nn.Module], int | None] = {
     nn.Linear: None,
     nn.Conv1d: 3,
@@ -58,10 +59,10 @@ class SynapseMonitor(Watcher):
     """Monitor of the synaptic operations of `nn.Linear`, convolutions and recurrent weights, since the last `clear()`.
 
     A spike counts as one operation for each weight that it reaches. At the edge of a convolution, a spike reaches fewer
-    weights. To count the operations of a convolution, the monitor runs the layer a second time. Only `operations()`
-    waits for the device. Biases and products of two activations (attention) are not counted. Spikes of a recurrent
-    neuron (`Recurrent`, `RLIF`, …) reach its recurrent weights one step later. All spikes of a call are counted, under
-    the name `NAME.recurrent`. Layers inside of your own step function are not counted.
+    weights. To count the operations of a convolution, the monitor runs a copy of the layer twice. Only `operations()`
+    and `total()` wait for the device. Biases and products of two activations (attention) are not counted. Spikes of a
+    recurrent neuron (`Recurrent`, `RLIF`, …) reach its recurrent weights one step later. All spikes of a call are
+    counted, under the name `NAME.recurrent`. Layers inside of your own step function are not counted.
 
     Args:
         net: network or single layer.

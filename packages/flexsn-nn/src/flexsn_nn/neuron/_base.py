@@ -133,7 +133,7 @@ class Neuron(FlexSN):
 
         Args:
             name: name of the parameter.
-            value: current value of the parameter, `self.name`.
+            value: current value of the parameter: the neuron's attribute with this name.
             like: tensor with which the parameter is combined.
         """
         fitted = fit(value, like)
@@ -207,12 +207,15 @@ class Neuron(FlexSN):
         return self.states[index] if self.states else None
 
     def state_seq(self, name: str = "v") -> Tensor | None:
-        """Returns the state after each step of the last call, `[T, *step]`; `None` without `store_state_seqs`."""
+        """Returns the state after each step of the last call, `[T, *step]`.
+
+        Returns `None` without `store_state_seqs`, in step mode `"s"`, before the first call and after `reset()`.
+        """
         index = self._find_state_index(name)
         return self.state_seqs[index] if self.state_seqs else None
 
     def explain(self, *inputs: Tensor, affine: Producer | None = None) -> str:
-        """Returns `FlexSN.explain`, and a line for each parameter out of its range. Waits for the device."""
+        """Returns the text of `FlexSN.explain`, with a line for each parameter out of range. Waits for the device."""
         return "\n".join([super().explain(*inputs, affine=affine), *self._list_strays()])
 
     def _list_strays(self) -> Iterator[str]:
@@ -278,7 +281,7 @@ class Neuron(FlexSN):
         """Traces the user's `dynamics` to find the shapes and dtypes of the outputs."""
         try:
             return self._trace_specs(inputs, states)
-        except Exception as error:  # with tensors without data, `dynamics` may raise any error
+        except Exception as error:  # on tensors without data, `dynamics` may raise any error
             raise ExampleError(
                 f"the input has no steps (T == 0), and {type(self).__name__}.dynamics cannot be traced, so the shape "
                 "of an output is unknown: leave out sequences without steps."

@@ -15,9 +15,9 @@ from flexsn_nn.neuron._reset import RECT, ImmediateReset, SpikeFunction, SpikeOp
 class CLIF(ImmediateReset):
     """`h = v - v / tau + x`; `m' = m sigmoid(h / tau) + s`; `v' = h - s (v_threshold + sigmoid(m'))`.
 
-    The neuron is a `LIF` with a complementary potential `m`, which records recent spikes. The more recent spikes there
-    are, the deeper the next reset. The gradient of `m` reaches further back in time than the membrane's gradient, which
-    vanishes.
+    The neuron is a `LIF` with a complementary potential `m`, which records recent spikes. The more often the neuron has
+    fired recently, the deeper the next reset is. The gradient of `m` reaches further back in time than the membrane's
+    gradient, which vanishes.
 
     Args:
         tau: time constant in steps, at least 1: a number, a tensor that broadcasts to the step, or an

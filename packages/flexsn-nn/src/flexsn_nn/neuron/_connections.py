@@ -40,10 +40,10 @@ class AllToAll(nn.Linear):
 
 
 class OneToOne(nn.Module):
-    """Computes `V s`: connects every neuron to itself. `V` is a number or broadcasts to the step.
+    """Computes `V s`: connects every neuron to itself.
 
     Args:
-        V: a number or a tensor.
+        V: a number, or a tensor that broadcasts to the step.
         learn: True if a gradient flows to `V`.
     """
 

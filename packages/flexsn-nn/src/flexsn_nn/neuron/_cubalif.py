@@ -10,7 +10,7 @@ from flexsn_nn.neuron._reset import RECT, ImmediateReset, SpikeFunction, SpikeOp
 
 
 class CUBALIF(ImmediateReset):
-    """`i' = c_decay i + x`; `h = v_decay v + i'`; then `ImmediateReset`.
+    """`i' = c_decay i + x`; `h = v_decay v + i'`, with the threshold and reset of `ImmediateReset`.
 
     Args:
         c_decay: factor of the synaptic current `i` per step, in `[0, 1]`.

@@ -12,7 +12,9 @@ from flexsn_nn.neuron._reset import SIGMOID, ImmediateReset, SpikeFunction, Spik
 
 
 class EIF(ImmediateReset):
-    """`h = v + (x + v_rest - v + delta_T exp((v - theta_rh) / delta_T)) / tau`; then `ImmediateReset`.
+    """`h = v + (x + v_rest - v + delta_T exp((v - theta_rh) / delta_T)) / tau`.
+
+    The threshold and reset are those of `ImmediateReset`.
 
     Args:
         tau: time constant in steps, above 0.

@@ -25,7 +25,7 @@ class GatedLIF(Neuron):
         T: number of steps. Each step has its own `conduct`. `None` for one `conduct` and any number of steps.
         inplane: number of channels C of inputs `[T, B, C, H, W]`. Each channel has its own parameters; `None` for
             parameters that all channels share.
-        init_linear_decay: initial value of `leak`, in (0, 1); `None` for `init_v_threshold / (2 T)`.
+        init_linear_decay: initial value of `leak`, in (0, 1); `None` for `init_v_threshold / (2 T)`, which needs `T`.
         init_v_subreset: initial value of `v_sub`, in (0, 1); `None` for `init_v_threshold`.
         init_tau, init_v_threshold, init_conduct: initial values of `tau`, `v_threshold` and `conduct`, in (0, 1).
         surrogate_function, strict: same as in `ImmediateReset`.
@@ -82,7 +82,7 @@ class GatedLIF(Neuron):
             self.hold(gate, 0.2 * (torch.rand(channels) - 0.5), learn=True)
         for name, initial_value in initial_values.items():
             self.hold(name, _invert_sigmoid(name, initial_value, channels), learn=True)
-        # The first dimension of `conduct` is T, so `conduct` does not broadcast to the step like the other parameters.
+        # The first dimension of `conduct` is T. Unlike the other parameters, `conduct` does not broadcast to the step.
         conduct_shape = (T or 1,) if inplane is None else (T or 1, *channels)
         self.conduct = nn.Parameter(_invert_sigmoid("conduct", init_conduct, conduct_shape))
         self.hold("T", T)

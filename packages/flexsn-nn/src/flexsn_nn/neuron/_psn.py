@@ -57,7 +57,7 @@ class PSN(Leaf):
 
         Raises:
             ParameterError: the number of steps is not `T`.
-            InputDtypeError: the input is integer or boolean.
+            InputDtypeError: the input is not a floating-point tensor.
         """
         check_floating(type(self).__name__, x)
         check_device("weight", self.weight, x)
@@ -156,8 +156,8 @@ class SlidingPSN(Stateful):
         """Maps `[T, *step]` to spikes `[T, *step]`, or `[*step]` to spikes `[*step]`.
 
         Raises:
-            StateError: the stored inputs have another shape or dtype.
-            InputDtypeError: the input is integer or boolean.
+            StateError: the stored inputs have another shape, dtype or device.
+            InputDtypeError: the input is not a floating-point tensor.
         """
         check_floating("SlidingPSN", x)
         check_tensor("the input", x, dims=1 if self.step_mode == "m" else 0)
@@ -179,7 +179,7 @@ class SlidingPSN(Stateful):
         return surrogate_spike_range(self.surrogate_function) if is_own_forward(self) else None
 
     def initial_states(self, x: Tensor) -> list[Tensor]:
-        """Returns zeros `[k - 1, *step]`, the inputs before the first step."""
+        """Returns zeros `[k - 1, *step]`, the inputs before the first step; an empty list if `k` is 1."""
         step = x.shape[1:] if self.step_mode == "m" else x.shape
         return [x.new_zeros((self.k - 1, *step))] if self.k > 1 else []
 

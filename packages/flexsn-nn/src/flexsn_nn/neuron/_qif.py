@@ -11,7 +11,7 @@ from flexsn_nn.neuron._reset import SIGMOID, ImmediateReset, SpikeFunction, Spik
 
 
 class QIF(ImmediateReset):
-    """`h = v + (x + a0 (v - v_rest) (v - v_c)) / tau`; then `ImmediateReset`.
+    """`h = v + (x + a0 (v - v_rest) (v - v_c)) / tau`, with the threshold and reset of `ImmediateReset`.
 
     Args:
         tau: time constant in steps, above 0.

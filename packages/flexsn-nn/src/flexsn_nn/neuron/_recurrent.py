@@ -34,7 +34,8 @@ class Feedback(Neuron):
     def V(self) -> Tensor:
         """Recurrent weights, `[features, features]`. Element `[i, j]` is the weight from neuron `j` to neuron `i`.
 
-        With `all_to_all=False`, the weights are `[features]` or `[1]`.
+        With `all_to_all=False`, the weights are `[features]` or `[1]`, or have the shape of the tensor given as `V`.
+        The weights of a convolution are `[channels, channels, *kernel_size]`.
         """
         weights: Tensor = self.recurrent.weight if hasattr(self.recurrent, "weight") else self.recurrent.V  # type: ignore[assignment]
         return weights
@@ -71,7 +72,8 @@ class Recurrent(Feedback):
             feedback is added to the first input. The neuron is part of this module, and its own state is not used.
         features: number of neurons, which is the size of the step's last dimension.
         all_to_all: if True, `V` is a matrix `[features, features]`. If False, every neuron is connected only to itself,
-            with weights `[features]`, or with one weight for all neurons if `features` is `None`.
+            with weights in the shape of the tensor `V`. If `V` is a number, the weights are `[features]`, or one weight
+            for all neurons if `features` is `None`.
         V: initial weights with `all_to_all=False`: a number, or a tensor that broadcasts to the step.
         bias: True if the matrix has a bias. A linear layer before this layer usually has a bias already.
         learn_recurrent: True if gradients flow to the weights.
@@ -88,7 +90,7 @@ class Recurrent(Feedback):
 
     Attributes:
         neuron: the neuron.
-        recurrent: module whose parameter is `weight`, or `V` with `all_to_all=False`.
+        recurrent: your own module; or a module whose parameter is `weight`, or `V` with `all_to_all=False`.
         delay: a `layer.Delay`, or `None`.
 
     Raises:

@@ -18,8 +18,8 @@ class RefractoryLIF(LIF):
 
     `r' = absolute + relative` after a spike, and `r' = max(r - 1, 0)` otherwise. The neuron is a `LIF` with a counter
     `r` of refractory steps. For `absolute` steps after a spike, the neuron ignores its input and is silent. In the next
-    `relative` steps, the threshold is increased by `rise` and falls linearly back to `v_threshold`: `v_threshold + rise
-    r / relative`. The soft reset subtracts the current threshold.
+    `relative` steps, the threshold is `v_threshold + rise r / relative`: it begins at `v_threshold + rise`, and falls
+    linearly to `v_threshold`. The soft reset subtracts the current threshold.
 
     Args:
         absolute: number of silent steps after a spike, at least 0.

@@ -219,7 +219,7 @@ def surrogate_spike_range(function: SpikeFunction) -> tuple[int, int] | None:
 
 
 def with_strictness(name: str, function: SpikeFunction, strict: bool | None) -> SpikeFunction:
-    """Returns the spike function with the comparison `>` or `>=` that `strict` requires."""
+    """Returns the spike function with the comparison that `strict` requires; unchanged if `strict` is `None`."""
     check_function(name, function)
     if strict is None:
         return function

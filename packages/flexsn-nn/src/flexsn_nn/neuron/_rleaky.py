@@ -17,9 +17,9 @@ from flexsn_nn.neuron._synaptic import Synaptic
 class RLeaky(Feedback, Leaky):
     """`h = beta v + x + V s`, minus the reset by the previous step's spike `r`; fires if `h > threshold`.
 
-    The reset "subtract" computes `h - r threshold`, and "zero" computes `(1 - r) h`. In contrast, `Leaky` does not
-    reset the input. `s` are the spikes of the previous step. `V` is a matrix with a bias, or a convolution, or, with
-    `all_to_all=False`, a weight from each neuron to itself.
+    The reset "subtract" computes `h - r threshold`, and "zero" computes `(1 - r) h`. In contrast, the reset "zero" of
+    `Leaky` does not change the input. `s` are the spikes of the previous step. `V` is a matrix with a bias, or a
+    convolution, or, with `all_to_all=False`, a weight from each neuron to itself.
 
     Args:
         beta: factor of the membrane per step, in `[0, 1]`, same as in `Leaky`.

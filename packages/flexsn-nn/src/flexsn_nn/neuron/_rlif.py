@@ -16,14 +16,14 @@ from flexsn_nn.neuron._reset import SIGMOID, SpikeFunction, SpikeOptions
 class RLIF(Feedback, LIF):
     """`h = v - (v - v_reset) / tau + x + V s`; with `decay_input`, `h = v + (x + V s - (v - v_reset)) / tau`.
 
-    The neuron is a `LIF`. A matrix `V` maps its previous spikes `s` to its input. Threshold and reset are those of
-    `ImmediateReset`.
+    The neuron is a `LIF`. A matrix `V` maps the previous spikes `s` of the layer to its input. The threshold and reset
+    are those of `ImmediateReset`.
 
     Args:
         features: number of neurons, which is the size of the step's last dimension.
         tau: same as in `LIF`.
         decay_input: same as in `LIF`, but the default is False. With the division by `tau`, a single spike moves the
-            membrane so little that a stack of these layers does not learn from its initial weights.
+            membrane so little that a stack of these layers with their initial weights does not begin to learn.
         v_threshold, v_reset, surrogate_function, detach_reset: same as in `ImmediateReset`.
         all_to_all, V, bias, learn_recurrent, init: same as in `Recurrent`.
         options: same as in `ImmediateReset`.
@@ -66,9 +66,9 @@ class RLIF(Feedback, LIF):
 class RALIF(Feedback, ALIF):
     """`h = v - (v - v_reset) / tau + x + V s`; `s' = step(h - v_threshold - beta a)`; `a' = exp(-1 / tau_a) a + s'`.
 
-    With `decay_input`, `h = v + (x + V s - (v - v_reset)) / tau`. The neuron is an `ALIF`. A matrix `V` maps its
-    previous spikes `s` to its input, as in a layer of an LSNN. For the neurons of an LSNN that do not adapt, set `beta`
-    to 0: `beta=torch.cat([torch.zeros(60), torch.full((40,), 0.2)])`.
+    With `decay_input`, `h = v + (x + V s - (v - v_reset)) / tau`. The neuron is an `ALIF`. A matrix `V` maps the
+    previous spikes `s` of the layer to its input, as in a layer of an LSNN. For the neurons of an LSNN that do not
+    adapt, set `beta` to 0: `beta=torch.cat([torch.zeros(60), torch.full((40,), 0.2)])`.
 
     Args:
         features: number of neurons, which is the size of the step's last dimension.

@@ -38,7 +38,7 @@ class EscapeNoise(Transform):
         return self.noise
 
     def step(self, core: Core, inputs: Values, states: Values, own: Own) -> Changed:
-        """Computes one step with noise in the dtype of the last state."""
+        """Computes one step with noise in the shape and dtype of the last state."""
         v = states[-1]
         if self.noise == "gaussian":
             noise = normal_like(v)
@@ -54,8 +54,8 @@ def _needs_noise(inputs: tuple[Tensor, ...]) -> bool:
 class StochasticLIF(ImmediateReset):
     """`h = v + (x - (v - v_reset)) / tau`; `s = step(h - v_threshold + scale n)`, with noise `n` in each step.
 
-    The neuron is a `LIF` that may fire early or late (escape noise). With logistic noise, it fires with the probability
-    `sigmoid((h - v_threshold) / scale)`.
+    The neuron is a `LIF` that may fire early or late (escape noise). With logistic noise, the neuron fires with the
+    probability `sigmoid((h - v_threshold) / scale)`.
 
     `forward(x)` draws the noise inside of the step, with `flexsn_nn.random`. `forward(x, noise)` uses your noise, for
     example zeros.
