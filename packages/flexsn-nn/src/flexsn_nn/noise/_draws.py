@@ -48,7 +48,7 @@ class Draws(Transform):
         return call.inputs, self
 
     def inputs(self, call: Call) -> Sequence[Tensor]:
-        """Returns the index of each step, `[T, 1, ...]`."""
+        """Returns the index of each step, `[T, 1, ...]`, or `[1, ...]` in step mode `"s"`."""
         return (self._get_places(call)[1],)
 
     def _get_places(self, call: Call) -> tuple[Elements, Tensor]:

@@ -36,7 +36,7 @@ class Delayed(Transform):
 
     @property
     def key(self) -> Hashable:
-        """Key: limits of the delay, its value or the layout of its tensor, and `learned`."""
+        """Key: the largest delay, whether the step interpolates, the delay or its tensor's layout, and `learned`."""
         layer = self.layer
         delay = layout_of(self.tensors) if isinstance(layer.delay, Tensor) else layer.delay
         return layer.max_delay, layer.is_between, delay, self.learned
@@ -61,14 +61,14 @@ class Delayed(Transform):
         return (self.layer.of(x), *others), None
 
     def inputs(self, call: Call) -> Sequence[Tensor]:
-        """Returns the delays in steps. Kernels round them down."""
+        """Returns the delays in steps. Kernels round tensors of delays down; a number is rounded down here."""
         x, delay = call.inputs[0], self.layer.steps_back()
         if not isinstance(delay, Tensor):
             return (torch.full((), float(math.floor(delay)), device=x.device).expand(len(x)),)
         return (delay.expand(len(x), *delay.shape),)
 
     def states(self, call: Call) -> Sequence[Tensor]:
-        """Returns zeros: the value before the first step."""
+        """Returns zeros, the value before the first step, if the step interpolates; otherwise nothing."""
         return tuple([torch.zeros_like(call.inputs[0][0]) for _ in range(self.num_states)])
 
     def step(self, core: Core, inputs: Values, states: Values, own: Own) -> Changed:

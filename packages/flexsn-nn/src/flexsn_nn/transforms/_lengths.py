@@ -38,7 +38,10 @@ class Lengths(Transform):
         self._cached: tuple[object, Tensor] | None = None
 
     def inputs(self, call: Call) -> Sequence[Tensor]:
-        """Returns the remaining steps, int32 `[T, B, 1, ...]`. For kernels, expands those of the first step."""
+        """Returns the counts of remaining steps, int32 `[T, B, 1, ...]`.
+
+        For kernels, returns the counts at the first step, expanded over time.
+        """
         lengths, shape = self.lengths, call.step_shape
         if call.step_mode == "s":
             raise StepModeError(

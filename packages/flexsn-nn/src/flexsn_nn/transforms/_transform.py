@@ -1,4 +1,4 @@
-"""`Transform`: a change of a step function, represented as a value with a key."""
+"""`Transform`: a change of a step function, represented by an object with a key."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Own(NamedTuple):
     """Arguments of one step that belong to a transform.
 
     Attributes:
-        inputs: the current step of each sequence of `Transform.inputs`.
-        states: values of `Transform.states` after the previous step.
+        inputs: the current step of each sequence that `Transform.inputs` returned.
+        states: the transform's states after the previous step; in the first step, the results of `Transform.states`.
         tensors: tensors of `Transform.tensors`, or their stand-ins in a trace.
     """
 
@@ -119,7 +119,7 @@ class Transform:
 
     @property
     def tensors(self) -> Values:
-        """Tensors that the step captures. Each tensor broadcasts to the step. Gradients flow to the tensors."""
+        """Tensors that the step captures. Each tensor broadcasts to the step. For gradients, see `learned`."""
         return ()
 
     @property
