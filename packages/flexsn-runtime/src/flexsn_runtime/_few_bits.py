@@ -38,7 +38,9 @@ def unpack_numbers(packed: Tensor, bits: int, low: int, dtype: torch.dtype) -> T
 
 
 def native_unpacking(bits: int, low: int, dtype: torch.dtype) -> Any:
-    """Returns the compiled launcher's object for calls of `unpack_numbers`; `None` if no call is recorded yet.
+    """Returns the compiled launcher's object for calls of `unpack_numbers`.
+
+    Returns `None` if no call is recorded yet, or if a hook watches launches.
 
     The hooks of `saving_hooks` use this object.
     """
@@ -108,13 +110,13 @@ def _launch(function: Pointwise[..., tuple[Tensor, ...]], out: Sequence[Tensor],
 
 @functools.cache
 def _choose_word(bits: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
-    """Returns the number of a byte's values that one word contains, and the dtype of the word."""
+    """Returns how many of a byte's values one word contains, and the dtype of the word."""
     per_word = min(8 // dtype.itemsize, 8 // bits)
     return per_word, torch.int64 if per_word * dtype.itemsize == 8 else torch.int32
 
 
 def _encode(number: int, dtype: torch.dtype) -> int:
-    """Returns the bits of a floating-point value, as a non-negative integer."""
+    """Returns the bits of a number in a floating-point dtype, as a non-negative integer."""
     bits = int.from_bytes(struct.pack(f"<{_FORMATS[dtype]}", number), "little")
     return bits >> 16 if dtype == torch.bfloat16 else bits  # exact, because the integers are small
 

@@ -52,7 +52,7 @@ def build_inference_kernel(
 
     Raises:
         ValueError: the number of examples, arguments or results is wrong. The message contains both numbers.
-        NotImplementedError: the core does something that a scan cannot do, or an op has no rule.
+        NotImplementedError: a scan does not support an operation of the core, or an op has no rule.
     """
     program = PointwiseProgram(core_fn, num_inputs, num_states, num_outputs)
     return ScanKernel(program, state_seqs=True), describe(program, example_inputs)
@@ -65,7 +65,7 @@ def build_inference_final_state_kernel(
     num_outputs: int,
     example_inputs: Sequence[Tensor] | None = None,
 ) -> tuple[ScanKernel, FlexSNInfo]:
-    """Builds a kernel like `build_inference_kernel`, which writes final states instead of state sequences."""
+    """Builds a kernel as `build_inference_kernel` does. The kernel writes final states instead of state sequences."""
     program = PointwiseProgram(core_fn, num_inputs, num_states, num_outputs)
     return ScanKernel(program, state_seqs=False), describe(program, example_inputs)
 
