@@ -20,7 +20,7 @@ Size = int
 
 
 class Assignment:
-    """Assigns a prime to each symbol in the sizes of some tensors. Calls map a size to an integer.
+    """Assigns a prime to each symbol in the sizes of some tensors. A call maps a size to an integer.
 
     Args:
         sizes: all sizes with which the assignment is called.
