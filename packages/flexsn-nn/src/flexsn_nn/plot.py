@@ -22,7 +22,7 @@ def raster(spikes: Tensor, ax: Axes | None = None) -> Axes:
     """Draws a mark for each spike. Steps are on the horizontal axis, neurons on the vertical axis.
 
     Args:
-        spikes: `[T, *step]`. The step's elements are numbered in order.
+        spikes: `[T, *step]`. The step's elements are numbered in row-major order.
         ax: axes to draw into; `None` for a new figure.
     """
     ax = _get_axes(ax)
@@ -82,7 +82,7 @@ def heatmap(v: Tensor, ax: Axes | None = None, *, label: str = "membrane") -> Ax
     """Draws membranes or another state as colours. Steps are on the horizontal axis, neurons on the vertical axis.
 
     Args:
-        v: `[T, *step]`. The step's elements are numbered in order.
+        v: `[T, *step]`. The step's elements are numbered in row-major order.
         ax: axes to draw into; `None` for a new figure.
         label: name of `v` on the colour bar.
     """

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 class Delayed(Transform):
-    """A `Delay` in a call without earlier inputs. It runs in kernels that can load earlier steps, or before the step.
+    """A `Delay` in a call without earlier inputs.
+
+    The delay runs in kernels that can load earlier steps; otherwise, it runs before the step.
 
     For a delay that is not a whole number, the step receives `x[t - floor(delay)]`, keeps the previous such value as a
     state, and interpolates between the two values. The gradient of a learned delay is a sum over time, as for any
@@ -72,7 +74,7 @@ class Delayed(Transform):
         return tuple([torch.zeros_like(call.inputs[0][0]) for _ in range(self.num_states)])
 
     def step(self, core: Core, inputs: Values, states: Values, own: Own) -> Changed:
-        """Calls `core` with the value interpolated between this step and the previous step."""
+        """Calls `core` with the delayed input, interpolated between two steps if the delay is not a whole number."""
         x = inputs[0]
         y = self.layer.between(x, *own.states, *own.tensors)
         return Changed(*core((y, *inputs[1:]), states), own_states=(x,) * self.num_states)

@@ -92,8 +92,8 @@ class Transform:
         num_inputs, num_states, num_outputs: counts of added inputs, states and outputs.
         optional: True if calls that do not run in kernels may leave the transform out.
         counts_down: True if the added inputs are int32 numbers that decrease by 1 in each step. Only their sign
-            matters. For kernels, `inputs` may return their first step, expanded over time. Kernels then count down
-            without reading the numbers, and end early where the step returns zeros and keeps its states.
+            matters. For kernels, `inputs` may return the numbers of the first step, expanded over time. Kernels then
+            count down without reading the numbers, and end early where the step returns zeros and keeps its states.
         looks_back: maximum delay of the neuron's first input. The added input contains the delays in steps:
             floating-point numbers of one step, expanded over time. At each step, kernels load the first input from the
             step that is earlier by the delay, rounded down and limited to `looks_back`. For steps before the first

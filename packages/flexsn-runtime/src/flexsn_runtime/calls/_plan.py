@@ -187,12 +187,15 @@ def launching(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """The calls of one layout as data. A call allocates its results, executes the steps, and returns the results.
+    """Calls with tensors of one layout, as data.
+
+    A call allocates its results, executes the steps, and returns the results.
 
     Attributes:
         device: device of the results.
         allocations: for each result, its allocation; `None` if the result is absent.
-        allocators: for each result, the function that allocates it; `None` if a step allocates it.
+        allocators: for each result, the function that allocates it; `None` if the result is absent or a step allocates
+            it.
         steps: the steps after the allocations.
         together: the steps that allocate several results each. The entries of `allocators` for these results are
             `None`.

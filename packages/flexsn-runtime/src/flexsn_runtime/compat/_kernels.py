@@ -18,7 +18,7 @@ from flexsn_runtime.program._program import PointwiseProgram
 class ScanKernel:
     """The kernels of one step function, for one purpose.
 
-    One kernel is compiled for each combination of dtypes, layouts and gradients. It runs for any sizes.
+    One kernel is compiled for each combination of dtypes, layouts and gradients. A compiled kernel runs for any sizes.
 
     Attributes:
         program: the step function.
@@ -51,7 +51,8 @@ def build_inference_kernel(
         The kernel, for `flexsn_inference`, and the description of the step.
 
     Raises:
-        ValueError: the number of examples, arguments or results is wrong. The message contains both numbers.
+        ValueError: the number of examples, arguments or results is wrong. The message contains the expected number and
+            the actual number.
         NotImplementedError: a scan does not support an operation of the core, or an op has no rule.
     """
     program = PointwiseProgram(core_fn, num_inputs, num_states, num_outputs)

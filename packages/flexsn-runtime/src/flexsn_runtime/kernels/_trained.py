@@ -76,12 +76,12 @@ class Trained:
 
     Args:
         arguments: any arguments of this layout.
-        needs_grad: for each of `[*inputs, *states, *lifted]`, True if it requires grad.
         state_seqs: same as for `forward_scan`.
 
     Attributes:
         first_kept: position in the result of `run` of the first tensor that is kept for the backward.
-        first_bits: position, before `first_kept`, of the first bits of outputs. Bits have no gradient.
+        first_bits: position in the same result of the first bits of outputs; `first_kept` if there are no bits. Bits
+            have no gradient.
         fixed: positions of the results before `first_kept` through which no gradient flows.
     """
 
@@ -194,6 +194,7 @@ class TrainedScan(Trained):
     """A `Trained` scan that executes the plans of a pointwise step.
 
     Args:
+        needs_grad: for each of `[*inputs, *states, *lifted]`, True if it requires grad.
         last: additional last step of the backward, which replaces the gradient of the first input; `None` without it.
     """
 
@@ -246,7 +247,7 @@ class TrainedScan(Trained):
         """Returns a function as `NativeScan.again` does, for calls in which some tensors are computed from others.
 
         Args:
-            compute: function that takes tensors like these, and returns the computed tensors, by position.
+            compute: function that takes tensors like `tensors`, and returns the computed tensors, by position.
             tensors: `[*inputs, *states, *lifted]` followed by further tensors. The scan reads a computed tensor instead
                 of the tensor at its position. This method does not change the tensors.
 
