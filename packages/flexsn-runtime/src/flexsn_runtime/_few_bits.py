@@ -22,8 +22,8 @@ _launches: Recent[Launches] = Recent()
 def unpack_numbers(packed: Tensor, bits: int, low: int, dtype: torch.dtype) -> Tensor | None:
     """Returns the integers that bytes contain, as floating-point values; `None` if no Triton kernel can read the bytes.
 
-    The lowest bits of a byte contain the first integer. The kernel writes the values of a byte as words of up to 64
-    bits, the width of a memory transfer. Unpacking therefore takes hardly longer than only writing the values.
+    The lowest bits of a byte contain the first integer. The kernel combines the values of a byte into words of 32 or 64
+    bits, so that few stores are necessary. Unpacking therefore takes hardly longer than only writing the values.
 
     Args:
         packed: uint8, dense, of any shape.

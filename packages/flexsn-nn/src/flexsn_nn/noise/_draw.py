@@ -11,8 +11,8 @@ from flexsn_nn.errors import DrawError, InputDtypeError
 from flexsn_nn.noise._current import Step, current
 from flexsn_nn.noise._shapes import ShapeRule, find_shape_rule
 
-# Numbers of bits of uniform random numbers in half precision. The dtypes represent numbers with so many bits exactly,
-# so no number is rounded to 1.
+# Numbers of bits of uniform random numbers in half precision. Each dtype represents numbers of its length exactly, so
+# no number is rounded to 1.
 _BITS = {torch.float16: 11, torch.bfloat16: 8}
 
 

@@ -21,7 +21,7 @@ _MOST = 1_000
 def draws(core: Callable[..., Any]) -> bool:
     """True if the code of a core, or code that it refers to by name, uses functions of `flexsn_nn.random`.
 
-    Draws in code that is reached in other ways are only detected when they run.
+    Draws in code that is reached in other ways, or only after `_MOST` other objects, are detected when they run.
     """
     if isinstance(core, MethodType) and all(map(_is_ready_made, type(core.__self__).__mro__)):
         bound = core.__self__

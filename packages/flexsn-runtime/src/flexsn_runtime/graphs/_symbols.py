@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _PRIMES = (17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61)
 
 Size = int
-"""An int, or a `torch.SymInt`, which torch treats as an int."""
+"""An int, or a `torch.SymInt`, which torch accepts in place of an int."""
 
 
 class Assignment:
