@@ -19,10 +19,10 @@ __all__ = ["firing_rates", "heatmap", "raster", "trace"]
 
 
 def raster(spikes: Tensor, ax: Axes | None = None) -> Axes:
-    """Draws a dot for each spike. Steps are on the horizontal axis, neurons on the vertical axis.
+    """Draws a mark for each spike. Steps are on the horizontal axis, neurons on the vertical axis.
 
     Args:
-        spikes: `[T, *step]`. The step's elements are numbered in order.
+        spikes: `[T, *step]`. The step's elements are numbered in row-major order.
         ax: axes to draw into; `None` for a new figure.
     """
     ax = _get_axes(ax)
@@ -45,14 +45,14 @@ def trace(
 
     Args:
         v: `[T]`, the state.
-        spikes: `[T]`, the spikes of the neuron.
+        spikes: `[T]`, the spikes of the neuron; `None` to draw no spikes.
         threshold: number, drawn as a horizontal line; or `[T]`, a threshold that changes over time, such as `1.0 + 1.8
-            * a` for an `ALIF`.
+            * a` for an `ALIF`; `None` to draw no threshold.
         ax: axes to draw into; `None` for a new figure.
         label: name of `v` in the legend and on the axis.
 
     Raises:
-        ParameterError: `v` has more than one neuron, or the tensors differ in length.
+        ParameterError: `v` does not have the shape `[T]`, or the tensors differ in length.
     """
     threshold_sequence = threshold if isinstance(threshold, Tensor) and threshold.dim() else None
     tensors = [tensor for tensor in (v, spikes, threshold_sequence) if tensor is not None]
@@ -82,7 +82,7 @@ def heatmap(v: Tensor, ax: Axes | None = None, *, label: str = "membrane") -> Ax
     """Draws membranes or another state as colours. Steps are on the horizontal axis, neurons on the vertical axis.
 
     Args:
-        v: `[T, *step]`. The step's elements are numbered in order.
+        v: `[T, *step]`. The step's elements are numbered in row-major order.
         ax: axes to draw into; `None` for a new figure.
         label: name of `v` on the colour bar.
     """
@@ -95,7 +95,7 @@ def heatmap(v: Tensor, ax: Axes | None = None, *, label: str = "membrane") -> Ax
 
 
 def firing_rates(rates: Mapping[str, float], ax: Axes | None = None) -> Axes:
-    """Draws a bar for each layer.
+    """Draws the firing rate of each layer as a bar.
 
     Args:
         rates: spikes per neuron and step, as `RateMonitor.rates()` returns them.

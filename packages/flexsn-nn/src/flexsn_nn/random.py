@@ -6,7 +6,7 @@ other rows of the batch. No tensor of the size of the data is stored.
 
 A neuron draws its key from PyTorch's generator each time it begins with the initial state, so `torch.manual_seed` makes
 its numbers reproducible. While the neuron keeps its state, the count of time steps continues. A sequence that is run in
-two calls therefore has the same numbers as if it is run in one call.
+two calls therefore has the same numbers as a sequence that is run in one call.
 
 Source: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011 (Philox).
 """
@@ -90,20 +90,20 @@ def bernoulli_like(x: Tensor, p: float | Tensor = 0.5) -> Tensor:
 def configure(
     net: nn.Module, *, seed: int | None = None, first_row: int | None = None, in_evaluation: bool | None = None
 ) -> None:
-    """Sets the source of the random numbers of a network's neurons and of `SharedDropout`. `None` changes nothing.
+    """Sets the source of random numbers of a network's neurons and `SharedDropout` layers. `None` keeps a setting.
 
     Args:
         net: neuron, or module with neurons. The call does not affect neurons that draw no numbers.
-        seed: seed from which the key of each neuron is derived, instead of from PyTorch's generator. Every sequence
-            that begins with the initial state then has equal numbers. A negative seed returns to keys from the
-            generator.
+        seed: seed from which the key of each neuron is derived. Keys are then not drawn from PyTorch's generator. Every
+            sequence that begins with the initial state then has equal numbers. After a negative seed, keys are drawn
+            from the generator again.
         first_row: index of the first row of a batch. A process whose rows begin at index `n` of the whole batch sets
             `n`.
         in_evaluation: True (the initial setting) to also draw numbers in evaluation mode. False to replace each number
             by its mean in evaluation mode: normal numbers by 0, uniform numbers by 0.5, Bernoulli numbers by `p`.
 
     Raises:
-        ParameterError: a seed or a row is not a whole number.
+        ParameterError: `seed` is not an integer, or `first_row` is not an integer or is negative.
 
     Example:
         >>> from flexsn_nn.neuron import StochasticLIF

@@ -22,8 +22,8 @@ _launches: Recent[Launches] = Recent()
 def unpack_numbers(packed: Tensor, bits: int, low: int, dtype: torch.dtype) -> Tensor | None:
     """Returns the integers that bytes contain, as floating-point values; `None` if no Triton kernel can read the bytes.
 
-    The lowest bits of a byte contain the first integer. The kernel writes the values of a byte as words of up to 64
-    bits, the width of a memory transfer. Unpacking therefore takes hardly longer than only writing the values.
+    The lowest bits of a byte contain the first integer. The kernel combines the values of a byte into words of 32 or 64
+    bits, so that few stores are necessary. Unpacking therefore takes hardly longer than only writing the values.
 
     Args:
         packed: uint8, dense, of any shape.
@@ -38,7 +38,9 @@ def unpack_numbers(packed: Tensor, bits: int, low: int, dtype: torch.dtype) -> T
 
 
 def native_unpacking(bits: int, low: int, dtype: torch.dtype) -> Any:
-    """Returns the compiled launcher's object for calls of `unpack_numbers`; `None` if no call is recorded yet.
+    """Returns the compiled launcher's object for calls of `unpack_numbers`.
+
+    Returns `None` if no call is recorded yet, or if a hook watches launches.
 
     The hooks of `saving_hooks` use this object.
     """
@@ -108,13 +110,13 @@ def _launch(function: Pointwise[..., tuple[Tensor, ...]], out: Sequence[Tensor],
 
 @functools.cache
 def _choose_word(bits: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
-    """Returns the number of a byte's values that one word contains, and the dtype of the word."""
+    """Returns how many of a byte's values one word contains, and the dtype of the word."""
     per_word = min(8 // dtype.itemsize, 8 // bits)
     return per_word, torch.int64 if per_word * dtype.itemsize == 8 else torch.int32
 
 
 def _encode(number: int, dtype: torch.dtype) -> int:
-    """Returns the bits of a floating-point value, as a non-negative integer."""
+    """Returns the bits of a number in a floating-point dtype, as a non-negative integer."""
     bits = int.from_bytes(struct.pack(f"<{_FORMATS[dtype]}", number), "little")
     return bits >> 16 if dtype == torch.bfloat16 else bits  # exact, because the integers are small
 

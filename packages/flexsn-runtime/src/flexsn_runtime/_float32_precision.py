@@ -8,7 +8,7 @@ import torch
 def float32_precision() -> str:
     """Returns the precision `"highest"`, `"high"` or `"medium"`; see `torch.set_float32_matmul_precision`.
 
-    `torch.get_float32_matmul_precision` raises an error if the precision was set by `torch.backends`.
+    `torch.get_float32_matmul_precision` raises an error if the precision was set through `torch.backends`.
     """
     if torch.backends.cuda.matmul.fp32_precision != "tf32":
         return "highest"

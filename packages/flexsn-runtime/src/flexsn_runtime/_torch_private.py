@@ -19,7 +19,8 @@ _NO_TRACE = "steps cannot be traced, and nothing can be compiled"
 _BLIND = "compiled kernels cannot be called: they would not see a transform of torch.func, and give wrong gradients"
 _NO_SIZES = "a compiled graph of symbolic sizes runs as a loop"
 
-# `torch.autograd.Function` checks for transforms of `torch.func` at every `apply`. This check takes time.
+# `torch.autograd.Function` checks for transforms of `torch.func` at every `apply`. `_SingleLevelFunction` saves the
+# time of this check.
 if TYPE_CHECKING:
     from torch._ops import OpOverload as OpOverload
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
@@ -96,7 +97,8 @@ _MODES = {
 def transform_at_work() -> str | None:
     """Returns the name of an active transform that a launch would bypass; `None` if no such transform is active.
 
-    These are the transforms of `torch.func`, forward mode, and modes that trace or replace operators.
+    Such transforms are those of `torch.func`, forward mode, `torch.jit.trace`, and modes that trace or replace
+    operators.
     """
     if are_transforms_active():
         return "a transform of torch.func (grad, vjp, vmap, jvp, ...)"
@@ -189,7 +191,8 @@ def convolution_into(
         numbers: stride, padding, dilation, transposed, output_padding and groups.
 
     Returns:
-        The function; `None` if PyTorch does not use cuDNN for this convolution, so that it allocates the result.
+        The function; `None` if cuDNN does not write this convolution to existing memory, so that PyTorch allocates the
+        result.
     """
     stride, padding, dilation, transposed, output_padding, groups = numbers
     if _select_conv_backend is None or bias is not None or not value.is_cuda or 0 in value.shape:

@@ -46,7 +46,8 @@ def lower_launches(op: Any) -> None:
     call = fallback_handler(op, add_to_fallback_set=False)
 
     def lower(read: Sequence[Any], written: Sequence[Any], sizes: Sequence[Any], source: str) -> None:
-        # Only tensors that are read may have other strides. Written tensors are allocated with the required strides.
+        # Only tensors that are read may have strides other than those that the kernel requires. Written tensors are
+        # allocated with the required strides.
         strides = (node.meta["val"].stride() for node in V.graph.current_node.args[0])
         read = [ir.ExternKernel.require_exact_strides(x, s) for x, s in zip(read, strides, strict=True)]
         (_launch_node() if V.graph.cpp_wrapper else call)(read, written, sizes, source)

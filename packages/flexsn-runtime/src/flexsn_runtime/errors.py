@@ -36,7 +36,7 @@ class ResidualsError(ValueError):
 
 
 class SpikeBitsError(ValueError):
-    """Bits are requested for an output with values other than 0 and 1, or for a step without a kernel for all steps."""
+    """Bits are requested for an output with values other than 0 and 1, or for a step that has no single kernel."""
 
 
 class LateInputError(ValueError):

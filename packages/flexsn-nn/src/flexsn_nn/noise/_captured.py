@@ -44,7 +44,10 @@ for _name, _dtype in (("draw", torch.float32), ("below", torch.bool)):
 
 
 def number_draws(module: fx.GraphModule) -> None:
-    """Replaces the draws in a captured step's graph by the numbers that the step draws outside of compilers."""
+    """Replaces the draws in a captured step's graph by operators that compute the same numbers as the uncompiled step.
+
+    If the graph contains a call of `means`, replaces the draws by their means.
+    """
     ops, graph = torch.ops.flexsn_nn, module.graph
     sources = _list_calls(graph, ops.places) + _list_calls(graph, ops.means)
     if not sources:
@@ -78,7 +81,7 @@ def number_draws(module: fx.GraphModule) -> None:
 
 
 def _find_rule(x: fx.Node, word: fx.Node) -> ShapeRule:
-    """Returns the rule for a draw of numbers whose shape may differ from the step's.
+    """Returns the rule that derives numbers with the shape of `x` from draws with the step's shape, that of `word`.
 
     Raises:
         DrawError: the step has no numbers for this shape.

@@ -1,4 +1,4 @@
-"""The step that a thread is running: the places of the step's random numbers, and the number of its draws so far."""
+"""The step that a thread is running: the places of its random numbers, and the number of draws so far."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Places(NamedTuple):
 
 
 class Elements(NamedTuple):
-    """Tensors from which the words of a step's elements are computed, int32 each. All of them broadcast to the step.
+    """Tensors from which the words of a step's elements are computed, int32 each. They broadcast to the step's shape.
 
     Attributes:
         low, high: the two words of the key.
@@ -63,7 +63,7 @@ current = _Current()
 
 
 def drawing(places: Places | None, run: Callable[[], _Result]) -> _Result:
-    """Returns the result of `run`. Draws inside of `run` use these places."""
+    """Returns the result of `run`. Draws inside of `run` use `places`, or return means if `places` is `None`."""
     before, current.step = current.step, Step(places)
     try:
         return run()

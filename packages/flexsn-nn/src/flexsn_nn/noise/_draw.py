@@ -11,8 +11,8 @@ from flexsn_nn.errors import DrawError, InputDtypeError
 from flexsn_nn.noise._current import Step, current
 from flexsn_nn.noise._shapes import ShapeRule, find_shape_rule
 
-# Number of bits of uniform numbers in half precision. The dtypes represent numbers of this length exactly, so no number
-# is rounded to 1.
+# Numbers of bits of uniform random numbers in half precision. Each dtype represents numbers of its length exactly, so
+# no number is rounded to 1.
 _BITS = {torch.float16: 11, torch.bfloat16: 8}
 
 
@@ -28,7 +28,7 @@ def draw_normal(x: Tensor) -> Tensor:
 
 
 def draw_uniform(x: Tensor, *, below: float | Tensor | None = None) -> Tensor:
-    """Implements `random.uniform_like`. With `below`, implements `random.bernoulli_like` for this probability."""
+    """Implements `random.uniform_like`. With the probability `below`, implements `random.bernoulli_like`."""
     name = "uniform_like" if below is None else "bernoulli_like"
     _check(x, name)
     bits = 24 if below is not None else _BITS.get(x.dtype, 24)

@@ -17,9 +17,10 @@ from flexsn_runtime import words_of_elements
 class Draws(Transform):
     """Transform that passes the places of random numbers to a step.
 
-    It must be the outermost transform, because other transforms may also draw numbers. One object serves one call. The
-    call's key is drawn once, even if the call is first tried with kernels and then runs as a loop. Kernels compute the
-    words of an element before their loop over time. Loops in Python receive words that are computed before the loop.
+    `Draws` must be the outermost transform, because other transforms may also draw numbers. One object serves one call.
+    The call's key is drawn once, even if the call is first tried with kernels and then runs as a loop. Kernels compute
+    the words of an element before their loop over time. Loops in Python receive words that are computed before the
+    loop.
 
     Args:
         numbers: key and steps of the neuron's random numbers.
@@ -48,7 +49,7 @@ class Draws(Transform):
         return call.inputs, self
 
     def inputs(self, call: Call) -> Sequence[Tensor]:
-        """Returns the index of each step, `[T, 1, ...]`."""
+        """Returns the index of each step, `[T, 1, ...]`, or `[1, ...]` in step mode `"s"`."""
         return (self._get_places(call)[1],)
 
     def _get_places(self, call: Call) -> tuple[Elements, Tensor]:
@@ -84,7 +85,7 @@ class Means(Transform):
 
 
 def example() -> Draws:
-    """Returns a transform for traces. It has an arbitrary key, which is not drawn from a generator."""
+    """Returns a transform for traces. The transform's key is derived from seed 0, and not drawn from a generator."""
     numbers = Numbers()
     numbers.configure(0, 0, None, None)
     return Draws(numbers, begins=True, keep=False)

@@ -1,4 +1,4 @@
-"""Detects, before a core runs, that its code draws random numbers."""
+"""Detects, before a core runs, whether its code draws random numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST = 1_000
 def draws(core: Callable[..., Any]) -> bool:
     """True if the code of a core, or code that it refers to by name, uses functions of `flexsn_nn.random`.
 
-    Draws in code that is reached in other ways are only detected when they run.
+    Draws in code that is reached in other ways, or only after `_MOST` other objects, are detected when they run.
     """
     if isinstance(core, MethodType) and all(map(_is_ready_made, type(core.__self__).__mro__)):
         bound = core.__self__
@@ -78,7 +78,7 @@ def _resolve(function: FunctionType, names: set[str], owner: type | None) -> Ite
 
     Args:
         names: names that the function's code uses.
-        owner: class of the function's object; `None` for a function that is not a method.
+        owner: class whose methods the code may call by name; `None` if the function was not reached through a method.
     """
     for name in names:
         if name in function.__globals__:
@@ -94,7 +94,7 @@ def _resolve(function: FunctionType, names: set[str], owner: type | None) -> Ite
 
 
 def _list_parts(value: Any) -> list[tuple[Any, type | None]]:
-    """Returns the functions and modules that an object may call, each with the class of its object, or `None`."""
+    """Returns the callables that an object may call, each with the class of which it is a method, or with `None`."""
     if isinstance(value, MethodType):
         return [(value.__func__, type(value.__self__)), *_list_children(value.__self__)]
     if isinstance(value, partial):
@@ -109,7 +109,7 @@ def _list_parts(value: Any) -> list[tuple[Any, type | None]]:
 
 
 def _is_ready_made(kind: type) -> bool:
-    """True for a class of this package or of torch, whose own methods do not draw numbers."""
+    """True for `object` and for classes of this package and of torch, whose own methods do not draw numbers."""
     return kind is object or kind.__module__.startswith(("flexsn_nn.", "torch."))
 
 

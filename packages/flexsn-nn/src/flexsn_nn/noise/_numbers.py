@@ -1,4 +1,4 @@
-"""The key of a neuron's random numbers, and their places in a call."""
+"""The key of a neuron's random numbers, and the places of the random numbers in a call."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from flexsn_runtime import words_of_elements
 
 
 class Numbers:
-    """Key of a neuron's random numbers, and the number of steps since the neuron's state began.
+    """Key of a neuron's random numbers, and the number of steps since the neuron began with its initial state.
 
     Attributes:
         words: key that is derived from a seed; `None` if keys are drawn from PyTorch's generator.
-        first_row: index of the first row of a batch.
+        first_row: index that the first row of a batch gets, for a neuron that receives only some rows of the whole
+            batch.
         in_evaluation: True if numbers are also drawn in evaluation mode.
-        key: current key, `[2]`, int32; `None` before the first call.
-        steps: indices of the time steps in the last call, int32; `None` before the first call.
+        key: key of the last call that kept the state, `[2]`, int32; `None` before such a call, and after a new seed.
+        steps: indices of the time steps in the last call that kept the state, int32; `None` before such a call.
     """
 
     def __init__(self) -> None:
@@ -51,7 +52,7 @@ class Numbers:
         Args:
             shape: shape of the step.
             steps: number of steps; `None` for a single step without a time dimension.
-            begins: True if the call begins with the initial state, so that it gets a new key.
+            begins: True if the call begins with the initial state, and therefore gets a new key.
             keep: True if the next call continues from the end of this call.
         """
         key, before = self.key, self.steps
@@ -102,7 +103,7 @@ class Numbers:
 def draw_all(
     numbers: Numbers, shape: Sequence[int], steps: int | None, device: torch.device, *, bits: int | None
 ) -> Tensor:
-    """Draws float32 numbers for all elements and steps, with a new key. They are the numbers of a step's first draw.
+    """Draws float32 numbers for all elements and steps, with a new key. The numbers equal each step's first draw.
 
     Args:
         shape, steps, device: arguments of `Numbers.places`.

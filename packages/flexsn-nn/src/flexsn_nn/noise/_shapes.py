@@ -1,4 +1,4 @@
-"""Random numbers for tensors with other shapes than the step: for branches, a soma, or a smaller population."""
+"""Random numbers for tensors whose shapes differ from the step's: for branches, a soma, or a smaller population."""
 
 from __future__ import annotations
 

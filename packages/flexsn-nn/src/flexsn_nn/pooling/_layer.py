@@ -1,4 +1,4 @@
-"""A replacement for the forward of a pooling layer, which runs a kernel."""
+"""A replacement for the forward of a pooling layer. The replacement runs a kernel if possible."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _to_pair(sizes: Any, size_of_row: int, *, flat: bool) -> tuple[int, int]:
 
 
 def _to_images(layer: nn.Module, x: Tensor) -> Tensor | None:
-    """Returns the input as `[N, C, H, W]`; `None` if it has another number of dimensions."""
+    """Returns `x` as `[N, C, H, W]`, with `H = 1` for pooling in one dimension; `None` if `x` is not a batch."""
     if isinstance(layer, nn.MaxPool1d | nn.AvgPool1d):
         return x.unsqueeze(-2) if x.dim() == 3 else None
     return x if x.dim() == 4 else None

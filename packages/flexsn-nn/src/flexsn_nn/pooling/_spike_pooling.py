@@ -53,7 +53,7 @@ class SpikePooling(ReplacementReport):
 
 
 def spike_pooling(net: nn.Module, *, skip: Collection[str] = ()) -> SpikePooling:
-    """Makes layers pool with kernels that read and write each element once, forward and backward. Works in place.
+    """Makes layers pool with kernels that access each element once, forward and backward. Changes the layers in place.
 
     For spikes, a maximum is a logical or, and its gradient flows to the first spike of a window. For the backward, a
     kernel stores the position of this spike, in 2 to 8 bits for each element of the result. In contrast, torch stores

@@ -28,10 +28,10 @@ class LayerReport:
         name: name as in `named_modules()`; `"the rest"` for the operations between layers and the loss.
         kind: class of the layer.
         backend: backend that runs a neuron; `"torch"` for other layers.
-        reason: for a neuron, the reason why this backend runs.
+        reason: for a neuron, the reason why this backend runs; empty for other layers.
         kernels: for a neuron, the names of its kernels.
-        bytes_kept: bytes that autograd saves for the backward in the layer's forward, without parameters. Memory that
-            two layers save counts for the first layer.
+        bytes_kept: bytes that autograd saves for the backward during the layer's forward, without parameters and
+            buffers. Memory that several layers save counts for the first of these layers.
         seconds: time of the layer's forward and backward.
         share: fraction of the step's time, from 0 to 1.
     """
@@ -118,9 +118,9 @@ class _Account:
         names: stack of the layers that are running. The innermost layer is the last item.
         bytes_kept: bytes that autograd has saved, by layer.
         saved: saved tensors by the address of their memory.
-        moments: layers, each with the moment at which its time begins.
+        moments: names of layers, each with a moment from which the time counts for this layer.
         order: names of the layers, in the order of their calls.
-        choices: backends of neurons, by layer.
+        choices: choices of backends, by name of the neuron.
     """
 
     device: torch.device
@@ -166,7 +166,7 @@ class _Account:
         return tensor
 
     def seconds(self) -> dict[str, float]:
-        """Sums the time of each layer, from each mark to the next."""
+        """Returns the time of each layer: the sum of the times between each mark of the layer and the next mark."""
         seconds_by_layer: dict[str, float] = {}
         for (name, begun), (_, ended) in zip(self.moments, self.moments[1:], strict=False):
             duration = begun.elapsed_time(ended) / 1e3 if self.device.type == "cuda" else ended - begun
@@ -227,7 +227,7 @@ def _run(
     *,
     count: bool = False,
 ) -> None:
-    """Runs one forward and backward, and records times and bytes."""
+    """Runs one forward and backward, and records times. If `count` is True, also records bytes."""
     forget(net)
     for parameter in net.parameters():
         parameter.grad = None

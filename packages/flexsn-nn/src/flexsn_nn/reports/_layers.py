@@ -82,7 +82,7 @@ def human_bytes(count: float) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Formats rows as lines with aligned columns. Text is aligned to the left, and numbers to the right."""
+    """Formats rows as lines. Columns of numbers are aligned to the right, and all other columns to the left."""
     lines = [header, *rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
     numbers = [all(_is_number(line[i]) for line in rows) for i in range(len(header))]

@@ -27,8 +27,8 @@ class LayerSummary:
         parameters: number of elements of the layer's parameters, without parameters that belong to an earlier layer.
         output_shape: shape of the layer's first output; `None` if the layer was not called.
         neurons: number of neurons of the layer, which is the number of elements of one sample's step; 0 for layers that
-            are not neurons.
-        rate: spikes per neuron and step; `None` if the layer has no `spike_range`.
+            are not neurons or were not called.
+        rate: spikes per neuron and step; `None` unless the layer is a neuron with a `spike_range`.
         operations: synaptic operations for the whole input; `None` for layers without synapses.
     """
 
@@ -43,13 +43,14 @@ class LayerSummary:
 
 @dataclass(frozen=True, slots=True)
 class NetworkSummary:
-    """Summary of a network with one input. `print` shows it as a table.
+    """Summary of a network for one input. `print` shows it as a table.
 
     Attributes:
         layers: layers in the order of `named_modules()`.
         parameters: number of elements of all parameters.
         neurons: number of neurons in all layers.
-        rate: spikes per neuron and step, over all layers of spiking neurons; `None` if there are no such layers.
+        rate: spikes per neuron and step, averaged over the neurons of all layers that have a `rate`; `None` if no layer
+            has a `rate`.
         operations: synaptic operations of all layers.
     """
 

@@ -1,6 +1,6 @@
 """Factories of snnTorch that `_two_ways` does not contain.
 
-Their surrogates fire if `x > 0`, and have the gradients of snnTorch 1.
+The surrogates that these factories return fire if `x > 0`, and have the gradients of snnTorch 1.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def fast_sigmoid(x: float | None = None, /, *, slope: float = 25.0, strict: bool
 def fast_sigmoid(
     x: Tensor | float | None = None, slope: float | None = None, *, strict: bool | None = None
 ) -> Tensor | FastSigmoid:
-    """Returns the spikes of `FastSigmoid(slope)` if `x` is a tensor; otherwise a strict `FastSigmoid`."""
+    """Returns the spikes of `FastSigmoid(slope)` if `x` is a tensor; otherwise a strict `FastSigmoid(slope)`."""
     if isinstance(x, Tensor):
         return FastSigmoid(_replace_none(slope, 25.0), strict=bool(strict))(x)
     return FastSigmoid(_select("slope", x, slope, 25.0), strict=strict is not False)
@@ -108,7 +108,7 @@ def _replace_none(value: float | None, default: float) -> float:
 
 
 def _select(name: str, first: float | None, named: float | None, default: float) -> float:
-    """Returns a parameter that may be passed by position or by name."""
+    """Returns the value of a parameter that is passed by position or by name, or the default if it is not passed."""
     if first is not None and named is not None:
         raise TypeError(f"{name} is given twice, by position and by name.")
     return _replace_none(first, _replace_none(named, default))

@@ -1,4 +1,4 @@
-"""Surrogates with a window around the threshold. Outside of the window, the derivative is zero or a small constant."""
+"""Surrogates with a window around the threshold, outside of which the derivative is zero or constant, and `Tent`."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from flexsn_runtime import Completion
 
 
 class Absorb(Transform):
-    """A producer of the first input. It runs inside of the step if this avoids a sequence, otherwise before the step.
+    """A producer of the first input. If possible, the producer runs inside of the step, otherwise before the step.
 
     Args:
         producer: producer of the first input.

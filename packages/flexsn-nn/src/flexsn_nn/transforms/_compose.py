@@ -21,7 +21,7 @@ class Counts(NamedTuple):
     outputs: int
 
     def with_all(self, transforms: Sequence[Transform]) -> Counts:
-        """Returns the counts of the step that these transforms change."""
+        """Returns the counts of the step after these transforms have changed the step."""
         if not transforms:
             return self
         return Counts(
@@ -88,7 +88,7 @@ def check_transforms(transforms: Sequence[Transform]) -> None:
 
 
 def key_of(transforms: Sequence[Transform]) -> Hashable:
-    """Returns a key. Combinations of transforms with equal keys share one trace."""
+    """Returns a key of a combination of transforms. Combinations with equal keys share one trace."""
     return tuple([(type(transform), transform.key) for transform in transforms])
 
 
@@ -107,7 +107,7 @@ def added(call: Call, transforms: Sequence[Transform], *, at_zero: bool = False)
     """Collects the inputs and initial states that transforms add.
 
     Args:
-        at_zero: True if all states begin at zero, and are left out.
+        at_zero: True if all states begin at zero, and the result contains no states.
 
     Raises:
         ParameterError: the number of inputs or states differs from the transform's `num_inputs` or `num_states`.
@@ -148,7 +148,7 @@ def pass_ends(transforms: Sequence[Transform], outputs: Sequence[Tensor], states
 
 
 class StandIns:
-    """Stand-ins for the tensors that a function captures. Kernels replace the stand-ins in each call.
+    """Stand-ins for the tensors that a function captures. Kernels read the tensors of a call instead.
 
     The trace captures the stand-ins. They never change, so the function is traced only once.
 
@@ -164,5 +164,5 @@ class StandIns:
         )
 
     def get_replacements(self, tensors: Sequence[Tensor]) -> dict[int, Tensor]:
-        """Returns the tensors of a call, by the ids of their stand-ins."""
+        """Returns the tensors of a call, copied if they are not contiguous, by the ids of their stand-ins."""
         return {id(stand_in): tensor.contiguous() for stand_in, tensor in zip(self.stand_ins, tensors, strict=True)}

@@ -1,4 +1,4 @@
-"""Spike counts that the step sums, so that the spikes are not read again."""
+"""Spike counts, which are summed in the step, so that the spikes are not read again."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ def count_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def per_channel(values: Tensor, *, lead: int) -> Tensor:
-    """Sums over all dimensions except the channels, which are a step's second or only dimension. Returns `[C]`.
+    """Sums over all dimensions except the channels, which are a step's second or only dimension.
+
+    Returns `[C]`, or a scalar if the step has no dimension.
 
     Args:
         values: `[*step]` after `lead` other dimensions.

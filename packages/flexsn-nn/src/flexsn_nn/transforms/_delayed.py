@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 class Delayed(Transform):
-    """A `Delay` in a call without earlier inputs. It runs in kernels that can load earlier steps, or before the step.
+    """A `Delay` in a call without earlier inputs.
+
+    The delay runs in kernels that can load earlier steps; otherwise, it runs before the step.
 
     For a delay that is not a whole number, the step receives `x[t - floor(delay)]`, keeps the previous such value as a
     state, and interpolates between the two values. The gradient of a learned delay is a sum over time, as for any
@@ -36,7 +38,7 @@ class Delayed(Transform):
 
     @property
     def key(self) -> Hashable:
-        """Key: limits of the delay, its value or the layout of its tensor, and `learned`."""
+        """Key: the largest delay, whether the step interpolates, the delay or its tensor's layout, and `learned`."""
         layer = self.layer
         delay = layout_of(self.tensors) if isinstance(layer.delay, Tensor) else layer.delay
         return layer.max_delay, layer.is_between, delay, self.learned
@@ -61,18 +63,18 @@ class Delayed(Transform):
         return (self.layer.of(x), *others), None
 
     def inputs(self, call: Call) -> Sequence[Tensor]:
-        """Returns the delays in steps. Kernels round them down."""
+        """Returns the delays in steps. Kernels round tensors of delays down; a number is rounded down here."""
         x, delay = call.inputs[0], self.layer.steps_back()
         if not isinstance(delay, Tensor):
             return (torch.full((), float(math.floor(delay)), device=x.device).expand(len(x)),)
         return (delay.expand(len(x), *delay.shape),)
 
     def states(self, call: Call) -> Sequence[Tensor]:
-        """Returns zeros: the value before the first step."""
+        """Returns zeros, the value before the first step, if the step interpolates; otherwise nothing."""
         return tuple([torch.zeros_like(call.inputs[0][0]) for _ in range(self.num_states)])
 
     def step(self, core: Core, inputs: Values, states: Values, own: Own) -> Changed:
-        """Calls `core` with the value interpolated between this step and the previous step."""
+        """Calls `core` with the delayed input, interpolated between two steps if the delay is not a whole number."""
         x = inputs[0]
         y = self.layer.between(x, *own.states, *own.tensors)
         return Changed(*core((y, *inputs[1:]), states), own_states=(x,) * self.num_states)

@@ -14,7 +14,7 @@ from flexsn_nn.transforms._where import per_sequence, select
 
 
 class Lengths(Transform):
-    """Ends each sequence of a batch after its own number of steps; `neuron(x, lengths=lengths)` uses it.
+    """Ends each sequence of a batch after its own number of steps; `neuron(x, lengths=lengths)` uses this transform.
 
     After its end, a sequence returns zeros, its states do not change, and no gradient flows to its inputs, even if the
     inputs are not finite. Results are bitwise equal to those of each sequence without padding.
@@ -23,7 +23,7 @@ class Lengths(Transform):
         lengths: whole numbers `[B]` from 0 to T. B is the size of a step's first dimension.
 
     Raises:
-        ParameterError: raised at the call: `lengths` have another shape or dtype. On the CPU, also raised if a length
+        ParameterError: raised at the call: `lengths` have a wrong shape or dtype. On the CPU, also raised if a length
             is out of range. On a GPU, the values are not checked, because reading them would wait for the GPU. Leave
             the lengths on the CPU, so that they are checked.
         StepModeError: raised at the call: the neuron runs single steps.
@@ -38,7 +38,10 @@ class Lengths(Transform):
         self._cached: tuple[object, Tensor] | None = None
 
     def inputs(self, call: Call) -> Sequence[Tensor]:
-        """Returns the remaining steps, int32 `[T, B, 1, ...]`. For kernels, expands those of the first step."""
+        """Returns the counts of remaining steps, int32 `[T, B, 1, ...]`.
+
+        For kernels, returns the counts at the first step, expanded over time.
+        """
         lengths, shape = self.lengths, call.step_shape
         if call.step_mode == "s":
             raise StepModeError(

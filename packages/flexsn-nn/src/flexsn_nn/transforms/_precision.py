@@ -16,7 +16,7 @@ _NARROW = frozenset({torch.float16, torch.bfloat16})
 
 
 class InFloat32(Transform):
-    """Widens arguments to float32, and rounds outputs to the first input's dtype.
+    """Widens arguments to float32. Rounds outputs to the first input's dtype if that is float16 or bfloat16.
 
     All backends convert in the same way. Only float16 and bfloat16 arguments are widened.
     """

@@ -14,15 +14,15 @@ from flexsn_nn.transforms._where import per_sequence, select
 
 
 class Resets(Transform):
-    """Sets the states to their initial values before the marked steps; `neuron(x, resets=mask)` uses it.
+    """Sets the states to their initial values before the marked steps; `neuron(x, resets=mask)` uses this transform.
 
-    Use it for sequences that contain several episodes or documents. Gradients do not cross a reset.
+    Use this transform for sequences that contain several episodes or documents. Gradients do not cross a reset.
 
     Args:
         resets: booleans `[T, B]`, or `[B]` in step mode `"s"`. B is the size of a step's first dimension.
 
     Raises:
-        ParameterError: raised at the call: `resets` have another shape or dtype.
+        ParameterError: raised at the call: `resets` have a wrong shape or dtype.
     """
 
     num_inputs = 1

@@ -1,4 +1,4 @@
-"""`Transform`: a change of a step function, represented as a value with a key."""
+"""`Transform`: a change of a step function, represented by an object with a key."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Own(NamedTuple):
     """Arguments of one step that belong to a transform.
 
     Attributes:
-        inputs: the current step of each sequence of `Transform.inputs`.
-        states: values of `Transform.states` after the previous step.
+        inputs: the current step of each sequence that `Transform.inputs` returned.
+        states: the transform's states after the previous step; in the first step, the results of `Transform.states`.
         tensors: tensors of `Transform.tensors`, or their stand-ins in a trace.
     """
 
@@ -92,8 +92,8 @@ class Transform:
         num_inputs, num_states, num_outputs: counts of added inputs, states and outputs.
         optional: True if calls that do not run in kernels may leave the transform out.
         counts_down: True if the added inputs are int32 numbers that decrease by 1 in each step. Only their sign
-            matters. For kernels, `inputs` may return their first step, expanded over time. Kernels then count down
-            without reading the numbers, and end early where the step returns zeros and keeps its states.
+            matters. For kernels, `inputs` may return the numbers of the first step, expanded over time. Kernels then
+            count down without reading the numbers, and end early where the step returns zeros and keeps its states.
         looks_back: maximum delay of the neuron's first input. The added input contains the delays in steps:
             floating-point numbers of one step, expanded over time. At each step, kernels load the first input from the
             step that is earlier by the delay, rounded down and limited to `looks_back`. For steps before the first
@@ -119,7 +119,7 @@ class Transform:
 
     @property
     def tensors(self) -> Values:
-        """Tensors that the step captures. Each tensor broadcasts to the step. Gradients flow to the tensors."""
+        """Tensors that the step captures. Each tensor broadcasts to the step. For gradients, see `learned`."""
         return ()
 
     @property

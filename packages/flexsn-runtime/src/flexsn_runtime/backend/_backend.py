@@ -46,11 +46,11 @@ class Backend(ABC):
         return None
 
     def why_not_together(self, device: torch.device) -> str | None:
-        """Returns the reason why programs of one launch cannot wait for each other; `None` if programs can wait."""
+        """Returns the reason why programs of one launch cannot wait for each other; `None` if the programs can wait."""
         return "only CUDA launches programs that wait for each other"
 
     def begin(self, device: torch.device) -> None:  # noqa: B027
-        """Starts a thread that loads the libraries for the first launch on a device."""
+        """Prepares the first launch on a device, such as by starting to load libraries. By default, does nothing."""
 
     # -- launches --------------------------------------------------------------------------------------------------
 

@@ -73,7 +73,7 @@ class Copied(NamedTuple):
 
 
 class Summed(NamedTuple):
-    """Reduces the values that a kernel has written, to a gradient with the shape of the tensor that it belongs to.
+    """Reduces the values that a kernel has written to a gradient with the shape of its tensor.
 
     Attributes:
         place: position of the gradient in memory.
@@ -110,7 +110,7 @@ class SummedTogether(NamedTuple):
     sum: PlainSum
 
     def allocate(self, memory: Memory, device: torch.device) -> None:
-        """Allocates one tensor for all gradients, and stores a slice of it at the position of each gradient."""
+        """Allocates one tensor for all gradients, and stores its slices at the positions of the gradients."""
         stacked_gradients = torch.empty_strided(
             self.written.shape, self.written.strides, dtype=self.written.dtype, device=device
         )
@@ -130,7 +130,7 @@ class Moved(NamedTuple):
 
     Attributes:
         operands: the kernel's operands.
-        places: positions of these captured tensors.
+        places: positions of the captured tensors that are replaced.
     """
 
     operands: Operands
@@ -187,14 +187,18 @@ def launching(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """The calls of one layout as data. A call allocates its results, executes the steps, and returns the results.
+    """Calls with tensors of one layout, as data.
+
+    A call allocates its results, executes the steps, and returns the results.
 
     Attributes:
         device: device of the results.
         allocations: for each result, its allocation; `None` if the result is absent.
-        allocators: for each result, the function that allocates it; `None` if a step allocates it.
+        allocators: for each result, the function that allocates it; `None` if the result is absent or a step allocates
+            it.
         steps: the steps after the allocations.
-        together: the steps that allocate several results each, for which `allocators` is `None`.
+        together: the steps that allocate several results each. The entries of `allocators` for these results are
+            `None`.
         absent: positions of results that are computed or allocated, but not returned.
     """
 
@@ -269,9 +273,9 @@ class Plan:
         return all(step.launch.is_compiled for step in self.steps if isinstance(step, Launched))
 
     def without(self, absent: frozenset[int]) -> Plan:
-        """Returns a plan that returns `None` for these results, too."""
+        """Returns a plan that also returns `None` for the results in `absent`."""
         return replace(self, absent=self.absent | absent)
 
     def then(self, step: PlanStep, absent: frozenset[int]) -> Plan:
-        """Returns a plan with one more step at the end, which returns `None` for exactly these results."""
+        """Returns a plan with one more step at the end. The plan returns `None` for exactly the results in `absent`."""
         return replace(self, steps=(*self.steps, step), absent=absent)

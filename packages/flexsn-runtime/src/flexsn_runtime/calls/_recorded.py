@@ -260,7 +260,7 @@ def recorded(
     """Returns the results of a call, and its recording or the reason why it cannot be recorded.
 
     Args:
-        call: function that only reads its arguments, and computes no gradients. Its results are tensors or `None`.
+        call: function whose operators autograd does not record. Its results are tensors or `None`.
         arguments: arguments of the call.
         empty: positions of results that the call allocates, but does not write.
     """
@@ -486,7 +486,7 @@ class CallRecorder(TorchDispatchMode):
         return number
 
     def _number_result(self, tensor: Tensor, *, empty: bool = False) -> int:
-        """Returns the number of a tensor that a line returns."""
+        """Returns the number of a tensor that a line returns. Assigns a number to a new tensor."""
         if id(tensor) in self._number_by_id:
             return self._number_by_id[id(tensor)]
         number = self._add_tensor(tensor)

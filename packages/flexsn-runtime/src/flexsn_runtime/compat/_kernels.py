@@ -18,7 +18,7 @@ from flexsn_runtime.program._program import PointwiseProgram
 class ScanKernel:
     """The kernels of one step function, for one purpose.
 
-    One kernel is compiled for each combination of dtypes, layouts and gradients. It runs for any sizes.
+    One kernel is compiled for each combination of dtypes, layouts and gradients. A compiled kernel runs for any sizes.
 
     Attributes:
         program: the step function.
@@ -51,8 +51,9 @@ def build_inference_kernel(
         The kernel, for `flexsn_inference`, and the description of the step.
 
     Raises:
-        ValueError: the number of examples, arguments or results is wrong. The message contains both numbers.
-        NotImplementedError: the core does something that a scan cannot do, or an op has no rule.
+        ValueError: the number of examples, arguments or results is wrong. The message contains the expected number and
+            the actual number.
+        NotImplementedError: a scan does not support an operation of the core, or an op has no rule.
     """
     program = PointwiseProgram(core_fn, num_inputs, num_states, num_outputs)
     return ScanKernel(program, state_seqs=True), describe(program, example_inputs)
@@ -65,7 +66,7 @@ def build_inference_final_state_kernel(
     num_outputs: int,
     example_inputs: Sequence[Tensor] | None = None,
 ) -> tuple[ScanKernel, FlexSNInfo]:
-    """Builds a kernel like `build_inference_kernel`, which writes final states instead of state sequences."""
+    """Builds a kernel as `build_inference_kernel` does. The kernel writes final states instead of state sequences."""
     program = PointwiseProgram(core_fn, num_inputs, num_states, num_outputs)
     return ScanKernel(program, state_seqs=False), describe(program, example_inputs)
 

@@ -218,7 +218,7 @@ def _setup(ctx: Any, inputs: tuple[int, list[Tensor]], output: list[Tensor], *, 
     ctx.step = step = _specialize(kernel, sequences, states)
     mask = program.requires_grad or (True,) * (program.num_inputs + program.num_states)
     ctx.allowed = (*mask[: len(flat_args) - len(lifted)], *(True,) * len(lifted))
-    needs_grad = [t.requires_grad for t in flat_args]  # autograd ignores the mask
+    needs_grad = [t.requires_grad for t in flat_args]  # without the mask, which autograd does not know
     num_steps = sequences[0].shape[0]
     not_trained = not_differentiable(
         step,

@@ -70,8 +70,8 @@ def flexsn_backward(
     Args:
         args: gradients, then `saved` from `flexsn_forward`. A gradient that is `None` stands for zeros.
         input_templates, state_templates: tensors shaped like the inputs and initial states, for calls without `saved`.
-            Such a call is possible only if every gradient is `None` or `T == 0`. Without templates, the step, its
-            inputs and its states are assumed to have the shape of the gradients without the dimension T.
+            Such a call is possible only if every gradient is `None` or `T == 0`. Without templates, the inputs are
+            assumed to have the shape of a gradient, and the states to have this shape without the dimension T.
 
     Returns:
         The gradients of `[*input_seqs, *init_states, *lifted]`.
@@ -171,7 +171,7 @@ def _allocate_step(sequence: Tensor) -> Tensor:
 def _choose_templates(
     role: str, templates: Sequence[Tensor] | None, count: int, like: Tensor | None
 ) -> Sequence[Tensor]:
-    """Returns a tensor with the shape of each gradient: the templates, or `like` if no templates are passed."""
+    """Returns one tensor for each gradient, with its shape: the templates, or `like` if no templates are passed."""
     if templates is None and like is not None:
         return [like] * count
     if templates is None and count:

@@ -1,4 +1,4 @@
-"""Delays of sequences. Their kernels pass over memory two or three times, for any number of different delays."""
+"""Delays of sequences. Their kernels read and write two or three sequences in all, for any number of delays."""
 
 from __future__ import annotations
 

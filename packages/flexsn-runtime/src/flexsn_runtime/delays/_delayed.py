@@ -20,7 +20,7 @@ Taps = Callable[[Tensor], Tensor]
 
 
 def why_no_delay_kernel(x: Tensor) -> str | None:
-    """Returns the reason why no kernel can delay the sequence `x`, `[T, *step]`; `None` if a kernel can."""
+    """Returns the reason why no kernel can delay the sequence `x`, `[T, *step]`; `None` if a kernel can delay `x`."""
     if type(x) not in (Tensor, torch.nn.Parameter):
         return f"it is a {type(x).__name__}"
     if torch.compiler.is_compiling() or transform_at_work() is not None:
@@ -37,7 +37,7 @@ def why_no_delay_kernel(x: Tensor) -> str | None:
 def delay_between(
     x: Tensor, past: Tensor | None, whole: Tensor, fraction: Tensor | None, inner: int, most: int
 ) -> Tensor:
-    """Returns the values from `whole + fraction` steps before each step; see `_launch.between`.
+    """Returns the values of `x` from `whole + fraction` steps before each step; see `_launch.between`.
 
     Gradients flow to `x`, `past` and `fraction`. `why_no_delay_kernel(x)` must be `None`.
     """
@@ -136,7 +136,7 @@ def _sum_by_delay(total: Tensor, size: int, inner: int) -> Tensor:
 
 
 def _is_traced(grad: Tensor) -> bool:
-    """True if a backward must run as PyTorch's operations, because a mode or a transform processes them."""
+    """True if a backward must run as PyTorch's operations, because autograd, a mode or a transform processes them."""
     return torch.is_grad_enabled() or transform_at_work() is not None or is_batched(grad)
 
 

@@ -19,7 +19,7 @@ _OF_FILTER = 4
 
 
 def between(x: Tensor, past: Tensor | None, whole: Tensor, fraction: Tensor | None, inner: int, most: int) -> Tensor:
-    """Returns the values from `whole + fraction` steps before each step.
+    """Returns the values of `x` from `whole + fraction` steps before each step, interpolated linearly.
 
     Args:
         x: `[T, *step]`.
@@ -54,7 +54,7 @@ def between_gradient(
     inner: int,
     most: int,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Returns gradients of `x`, `past` and the fraction.
+    """Returns the gradients of `x`, `past` and the fraction.
 
     The gradient of the fraction has one value per element of a step.
 
@@ -100,7 +100,9 @@ def filtered(x: Tensor, past: Tensor | None, taps: Tensor, inner: int) -> Tensor
 def filter_gradient(
     grad: Tensor, x: Tensor | None, past: Tensor | None, taps: Tensor, slopes: Tensor, inner: int
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Returns gradients of `x`, `past` and the delays. The gradient of the delays has one value per element of a step.
+    """Returns the gradients of `x`, `past` and the delays.
+
+    The gradient of the delays has one value per element of a step.
 
     Args:
         x: `None` if the gradient of the delays is not needed.

@@ -1,4 +1,4 @@
-"""Rewrites a step of a compiler's graph so that it works on pieces of its values."""
+"""Rewrites a step of a compiler's graph so that the arguments and results of the step are cut into pieces."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class GraphPieces:
         return self.arguments[self.num_inputs : self.num_inputs + self.num_states]
 
     def step(self, graph_step: GraphStep) -> GraphStep:
-        """Returns the step as a step on pieces."""
+        """Returns the step with pieces as its arguments and results."""
         arguments: list[StepValue | Size] = []
         for entry, value in zip(self.arguments, graph_step.arguments, strict=True):
             if entry is None or not isinstance(value, StepValue):
@@ -101,7 +101,7 @@ class GraphPieces:
         )
 
     def scan(self, layout: ScanLayout) -> ScanLayout:
-        """Returns the layout of the scan on pieces."""
+        """Returns the layout of the scan whose arguments and results are pieces."""
         return replace(
             layout,
             num_inputs=_count_all(self.arguments[: self.num_inputs]),
@@ -111,7 +111,7 @@ class GraphPieces:
         )
 
     def backward(self, layout: BackwardLayout) -> BackwardLayout:
-        """Returns the layout of the gradient of the scan on pieces."""
+        """Returns the layout of the gradient of the scan whose arguments and results are pieces."""
         return replace(
             layout,
             scan=self.scan(layout.scan),
@@ -181,7 +181,7 @@ def _count_all(pieces: Sequence[_Cut]) -> int:
 
 
 def _repeat_for_pieces(pieces: Sequence[_Cut], values: Sequence[_T]) -> tuple[_T, ...]:
-    """Returns the values of tensors, each repeated for all pieces of the tensor."""
+    """Returns `values`, one for each tensor, with each value repeated for all pieces of its tensor."""
     return tuple(value for entry, value in zip(pieces, values, strict=True) for _ in range(_count(entry)))
 
 

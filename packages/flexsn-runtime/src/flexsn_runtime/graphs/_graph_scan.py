@@ -105,7 +105,7 @@ def scan_backward(
     for position, is_needed in enumerate(layout.needs):
         if is_needed:
             gradient = computed_gradients[positions.index(position)] if position in positions else None
-            # A lifted tensor without a position is not read by the step, so its gradient is zeros.
+            # The step does not read a lifted tensor whose position is missing in `positions`, so its gradient is zeros.
             results.append(torch.zeros_like(flat_args[position]) if gradient is None else gradient)
     return results
 
@@ -135,6 +135,6 @@ def _count_spare_rows(num_steps: int) -> int:
 
 
 def _select_last_rows(rows: Tensor, ratio: int, count: int) -> Tensor:
-    """Returns the last row of each group of `ratio` rows. Unused rows follow, up to `count` rows in total."""
+    """Returns the last row of each group of `ratio` rows. Unused rows follow until there are `count` rows."""
     last = torch.arange(count, device=rows.device) * ratio + (ratio - 1)
     return rows.index_select(0, last.clamp(max=rows.shape[0] - 1))

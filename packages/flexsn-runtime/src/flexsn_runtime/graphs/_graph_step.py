@@ -151,7 +151,7 @@ class GraphSpecialization(Specialization):
     def of(
         cls, step: GraphStep, device: torch.device, segment: int | None, on_cpu: TargetName = "cpp"
     ) -> GraphSpecialization:
-        """Returns a specialization, which all equal layers of a network share. The arguments are those of the class."""
+        """Returns a specialization, which steps with equal keys share. The arguments are those of the class."""
         step_key = step.key
         if step_key is None:
             return cls(step, device, segment, on_cpu)

@@ -66,7 +66,10 @@ class KernelLowering:
         return backend_on(device, self._on_cpu).why_unavailable(device)
 
     def checkpoint_interval(self, core: fx.GraphModule, primals: Sequence[Any]) -> int:
-        """Returns the distance between checkpoints, which depends on T, and on the step's elements and operators."""
+        """Returns the distance between checkpoints, which depends on T, and on a step's size and number of operators.
+
+        For a step that may have products, the distance is so large that no checkpoints are stored.
+        """
         hints = [size_hint(value.numel()) for value in primals]
         largest = max((hint for hint in hints if hint is not None), default=0)
         num_ops = sum(node.op == "call_function" for node in core.graph.nodes)
@@ -192,8 +195,8 @@ def _cut_into_pieces(
         elementwise, with_products: the errors of these two lowerings.
 
     Raises:
-        Exception: the step cannot be divided into pieces. The error is `with_products` if this names an operation,
-            because a step with products may contain more operations. Otherwise, it is `elementwise`.
+        Exception: the step cannot be divided into pieces. The error is `with_products` if `with_products` names an
+            operation, because a step with products may contain more operations. Otherwise, the error is `elementwise`.
     """
     try:
         return GraphPieces.of(graph, flat_args[0].device)
@@ -202,7 +205,7 @@ def _cut_into_pieces(
 
 
 def _run_in_segments(step: GraphSpecialization, layout: ScanLayout, flat_args: Sequence[Any]) -> bool:
-    """True if parallel segments of time save more time than a call of Python takes.
+    """True if parallel segments save more time than a call into Python takes.
 
     Sizes may be symbols with hints. For a program that is compiled ahead of time, the result is False, because the
     program must run without Python.

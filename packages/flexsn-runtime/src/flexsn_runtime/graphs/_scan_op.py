@@ -1,12 +1,12 @@
 """An operator that runs a scan inside of compiled graphs, and chooses its launches when it runs.
 
-Some launches depend on values that a compiler does not have: those of steps with matrix products, and those of parallel
-segments of time. The operator receives the scan's graphs as text. A compiled program thus contains the graphs, and
-another process can run the program.
+The launches of steps with matrix products, and of parallel segments of time, depend on values that a compiler does not
+have. The operator receives the scan's graphs as text. A compiled program thus contains the graphs, and another process
+can run the program.
 
 A compiled graph has one node for the operator, for any T. When the operator runs, no size is a symbol, so the operator
-traces the step for these sizes, as in eager mode. The backward of a step with products runs the forward again, to
-compute the values that the gradient needs from each step.
+traces the step for the sizes of its arguments, as in eager mode. The backward of a step with products runs the forward
+again, to compute the values that the gradient needs from each step.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class ScanGraph:
 
 
 class _Like(NamedTuple):
-    """The layout of an argument of one step, which is a tensor."""
+    """The layout of a tensor that is an argument of one step."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -121,7 +121,7 @@ class _Like(NamedTuple):
         return tensor.requires_grad_(tensor.is_floating_point())
 
     def lifted(self) -> Tensor:
-        """Returns a stand-in with the strides of the tensor, since the prologue of a trace may compute with it."""
+        """Returns a stand-in with the strides of the tensor, since a prologue may compute with the stand-in."""
         tensor = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
         return tensor.requires_grad_(tensor.is_floating_point())
 

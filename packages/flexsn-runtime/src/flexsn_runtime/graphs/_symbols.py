@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 _PRIMES = (17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61)
 
 Size = int
-"""An int, or a `torch.SymInt`, which torch treats as an int."""
+"""An int, or a `torch.SymInt`, which torch accepts in place of an int."""
 
 
 class Assignment:
-    """Assigns a prime to each symbol in the sizes of some tensors. Calls map a size to an integer.
+    """Assigns a prime to each symbol in the sizes of some tensors. A call maps a size to an integer.
 
     Args:
         sizes: all sizes with which the assignment is called.

@@ -59,12 +59,12 @@ class TrainedRun:
         return results
 
     def watched(self) -> bool:
-        """True if a launch hook is set, which the compiled launcher would not call. Requires `is_native`."""
+        """True if a launch hook is set, which the compiled launcher would not call, or if the launcher has no scan."""
         native = self.scan.native
         return native is None or native.watched()
 
     def again(self, tensors: Sequence[Tensor | None]) -> Again | None:
-        """Like `NativeScan.again`. Requires `is_native`."""
+        """Returns `NativeScan.again(tensors)`; `None` if the launcher has no scan. Requires `is_native`."""
         native = self.scan.native
         return None if native is None else native.again(tensors)
 

@@ -68,7 +68,7 @@ class BackwardScan:
         plan: allocations, steps and results of a call. It takes `[*inputs, *states, *lifted, *checkpoints or
             *residuals, *grad_outputs, *grad_states]`, and returns a gradient for each tensor of the forward that needs
             a gradient, in the tensor's shape. The gradient is zeros if no gradient flows to the tensor.
-        flowing: the same plan, except that it returns `None` for tensors to which no gradient flows, as in the loop.
+        flowing: the same plan, except that it returns `None` for tensors to which no gradient flows, as a loop does.
     """
 
     def __init__(
@@ -309,9 +309,9 @@ class BackwardScan:
         return self._presence.flows(self._num_steps)
 
     def _zero_gradients(self, memory: Memory) -> None:
-        """Computes gradients without a kernel: zeros, except for initial states.
+        """Computes gradients without a kernel: zeros, except for the initial states of an empty scan.
 
-        If T is 0, the initial states are the final states, and have the same gradients.
+        If such a scan returns final states, these are the initial states, and have the same gradients.
         """
         first = len(memory) - len(self._needs_grad)
         for i, is_needed in enumerate(self._needs_grad):

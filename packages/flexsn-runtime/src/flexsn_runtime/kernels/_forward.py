@@ -24,7 +24,7 @@ from flexsn_runtime.step._pointwise_step import Specialization
 
 
 class ForwardResult(NamedTuple):
-    """Results of a forward scan. Either `state_seqs` or `final_states` is empty, since only one of them is written."""
+    """Results of a forward scan. Either `state_seqs` or `final_states` is empty."""
 
     outputs: tuple[Tensor, ...]
     state_seqs: tuple[Tensor, ...]
@@ -52,8 +52,8 @@ class ForwardScan:
             states.
         residuals: residuals of the step; `None` to save checkpoints.
         spare_rows: additional rows of checkpoints to allocate.
-        padding: number of elements to append to the checkpoints, which are then stored as one flat tensor; `None` for
-            checkpoints `[rows, *step]`.
+        padding: number of elements to append to the checkpoints of each state, which are then one flat tensor; `None`
+            for checkpoints `[rows, *step]`.
         plan: launch settings; `None` for the settings of the step.
         segments: choice of segments to compute in parallel; `None` to compute all steps in order.
 
@@ -190,7 +190,7 @@ class ForwardScan:
 
 
 class _Initial(NamedTuple):
-    """The operation of a scan of zero steps. It copies the initial states to the final states.
+    """The operation of a scan of zero steps. Final states are copies of initial states, or zeros.
 
     Attributes:
         states: position of the first initial state.

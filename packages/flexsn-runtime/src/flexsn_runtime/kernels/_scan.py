@@ -1,4 +1,4 @@
-"""Runs a specialized step over time. The step stores one plan for each layout of tensors."""
+"""Runs a specialized step over time. The step stores one prepared scan for each layout of tensors."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ class LiftedGradient:
         written: shape of the gradient that the kernel writes: `[programs]`, the shape of the step, or the shape of a
             row of the step (`Rows`), in the order in which the kernel counts elements.
         tensor: the captured tensor, or another tensor with its layout.
-        layout: layout in which the step or the row reads the tensor, in the same order; `None` if no result depends on
-            the tensor.
+        layout: layout in which the step or the row reads the tensor, with dimensions in the same order; `None` if no
+            result depends on the tensor.
         by_program: True if `written` is `[programs]`.
     """
 

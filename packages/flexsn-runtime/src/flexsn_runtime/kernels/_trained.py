@@ -33,7 +33,7 @@ Compute = Callable[[Tensors], Mapping[int, Tensor]]
 
 
 class LastStep(Protocol):
-    """An additional last step of a backward. It replaces the gradient of the first tensor.
+    """An additional last step of a backward. It replaces the gradient of the first input.
 
     Attributes:
         others: positions of the other tensors whose gradients this step reads.
@@ -58,7 +58,8 @@ class PreparedBackward:
         layout: layout of the tensors.
         has_layout: fast predicate that is True for tensors of this layout. It may wrongly return False.
         call: function that computes the gradients.
-        recordings: for each environment, the recording of the backward, without the forward.
+        recordings: for each environment, the recording of the backward, without the forward, or the reason why there is
+            no recording.
         registered: environments for which the backward was offered to the compiled launcher.
     """
 
@@ -75,12 +76,12 @@ class Trained:
 
     Args:
         arguments: any arguments of this layout.
-        needs_grad: for each of `[*inputs, *states, *lifted]`, True if it requires grad.
         state_seqs: same as for `forward_scan`.
 
     Attributes:
         first_kept: position in the result of `run` of the first tensor that is kept for the backward.
-        first_bits: position, before `first_kept`, of the first bits of outputs. Bits have no gradient.
+        first_bits: position in the same result of the first bits of outputs; `first_kept` if there are no bits. Bits
+            have no gradient.
         fixed: positions of the results before `first_kept` through which no gradient flows.
     """
 
@@ -111,7 +112,7 @@ class Trained:
         return self.step.trace.reads.holds_for_backward()
 
     def gradients(self, tensors: Tensors, needs_grad: Sequence[bool]) -> Sequence[Tensor | None]:
-        """Scans backward. Returns the gradient of each tensor that needs one; `None` if no gradient flows to it.
+        """Scans backward. Returns the gradient of each tensor that needs a gradient; `None` if none flows to it.
 
         Args:
             tensors: `[*inputs, *states, *lifted, *kept for the backward, *grad_outputs, *grad_states]`.
@@ -185,7 +186,7 @@ class Trained:
         raise NotImplementedError
 
     def _compute(self, backward: PreparedBackward, tensors: Tensors) -> Sequence[Tensor | None]:
-        """Computes the gradients of a backward; offers the backward to the compiled launcher."""
+        """Computes the gradients of a backward. May offer the backward to the compiled launcher."""
         raise NotImplementedError
 
 
@@ -193,6 +194,7 @@ class TrainedScan(Trained):
     """A `Trained` scan that executes the plans of a pointwise step.
 
     Args:
+        needs_grad: for each of `[*inputs, *states, *lifted]`, True if it requires grad.
         last: additional last step of the backward, which replaces the gradient of the first input; `None` without it.
     """
 
@@ -242,12 +244,12 @@ class TrainedScan(Trained):
         return written
 
     def computing(self, compute: Compute, tensors: Tensors) -> Again | None:
-        """Like `NativeScan.again`, for calls in which some tensors are computed from others.
+        """Returns a function as `NativeScan.again` does, for calls in which some tensors are computed from others.
 
         Args:
-            compute: function that takes tensors like these, and returns the computed tensors, by position.
-            tensors: `[*inputs, *states, *lifted]` followed by further tensors. Another object replaces each tensor that
-                `compute` computes. This method does not change the tensors.
+            compute: function that takes tensors like `tensors`, and returns the computed tensors, by position.
+            tensors: `[*inputs, *states, *lifted]` followed by further tensors. The scan reads a computed tensor instead
+                of the tensor at its position. This method does not change the tensors.
 
         Returns:
             The function; `None` if the compiled launcher cannot run these calls.
@@ -270,7 +272,7 @@ class TrainedScan(Trained):
         return None if isinstance(recording, str) else native.after(recording, tensors, result_by_position)
 
     def _select_for_kernel(self, needs_grad: tuple[bool, ...]) -> tuple[bool, ...]:
-        """Returns, for each tensor, True if the kernel computes its gradient, for the caller or for the last step."""
+        """Returns, for each tensor, True if the kernel computes its gradient for the caller or for the last step."""
         if self._last is None or not needs_grad[0]:
             return needs_grad
         return tuple([is_needed or i in self._last.others for i, is_needed in enumerate(needs_grad)])
@@ -295,7 +297,7 @@ class TrainedScan(Trained):
         gradients = backward.call(tensors)
         if module is None:
             return gradients
-        del gradients  # this call has compiled the launches, which must precede the recording
+        del gradients  # the call has compiled the launches, as the recording requires
         gradients, backward.recordings[None] = recorded(backward.call, tensors)
         self._hand_over(module, self._recording, backward, tensors)
         if not self._natives:  # records the next forward again: its launches may then have addresses
@@ -354,7 +356,7 @@ def differentiable_results(
         states = after[trace.num_outputs :]
     if state_seqs or num_steps is None:
         return flows
-    if states in history:  # from this step on, the states repeat
+    if states in history:  # the flags repeat in a cycle
         cycle_start = history.index(states)
         states = history[cycle_start + (num_steps - cycle_start) % (len(history) - cycle_start)]
     return (*flows[: trace.num_outputs], *states)

@@ -1,3 +1,3 @@
-"""Launches of kernels, with one class for each way to launch a kernel."""
+"""Launches of kernels: generated and handwritten ones in Triton, C++ kernels, clusters, and cooperative launches."""
 
 from __future__ import annotations

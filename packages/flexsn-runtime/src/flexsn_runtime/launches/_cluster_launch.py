@@ -16,7 +16,9 @@ class ClusterLaunch:
     """A kernel with clusters, which is compiled once for each combination of dtypes of its tensors.
 
     Args:
-        width: columns of the step.
+        kernel: source of the kernel, and the threads and shared memory of a block.
+        cluster: number of blocks in a cluster, and other facts about the division of a step.
+        fast_math: argument of `CudaKernel.compiled`.
     """
 
     def __init__(self, kernel: ClusterKernel, cluster: Cluster, device: torch.device, *, fast_math: bool) -> None:
@@ -28,7 +30,7 @@ class ClusterLaunch:
         """Returns the kernel for the dtypes of these tensors. Compiles the kernel if necessary.
 
         Raises:
-            CompilationError: the GPU has too little room for the kernel.
+            CompilationError: the GPU has too few resources for the kernel.
         """
         dtypes = tuple([tensor.dtype for tensor in tensors])
         compiled = self._functions.get(dtypes)

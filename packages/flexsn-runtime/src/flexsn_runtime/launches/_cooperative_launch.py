@@ -28,8 +28,8 @@ class CooperativeKernel:
     """A kernel whose programs may wait for each other.
 
     Args:
-        rows: rows of one program.
-        num_warps: warps of one program.
+        rows: number of rows that one program computes.
+        num_warps: number of warps of one program.
         together: True if the kernel's programs wait for each other.
     """
 
@@ -58,7 +58,7 @@ class CooperativeKernel:
         return launch
 
     def _count_resident(self, tensors: Sequence[Tensor], numbers: Sequence[int]) -> int:
-        """Returns the number of programs that the device can run at the same time."""
+        """Returns the number of programs that the device can run at the same time; 0 if the kernel should not run."""
         if triton_interpreted():
             return 1
         prepare_compiler()
@@ -82,7 +82,7 @@ class CooperativeLaunch:
     """Runs a kernel on tensors of one alignment, any number of times.
 
     Args:
-        function: Triton's function.
+        function: a `triton.jit` function.
         numbers: arguments of the function after the tensors.
         room: number of programs that the device can run at the same time.
         options: compilation options of the function.
@@ -124,7 +124,7 @@ class CooperativeLaunch:
 
 
 class Marks:
-    """Marks in the host's memory, one number for each device. A kernel whose programs gave up waiting sets the mark.
+    """Marks in the host's memory, one number for each device. Kernels whose programs gave up waiting set the mark.
 
     A kernel writes directly to this memory, so the host reads the mark without waiting for the kernel.
     """

@@ -15,7 +15,7 @@ from flexsn_runtime.plans._buckets import LaunchConfig
 
 
 def launch_program(run: Callable[[Sequence[int]], None], tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
-    """Runs a program. The number of its threads is at most the number that `torch.set_num_threads` allows.
+    """Runs a compiled C++ program. `torch.set_num_threads` limits the number of its threads.
 
     Args:
         run: function that `flexsn_codegen.targets.cpp.program` returned.

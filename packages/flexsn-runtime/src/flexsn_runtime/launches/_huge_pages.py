@@ -1,6 +1,6 @@
 """Requests huge pages from the system for large results.
 
-Most of the time of writing a large result in small pages is spent on the first access to each page.
+When a large result is written in small pages, the first access to each page takes most of the time.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import sys
 
 from torch import Tensor
 
-# A result is large if it has at least this number of bytes, which is one huge page. Torch's allocator provides smaller
-# results. For a large result, that allocator may map new memory, depending on earlier allocations of the process. The
-# page faults then take longer than a scan over the result.
+# A result is large if it has at least this number of bytes, which is one huge page. Torch's allocator provides the
+# memory of smaller results. For a large result, that allocator may map new memory, depending on earlier allocations of
+# the process. The page faults then take longer than a scan over the result.
 LARGE = 2**21
 
 _PAGE = mmap.PAGESIZE

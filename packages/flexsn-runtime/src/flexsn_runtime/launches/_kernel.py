@@ -18,7 +18,8 @@ class CompiledKernel:
         params: ports of the tensors that the kernel takes.
         sizes: names of the kernel's integer arguments.
         options: options of the compiler.
-        launched_by: function that takes the kernel, sizes, a configuration and a device, and returns a launch.
+        launched_by: function that takes the kernel, sizes, a configuration and a device, and returns a launch; `None`
+            if `launch` is not used for the kernel.
     """
 
     function: Any

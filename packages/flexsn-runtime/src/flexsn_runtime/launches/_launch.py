@@ -51,7 +51,7 @@ class Launch:
         self._block = config.block
         self._options = {"num_warps": config.num_warps, **kernel.options}
         self._device = device
-        # Set by the first launch. Launches without Triton's search for the binary that matches the arguments.
+        # A function that the first launch sets. It launches the kernel without Triton's search for the matching binary.
         self._relaunch: Callable[[Sequence[Tensor]], None] | None = None
         self._entry: Entry | None = None
 
