@@ -16,7 +16,7 @@ class SegmentRule:
     """Conditions under which segments are worthwhile, and their number.
 
     Attributes:
-        elements: the number of segments multiplied by the elements per step fills the device if it is this large.
+        elements: product of the number of segments and the elements per step with which a scan fills the device.
         largest: maximum elements of a step. A larger step fills the device without segments.
         moved: a step that reads and writes at least this number of bytes keeps the memory busy without segments.
         shortest: minimum steps of a sequence.
@@ -43,7 +43,7 @@ class SegmentRule:
     is_stored: bool = False
 
     def count(self, ncl: int, num_steps: int, warm_up: int = 0) -> int:
-        """Returns the number of segments. With 1, the time is not divided.
+        """Returns the number of segments. If it is 1, the sequence is not divided.
 
         Args:
             ncl: elements of a step.
@@ -74,7 +74,10 @@ _PROGRAM, _STEPS = 256, 2**15
 
 @functools.cache
 def for_threads(threads: int) -> SegmentRule | None:
-    """Returns the rule for this number of threads, for steps with too few elements to use all threads."""
+    """Returns the rule for this number of threads, for steps with too few elements to use all threads.
+
+    Returns `None` if there is only one thread.
+    """
     if threads < 2:
         return None
     largest = _PROGRAM * (threads // 2)
