@@ -23,7 +23,7 @@ class Tile(NamedTuple):
     """The part of a result that one program computes.
 
     Attributes:
-        rows, columns: rows and columns of the result.
+        rows, columns: number of rows and number of columns of the tile.
         chunk: number of terms that are added before their sum is added to other sums in float32.
         num_warps, stages: settings of Triton.
         leaves: True to add chunks in float32; False to let the tensor core add all terms.
@@ -42,7 +42,7 @@ class Tile(NamedTuple):
 
 
 def tile_for(work: Work, rows: int, columns: int, terms: int, parts: int, device: torch.device) -> Tile:
-    """Returns the fastest measured tile for a result of `rows` and `columns`, whose elements are sums of `terms`.
+    """Returns the fastest measured tile for a result of `rows` by `columns`, whose elements are sums of `terms` terms.
 
     Args:
         parts: number of parts of the operand that has more parts.

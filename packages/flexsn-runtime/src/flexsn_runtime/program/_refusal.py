@@ -1,4 +1,4 @@
-"""Checks if compiled kernels would accept a step function, on a machine that cannot run such kernels."""
+"""Checks whether compiled kernels would accept a step function, on a machine that cannot run such kernels."""
 
 from __future__ import annotations
 
