@@ -19,7 +19,7 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def has_moments(x: Tensor) -> bool:
-    """True if kernels compute the moments of a tensor: it is floating-point and on a device with Triton kernels."""
+    """True if kernels can compute the moments of `x`: `x` is floating-point and on a device with Triton kernels."""
     return x.dtype in _DTYPES and why_unavailable(x.device) is None
 
 

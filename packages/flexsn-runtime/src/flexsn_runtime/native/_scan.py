@@ -131,7 +131,7 @@ class NativeScan:
         return again_of(self._module, tensors, scan=self._scan)
 
     def after(self, forward: Recording, tensors: Sequence[Tensor | None], computed: Mapping[int, int]) -> Again | None:
-        """Returns a function like `again`, for calls in which `forward` computes some of the scan's tensors.
+        """Returns a function like that of `again`, for calls in which `forward` computes some of the scan's tensors.
 
         The backward of such a call is the backward of this scan.
 

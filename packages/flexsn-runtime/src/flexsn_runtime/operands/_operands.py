@@ -26,7 +26,7 @@ class Arguments(NamedTuple):
     Attributes:
         inputs: `[T, *step]` each, or with dimensions after T that broadcast to the step.
         states: initial states `[*step]` each; `None` for zeros.
-        lifted: captured tensors, of any shape.
+        lifted: lifted tensors, of any shape.
         layout: `layout_key` of all tensors; `None` if it is not computed yet.
     """
 

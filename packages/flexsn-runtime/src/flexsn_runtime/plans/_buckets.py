@@ -78,7 +78,7 @@ class StepCost:
 
     @property
     def backward_ops(self) -> int:
-        """Operations of a step in the backward: those of the step, and about three times their number for its VJP."""
+        """Operations of a step in the backward: those of the step itself, and about three times as many of its VJP."""
         return 4 * self.num_ops
 
     @classmethod

@@ -14,7 +14,7 @@ from flexsn_runtime.pooling._window import Window, is_channels_last, memory_form
 
 
 def average_pool(x: Tensor, window: Window, divisor: int | None = None, *, pads: bool = True) -> Tensor:
-    """Like `torch.nn.functional.avg_pool2d`, but saves nothing for the backward. PyTorch saves the input.
+    """Computes `torch.nn.functional.avg_pool2d`, but saves no tensor for the backward. PyTorch saves the input.
 
     Args:
         x: `[N, C, H, W]`. PyTorch's function runs instead if no kernel can run, as `why_no_kernel` reports; if `x` is

@@ -15,9 +15,10 @@ from flexsn_runtime.pooling._window import Window, codes_shape, is_channels_last
 
 
 def max_pool(x: Tensor, window: Window) -> Tensor:
-    """Like `torch.nn.functional.max_pool2d`: equal values, gradients, memory formats, and choice among equal maxima.
+    """Computes `torch.nn.functional.max_pool2d`.
 
-    For the backward, this function saves 2, 4 or 8 bits for each element of the result, and not the input.
+    Values, gradients, memory formats and the choice among equal maxima are those of PyTorch. For the backward,
+    this function saves 2, 4 or 8 bits for each element of the result, and not the input.
 
     Args:
         x: `[N, C, H, W]`. PyTorch's function runs instead if no kernel can run, as `why_no_kernel` reports; if `x` is

@@ -1,7 +1,7 @@
 """Kernels of products with spikes, prepared for given sizes. Each kernel takes its tensors as one sequence.
 
-The argument `aligned` is True for each tensor whose address is a multiple of 16 bytes. Triton compiles separate kernels
-for such tensors.
+The argument `aligned` contains True for each tensor whose address is a multiple of 16 bytes. Triton compiles separate
+kernels for such tensors.
 """
 
 from __future__ import annotations

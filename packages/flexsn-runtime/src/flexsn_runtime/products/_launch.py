@@ -1,4 +1,7 @@
-"""Launches the kernels of products with spikes one by one: they split operands into parts, and multiply the parts."""
+"""Launches the kernels of products with spikes one by one.
+
+The kernels split operands into parts, and multiply the parts.
+"""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class ForwardKind(NamedTuple):
 
     Attributes:
         shape: shape of the spikes, `[..., K]`.
-        outputs: N.
+        outputs: number N of output features.
         parts: number of parts of the weight.
         links: number of links that receive parts of the gradient (see `Linked`); 0 without links.
         sums: True if another link receives the sum of the gradient.
@@ -102,7 +102,7 @@ class BackwardKind(NamedTuple):
 
     Attributes:
         shape: shape of the spikes, `[..., K]`.
-        outputs: N.
+        outputs: number N of output features.
         parts: number of parts of the weight, and number of parts of gradients.
         scale: scale of the spikes.
         spikes: row length of the spikes in bfloat16; 0 if the plan converts them.

@@ -11,7 +11,7 @@ import torch
 from flexsn_runtime._availability import triton_interpreted
 
 Work = Literal["outputs", "weights", "inputs"]
-_SMALL = 32  # for the interpreter
+_SMALL = 32  # size of a tile in the interpreter
 # Number of rows that share one entry of the record.
 CHECKED_ROWS = 16
 # Additional entries of the record. A compiler treats sizes of 0 and 1 differently from other sizes.

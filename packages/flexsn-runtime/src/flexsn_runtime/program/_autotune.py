@@ -57,7 +57,7 @@ def tune(program: PointwiseProgram, flat_args: Sequence[Tensor], *, timer: Timer
 
 
 def candidates(config: LaunchConfig) -> list[LaunchConfig]:
-    """Returns `config`, and configurations that differ in elements and warps, in stages, or in the steps of a chunk.
+    """Returns `config`, and configurations that differ from it in elements and warps, in stages, or in the chunk.
 
     Example:
         >>> [(c.chunk, c.block, c.num_warps, c.stages) for c in candidates(LaunchConfig(4, 512, 4))]

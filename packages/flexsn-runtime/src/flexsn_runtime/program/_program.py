@@ -75,7 +75,7 @@ class ScanProgram:
             of another input, which is one step expanded over time. For an element with a delay of d, kernels load the
             value of d steps earlier, and write the gradient to that step. Only elementwise steps in Triton have such
             inputs. An empty sequence means that no input is late.
-        zero_one: for each output, True to raise an error for a step in which the output may be neither 0 nor 1. An
+        zero_one: for each output, True to raise an error for a step whose output is not known to be 0 or 1. An
             empty sequence means that no output is checked.
         pieces: pieces of another core's values, on which `core` runs; `None` if `core` runs on whole values. On pieces,
             `core` may contain all operations that `trace_step(on_pieces=True)` accepts.
@@ -87,7 +87,8 @@ class ScanProgram:
             `requires_grad`, `bits`, `zero_one` or `counts_down` does not match these numbers.
         LateInputError: raised when the step is traced: a step with late inputs has matrix products, sums over neurons,
             or states of several shapes.
-        SpikeBitsError: raised when the step is traced: an output is not known to be 0 or 1, or the step has products.
+        SpikeBitsError: raised when the step is traced: an output in `bits` or `zero_one` is not known to be 0 or 1, or
+            a step with such outputs has products or runs on pieces.
         ResidualsError: the choice of residuals is unknown.
     """
 
@@ -194,13 +195,13 @@ class ScanProgram:
 
     @property
     def num_lifted(self) -> int | None:
-        """The number of tensors that the core captures; `None` before the first specialization."""
+        """The number of lifted tensors; `None` before the first specialization."""
         return None if self._latest is None else len(self._latest.trace.lifted_values)
 
     def specialize(
         self, inputs: Sequence[Tensor], states: Sequence[Tensor] | None, *, autocast: bool = True
     ) -> tuple[CoreSpecialization, tuple[Tensor, ...]]:
-        """Returns the step for these shapes and dtypes, and the tensors that it captures now.
+        """Returns the step for these shapes and dtypes, and its lifted tensors for the current captured tensors.
 
         Args:
             inputs: sequences `[T, *step]`.
@@ -283,7 +284,7 @@ class ScanProgram:
 
     @property
     def specializations(self) -> tuple[CoreSpecialization, ...]:
-        """Specializations that exist so far. If a step runs on pieces, the steps on these pieces replace this step."""
+        """The specializations that exist now. If a step runs on pieces, the steps on these pieces replace this step."""
         with self._lock:
             specializations: list[CoreSpecialization] = []
             for steps in self._specializations.values():

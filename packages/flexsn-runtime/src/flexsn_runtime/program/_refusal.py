@@ -15,6 +15,8 @@ def why_refused(
 ) -> str | None:
     """Returns the message of the error that kernels would raise for these tensors on a GPU; `None` without an error.
 
+    Inside of a transform, the result is always `None`.
+
     Calls the core a few times, on tensors without data, and compiles nothing. The program stores the trace.
 
     Args:

@@ -57,7 +57,7 @@ class RepeatedCall:
         run: function of `[*inputs, *states, *lifted]`.
         has_layout: predicate that is True if `[*inputs, *states, *lifted]`, without `at_zero`, have the layout of these
             calls. The predicate may wrongly return False.
-        are_alike: like `has_layout`, without the comparison of addresses. It suffices if all tensors are aligned.
+        are_alike: predicate like `has_layout` that compares no addresses. It suffices if all tensors are aligned.
         are_aligned: True if the address of each tensor is a multiple of 16 bytes, and not 0.
     """
 
@@ -322,7 +322,7 @@ def note(
     single: bool = False,
     state_seqs: bool = False,
 ) -> None:
-    """Stores a call for later calls, like `remember`, together with the function `run` that repeats it.
+    """Stores a call for later calls, as `remember` does, together with the function `run` that repeats the call.
 
     Args:
         run: function of `[*inputs, *states, *lifted]`.

@@ -113,7 +113,7 @@ class RecurrentSpecialization(CoreSpecialization):
         return Port(Role.INPUT, self._counts[0])
 
     def counted(self, arguments: Arguments) -> Arguments:
-        """Returns the arguments. Inputs that count down, and are expanded over time, are written as whole sequences."""
+        """Returns the arguments, with the whole sequence of counts for each expanded input that counts down."""
         inputs = list(arguments.inputs)
         for i in self._counts:
             if is_expanded(inputs[i]):

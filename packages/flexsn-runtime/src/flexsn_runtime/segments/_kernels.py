@@ -169,7 +169,7 @@ class InSegments(Generic[_Spec]):
         raise NotImplementedError
 
     def _allocate_scratch(self, tensors: Sequence[Tensor], *, empty: bool = False) -> dict[Port, Tensor]:
-        """Allocates the memory through which kernels pass values. With `empty`, this memory has no elements."""
+        """Allocates the memory through which kernels pass values. If `empty` is True, this memory has no elements."""
         raise NotImplementedError
 
     def _finish(self, tensors: Sequence[Tensor], scratch: Mapping[Port, Tensor]) -> None:

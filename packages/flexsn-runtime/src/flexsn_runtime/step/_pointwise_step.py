@@ -241,7 +241,7 @@ class Specialization(CoreSpecialization):
         return [(Port(Role.SAVED, i), dtype) for i, dtype in enumerate(residuals.dtypes)]
 
     def vjp_of(self, residuals: Residuals, present: tuple[bool, ...]) -> tuple[StepGraph, CoreSource | None]:
-        """Returns a VJP that reads residuals, and its source; `None` as source if every gradient is zero.
+        """Returns a VJP that reads residuals, and its source. The source is `None` if every gradient is zero.
 
         Args:
             present: for each output, True if its gradient is present.
