@@ -35,8 +35,8 @@ _LARGE, _TILES_OF_LARGE = 2**23, MomentTiles(2048, 8, 2)
 # values are 128 bytes in half precision.
 _MOST_COLUMNS = 64
 _MOST_PLACES = 1024
-# A part holds the counts, means and squared deviations that one program of the first kernel writes. With more parts
-# than this, the last kernel needs the registers of 8 warps.
+# A part holds the count, mean and squared deviations of each channel over some of the tiles. With more parts than this,
+# the last kernel needs the registers of 8 warps.
 _FEW_PARTS = 128
 # The last kernel loads all parts at once.
 _MOST_PARTS = 512
