@@ -13,7 +13,7 @@ from flexsn_runtime.launches._written_kernels import run_kernel
 
 
 class MomentTiles(NamedTuple):
-    """The tiles of a tensor that programs read.
+    """Size of the tiles in which programs read a tensor, and launch settings for this size.
 
     Attributes:
         size: number of elements in a tile. A thread reads 8 of them, which are 16 bytes in half precision.
@@ -26,15 +26,17 @@ class MomentTiles(NamedTuple):
     programs: int
 
 
-# Times are in units of half of a copy's time. On an H100, 100 million contiguous bfloat16 elements take 1.60 units with
-# the large tiles and 1.83 units with the small tiles. 6 million elements take 2.78 units with the large tiles and 2.60
-# units with the small tiles.
+# Times are in units of half of the time that a copy of the tensor takes. On an H100, 100 million contiguous bfloat16
+# elements take 1.60 units with the large tiles and 1.83 units with the small tiles. 6 million elements take 2.78 units
+# with the large tiles and 2.60 units with the small tiles.
 _TILES = MomentTiles(1024, 4, 4)
 _LARGE, _TILES_OF_LARGE = 2**23, MomentTiles(2048, 8, 2)
-# Adjacent channels that a program reads together if they are contiguous. They are 128 bytes in half precision.
+# Maximum number of adjacent channels that a program reads together if channels are the last dimension in memory. 64
+# values are 128 bytes in half precision.
 _MOST_COLUMNS = 64
 _MOST_PLACES = 1024
-# With more parts, the last kernel needs the registers of more warps.
+# A part holds the count, mean and squared deviations of each channel over some of the tiles. With more parts than this,
+# the last kernel needs the registers of 8 warps.
 _FEW_PARTS = 128
 # The last kernel loads all parts at once.
 _MOST_PARTS = 512
@@ -45,7 +47,7 @@ class Running(NamedTuple):
     """Running statistics that a batch updates.
 
     Attributes:
-        mean, var: `[C]` float32.
+        mean, var: tensors `[C]` in float32.
         momentum: weight of the batch in the update.
         tracked: counter of batches, int64; `None` if there is no counter.
     """
@@ -57,7 +59,10 @@ class Running(NamedTuple):
 
 
 def moments(x: Tensor, running: Running | None) -> tuple[Tensor, Tensor]:
-    """Returns mean and variance `[C]` of `x [N, C, ...]`. Each channel has at least two elements."""
+    """Returns mean and variance `[C]` of `x [N, C, ...]`, and updates `running`.
+
+    Each channel must have at least two elements.
+    """
     channels = x.shape[1]
     kind = torch.float64 if x.dtype == torch.float64 else torch.float32
     count = x.numel() // channels
@@ -116,7 +121,8 @@ def _share_tiles(tiles: int, num_others: int, device: torch.device, by: MomentTi
     """Returns the number of programs that share the tiles, and the number of tiles per program.
 
     Args:
-        num_others: number of programs that process other tiles.
+        num_others: size of the other dimension of the grid. Programs at different indices of this dimension share
+            different tiles.
     """
     loads_ahead = _import_kernels().AHEAD
     groups = -(-tiles // loads_ahead)
@@ -126,7 +132,7 @@ def _share_tiles(tiles: int, num_others: int, device: torch.device, by: MomentTi
 
 
 def _find_next_power(number: int) -> int:
-    """Returns the next power of two."""
+    """Returns the smallest power of two that is at least `number`."""
     return 1 << (number - 1).bit_length()
 
 

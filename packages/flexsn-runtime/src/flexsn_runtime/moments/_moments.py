@@ -19,7 +19,7 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def has_moments(x: Tensor) -> bool:
-    """True if kernels compute the moments of a tensor: it is floating-point and on a device with Triton kernels."""
+    """True if kernels can compute the moments of `x`: `x` is floating-point and on a device with Triton kernels."""
     return x.dtype in _DTYPES and why_unavailable(x.device) is None
 
 
@@ -34,16 +34,17 @@ def batch_moments(
     The results are as exact as if the data were centred, and they are bitwise equal in every run.
 
     Args:
-        x: `[N, C, ...]`, a tensor for which `has_moments` is True.
+        x: tensor `[N, C, ...]`.
         running: running mean and variance `[C]`, float32, which are updated with `momentum`, as by
-            `torch.nn.functional.batch_norm`. Requires results in float32.
+            `torch.nn.functional.batch_norm`. If `x` is float64, they cannot be updated, and the result is `None`.
         momentum: weight of the batch in the update.
-        tracked: int64 counter of batches.
+        tracked: int64 counter of batches, which is incremented. Without `running`, it is ignored.
 
     Returns:
-        Mean and variance `[C]`, in float32, or in float64 for float64. The variance is the mean squared deviation from
-            the mean. If no kernel can run, returns `None` and changes nothing. For example, no kernel can run for
-            wrapped tensors, and for tensors with fewer than two elements per channel.
+        Mean and variance `[C]`, in float64 if `x` is float64, otherwise in float32. The variance is the mean squared
+            deviation from the mean. If no kernel can run, returns `None` and changes nothing. For example, no kernel
+            can run for tensors for which `has_moments` is False, for wrapped tensors, and for tensors with fewer than
+            two elements per channel.
     """
     if type(x) is not Tensor or transform_at_work() is not None or not has_moments(x) or x.numel() < 2 * x.shape[1]:
         return None
@@ -63,10 +64,11 @@ def batch_moments(
 
 @functools.lru_cache(maxsize=64)
 def _make_moments(momentum: float | None, tracks: bool) -> RepeatedFunction:
-    """Returns the function that computes the moments of `x`. It takes `[x]`; with a momentum, `[x, mean, var]`.
+    """Returns a function that computes the moments of `x`.
 
-    With a momentum, the function also updates the running moments `mean` and `var`. If `tracks` is True, it takes a
-    counter after them, and increments this counter.
+    Without a momentum, the function takes `[x]`. With a momentum, the function takes `[x, mean, var]`, and also updates
+    the running moments `mean` and `var`. If `tracks` is True, the function takes `[x, mean, var, counter]`, and also
+    increments the counter.
     """
 
     def run(tensors: Sequence[Any]) -> tuple[Tensor, Tensor]:

@@ -14,25 +14,26 @@ from flexsn_runtime.native._program import NativeProgram, can_be_native
 from flexsn_runtime.native._scan import Again, again_of
 from flexsn_runtime.operands._operands import layout_key
 
-# Maximum number of registered layouts. Python executes calls with other layouts.
+# After calls with more layouts than this, no further layout is registered. Python executes the calls whose layout is
+# not registered.
 _MAX_LAYOUTS = 32
 # Number of calls of a layout between two checks whether the compiled launcher is loaded. Each check reads the
 # environment.
 _CALLS_PER_CHECK = 64
-_FIRST_RECORDED = 2  # index of the first call of a layout that can be recorded
+_FIRST_RECORDED = 2  # the second call of a layout is the first call that can be recorded
 
 
 class RepeatedFunction:
     """Runs a function of tensors. For each layout, the compiled launcher runs the calls after a recorded call.
 
     Args:
-        function: function that depends only on its arguments, which are tensors. It may change some of them, and
-            returns tensors.
+        function: function that depends only on its arguments, which are tensors. The function may change some
+            of these tensors, and returns tensors.
         alike: True if the tensors of all calls have the same layout, and `may_launch` is True for their device.
 
     Attributes:
         is_native: True if the compiled launcher runs the calls of at least one layout.
-        watched: function that returns True if a hook watches launches that the compiled launcher would bypass.
+        watched: function that returns True if a hook watches launches. The compiled launcher would not call the hook.
     """
 
     def __init__(self, function: Callable[[Sequence[Any]], Sequence[Any]], *, alike: bool = False) -> None:
@@ -46,14 +47,17 @@ class RepeatedFunction:
         self.watched: Callable[[], bool] = unwatched
 
     def again(self, tensors: Sequence[Any]) -> Again:
-        """Returns a function like `NativeScan.again`, for the layout that was recorded last. Requires `is_native`."""
+        """Returns a function that runs calls with the layout that was recorded last; see `again_of`.
+
+        Requires that `is_native` is True.
+        """
         return again_of(self._module, tensors, program=self._program)
 
     @property
     def native(self) -> Any:
         """The compiled launcher's object for the recorded calls.
 
-        `None` if no call is recorded, or if a hook watches launches.
+        `None` if no call is recorded, if `alike` is True, or if a hook watches launches.
         """
         return None if self.watched() else self._calls
 

@@ -31,7 +31,7 @@ class _Launcher:
     Attributes:
         error: error of the compilation or the import. After an error, this process tries again only if one of the
             environment variables `_SETTINGS` has changed, because the error message may advise to change a variable.
-        building: thread that compiles the module.
+        building: thread that compiles the module; `None` if no thread compiles it.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class _Launcher:
         self.building: threading.Thread | None = None
 
     def get(self, choice: LauncherChoice, calls: int) -> ModuleType | None:
-        """Returns the module. Loads or compiles it if necessary, as described for `compiled_launcher`."""
+        """Returns the module; `None` if it is not loaded. Loads or compiles it as described for `compiled_launcher`."""
         if self.module is None and choice == "compiled" and (building := self.building) is not None:
             building.join()
         self.forget_outdated_error()
@@ -59,7 +59,7 @@ class _Launcher:
         return self.module
 
     def forget_outdated_error(self) -> None:
-        """Removes the error if one of the environment variables has changed since the error was raised."""
+        """Removes the error if one of the variables `_SETTINGS` has changed since the error was raised."""
         if self.error is not None and self._settings != _read_settings():
             self.error = None
 
@@ -137,11 +137,11 @@ def launcher_choice() -> LauncherChoice:
 
 
 def compiled_launcher(device: torch.device, calls: int) -> ModuleType | None:
-    """Returns the module `flexsn_launcher` if it is loaded and launches calls on this device.
+    """Returns the module `flexsn_launcher`; `None` if it is not loaded, or launches no calls on this device.
 
-    With `"auto"`, the module launches calls on GPUs only. If the cache contains the compiled module, it is loaded.
-    Otherwise, the module is compiled in the background after many calls, and until then the result is `None`. With
-    `"compiled"`, the module is compiled immediately.
+    If `FLEXSN_LAUNCHER` is `"auto"`, the module launches calls on GPUs only. If the cache contains the compiled module,
+    this function loads it. Otherwise, with `"auto"`, the module is compiled in the background after many calls, and the
+    result is `None` until the module is loaded. With `"compiled"`, the module is compiled immediately.
 
     Args:
         device: device of a scan's tensors.
@@ -165,7 +165,7 @@ def loaded_launcher() -> ModuleType | None:
 
 
 def may_launch(device: torch.device) -> bool:
-    """True if `compiled_launcher` returns the module for this device, now or after later calls.
+    """True if `compiled_launcher` can return the module for this device, now or in a later call.
 
     Raises:
         LauncherError: see `launcher_choice`.
@@ -190,7 +190,7 @@ def _find_unmet_requirement(device: torch.device) -> str | None:
 
 
 def launcher_in_words(device: torch.device) -> str:
-    """Returns the name of the launcher that runs training steps on a device after a few calls, and the reason."""
+    """Returns a text that names the launcher that runs training steps on a device, and the reason."""
     choice = launcher_choice()
     if choice == "python":
         return f"Python, as {_VARIABLE} requests"

@@ -35,7 +35,7 @@ class NativeProgram:
 
     Attributes:
         program: the program that the launcher has registered.
-        watched: function that returns True if a hook watches launches that this call would bypass.
+        watched: function that returns True if a hook watches launches. The compiled launcher would not call the hook.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class NativeProgram:
                 self.program.allocate(into, shape, strides, torch.empty(0, dtype=dtype, device=device))
             case Fixed(into, tensor):
                 self.program.fix(into, tensor)
-            case Viewed():  # created only if an operator or a result uses the view; a kernel only uses its address
+            case Viewed():  # created only if an operator or a result uses the view; kernels use its address
                 self._views[line.into] = line
             case Checked(number, check):
                 self.program.check(number, check)

@@ -40,7 +40,7 @@ class NativeCall:
         recording: recording of a call for which `can_be_native` returns True.
 
     Attributes:
-        watched: function that returns True if a hook watches launches that this call would bypass.
+        watched: function that returns True if a hook watches launches. The compiled launcher would not call the hook.
         run: function that computes the results from the tensors of a call.
     """
 
@@ -106,9 +106,9 @@ class NativeScan:
         self._module, self._is_present, self._saves = module, forward.is_tensor, saved is not None
         self._first_kept = first_kept
         self.watched = program.watched
-        """Function that returns True if a hook watches launches that this scan would bypass.
+        """Function that returns True if a hook watches launches. The compiled launcher would not call the hook.
 
-        Callers call it before a forward. The answer also applies to the backward.
+        Callers call this function before a forward. Its result also applies to the backward.
         """
         absent = [i for i, is_tensor in enumerate(forward.is_tensor) if not is_tensor]
         positions = None
@@ -131,7 +131,7 @@ class NativeScan:
         return again_of(self._module, tensors, scan=self._scan)
 
     def after(self, forward: Recording, tensors: Sequence[Tensor | None], computed: Mapping[int, int]) -> Again | None:
-        """Returns a function like `again`, for calls in which `forward` computes some of the scan's tensors.
+        """Returns a function like that of `again`, for calls in which `forward` computes some of the scan's tensors.
 
         The backward of such a call is the backward of this scan.
 
@@ -164,7 +164,7 @@ class NativeScan:
         *,
         reads: bool,
     ) -> bool:
-        """Registers a backward. The compiled launcher then runs it for arguments of the same layout.
+        """Registers a backward. The compiled launcher then runs it for equal `needs_grad` and equal layouts.
 
         Args:
             tensors, needs_grad: the arguments of `Owner.gradients`.
@@ -195,7 +195,9 @@ def weakly(owner: Owner, core: Any) -> Callable[[bool], Owner | None]:
 
 
 def _find_owner(owner: Callable[[], Any], core: Callable[[], Any], needed: bool) -> Any:
-    """Returns the owner of a scan; `None` if the owner and the core are freed, since no code can then change the core.
+    """Returns the owner of a scan; `None` if the owner is not needed, and the owner and the core are freed.
+
+    If the core is freed, no code can change the values that the core reads.
 
     Args:
         owner, core: weak references.

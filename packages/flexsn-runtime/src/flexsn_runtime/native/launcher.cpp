@@ -3,7 +3,8 @@
 // A call on tensors of one layout is registered once, as a program: its allocations, launches and operator calls, in order. The
 // tensors of a program have numbers. The arguments have the first numbers. The forward of a scan is a program. If gradients are
 // required, the forward saves the tensors that its backward needs. The backward is another program, which runs in autograd's
-// thread. If no registered backward has the layouts and needs of a call, Python computes the gradients.
+// thread. If no backward is registered for the layouts of a backward's arguments and for the gradients that are needed,
+// Python computes the gradients.
 //
 // Programs have these arguments and results. Absent tensors of a call are omitted:
 //   forward    arguments: the tensors of the call
@@ -13,7 +14,7 @@
 //              results: the gradient of each tensor of the call (undefined if the gradient is not needed, or is zero)
 // A scan may specify other tensors that are saved (`saved`), instead of the tensors of the call and the saved results.
 
-// Torch's headers then include the operators that they use, and not the headers of all operators.
+// With this macro, torch's headers include only the headers of the operators that they use.
 #define AT_PER_OPERATOR_HEADERS
 
 #include <torch/csrc/Exceptions.h>
@@ -71,7 +72,7 @@ using LaunchTogether =
     int (*)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**);
 using CurrentStream = int (*)(std::int32_t, void**);
 LaunchOnGpu launch_on_gpu = nullptr;
-LaunchTogether launch_together = nullptr; // programs that wait for each other
+LaunchTogether launch_together = nullptr; // launches programs that wait for each other
 CurrentStream current_stream = nullptr;
 
 // The properties of a tensor on which a prepared launch depends, and its dispatch keys, such as the key of a lazy negation.
@@ -134,7 +135,7 @@ void ensure_context(at::Device device) {
 // The launch of a compiled kernel.
 //
 // `places`: numbers of the tensors that the kernel takes. `offsets`: for each tensor, bytes to add to its address. `numbers`: the
-// arguments after the tensors, of at most 8 bytes each. `kept`: object that must exist as long as the address is called.
+// arguments after the tensors, of at most 8 bytes each. `kept`: object that must exist as long as the kernel is called.
 // `beside`: size of the second dimension of the grid on a GPU. `together`: true if programs wait for each other.
 struct Kernel {
   std::uintptr_t entry;
@@ -347,7 +348,7 @@ struct Checked {
 // A recorded call.
 class Program {
  public:
-  // `count`: number of all tensors. `given`: numbers of the present tensors of a call.
+  // `count`: number of all tensors. `given`: numbers of the tensors that `run` receives.
   Program(std::size_t count, std::vector<std::size_t> given) : count_(count), given_(std::move(given)) {}
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;
@@ -366,11 +367,11 @@ class Program {
     results_ = std::move(results);
   }
 
-  // `arguments`: the present tensors of a call, in order. A tensor may be undefined.
+  // `arguments`: the tensors with the numbers `given`, in this order. A tensor may be undefined.
   variable_list run(at::TensorList arguments) const {
     RECORD_FUNCTION("flexsn::scan", std::vector<c10::IValue>());
     const at::NoGradGuard no_grad;
-    std::optional<c10::impl::ExcludeDispatchKeyGuard> no_autocast; // the program contains the conversions
+    std::optional<c10::impl::ExcludeDispatchKeyGuard> no_autocast; // the program contains the casts of autocast
     if (has_operators_)
       no_autocast.emplace(c10::autocast_dispatch_keyset);
     const auto device = arguments[0].device();
@@ -434,12 +435,13 @@ struct Forward {
   bool of_call;
 };
 
-// A registered backward, for arguments with these layouts and for these needs.
+// A registered backward. It runs for arguments with these layouts if exactly the gradients that `needed` marks are
+// needed.
 struct Backward {
   std::vector<std::optional<Layout>> layouts;
   std::vector<bool> needed;
   SharedProgram program;
-  bool has_reads; // true if formulas read values in Python, which must be unchanged
+  bool has_reads; // true if formulas read Python values, which must be unchanged
 
   bool is_like(const variable_list& tensors, const std::vector<bool>& needs) const {
     const auto has_layout = [](const at::Tensor& tensor, const std::optional<Layout>& layout) {
@@ -471,7 +473,7 @@ class Backwards {
     }
   }
 
-  // Returns the registered backward for tensors with these layouts and for these needs, or null.
+  // Returns the registered backward for arguments with these layouts and for the needed gradients, or null.
   std::shared_ptr<const Backward> find(const variable_list& tensors, const std::vector<bool>& needed) const {
     const std::lock_guard<std::mutex> lock(mutex_);
     for (const auto& backward : backwards_)
@@ -522,9 +524,9 @@ class Scan : public torch::CustomClassHolder {
     backwards->add(std::make_shared<Backward>(Backward{layouts(given), std::move(needed), std::move(program), has_reads}));
   }
 
-  // Returns a scan with the backwards of this scan, whose `program` also computes some of this scan's tensors. `program` takes
-  // the present tensors of a call, with other objects in place of the computed tensors, and additional tensors. `saved` selects
-  // the tensors that the backward receives.
+  // Returns a scan that shares the backwards of this scan. `program` is the forward of the returned scan, and also
+  // computes some of this scan's tensors. `program` takes the present tensors of a call, with other objects in place of
+  // the computed tensors, and additional tensors. `saved` selects the tensors that the backward receives.
   c10::intrusive_ptr<Scan> after(SharedProgram program, std::vector<std::optional<std::size_t>> saved) const {
     auto scan = c10::make_intrusive<Scan>(
         owner_, is_present, std::move(program), forward.first_bits, forward.first_kept, forward.fixed, std::move(saved), links,
@@ -551,7 +553,7 @@ class Calls {
     calls_.push_back(std::move(call));
   }
 
-  // Returns no value if no program has these layouts.
+  // Returns no value if no program is registered for these layouts, or if a dispatch mode is active.
   std::optional<variable_list> run(const Tensors& tensors) const {
     const auto call = find(tensors);
     if (call == nullptr || c10::impl::TorchDispatchModeTLS::any_modes_set())
@@ -640,7 +642,8 @@ struct ScanBackward : torch::autograd::Function<ScanBackward> {
       append(results, registered->program->run(arguments));
     else
       append(results, compute_in_python(*scan, arguments, needed));
-    results.resize(1 + static_cast<std::size_t>(context->saved_data["count"].toInt())); // none for additional tensors
+    // Additional tensors have no gradients.
+    results.resize(1 + static_cast<std::size_t>(context->saved_data["count"].toInt()));
     return results;
   }
 
@@ -650,7 +653,8 @@ struct ScanBackward : torch::autograd::Function<ScanBackward> {
       list.push_back(std::move(tensor));
   }
 
-  // Raises an error if the first result has hooks, and a gradient arrives through another result: the hooks would miss it.
+  // Raises an error if the first result has hooks, and a gradient arrives through another result. The hooks would miss
+  // this gradient.
   static void check_hooks(const Scan& scan, const variable_list& gradients) {
     if (std::none_of(gradients.begin() + 1, gradients.end(), [](const at::Tensor& tensor) { return tensor.defined(); }))
       return;
@@ -712,7 +716,8 @@ variable_list Scan::run(const Tensors& tensors) {
   return ScanBackward::apply(self, at::TensorList(arguments));
 }
 
-// Runs calls like an earlier call. Compares everything on which a call may depend, except for values in memory and in Python.
+// Runs calls that are like an earlier call. Compares everything on which a call may depend, except for values in memory
+// and other Python objects.
 class Again {
  public:
   // `tensors`: the tensors of the earlier call, whose settings are active now. `scan` or `program` runs the calls.
@@ -727,7 +732,8 @@ class Again {
       requires_grad_.push_back(tensor && tensor->requires_grad());
   }
 
-  // `objects`: Python objects. Returns no value for a call that differs from the earlier call.
+  // `objects`: tensors, None, or any other Python objects. Returns no value for a call that differs from the earlier
+  // call.
   std::optional<variable_list> run(const py::tuple& objects) const {
     Tensors tensors;
     tensors.reserve(objects.size());
@@ -783,7 +789,8 @@ struct Packed {
   at::Tensor packed;
   std::vector<std::int64_t> sizes, strides;
   at::ScalarType dtype;
-  std::shared_ptr<const Calls> reader; // returns all values, as a tensor of one dimension
+  // Returns all values as a tensor of one dimension; null if only Python unpacks the bits.
+  std::shared_ptr<const Calls> reader;
 };
 
 // Hooks for tensors that autograd saves. They save most tensors unchanged, and other objects instead of the remaining tensors.
@@ -1004,7 +1011,7 @@ PYBIND11_MODULE(flexsn_launcher, module) {
            bool,
            bool>())
       .def("run", torch::wrap_pybind_function([](Scan& scan, const Tensors& tensors) {
-        return scan.run(tensors); // wrapped, so that torch's exceptions are converted, for example for too little memory
+        return scan.run(tensors); // wrapped, so that torch's exceptions are converted, for example if memory runs out
       }))
       .def("after", &Scan::after)
       .def("follow", &Scan::follow);

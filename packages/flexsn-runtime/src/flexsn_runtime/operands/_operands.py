@@ -26,7 +26,7 @@ class Arguments(NamedTuple):
     Attributes:
         inputs: `[T, *step]` each, or with dimensions after T that broadcast to the step.
         states: initial states `[*step]` each; `None` for zeros.
-        lifted: captured tensors, of any shape.
+        lifted: lifted tensors, of any shape.
         layout: `layout_key` of all tensors; `None` if it is not computed yet.
     """
 
@@ -67,7 +67,7 @@ def layout_key(tensors: Iterable[Tensor | None]) -> tuple[object, ...]:
     """Returns a key that is equal for tensors that can share a prepared launch.
 
     Triton compiles for the alignment of pointers, so the alignment is part of the key. The key also contains the
-    tensors' types, and whether each tensor has memory.
+    tensors' types, and whether each tensor has memory and is lazily negated.
     """
     return tuple(
         [
@@ -201,7 +201,7 @@ class Operands:
     def strided(
         self, tensors: Iterable[tuple[Port, Sequence[int], Sequence[int]]]
     ) -> tuple[tuple[Port, InputLayout], ...]:
-        """Returns the layouts for the kernel's spec, of tensors that are not dense in the kernel's order of elements.
+        """Returns the layouts, for the kernel's spec, of the tensors that are not dense in the kernel's element order.
 
         Args:
             tensors: the kernel's tensors other than the arguments, with their shapes and strides. Each tensor is a
@@ -264,7 +264,10 @@ class Operands:
 
 
 def loaded_early(layouts: tuple[InputLayout, ...], inputs: Sequence[Tensor], stages: int) -> tuple[InputLayout, ...]:
-    """Returns the layouts of inputs in a kernel. If `stages` is not 1, masks are loaded before their use.
+    """Returns the layouts of inputs in a kernel.
+
+    If `stages` is not 1, inputs of one byte per element, such as masks, are loaded before their use, unless they count
+    down.
 
     Args:
         stages: number of chunks in flight, see `LaunchConfig`.
@@ -278,7 +281,7 @@ def loaded_early(layouts: tuple[InputLayout, ...], inputs: Sequence[Tensor], sta
 
 
 def is_expanded(x: Tensor) -> bool:
-    """True if a sequence `[T, *step]` is one step in memory."""
+    """True if a sequence `[T, *step]` has several steps that share the memory of one step."""
     return x.shape[0] > 1 and x.stride(0) == 0
 
 

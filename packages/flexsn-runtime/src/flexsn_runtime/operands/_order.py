@@ -67,7 +67,7 @@ class StepOrder:
 
 @dataclass(frozen=True, slots=True)
 class ScanFormat:
-    """The memory format of a scan's results. It equals the format of an elementwise function of all inputs and states.
+    """The memory format of a scan's results: the format that an elementwise function of inputs and states would have.
 
     Attributes:
         order: order in which kernels count a step's elements.
@@ -110,7 +110,7 @@ class ScanFormat:
 
 
 def _select_step(operand: Operand) -> Operand:
-    """Returns one step of a sequence."""
+    """Returns sizes and strides of one step of a sequence."""
     sizes, strides = operand
     return sizes[1:], strides[1:]
 

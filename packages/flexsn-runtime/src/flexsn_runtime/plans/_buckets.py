@@ -78,7 +78,7 @@ class StepCost:
 
     @property
     def backward_ops(self) -> int:
-        """Operations of a step in the backward: those of the step, and about three times their number for its VJP."""
+        """Operations of a step in the backward: those of the step itself, and about three times as many of its VJP."""
         return 4 * self.num_ops
 
     @classmethod
@@ -146,7 +146,7 @@ _SEVERAL_INPUTS = {
     2**63: _PLANS[2**63],
 }
 
-# Plans for steps with inputs of two bytes per element, except small steps. Larger blocks keep the bytes of
+# Plans for steps whose narrowest input has two bytes per element, except small steps. Larger blocks keep the bytes of
 # each load equal to those in `_PLANS`.
 _WIDE = LaunchConfig(chunk=8, block=1024, num_warps=4, stages=3)
 _TWO_BYTES = {
@@ -233,7 +233,10 @@ def _choose_plan(limit: int, cost: StepCost, interpreted: bool) -> LaunchPlan:
 
 
 def one_chunk(config: LaunchConfig, num_steps: int, ops_per_step: int) -> LaunchConfig | None:
-    """Returns `config` with one chunk for a short sequence; `None` if `num_steps` is too large, or is a symbol."""
+    """Returns `config` with one chunk for a short sequence.
+
+    Returns `None` if `num_steps` is 0, too large, or a symbol, or if the chunk would have too many operations.
+    """
     if not isinstance(num_steps, int) or not 0 < num_steps <= _SHORT:
         return None
     # A sequence of fewer than `_SHORT` steps may have twice the usual limit of ops, since one chunk is still better
@@ -274,7 +277,8 @@ def _fit(config: LaunchConfig, read: tuple[int, ...]) -> LaunchConfig:
 def scattered(limit: int, plan: LaunchPlan) -> LaunchPlan:
     """Returns `plan` with one element per thread, for delays that differ between elements.
 
-    With LIF and 16 delays on an H200, this takes 0.78 of the time of several elements per thread.
+    With LIF and 16 delays on an H200, a scan with one element per thread takes 0.78 of the time of a scan with several
+    elements per thread.
 
     Args:
         limit: maximum number of elements in the size class.

@@ -9,12 +9,12 @@ from flexsn_runtime.plans._buckets import LaunchConfig, LaunchPlan, limited
 _CHUNK = 4
 _LARGEST, _SMALLEST = 4096, 256
 
-# In float32, a step of up to `_FEW` elements is less than one vector of 512 bits. With blocks of 256, GCC's backward
-# kernels compute its elements one at a time: 8 LIFs take 75 ns per step, compared with 16 ns with blocks of 8. Forward
-# kernels take 7 ns with either block size.
+# In float32, a step of up to `_FEW` elements is less than one vector of 512 bits. With blocks of 256, the backward
+# kernels that GCC compiles process the elements one at a time: LIF with 8 elements takes 75 ns per step, and 16 ns with
+# blocks of 8. Forward kernels take 7 ns with either block size.
 _FEW, _NARROW = 15, 8
 
-# Bytes of a block's states: half of the L1 cache.
+# Maximum bytes of a block's states: half of the L1 cache.
 _CARRIED = 2**14
 
 # Minimum number of blocks of a step, so that each of up to this number of threads has a block. Small steps have fewer

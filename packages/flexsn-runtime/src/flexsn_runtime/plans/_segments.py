@@ -13,20 +13,20 @@ _MOST = 2**31
 
 @dataclass(frozen=True, slots=True)
 class SegmentRule:
-    """Conditions under which segments are worthwhile, and their number.
+    """Conditions under which segments pay off, and the number of segments.
 
     Attributes:
-        elements: the number of segments multiplied by the elements per step fills the device if it is this large.
+        elements: product of the number of segments and the elements per step with which a scan fills the device.
         largest: maximum elements of a step. A larger step fills the device without segments.
         moved: a step that reads and writes at least this number of bytes keeps the memory busy without segments.
         shortest: minimum steps of a sequence.
         launched: minimum steps of a sequence in calls outside of CUDA graphs, where Python launches each kernel. The
             first calls, which learn warm-ups, are exempt.
         steps: minimum steps of a segment.
-        fewest: minimum number of segments. With fewer, the second pass does not pay off.
+        fewest: minimum number of segments. With fewer segments, the second pass does not pay off.
         most: maximum number of segments.
         warm_up: initial number of warm-up steps before a segment.
-        longest: maximum number of warm-up steps. If a sequence needs more, the forward is serial.
+        longest: maximum number of warm-up steps. If a sequence needs more steps, the forward is serial.
         is_stored: True if learned warm-ups are stored on disk.
     """
 
@@ -43,7 +43,7 @@ class SegmentRule:
     is_stored: bool = False
 
     def count(self, ncl: int, num_steps: int, warm_up: int = 0) -> int:
-        """Returns the number of segments. With 1, the time is not divided.
+        """Returns the number of segments. If it is 1, the sequence is not divided.
 
         Args:
             ncl: elements of a step.
@@ -67,14 +67,17 @@ ON_GPU = SegmentRule(
     elements=2**16, largest=2**13, moved=2**16, shortest=2**9, launched=3 * 2**10, most=2**10, is_stored=True
 )
 
-# Elements of the smallest program on the CPU, and minimum steps of a segment. Such a segment takes some ms,
-# so compiling kernels for segments pays off.
+# Elements of the smallest program on the CPU, and minimum steps of a segment. Such a segment takes several
+# milliseconds, so compiling kernels for segments pays off.
 _PROGRAM, _STEPS = 256, 2**15
 
 
 @functools.cache
 def for_threads(threads: int) -> SegmentRule | None:
-    """Returns the rule for this number of threads, for steps with too few elements to use all threads."""
+    """Returns the rule for this number of threads, for steps with too few elements to use all threads.
+
+    Returns `None` if there is only one thread.
+    """
     if threads < 2:
         return None
     largest = _PROGRAM * (threads // 2)

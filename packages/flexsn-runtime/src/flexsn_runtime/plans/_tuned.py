@@ -20,7 +20,7 @@ def step_key(core: str, dtypes: tuple[torch.dtype, ...], device: torch.device, l
     """Returns the key of a measurement: device, step, dtypes and size class.
 
     Args:
-        core: name of the step's source, which contains a hash of the source.
+        core: name of the step's source. The name contains a hash of the source.
         dtypes: dtypes of inputs, states and lifted tensors.
         limit: maximum number of elements in the size class, see `size_class`.
     """

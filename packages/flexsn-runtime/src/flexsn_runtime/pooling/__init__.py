@@ -1,4 +1,4 @@
-"""Pooling in two dimensions. Its kernels take only as long as reading the input and writing the result."""
+"""Pooling in two dimensions. The kernels take only as long as reading the input and writing the result."""
 
 from __future__ import annotations
 

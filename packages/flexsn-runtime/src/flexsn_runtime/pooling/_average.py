@@ -14,15 +14,15 @@ from flexsn_runtime.pooling._window import Window, is_channels_last, memory_form
 
 
 def average_pool(x: Tensor, window: Window, divisor: int | None = None, *, pads: bool = True) -> Tensor:
-    """Like `torch.nn.functional.avg_pool2d`, but saves nothing for the backward. PyTorch saves the input.
+    """Computes `torch.nn.functional.avg_pool2d`, but saves no tensor for the backward. PyTorch saves the input.
 
     Args:
-        x: `[N, C, H, W]`. PyTorch's function runs instead in three cases: if no kernel can run, as `why_no_kernel`
-            reports; in compiled graphs, for which compilers generate a kernel; and inside of transforms of
-            `torch.func`.
+        x: `[N, C, H, W]`. PyTorch's function runs instead if no kernel can run, as `why_no_kernel` reports; if `x` is
+            an instance of a subclass; if `divisor` is 0; in compiled graphs, for which compilers generate a kernel; and
+            inside of transforms of `torch.func`.
         window: the window, without dilation.
         divisor: divisor of each sum; `None` to divide by the number of positions in the window of the sum.
-        pads: True if positions in the padding count.
+        pads: True if positions in the padding count toward this number.
     """
     if (
         torch.compiler.is_compiling()

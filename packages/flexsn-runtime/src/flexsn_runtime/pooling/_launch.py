@@ -25,7 +25,7 @@ _Shape = tuple[int, int, int, int]
 
 
 def maximum(x: Tensor, window: Window, *, codes: bool) -> tuple[Tensor, Tensor | None]:
-    """Computes maxima of `x [N, C, H, W]`, and codes of their positions."""
+    """Computes maxima of `x [N, C, H, W]` and, if `codes` is True, codes of their positions."""
     x, last = _make_dense(x)
     y = _allocate_result(x, window, last)
     position_codes = None
@@ -52,7 +52,7 @@ def average(x: Tensor, window: Window, divisor: int, *, pads: bool) -> Tensor:
 
     Args:
         divisor: divisor of each sum; 0 to divide by the number of positions in the window of the sum.
-        pads: True if positions in the padding count.
+        pads: True if positions in the padding count toward this number.
     """
     x, last = _make_dense(x)
     y = _allocate_result(x, window, last)
@@ -74,10 +74,12 @@ def gradient(
     last: bool,
     pads: bool = True,
 ) -> Tensor:
-    """Computes the gradient of an input of shape `shape`, for a maximum with `codes` or for an average.
+    """Computes the gradient of an input of shape `shape`.
 
     Args:
         grad: gradient of the result.
+        codes: codes from `maximum`; `None` for the gradient of `average`.
+        divisor, pads: same as for `average`.
         last: True if the input was channels-last.
     """
     grad = grad.contiguous(memory_format=memory_format(last))
@@ -117,7 +119,11 @@ def _find_divisor(window: Window, divisor: int, *, pads: bool) -> int:
 
 
 def _list_sizes(shape: _Shape, out: _Shape, last: bool) -> tuple[tuple[int, ...], tuple[int, int]]:
-    """Returns arguments of kernels: the sizes of images and result, and the units of the innermost sizes."""
+    """Returns integer arguments of kernels.
+
+    The first tuple contains the sizes of input and result, whose innermost sizes are counted in units. The second tuple
+    contains the number of elements of a unit of the input and of the result.
+    """
     samples, channels, height, width = shape
     if last:
         unit = _choose_unit(channels)

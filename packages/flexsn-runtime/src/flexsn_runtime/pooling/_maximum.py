@@ -15,13 +15,14 @@ from flexsn_runtime.pooling._window import Window, codes_shape, is_channels_last
 
 
 def max_pool(x: Tensor, window: Window) -> Tensor:
-    """Like `torch.nn.functional.max_pool2d`: equal values, gradients, memory formats, and choice among equal maxima.
+    """Computes `torch.nn.functional.max_pool2d`.
 
-    For the backward, it saves 2, 4 or 8 bits for each element of the result. It does not save the input.
+    Values, gradients, memory formats and the choice among equal maxima are those of PyTorch. For the backward,
+    this function saves 2, 4 or 8 bits for each element of the result, and not the input.
 
     Args:
-        x: `[N, C, H, W]`. PyTorch's function runs instead if no kernel can run, as `why_no_kernel` reports, and inside
-            of transforms of `torch.func`.
+        x: `[N, C, H, W]`. PyTorch's function runs instead if no kernel can run, as `why_no_kernel` reports; if `x` is
+            an instance of a subclass; and inside of transforms of `torch.func`.
     """
     if why_no_kernel(x, window) is not None or type(x) not in (Tensor, torch.nn.Parameter):
         return _pool_by_torch(x, window)

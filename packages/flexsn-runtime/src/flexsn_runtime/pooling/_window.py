@@ -102,6 +102,6 @@ def codes_shape(shape: tuple[int, int, int, int], last: bool, bits: int) -> tupl
 
 
 def matrix(shape: tuple[int, int, int, int], last: bool) -> tuple[int, int]:
-    """Returns the numbers of rows and columns of a tensor `[N, C, H, W]` in its memory."""
+    """Returns the numbers of rows and columns of the matrix that a tensor `[N, C, H, W]` forms in memory."""
     samples, channels, height, width = shape
     return (samples * height * width, channels) if last else (samples * channels, height * width)

@@ -21,7 +21,7 @@ class PlanBuilder:
         self._num_unbound = 0
 
     def allocate(self, shape: Sequence[int], dtype: torch.dtype, strides: Sequence[int] | None = None) -> int:
-        """Adds an allocation of a tensor, which is dense without `strides`. Returns the place of this tensor."""
+        """Adds an allocation of a tensor, and returns its place. If `strides` is `None`, the tensor is contiguous."""
         if strides is None:
             strides = torch.empty(shape, device="meta").stride()
         self._allocations.append(Allocation(tuple(shape), tuple(strides), dtype))

@@ -1,7 +1,7 @@
 """Kernels of products with spikes, prepared for given sizes. Each kernel takes its tensors as one sequence.
 
-The argument `aligned` is True for each tensor whose address is a multiple of 16 bytes. Triton compiles separate kernels
-for such tensors.
+The argument `aligned` contains True for each tensor whose address is a multiple of 16 bytes. Triton compiles separate
+kernels for such tensors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from flexsn_runtime.products._tiles import CHECKED_ROWS, Tile
 
 Aligned = tuple[bool, ...]
 
-# Maximum number of programs of a kernel that repairs rows. It usually has no work.
+# Maximum number of programs of a kernel that repairs results. Such a kernel usually has no work.
 _REPAIRERS = 128
 _REPAIR_TILE = 64
 _SEEN = 1024
@@ -64,9 +64,10 @@ def multiplying(
     aligned: Aligned,
     device: torch.device,
 ) -> PreparedKernel:
-    """Prepares the kernel of `y`. It takes `spikes` with rows of `row` elements, `pieces`, a bias, and `y`.
+    """Prepares the kernel that computes `y`. The kernel takes `spikes`, `pieces`, a bias, and `y`.
 
-    The rows of `pieces` have `padded` units. Without a bias, the kernel receives any tensor instead of it.
+    The rows of `spikes` have `row` elements, and the rows of `pieces` have `padded` units. Without a bias, any tensor
+    may take the place of the bias.
     """
     unit = row_unit(row, aligned[0])
     numbers = (M, N, row // unit, padded, bits(scale))
@@ -81,9 +82,10 @@ def multiplying(
 def repairing_outputs(
     M: int, N: int, K: int, row: int, bias: bool, aligned: Aligned, device: torch.device
 ) -> PreparedKernel:
-    """Prepares the kernel that computes rows of `y` again. It takes `s`, the dense weight, a bias, `y` and `seen`.
+    """Prepares the kernel that computes rows of `y` again.
 
-    The rows of `s` are `row` elements apart. Without a bias, the kernel receives any tensor instead of it.
+    The kernel takes `s`, the dense weight, a bias, `y` and `seen`. The rows of `s` are `row` elements apart. Without a
+    bias, any tensor may take the place of the bias.
     """
     programs = min(_REPAIRERS, -(-M // CHECKED_ROWS) * -(-N // _REPAIR_TILE))
     numbers = (M, N, K, row, bias, CHECKED_ROWS, _REPAIR_TILE, 16, _SEEN)
@@ -103,9 +105,9 @@ def summing_rows(
     aligned: Aligned,
     device: torch.device,
 ) -> PreparedKernel:
-    """Prepares the kernel of the weight's gradient.
+    """Prepares the kernel that computes the weight's gradient.
 
-    It takes three parts of the output's gradient, `spikes`, and the result `[shares, N, K]`.
+    The kernel takes three parts of the output's gradient, `spikes`, and the result `[shares, N, K]`.
     """
     g_unit, s_unit = row_unit(g_row, aligned[0]), row_unit(s_row, aligned[1])
     numbers = (M, N, K, g_row // g_unit, s_row // s_unit)
@@ -118,7 +120,10 @@ def summing_rows(
 
 @_sizes
 def adding_shares(count: int, shares: int, scale: float, device: torch.device) -> PreparedKernel:
-    """Prepares the kernel that adds up shares. It takes `[shares, count]` and `[count]`, which may share an address."""
+    """Prepares the kernel that adds up shares.
+
+    The kernel takes the shares, `[shares, count]`, and the result, `[count]`. Both tensors may have the same address.
+    """
     size = 1024
     numbers = (count, shares, bits(scale), scale != 1.0, size)
     return PreparedKernel(_import_kernels().shares_kernel, (-(-count // size),), numbers, device)
@@ -139,8 +144,8 @@ def repairing_weights(
 ) -> PreparedKernel:
     """Prepares the kernel that computes parts of the weight's gradient again.
 
-    It takes three parts of the output's gradient in `dtype`, `s`, the dense gradient of the weight, and `seen`, which
-    has `count` words.
+    The kernel takes three parts of the output's gradient in `dtype`, `s`, the dense gradient of the weight, and `seen`,
+    which has `count` words.
     """
     programs = min(_REPAIRERS, -(-N // _REPAIR_TILE) * -(-K // _REPAIR_TILE))
     numbers = (M, N, K, g_row, s_row, count)
@@ -163,9 +168,10 @@ def leading_back(
     aligned: Aligned,
     device: torch.device,
 ) -> PreparedKernel:
-    """Prepares the kernel of the gradient of `s`. It takes three parts of a gradient, `pieces`, and the result.
+    """Prepares the kernel that computes the gradient of `s`.
 
-    The rows of the gradient have `row` elements, and the rows of `pieces` have `padded` units.
+    The kernel takes three parts of the output's gradient, `pieces`, and the result. The rows of each part have `row`
+    elements, and the rows of `pieces` have `padded` units.
     """
     unit = row_unit(row, aligned[0])
     numbers = (M, N, K, row // unit, padded)
@@ -201,7 +207,10 @@ def is_aligned(x: Tensor) -> bool:
 
 
 def unit_of(columns: int, row: int, aligned: bool) -> int:
-    """Returns the number of float32 values that a load reads. It divides the length and the start of each row."""
+    """Returns the number of float32 values that a load reads.
+
+    This number divides the length of a row and the distance between the starts of two rows.
+    """
     unit = _ALIGNMENT // 4
     return unit if aligned and columns % unit == 0 and row % unit == 0 else 1
 
@@ -212,7 +221,10 @@ def row_unit(row: int, aligned: bool) -> int:
 
 
 def takes_as_written(rows: Tensor) -> bool:
-    """True for a bfloat16 matrix that products can read as a neuron wrote it: contiguous rows of whole loads."""
+    """True for a bfloat16 matrix that products can read as a neuron wrote it.
+
+    Such a matrix is contiguous and aligned, and each of its rows consists of whole loads.
+    """
     return rows.is_contiguous() and rows.shape[-1] % _UNITS[-1] == 0 and is_aligned(rows)
 
 

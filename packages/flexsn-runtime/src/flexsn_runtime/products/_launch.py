@@ -1,4 +1,7 @@
-"""Launches the kernels of products with spikes one by one: they split operands into parts, and multiply the parts."""
+"""Launches the kernels of products with spikes one by one.
+
+The kernels split operands into parts, and multiply the parts.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ from flexsn_runtime.products._tiles import Tile, seen_size, shares_of, tile_for
 
 
 def split(x: Tensor, parts: int) -> Tensor:
-    """Splits `x [rows, columns]` float32 into a sum of `parts` bfloat16 tensors, `[parts, rows, padded columns]`."""
+    """Splits `x [rows, columns]`, in float32, into bfloat16 parts `[parts, rows, padded columns]`, whose sum is `x`.
+
+    With fewer than three parts, the sum is an approximation of `x`.
+    """
     x = _make_rows_dense(x)
     rows, columns = x.shape
     out = torch.empty((parts, rows, padded_units(columns) * padding()), dtype=torch.bfloat16, device=x.device)
@@ -22,9 +28,10 @@ def split(x: Tensor, parts: int) -> Tensor:
 
 
 def narrow(s: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Converts `s [M, K]` float32 to bfloat16 `[M, padded K]`. Also returns a record, which marks inexact rows.
+    """Converts `s [M, K]`, in float32, to bfloat16 `[M, padded K]`. Also returns a record, which marks inexact rows.
 
-    The record is not 0 for rows with an element that bfloat16 cannot represent.
+    Each entry of the record belongs to `CHECKED_ROWS` rows. The entry is not 0 if bfloat16 cannot represent an element
+    of these rows.
 
     Args:
         scale: the result is `s / scale`. Each element of `s` has to be an integer times `scale`, rounded.

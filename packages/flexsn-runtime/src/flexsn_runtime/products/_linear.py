@@ -29,9 +29,10 @@ def spike_linear(
 
     Each element of `s` is converted to one bfloat16 value. Each element of `weight` is split into `weight_parts`
     bfloat16 values, and each element of the output's gradient into `grad_parts` bfloat16 values. Three values represent
-    a float32, two represent its first 16 bits, and one its first 8 bits. The kernel checks `s`. If bfloat16 cannot
-    represent an element, its row is computed again in float32, and so is the gradient of the weight. Torch's product
-    runs if kernels cannot run, and inside of transforms of `torch.func`. Infinite numbers may lead to NaN.
+    a float32, two values represent the first 16 bits of its significand, and one value represents the first 8 bits. The
+    kernel checks `s`. If bfloat16 cannot represent an element, the row of this element is computed again in float32,
+    and so is the gradient of the weight. Torch's product runs if kernels cannot run, and inside of transforms of
+    `torch.func`. Infinite numbers may lead to NaN.
 
     Args:
         s: `[..., K]` float32.
@@ -40,12 +41,13 @@ def spike_linear(
         weight_parts, grad_parts: 1 to 3.
 
     Returns:
-        `[..., N]` float32, and an int32 record that is not 0 for rows that were computed again. If torch's product ran,
-            the record is `None`. Second derivatives are those of torch's product.
+        `[..., N]` float32, and an int32 record, whose entries are not 0 for rows that were computed again. If torch's
+            product ran, the record is `None`. Second derivatives are those of torch's product.
 
     Raises:
         DtypeError: a tensor is not float32.
         ShapeError: the shapes do not match.
+        DeviceError: the tensors are on several devices.
         ValueError: the number of parts is not 1 to 3.
     """
     _check_operands(s, weight, bias, weight_parts, grad_parts)
@@ -64,8 +66,8 @@ class Linked(NamedTuple):
         y: `[..., N]` float32.
         record: same as for `spike_linear`; `None` if no values had to be checked.
         links: tensors through which the next layer can pass the gradient of `y` in another form; `None` without links.
-            Bfloat16 tensors shaped like `y` receive the parts of this gradient. If there is a bias, a float32 tensor
-            receives the sum of this gradient over the first dimension.
+            Bfloat16 tensors shaped like `y` receive the parts of this gradient. If the bias needs a gradient, a
+            float32 tensor receives the sum of the gradient of `y` over the first dimension.
     """
 
     y: Tensor
@@ -223,7 +225,8 @@ def gradients(
     """Computes gradients of `[s, written, weight, bias]` with kernels.
 
     Args:
-        grads: gradients of the forward's results: the gradient of `y`, or, if it is `None`, the gradients of the links.
+        grads: gradients of the forward's results, `[y, *links]`. The gradients of the links are read only
+            if the gradient of `y` is `None`.
         needs_grad: True for each of the spikes, the weight and the bias if its gradient is needed.
     """
     s, spikes, weight, pieces, seen = saved
@@ -270,7 +273,7 @@ def backward_kind(
 
 
 def product_with_spikes(grads: Tensor, s: Tensor) -> Tensor:
-    """Computes `grads^T s`, `[N, K]` float32, for `[M, N]` and `[M, K]`, without autograd.
+    """Computes `grads^T s`, `[N, K]` float32, for `grads [M, N]` and `s [M, K]`, without autograd.
 
     Args:
         s: values that bfloat16 can represent. With any other value, the whole product is computed again in float32,
@@ -317,7 +320,7 @@ def _flatten_rows(x: Tensor) -> Tensor:
 
 
 class _SpikeLinear(SingleLevelFunction):
-    """One autograd node for a product, and for the links to the layer that reads it."""
+    """One autograd node for a product, and for the links to the layer that reads the product."""
 
     @staticmethod
     def forward(
@@ -437,7 +440,7 @@ def spike_linear_backward_op(
     grad_parts: int,
     needs_grad: Sequence[bool],
 ) -> list[Tensor]:
-    """Computes the gradients of `s`, `weight` and `bias`, one for each true entry of `needs_grad`."""
+    """Computes the gradients of those of `s`, `weight` and `bias` whose entry in `needs_grad` is True."""
     gradients_of_operands = _compute_gradients(grad, s, weight, seen, (weight_parts, grad_parts), needs_grad)
     return [gradient for gradient in gradients_of_operands if gradient is not None]
 

@@ -12,8 +12,8 @@ from flexsn_runtime.backend import why_unavailable
 
 # Size of the product that is measured. Any GPU computes it in a fraction of a millisecond.
 _ROWS, _FEATURES = 8192, 1024
-# Compute capabilities of GPUs on which bfloat16 is at least eight times as fast as float32, so that nothing is
-# measured.
+# Compute capabilities of GPUs on which bfloat16 is at least eight times as fast as float32, so no measurement
+# is necessary.
 _FAST = frozenset({(8, 0), (9, 0), (10, 0), (10, 3)})
 _FEWEST = 1 << 27
 
@@ -24,7 +24,10 @@ def fewest_multiplications() -> int:
 
 
 def why_slow_product(device: torch.device) -> str | None:
-    """Returns the reason why products in parts do not pay off on a GPU, measured once; `None` if they pay off."""
+    """Returns the reason why products in parts do not pay off on a device; `None` if they pay off.
+
+    Each GPU is measured at most once.
+    """
     return None if triton_interpreted() else _find_why_slow(device)
 
 

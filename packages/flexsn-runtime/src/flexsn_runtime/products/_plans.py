@@ -22,7 +22,7 @@ class ForwardKind(NamedTuple):
 
     Attributes:
         shape: shape of the spikes, `[..., K]`.
-        outputs: N.
+        outputs: number N of output features.
         parts: number of parts of the weight.
         links: number of links that receive parts of the gradient (see `Linked`); 0 without links.
         sums: True if another link receives the sum of the gradient.
@@ -102,13 +102,13 @@ class BackwardKind(NamedTuple):
 
     Attributes:
         shape: shape of the spikes, `[..., K]`.
-        outputs: N.
+        outputs: number N of output features.
         parts: number of parts of the weight, and number of parts of gradients.
         scale: scale of the spikes.
         spikes: row length of the spikes in bfloat16; 0 if the plan converts them.
         pieces: True if the weight is already split into parts; False if the plan splits it.
         seen: True if there is a record of rows that bfloat16 cannot represent.
-        links, sums: same as in the forward.
+        links, sums: same as for `ForwardKind`.
         arrived: True if the gradient arrives in parts, False if it arrives as a whole.
         needs_grad: for each of the spikes, the weight and the bias, True if its gradient is needed.
         aligned: for the spikes and the weight, True if the address is a multiple of 16 bytes. Gradients are always
@@ -138,7 +138,8 @@ _SPIKES, _WEIGHTS, _PIECES, _SEEN, _WHOLE = range(1, 6)
 def backward_plan(kind: BackwardKind) -> Plan:
     """Returns a plan over `[s, spikes, weight, pieces, seen, *gradients]`, with gradients of the forward's results.
 
-    Its leading results are the requested gradients of the forward's operands.
+    The leading results of the plan are the gradients of the forward's operands; `None` for each gradient that is not
+    needed.
     """
     *lead, K = kind.shape
     M, N, device = torch.Size(lead).numel(), kind.outputs, kind.device

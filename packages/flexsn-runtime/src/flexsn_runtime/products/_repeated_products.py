@@ -27,7 +27,7 @@ from flexsn_runtime.products._linear import (
 )
 from flexsn_runtime.products._plans import OPERANDS, SAVED, Forward, backward_plan
 
-# Number of calls between two checks for the compiled launcher. Each check reads environment variables.
+# Number of calls between two checks whether the compiled launcher is loaded. Each check reads environment variables.
 _CHECK_INTERVAL = 64
 # Maximum number of layouts for which the calls of a layer are stored.
 _MOST = 8
@@ -37,7 +37,7 @@ class _StoredCall(NamedTuple):
     """Calls of one layout.
 
     Attributes:
-        options: tuple of the numbers of parts, True if links are requested, and the scale.
+        options: the numbers of parts, a flag that is True if links are requested, and the scale.
         sums: True if there is a link for the sum of gradients.
     """
 
@@ -135,7 +135,7 @@ def _make_linked(call: _StoredCall, results: list[Tensor]) -> Linked:
 
 
 class _Owner:
-    """Computes gradients if the compiled launcher cannot, and registers the backward for the launcher's later calls.
+    """Computes gradients that the compiled launcher cannot compute, and registers backwards with the launcher.
 
     Args:
         parts, scale: same as for `linked_linear`.

@@ -11,7 +11,7 @@ import torch
 from flexsn_runtime._availability import triton_interpreted
 
 Work = Literal["outputs", "weights", "inputs"]
-_SMALL = 32  # for the interpreter
+_SMALL = 32  # size of a tile in the interpreter
 # Number of rows that share one entry of the record.
 CHECKED_ROWS = 16
 # Additional entries of the record. A compiler treats sizes of 0 and 1 differently from other sizes.
@@ -23,7 +23,7 @@ class Tile(NamedTuple):
     """The part of a result that one program computes.
 
     Attributes:
-        rows, columns: rows and columns of the result.
+        rows, columns: number of rows and number of columns of the tile.
         chunk: number of terms that are added before their sum is added to other sums in float32.
         num_warps, stages: settings of Triton.
         leaves: True to add chunks in float32; False to let the tensor core add all terms.
@@ -42,7 +42,7 @@ class Tile(NamedTuple):
 
 
 def tile_for(work: Work, rows: int, columns: int, terms: int, parts: int, device: torch.device) -> Tile:
-    """Returns the fastest measured tile for a result of `rows` and `columns`, whose elements are sums of `terms`.
+    """Returns the fastest measured tile for a result of `rows` by `columns`, whose elements are sums of `terms` terms.
 
     Args:
         parts: number of parts of the operand that has more parts.

@@ -57,7 +57,7 @@ def tune(program: PointwiseProgram, flat_args: Sequence[Tensor], *, timer: Timer
 
 
 def candidates(config: LaunchConfig) -> list[LaunchConfig]:
-    """Returns `config`, and configurations that differ from it in one setting: elements, stages or chunks.
+    """Returns `config`, and configurations that differ from it in elements and warps, in stages, or in the chunk.
 
     Example:
         >>> [(c.chunk, c.block, c.num_warps, c.stages) for c in candidates(LaunchConfig(4, 512, 4))]
@@ -74,7 +74,7 @@ def candidates(config: LaunchConfig) -> list[LaunchConfig]:
 
 
 def _find_best(step: Specialization, arguments: Arguments, timer: Timer) -> LaunchPlan:
-    """Finds the best configuration of one launch after the other."""
+    """Finds the best configuration of each launch, for one launch after another."""
     default = best = step.plan(math.prod(step.trace.step_shape))
     for name in ("inference", "forward", "backward"):
         plans = [replace(best, **{name: config}) for config in candidates(getattr(best, name))]

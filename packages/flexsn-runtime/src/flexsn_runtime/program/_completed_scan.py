@@ -59,7 +59,9 @@ def completed_scan(
     *,
     state_seqs: bool,
 ) -> Sequence[Tensor]:
-    """Like `prepare` and `scan`, if only a part of the gradient of the first input flows through the scan.
+    """Prepares and runs a scan through which only a part of the gradient of the first input flows.
+
+    The backward completes this gradient.
 
     Autograd saves the same tensors in the first call and in repeated calls, because activation checkpointing compares
     the tensors that two calls save.

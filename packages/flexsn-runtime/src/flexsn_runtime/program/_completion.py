@@ -16,7 +16,7 @@ from flexsn_runtime.program._repeated import scan_again
 
 
 class Formula(Protocol):
-    """A function that is elementwise in its first two arguments. They are steps `[*step]` or sequences `[T, *step]`."""
+    """A function that is elementwise in its first two arguments. Both are `[*step]` or `[T, *step]`."""
 
     def __call__(self, gradient: Tensor, x: Tensor, tensors: Sequence[Tensor]) -> Tensor:
         """Computes the whole gradient of `x`, of which `gradient` is the part that flows through the scan."""
@@ -47,7 +47,8 @@ class GradientFormula:
     def of(self, gradient: Tensor, x: Tensor, tensors: Sequence[Tensor]) -> Tensor:
         """Computes the whole gradient of `x`, which is `[T, *step]` or `[*step]`.
 
-        In grad mode, PyTorch's operations compute it, so that it is differentiable.
+        In grad mode, PyTorch's operations compute this gradient, so that it is differentiable. They also compute it for
+        arguments that kernels do not accept.
         """
         if torch.is_grad_enabled() or not self._can_use_kernels(gradient, x):
             return self._formula(gradient, x, tensors)
@@ -92,7 +93,9 @@ class Completion:
         captured: Sequence[Tensor],
         reduced: Callable[[list[Tensor]], list[Tensor]] | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """Passes `x` and `others` through an autograd node that completes the gradient of `x`. Returns all tensors.
+        """Passes `x` and `others` through an autograd node that completes the gradient of `x`.
+
+        Returns the new `x`, and `captured` with the new `others`.
 
         Args:
             reduced: function that maps the gradients of `others` in this process to the gradients that the formula

@@ -42,7 +42,7 @@ class Signature:
 
 
 class ScanProgram:
-    """A step function that is scanned over time. It is specialized when it is called.
+    """A step function that is scanned over time. Calls specialize the function on their shapes and dtypes.
 
     If the step multiplies its values by captured matrices, one kernel computes all steps if possible. Otherwise, `scan`
     launches kernels step by step, and a library computes the products between the launches.
@@ -62,20 +62,20 @@ class ScanProgram:
             which the gradient can be computed. `"auto"` selects whichever of the two moves fewer bytes. Only `scan`
             uses this setting: the custom ops, the wrappers and compiled graphs recompute.
         on_cpu: language of kernels on the CPU: C++, or Triton, which runs in its interpreter there.
-        bits: for each output, True if the forward also writes it as bits. A bit is 1 if the element is not 0. A byte
-            contains the bits of 8 elements of a step, and its lowest bit belongs to the first of these elements. Bits
-            follow the other results of `scan`, as uint8 `[T, bytes]`, where the number of bytes is a multiple of 4. If
-            the output's elements are not stored step after step, no bits are written, and their tensor is `[0, bytes]`.
-            An empty sequence means that no output has bits.
-        counts_down: for each input, True if it is the number of remaining steps of a sequence: an int32 that decreases
-            by 1 in each step. Only the sign of this number matters. The input is passed as `[T, *step]`, or as its
-            first step expanded over time. If its first step is expanded, kernels end when the sequences end. An empty
-            sequence means that no input counts down.
+        bits: for each output, True if the forward also writes the output as bits. A bit is 1 if the element is not 0. A
+            byte contains the bits of 8 elements of a step, and its lowest bit belongs to the first of these elements.
+            Bits follow the other results of `scan`, as uint8 `[T, bytes]`, where the number of bytes is a multiple of
+            4. If the output's elements are not stored step after step, no bits are written, and the tensor of bits is
+            `[0, bytes]`. An empty sequence means that no output has bits.
+        counts_down: for each input, True if the input is the number of remaining steps of a sequence: an int32 that
+            decreases by 1 in each step. Only the sign of this number matters. The input is passed as `[T, *step]`, or
+            as its first step expanded over time. If its first step is expanded, kernels end when the sequences end. An
+            empty sequence means that no input counts down.
         late: for each input, a description of its delays; `None` for an input without delays. The delays are the values
             of another input, which is one step expanded over time. For an element with a delay of d, kernels load the
             value of d steps earlier, and write the gradient to that step. Only elementwise steps in Triton have such
             inputs. An empty sequence means that no input is late.
-        zero_one: for each output, True to raise an error for a step in which the output may be neither 0 nor 1. An
+        zero_one: for each output, True to raise an error for a step whose output is not known to be 0 or 1. An
             empty sequence means that no output is checked.
         pieces: pieces of another core's values, on which `core` runs; `None` if `core` runs on whole values. On pieces,
             `core` may contain all operations that `trace_step(on_pieces=True)` accepts.
@@ -87,7 +87,8 @@ class ScanProgram:
             `requires_grad`, `bits`, `zero_one` or `counts_down` does not match these numbers.
         LateInputError: raised when the step is traced: a step with late inputs has matrix products, sums over neurons,
             or states of several shapes.
-        SpikeBitsError: raised when the step is traced: an output is not known to be 0 or 1, or the step has products.
+        SpikeBitsError: raised when the step is traced: an output in `bits` or `zero_one` is not known to be 0 or 1, or
+            a step with such outputs has products or runs on pieces.
         ResidualsError: the choice of residuals is unknown.
     """
 
@@ -194,13 +195,13 @@ class ScanProgram:
 
     @property
     def num_lifted(self) -> int | None:
-        """The number of tensors that the core captures; `None` before the first specialization."""
+        """The number of lifted tensors; `None` before the first specialization."""
         return None if self._latest is None else len(self._latest.trace.lifted_values)
 
     def specialize(
         self, inputs: Sequence[Tensor], states: Sequence[Tensor] | None, *, autocast: bool = True
     ) -> tuple[CoreSpecialization, tuple[Tensor, ...]]:
-        """Returns the step for these shapes and dtypes, and the tensors that it captures now.
+        """Returns the step for these shapes and dtypes, and its lifted tensors for the current captured tensors.
 
         Args:
             inputs: sequences `[T, *step]`.
@@ -283,7 +284,7 @@ class ScanProgram:
 
     @property
     def specializations(self) -> tuple[CoreSpecialization, ...]:
-        """Specializations that exist so far. If a step runs on pieces, the steps on these pieces replace this step."""
+        """The specializations that exist now. If a step runs on pieces, the steps on these pieces replace this step."""
         with self._lock:
             specializations: list[CoreSpecialization] = []
             for steps in self._specializations.values():
@@ -436,8 +437,8 @@ class ScanProgram:
 class PointwiseProgram(ScanProgram):
     """A program for pointwise steps only, which have one kernel for all steps.
 
-    Custom ops, plain wrappers and the tuner use it, because they support only such kernels. The arguments are those of
-    `ScanProgram`.
+    Custom ops, plain wrappers and the tuner use this class, because they support only such kernels. The arguments are
+    those of `ScanProgram`.
     """
 
     takes_products = False

@@ -1,4 +1,4 @@
-"""Checks if compiled kernels would accept a step function, on a machine that cannot run such kernels."""
+"""Checks whether compiled kernels would accept a step function, on a machine that cannot run such kernels."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ def why_refused(
     program: ScanProgram, inputs: Sequence[Tensor], states: Sequence[Tensor] | None, *, training: bool
 ) -> str | None:
     """Returns the message of the error that kernels would raise for these tensors on a GPU; `None` without an error.
+
+    Inside of a transform, the result is always `None`.
 
     Calls the core a few times, on tensors without data, and compiles nothing. The program stores the trace.
 

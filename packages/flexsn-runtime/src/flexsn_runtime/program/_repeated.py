@@ -49,14 +49,15 @@ class RepeatedCall:
     A program stores this object under the kind of the call; see `find_call`.
 
     Attributes:
-        layout: layout of inputs and states, and for each of them, True if it requires grad.
+        layout: layout of inputs and states and, in grad mode, the `requires_grad` flags of these tensors and of the
+            replacements of captured tensors.
         lifted: layout of the captured tensors.
         captures: True if there are captured tensors.
         at_zero: one `None` for each state if calls pass no states, which are then zeros; otherwise empty.
         run: function of `[*inputs, *states, *lifted]`.
         has_layout: predicate that is True if `[*inputs, *states, *lifted]`, without `at_zero`, have the layout of these
-            calls. It may wrongly return False.
-        are_alike: like `has_layout`, without the comparison of addresses. It suffices if all tensors are aligned.
+            calls. The predicate may wrongly return False.
+        are_alike: predicate like `has_layout` that compares no addresses. It suffices if all tensors are aligned.
         are_aligned: True if the address of each tensor is a multiple of 16 bytes, and not 0.
     """
 
@@ -204,7 +205,10 @@ def find_call(
 def _find_call_by_key(
     program: ScanProgram, kind: Hashable, primals: Sequence[Tensor], instead: Mapping[int, Tensor] | None
 ) -> tuple[RepeatedCall, tuple[Tensor | None, ...]] | None:
-    """Like `find_call`, with slower comparisons, which accept other types of tensors and states of the dispatcher."""
+    """Finds the call that `find_call` returns, by slower comparisons than those of `alike`.
+
+    Unlike `alike`, these comparisons accept instances of subclasses, and a changed state of the dispatcher.
+    """
     try:
         layout = _describe_layout(primals, instead)
     except (AttributeError, RuntimeError):  # an argument is not a tensor, or has no memory
@@ -246,7 +250,7 @@ def scan_again(
     states: Sequence[Tensor],
     instead: Mapping[int, Tensor] | None = None,
 ) -> tuple[Tensor, ...]:
-    """Repeats an earlier call if one matches. Otherwise, prepares and runs the scan, and stores it for later calls.
+    """Repeats an earlier call if one matches. Otherwise, prepares, runs and stores the call.
 
     Returns `(*output_seqs, *final_states)`.
 
@@ -264,7 +268,7 @@ def run_program(
     *,
     state_seqs: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Like `scan_again`. If `state_seqs` is True, the states after every step replace the final states."""
+    """Runs a program as `scan_again` does. If `state_seqs` is True, returns the states after every step."""
     results = repeated_call(program, inputs, states, instead, state_seqs=state_seqs)
     if results is not None:
         return tuple(results)
@@ -318,7 +322,7 @@ def note(
     single: bool = False,
     state_seqs: bool = False,
 ) -> None:
-    """Stores a call for later calls, like `remember`, together with the function `run` that repeats it.
+    """Stores a call for later calls, as `remember` does, together with the function `run` that repeats the call.
 
     Args:
         run: function of `[*inputs, *states, *lifted]`.

@@ -14,8 +14,8 @@ from flexsn_runtime._recent import Recent
 from flexsn_runtime.step._specialization import CoreSpecialization
 from flexsn_runtime.step._tracing import Core
 
-# Maximum number of traces of the same code that are compared with a new core. They differ in values that the core
-# reads.
+# Maximum number of traces of the same code that are compared with a new core. These traces differ in values that the
+# core reads.
 _MOST_TWINS = 4
 
 _steps: Recent[list[weakref.ref[CoreSpecialization]]] = Recent()
@@ -25,7 +25,8 @@ _lock = threading.Lock()
 class TwinsOf:
     """Steps that were traced for the code of a core.
 
-    A step belongs to one core, and the program of this core keeps the step alive. This module holds weak references.
+    A step belongs to one core, and the program of this core keeps the step alive. This module holds weak references to
+    steps.
 
     Args:
         core: step function.
@@ -35,7 +36,7 @@ class TwinsOf:
 
     def __init__(self, core: Core, inputs: Sequence[StepValue], states: Sequence[StepValue], kind: Hashable) -> None:
         self._core, self._inputs, self._states = core, inputs, states
-        # Everything except the size of the first dimension.
+        # The key contains everything except the size of the first dimension.
         values = tuple((len(v.shape), v.shape[1:], v.dtype) for v in (*inputs, *states))
         self._key = _find_code(core), values, kind
 

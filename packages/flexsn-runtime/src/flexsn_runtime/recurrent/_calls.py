@@ -27,7 +27,7 @@ from flexsn_runtime.recurrent._staged_autograd import backward_staged, forward_s
 
 Run = Callable[[Tensors], tuple[Tensor, ...]]
 
-# Number of calls between two checks for the compiled launcher. Each check reads environment variables.
+# Number of calls between two checks whether the compiled launcher is loaded. Each check reads environment variables.
 _CHECK_INTERVAL = 64
 _RECORDED = 2  # number of the call that is recorded
 # Environment variables that select how the loop over time runs.
@@ -156,7 +156,7 @@ def run_or_repeat(
     *,
     once: bool,
 ) -> Sequence[Any]:
-    """Returns the results of a call, which runs, is recorded, or repeats a recording.
+    """Runs a call, records it, or repeats an earlier recording. Returns the results of the call.
 
     Args:
         recordings: for each environment, the recording of such calls; `None` after the first call, or the reason why

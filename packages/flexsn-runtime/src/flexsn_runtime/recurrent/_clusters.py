@@ -17,13 +17,13 @@ _BLOCKS, _ROW_TILES = (4, 8, 16), (1, 2, 3, 4)
 # Numbers of splits, from the fastest to the slowest. The first order is for matrices that are completely in registers,
 # and the second for matrices that are partly in registers (benchmarks/results/cluster_divisions.md).
 _SPLITS, _SPLITS_OF_PARTS = (2, 4, 1, 8), (4, 2, 8, 1)
-_REGISTERS = 65536  # of one multiprocessor
-_MOST_REGISTERS = 255  # of one thread
+_REGISTERS = 65536  # number of registers of one multiprocessor
+_MOST_REGISTERS = 255  # maximum registers of one thread
 _MOST_THREADS = 1024
-_SHARED_BYTES = (227 << 10) - 1024  # of one block, without its barriers
+_SHARED_BYTES = (227 << 10) - 1024  # shared memory of one block, without its barriers
 _RESERVED = 2048  # bytes of shared memory that a block takes in addition to its dynamic part
-# By number of blocks in a cluster, the number of multiprocessors that no cluster uses. All blocks of a cluster run in
-# one group of multiprocessors, and the groups of a GPU differ in size.
+# Maps the number of blocks in a cluster to the number of multiprocessors that no cluster uses. All blocks of a cluster
+# run in one group of multiprocessors, and the groups of a GPU differ in size.
 _SPARE = {4: 8, 8: 18, 16: 18}
 # Maximum registers with matrices in a thread of eight rows. With more such registers, none are left for loads in
 # flight, and spilled values are read in every step.
@@ -31,10 +31,10 @@ _MOST_OF_MATRICES = 192
 # Bytes of matrices that a block reads again in every step. Above the first limit, clusters are slower than separate
 # launches for each step. Up to the second limit, other work hides the reads.
 _MOST_AWAY, _LITTLE = 256 << 10, 64 << 10
-# Maximum columns of gates in a cluster on an H100. For wider steps, clusters are faster only in forwards in which all
-# rows run at the same time and each block holds all of its matrices. In half precision, they are faster only for few
-# columns (benchmarks/results/clusters.md, cluster_divisions_h200.md). The three limits are for float32 values, for
-# spikes, which are sent as bits, and for half precision.
+# Maximum columns of a step for which clusters are faster on an H100. For wider steps, clusters are faster only in
+# forwards in which all rows run at the same time and each block holds all of its matrices. In half precision, clusters
+# are faster only for steps with gates and few columns (benchmarks/results/clusters.md, cluster_divisions_h200.md). The
+# three limits are for float32 values, for spikes, which are sent as bits, and for half precision.
 _MOST_COLUMNS, _MOST_COLUMNS_OF_BITS, _MOST_COLUMNS_OF_HALF = 384, 512, 256
 
 
@@ -57,8 +57,8 @@ def why_no_clusters(device: torch.device) -> str | None:
 def clusters_for(loop: Loop, processors: int, *, from_zero: bool, backwards: bool = False) -> Iterator[Cluster]:
     """Yields the possible divisions of a loop, with the best division first.
 
-    Better divisions run all rows at the same time, keep all of the matrices in a block, and have fewer rows and fewer
-    blocks.
+    Better divisions need fewer turns, read fewer bytes of matrices again in each step, and have fewer rows. Of two
+    otherwise equal divisions with all matrices in registers, the division with fewer blocks is better.
 
     Args:
         processors: number of multiprocessors of the GPU.

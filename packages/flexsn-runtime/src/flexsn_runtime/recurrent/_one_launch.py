@@ -165,7 +165,7 @@ class Memory:
 
     Attributes:
         loads, stores: values that are loaded and stored at each step, each with its layout in memory.
-        tensors: tensors of these values, by their names in the kernel.
+        tensors: tensors of these values, by their ports in the kernel.
         numbers: strides that are arguments of the kernel, by name.
         matrices: matrices, by number.
     """

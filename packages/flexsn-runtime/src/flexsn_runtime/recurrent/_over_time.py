@@ -26,7 +26,7 @@ class OverTime:
         lifted: lifted tensors, without gradients.
         matrices: matrices of the products, by number.
         backwards: True if the loop runs from the last step to the first.
-        lasting: values that are read after the loop for all steps.
+        lasting: values of which all steps are read after the loop.
         from_zero: True if all carried values are zero before the first step.
         arriving: for a backward, pairs of tensors: the gradients after each step, `[T + 1, *step]`, and the gradients
             that are added to them, `[T, *step]`.
@@ -106,7 +106,7 @@ class Rows(NamedTuple):
 
     @property
     def is_sequence(self) -> bool:
-        """True if every step has a separate row."""
+        """True if the rows of all steps follow one another in `memory`, without returning to the first row."""
         return self.memory.shape[0] >= self.first + self.num_steps
 
     def through(self, view: View, layouts: Recent[ViewLayout] | None = None) -> Rows:

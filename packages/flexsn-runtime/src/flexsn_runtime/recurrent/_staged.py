@@ -1,9 +1,9 @@
 """Runs a step with matrix products over time, without autograd.
 
-Each pointwise stage is a kernel, and each other part is a product that a library computes. If possible, one launch runs
-the whole loop. Otherwise, the parts run step after step, with no other op in between. The values of a step get their
-places in memory before the loop begins. In the loop, a launch therefore takes a list of addresses that are already
-computed, and a product is a call with three tensors.
+Each pointwise stage is a kernel. A library computes each other part, which is a product or a reduction. If possible,
+one launch runs the whole loop. Otherwise, the parts run step after step, with no other op in between. The values of a
+step get their places in memory before the loop begins. In the loop, a launch therefore takes a list of addresses that
+are already computed, and a product is a call with three tensors.
 """
 
 from __future__ import annotations
@@ -103,13 +103,17 @@ class RecurrentSpecialization(CoreSpecialization):
 
     @cached_property
     def ending(self) -> Port | None:
-        """The input that counts down; `None` unless steps with counts up to 0 keep all states, and output zeros."""
+        """The only input that counts down.
+
+        `None` if several inputs or no inputs count down, or if a step with counts of 0 or less may change a state or
+        return an output other than 0.
+        """
         if len(self._counts) != 1 or not staged_ends_early(self.trace.forward, self._counts):
             return None
         return Port(Role.INPUT, self._counts[0])
 
     def counted(self, arguments: Arguments) -> Arguments:
-        """Returns the arguments. Inputs that count down, and are expanded over time, are written as whole sequences."""
+        """Returns the arguments, with the whole sequence of counts for each expanded input that counts down."""
         inputs = list(arguments.inputs)
         for i in self._counts:
             if is_expanded(inputs[i]):
@@ -164,7 +168,10 @@ class RecurrentSpecialization(CoreSpecialization):
     def vjp(
         self, cotangents: tuple[bool, ...], wanted: tuple[bool, ...], kept: frozenset[Port] | None = None
     ) -> StagedStep:
-        """Returns the step's VJP. The VJP reads only kept operands and products of the forward."""
+        """Returns the step's VJP.
+
+        If `kept` is not `None`, the VJP reads only those operands and products of the forward that are in `kept`.
+        """
         key = (cotangents, wanted, kept)
         with self._lock:
             complete_vjp = self._vjps.get((cotangents, wanted, None))
@@ -515,7 +522,7 @@ class StagedScan:
                 act(t)
 
     def _multiply_whole(self, product: Product) -> bool:
-        """Computes the products of all steps as one product, if all rows share a matrix. Returns True on success."""
+        """Computes the products or reductions of all steps in one operation, if possible. Returns True on success."""
         if product.is_reduction:
             value, *numbers = product.args
             _OUT[product.op](self._view_read(value).sequence, *numbers, out=self._view_written(product.result).sequence)

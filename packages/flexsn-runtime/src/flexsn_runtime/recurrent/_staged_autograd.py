@@ -193,8 +193,8 @@ def _compiling_backward(
 ) -> AbstractContextManager[None]:
     """Returns a context for a forward, in which the step's first backward is compiled.
 
-    As for a pointwise step, this is the backward that most calls need. Compilation depends on the layout of memory, but
-    not on its contents.
+    In this backward, which most calls need, all differentiable outputs have gradients, and returned states have none.
+    Compilation depends on the layout of memory, but not on its contents.
     """
     if needs_grad is None or step.backward_plans or not _needs_compilation(step):
         return nullcontext()
@@ -369,7 +369,10 @@ def _compute_without_steps(
     *,
     state_seqs: bool,
 ) -> list[Tensor | None]:
-    """Returns the gradients of a scan of zero steps, whose final states are the initial states."""
+    """Returns the gradients of a scan without steps or without elements.
+
+    Without steps, the final states are the initial states.
+    """
     trace = step.trace
     gradients: list[Tensor | None] = [None] * len(needs_grad)
     empty = math.prod(trace.step_shape) == 0 and arguments.num_steps > 0

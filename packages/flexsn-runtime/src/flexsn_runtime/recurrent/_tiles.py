@@ -14,9 +14,9 @@ from flexsn_runtime._availability import triton_interpreted
 
 _ROWS = (16, 32, 64)
 _COLUMNS = (16, 32, 64, 128)
-_OPERAND_BYTES = 512  # per thread: half of its registers
-# Maximum bytes of the matrices of a program with all columns. They take half of the registers of a multiprocessor. This
-# limit and the other choices of `held_tiles` are measured by benchmarks/recurrence_tiles.py.
+_OPERAND_BYTES = 512  # maximum bytes of operands in a thread, which take half of the registers
+# Maximum bytes of the matrices of a program with all columns. These bytes take half of the registers of a
+# multiprocessor. This limit and the other choices of `held_tiles` are measured by benchmarks/recurrence_tiles.py.
 _HELD_BYTES = 128 << 10
 _HELD_BY_FOUR_WARPS = 24 << 10
 _HELD_ROWS = 8
@@ -66,7 +66,7 @@ def tiles_for(loop: Loop, device: torch.device, *, from_zero: bool) -> Iterator[
 
 
 def _choose_whole_rows(loop: Loop) -> Tiles:
-    """Returns tiles of a loop without matrices: a program has one row, and a thread has a few of its columns.
+    """Returns tiles of a loop without matrices: a program has one row, and a thread has a few columns of this row.
 
     Raises:
         NotOneLaunchError: the row is too long.
@@ -167,7 +167,7 @@ def _choose_tiles(
     processors: int,
     shared: int,
 ) -> Tiles | None:
-    """Returns the tiles with the fewest rounds. Among these tiles, prefers small ones, because they are faster.
+    """Returns the tiles with the fewest rounds; `None` if no tiles fit. Prefers small tiles, because they are faster.
 
     Args:
         gathered: for values that programs exchange for reductions, the number of columns, and the bytes of a column.

@@ -13,7 +13,9 @@ from flexsn_runtime.segments._kernels import InSegments, SegmentKernel, SerialSc
 
 
 class SegmentedAffine(InSegments[ForwardSpec]):
-    """Runs the forward of an affine step in segments instead of its serial kernel. Results are equal up to rounding.
+    """Runs the forward of an affine step in segments instead of its serial kernel.
+
+    The results are equal to those of the serial kernel up to rounding.
 
     Args:
         scan: the scan to run in segments.

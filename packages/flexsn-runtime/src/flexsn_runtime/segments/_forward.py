@@ -20,7 +20,9 @@ _REPAIRS = Port(Role.SEGMENT_REPAIRS, 0)
 
 
 class GuessedForward(InSegments[ForwardSpec]):
-    """Runs a forward scan in segments instead of its serial kernel. Results are bitwise equal.
+    """Runs a forward scan in segments instead of its serial kernel.
+
+    The results are bitwise equal to those of the serial kernel.
 
     Args:
         scan: the scan to run in segments.
@@ -76,7 +78,7 @@ class SegmentedForward(GuessedForward):
         return self.scan.launch.is_compiled if self._count_segments() < 2 else super().is_compiled
 
     def entry(self) -> Entry | None:
-        # A serial scan remains serial.
+        # The warm-up never becomes shorter, so a serial scan remains serial.
         return self.scan.launch.entry() if self._count_segments() < 2 else super().entry()
 
     def compile(self, tensors: Sequence[Tensor]) -> None:

@@ -19,10 +19,10 @@ _WIDE = (torch.float32, torch.float64)
 def in_segments(scan: SerialScan[ForwardSpec], core: CoreSource, choice: Choice | AheadChoice) -> Launch:
     """Returns the launch of a forward scan in segments, or the launch of its serial kernel.
 
-    Without fast math, kernels guess the segments. With fast math, guesses cannot be compared, because different kernels
-    compute the same step with different bits. However, fast math allows any order of a sum, so the segments of an
-    affine step are combined. In compiled graphs, a mask may mark the ends of sequences. Such a scan is serial, because
-    all guesses for segments after these ends would be wrong.
+    Without fast math, kernels guess the states before segments. With fast math, guesses cannot be compared, because
+    different kernels compute the same step with different bits. However, fast math allows any order of a sum, so the
+    segments of an affine step are combined. In compiled graphs, a mask may mark the ends of sequences. Such a scan is
+    serial, because all guesses for segments after these ends would be wrong.
 
     Args:
         scan: the scan to run in segments.

@@ -19,7 +19,7 @@ from flexsn_runtime.step._pointwise_step import Specialization
 
 _Spec = TypeVar("_Spec", bound=ForwardSpec | BackwardSpec)
 
-# How many calls on short sequences run in segments. Later calls are serial, unless a CUDA graph records them.
+# Number of calls on short sequences that run in segments. Later calls are serial, unless a CUDA graph records them.
 _CALLS_IN_SEGMENTS = 8
 
 # Maps dtypes of values to the wider dtypes in which registers hold these values.
@@ -61,7 +61,7 @@ class SerialScan(Generic[_Spec]):
 
         Args:
             task: the task of the kernel.
-            key: names of the steps in the source that `write` returns.
+            key: names of the cores in the source that `write` returns, and other values on which the source depends.
         """
         return self.step.segment_kernel((task, self.spec, *key), write)
 
@@ -165,11 +165,11 @@ class InSegments(Generic[_Spec]):
         return torch.cuda.is_current_stream_capturing()
 
     def _list_kernels(self) -> Sequence[SegmentKernel]:
-        """Returns the kernels, in their order."""
+        """Returns the kernels, in the order of their launches."""
         raise NotImplementedError
 
     def _allocate_scratch(self, tensors: Sequence[Tensor], *, empty: bool = False) -> dict[Port, Tensor]:
-        """Allocates the memory through which kernels pass values. With `empty`, this memory has no elements."""
+        """Allocates the memory through which kernels pass values. If `empty` is True, this memory has no elements."""
         raise NotImplementedError
 
     def _finish(self, tensors: Sequence[Tensor], scratch: Mapping[Port, Tensor]) -> None:

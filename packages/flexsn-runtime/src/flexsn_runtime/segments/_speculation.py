@@ -31,9 +31,10 @@ class Repairs(NamedTuple):
 
 
 class Speculation:
-    """The warm-up of a step's forward, in steps. It doubles after each call with repairs, up to the longest warm-up.
+    """The warm-up of a step's forward, in steps. It doubles when the count of a call shows repairs.
 
-    If a call with the longest warm-up has many repairs, the forward becomes serial. A few repairs are accepted.
+    The warm-up does not exceed the longest warm-up. If it cannot double, a few repairs are accepted; after a call with
+    many repairs, the forward becomes serial.
 
     The counts of repairs are read without waiting: in a later call, after the device has written them. The results of a
     scan do not depend on this delay.
@@ -66,7 +67,7 @@ class Speculation:
 
     @property
     def is_known(self) -> bool:
-        """True if calls in this or an earlier process have shown that the warm-up is long enough."""
+        """True if the first warm-up was loaded from disk, or if the last count that was read shows no repairs."""
         return self._is_stored or (self.last is not None and self.last.elements == 0)
 
     def count(self, ncl: int, num_steps: int) -> int:

@@ -9,10 +9,10 @@ from flexsn_runtime.errors import SpikeBitsError
 
 
 def check_bits(trace: StepTrace, bits: Sequence[bool]) -> None:
-    """Raises `SpikeBitsError` unless all values of the outputs are 0 or 1.
+    """Raises `SpikeBitsError` unless all values of the outputs are known to be 0 or 1.
 
     Args:
-        bits: for each output, True to check it. An empty sequence checks no output.
+        bits: for each output, True to check this output. An empty sequence checks no output.
     """
     for i, is_bits in enumerate(bits):
         node = not_zero_one(trace.forward, i) if is_bits else None

@@ -46,9 +46,9 @@ class Specialization(CoreSpecialization):
             dictionary.
         takes_numbers: True if the numbers that the step computes with are arguments of the kernels, False if they are
             constants in the source of the kernels.
-        bits: for each output, True if the forward also writes it as bits. An empty sequence means that no output has
-            bits.
-        zero_one: for each output, True if it must be 0 or 1. An empty sequence means that no output is checked.
+        bits: for each output, True if the forward also writes this output as bits. An empty sequence means that no
+            output has bits.
+        zero_one: for each output, True if the output must be 0 or 1. An empty sequence means that no output is checked.
         counts: indices of the inputs that count down.
         late: delays of inputs, by the input's index.
 
@@ -100,8 +100,9 @@ class Specialization(CoreSpecialization):
         # Plans by kind of scan and layout; see `kernels/_scan.py`.
         self.plans: Recent[Any] = Recent()
         self.speculations: Recent[Any] = Recent()  # `Speculation`s, by their rules
-        self.combined: Recent[int] = Recent()  # by number of steps: segments of backward scans
-        self.affine_segments: Recent[int] = Recent()  # by number of steps: segments of forward scans of affine steps
+        self.combined: Recent[int] = Recent()  # maps numbers of steps to segments of backward scans
+        # Maps the number of steps to the number of segments in forward scans of an affine step.
+        self.affine_segments: Recent[int] = Recent()
         self._linear: tuple[StepGraph, CoreSource | None] | Literal[False] | None = False  # False: not yet derived
         self.has_backward = False  # True if a backward was prepared
 
@@ -181,7 +182,7 @@ class Specialization(CoreSpecialization):
             self.plans.clear()
 
     def plan_key(self, limit: int = 0) -> dict[str, str | int]:
-        """Returns the key of this step's data on disk. `limit` is the largest size of a class, or 0 for all sizes."""
+        """Returns the key of this step's data on disk. `limit` is the `size_class`, or 0 for all sizes."""
         values = (*self.trace.inputs, *self.trace.states, *self.trace.lifted_values)
         key = tuned.step_key(self.core().name, tuple(v.dtype for v in values), self.device, limit)
         return {**key, "language": self.backend.target.name}
@@ -195,7 +196,7 @@ class Specialization(CoreSpecialization):
             return self._cores[residuals]
 
     def _emit(self, trace: StepTrace) -> CoreSource:
-        """Returns the source of the step with its numbers."""
+        """Returns the source of the step, which contains the step's numbers as constants."""
         return self._emit_graph(trace.forward, "step")
 
     def vjp(self, cotangents: tuple[bool, ...], wanted: tuple[bool, ...]) -> tuple[StepGraph, CoreSource | None]:
@@ -240,7 +241,11 @@ class Specialization(CoreSpecialization):
         return [(Port(Role.SAVED, i), dtype) for i, dtype in enumerate(residuals.dtypes)]
 
     def vjp_of(self, residuals: Residuals, present: tuple[bool, ...]) -> tuple[StepGraph, CoreSource | None]:
-        """Like `vjp`, for a VJP that reads residuals. `present` is True for each output whose gradient is present."""
+        """Returns a VJP that reads residuals, and its source. The source is `None` if every gradient is zero.
+
+        Args:
+            present: for each output, True if its gradient is present.
+        """
         cotangents = ports(Role.GRAD_OUTPUT, self.trace.num_outputs)
         absent = {
             port

@@ -28,7 +28,7 @@ def choose_residuals(
     Args:
         vjp: the VJP of the step, with all cotangents.
         policy: `"save"` or `"auto"`.
-        rounded: True if values of half types are rounded after each op.
+        rounded: True if values in half precision are rounded after each op.
         chunk: number of steps between two checkpoints.
     """
     residuals = keep_residuals(trace, vjp, rounded=rounded)
@@ -39,7 +39,7 @@ def choose_residuals(
     )
 
 
-# A residual of one byte counts as this number of bytes, since kernels move both in the same time. In
+# A residual of one byte counts as this number of bytes, since kernels take as long to move one byte as to move four. In
 # benchmarks/results/residuals.md, bool residuals take longer than recomputation at every size.
 _NARROWEST = 4
 

@@ -242,7 +242,7 @@ class CoreSpecialization:
 
     @property
     def kernel_names(self) -> tuple[str, ...]:
-        """Names of all kernels used so far."""
+        """Names of all kernels that have been used."""
         with self._lock:
             return tuple(self._kernel_names)
 

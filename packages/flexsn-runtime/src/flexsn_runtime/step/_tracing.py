@@ -27,7 +27,7 @@ def trace_values(
     Args:
         counts: numbers of inputs, states and outputs.
         values: descriptions of the inputs, then of the states.
-        products: True if the step may combine different elements, by products with captured matrices or in other ways.
+        products: True if the step may combine different elements, for example by products with captured matrices.
         on_pieces: same as for `trace_step`.
     """
     # One element is enough for any size, since the tracer uses only shape, dtype and device.
