@@ -72,3 +72,14 @@ def test_number_that_decides_the_dtype_is_refused_at_run_time() -> None:
         torch.testing.assert_close(compiled(x, s), x * s)
     with pytest.raises(TraceError, match=r"float64\] for \[1.5\](.|\n)*has to be a constant of the graph"):
         compiled(x, 1.5)
+
+
+def test_large_float16_values_become_infinite_after_a_conversion_to_bfloat16() -> None:
+    """Checks that a kernel rounds to float16 again: bfloat16 rounds 65504 to 65536, which is infinite in float16."""
+
+    def halve(x: Tensor) -> Tensor:
+        return x.to(torch.bfloat16).to(torch.float16) * 0.5
+
+    x = torch.tensor([65504, -65504, 3.1, 1e-7], dtype=torch.float16).repeat(70)
+    assert torch.equal(pointwise(halve)(x), halve(x))
+    assert halve(x).isinf().any()

@@ -41,10 +41,11 @@ def _is_representable(value: object, dtype: torch.dtype, number_arguments: bool)
     if value.target in LITERAL_OPS:
         return _is_representable(value.args[0], dtype, number_arguments)
     if value.target is _prims.convert_element_type.default:
-        # `dtype` can represent the results of a floating-point conversion if it can represent the operand's values. The
-        # exceptions are float16 values from 65408, which a conversion to bfloat16 rounds to 65536.
+        # `dtype` can represent the results of a floating-point conversion if it can represent the operand's values,
+        # except that bfloat16 rounds float16 values from 65408 to 65536, which is infinite in float16.
         (operand,) = value.all_input_nodes
-        return fake.dtype.is_floating_point and _is_representable(operand, dtype, number_arguments)
+        may_overflow = fake.dtype == torch.bfloat16 and dtype == torch.float16
+        return fake.dtype.is_floating_point and not may_overflow and _is_representable(operand, dtype, number_arguments)
     operands = value.args[1:] if value.target is _prims.where.default else value.args
     return value.target in _SELECTS and all(_is_representable(a, dtype, number_arguments) for a in operands)
 
