@@ -338,7 +338,7 @@ def test_explain_lists_convolutions() -> None:
     module = make_layer(ConvLSTM(3)).to(DEVICE)
     module(torch.randn(4, 2, 3, 6, 5, device=DEVICE))
     text = str(module.explain())
-    assert "a library's convolutions" in text
+    assert "a library computes the convolutions" in text
     assert "[2, 3, 6, 5] x [12, 3, 3, 3]: at every step" in text
     assert "one convolution for all steps, before the loop" in text
 
