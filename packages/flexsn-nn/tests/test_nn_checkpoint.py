@@ -73,7 +73,7 @@ def test_a_second_run_from_another_state_is_refused(backend: str, reentrant: boo
     x, weights = make_problem()
     neuron(x.detach())
     output: Tensor = checkpoint(neuron, x, use_reentrant=reentrant)
-    if reset:  # This reset is too early, because the first run did not begin with a reset.
+    if reset:  # A reset before the second run does not help, because the first run began with another state.
         neuron.reset()
     with pytest.raises(StateError, match=r"checkpointing.*Checkpoint neuron\.step, or a function that calls reset"):
         (output * weights).sum().backward()

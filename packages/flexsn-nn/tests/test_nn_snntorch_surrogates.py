@@ -58,7 +58,7 @@ def assert_equal_surrogates(
 ) -> None:
     for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-4)):
         x = torch.tensor(POINTS, dtype=dtype)
-        weights = 0.5 + torch.arange(len(POINTS), dtype=dtype) / 8  # snnTorch's gradients pass through float32
+        weights = 0.5 + torch.arange(len(POINTS), dtype=dtype) / 8  # exact in float32, the dtype of snnTorch's spikes
         spikes, gradient = run(function, x, weights)
         expected, expected_gradient = run(expected_function, x, weights)
         assert torch.equal(spikes, expected)
@@ -107,7 +107,7 @@ def test_a_custom_surrogate_equals_that_of_snntorch() -> None:
 
 
 def test_wide_surrogates_do_not_overflow() -> None:
-    """Checks a documented difference: snnTorch's sigmoid computes `exp(88)²`, which is infinite, and then NaN."""
+    """Checks a documented difference: snnTorch's gradient is NaN, since `exp(100)` is infinite in float32."""
     x = torch.tensor([-4.0], requires_grad=True)
     assert torch.autograd.grad(theirs.sigmoid()(x).sum(), x)[0].isnan().all()
     assert torch.autograd.grad(surrogate.sigmoid()(x).sum(), x)[0].item() == pytest.approx(0.0)
