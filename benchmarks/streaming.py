@@ -3,8 +3,10 @@
     python benchmarks/streaming.py [--output benchmarks/results/streaming.md] [--threads 1] [--frames 2000]
 
 Neurons in step mode "s" keep their state from frame to frame. Three networks alternate, with a hundred frames each: the
-network, only its linear layers, and the same network with `backend="torch"`. The table shows the median and the minimum
-over frames. The difference between median and minimum shows how much other work the machine does.
+network, only its linear layers, and the same network with `backend="torch"`. The table shows medians over frames. The
+column "beyond the layers" is the median of the network minus that of its linear layers, and "the least" is the minimum
+of the network minus that of its linear layers. The difference between these two columns shows how much other work the
+machine does.
 """
 
 from __future__ import annotations

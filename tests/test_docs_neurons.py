@@ -1,4 +1,4 @@
-"""The figure of the neurons. It shows all neurons, like the figure that the script draws."""
+"""The figure of the neurons. The stored file shows all neurons that the script draws now."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def test_script_draws_all_neurons(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_drawn_neurons_fire() -> None:
-    """Checks that each drawn neuron fires in some steps and is silent in other steps. If this test fails, choose other
-    values in `SHOWN`.
+    """Checks that each drawn neuron fires in some steps and is silent in other steps; for `LI` and `LIAF`, that the
+    output is analog. If this test fails, choose other values in `SHOWN`.
     """
     script = load("docs/plot_neurons.py")
     for kind in script.neurons():

@@ -39,7 +39,7 @@ def read_counts(neuron: FlexSN) -> Tensor:
 
 
 def watch_counts(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Replaces `per_channel` and returns a list, to which each count appends True if it is summed from `[*step]`."""
+    """Replaces `per_channel`, and returns a list. Each count appends True if it sums `[*step]`, not `[T, *step]`."""
     from_step = []
 
     def watch(values: Tensor, *, lead: int) -> Tensor:

@@ -84,7 +84,8 @@ def test_a_call_continues_from_the_states_of_the_previous_call(
     parts = torch.cat([layer(part) for part in x.split(2)])
     assert torch.equal(parts, expected)
     assert all(torch.equal(a, b) for a, b in zip(layer.states, states, strict=True))
-    assert layer.num_init_calls == num_init_calls + 1  # The shapes are stored after the first call with initial states.
+    # The first part starts from initial states, and stores their shapes. The other parts use the stored shapes.
+    assert layer.num_init_calls == num_init_calls + 1
     second_layer = Branched(core, shapes, backend=backend)
     output, new_states = second_layer.step(x[:4])
     rest, _ = second_layer.step(x[4:], new_states)

@@ -1,4 +1,4 @@
-"""Parallel spiking neurons, which replace the recurrence by a matrix product over time, and have no reset."""
+"""Parallel spiking neurons, which replace the recurrence by a matrix product over time. Spikes do not reset `h`."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class MaskedPSN(PSN):
     0 to 1 during training.
 
     Args:
-        k: number of steps that each step reads: the step itself and the `k - 1` steps before it.
+        k: number of steps that each step reads if `lambda_` is 1: the step itself and the `k - 1` steps before it.
         T: number of steps of every input.
         lambda_init: initial value of `lambda_`, in `[0, 1]`.
         surrogate_function: function that computes spikes from `h`.
