@@ -1,4 +1,4 @@
-"""Times of one sequence of few neurons over a million steps on the CPU, whose segments run in several threads.
+"""Times of one sequence of few neurons over a million steps on the CPU. Several threads run segments of the sequence.
 
     OMP_WAIT_POLICY=passive python benchmarks/long_sequences_cpu.py [--output FILE] [--threads 2] [--calls 60]
 

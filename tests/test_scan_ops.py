@@ -182,8 +182,7 @@ def test_foreign_ops_work_with_facts_and_a_rule(triangle: Callable[..., Tensor])
     for backend in ("triton", "torch"):
         leaf = x.clone().requires_grad_()
         result = FlexSN(core, 1, 1, 1, backend=backend)(leaf)
-        # The gradient of the scalar weight is a sum over all elements, so `slope` has to be linear in the incoming
-        # gradient.
+        # The gradient of the scalar weight is a sum over all elements. Each term of the sum depends on `slope`.
         results[backend] = (result, *torch.autograd.grad(result.square().sum(), (leaf, weight)))
     for actual, expected in zip(results["triton"], results["torch"], strict=True):
         torch.testing.assert_close(actual, expected)

@@ -80,7 +80,7 @@ def merged(
 
 
 def write_graph(module: fx.GraphModule) -> list[Any]:
-    """Converts the nodes of an ATen graph to lists, numbers and strings, for JSON.
+    """Converts the nodes of an ATen graph to JSON types.
 
     Inner graphs, such as the branches of `cond`, are converted in the same way.
 
@@ -159,8 +159,8 @@ def _write(value: Any, numbers: Mapping[fx.Node, int]) -> Any:
 def read_graph(nodes: list[Any]) -> fx.GraphModule:
     """Restores a graph from the result of :func:`write_graph`.
 
-    Each call of the graph creates new tensors, and also copies constants. Without these copies, the graph might write
-    to a constant, because a compiler's pass may have replaced a copy of a constant with the constant itself.
+    The restored graph copies its constants in each call. Without these copies, the graph might write to a constant,
+    because a compiler's pass may have replaced a copy of a constant with the constant itself.
     """
     graph = fx.Graph()
     attributes: dict[str, Any] = {}

@@ -74,7 +74,7 @@ class Step:
         fetches: functions that fetch captured tensors, or return `None` if the user's function now reads other values.
         variants: traces of the calls, without duplicates.
         returns: True if any call returns a value other than `None`.
-        in_turn: C++ kernels that one call from Python launches one after the other, or `None` if no kernel is in C++.
+        in_turn: C++ kernels that one call from Python launches one after the other, or `None` if there are none.
         singles: calls that are launched separately.
         written: positions of the tensors to which the calls write.
         ends: for each tensor, the number of bytes from its address to its end.
@@ -348,7 +348,7 @@ def are_apart(addresses: Tensor, extents: Tensor, is_written: Tensor) -> bool:
 
 
 def _describe_tensors(tensors: Sequence[Tensor]) -> list[Any]:
-    """The properties of tensors for which launches are prepared, except for addresses, in three lists."""
+    """Describes tensors in three lists: all properties for which launches are prepared, except for addresses."""
     return [list(map(_get_properties, tensors)), list(map(Tensor.stride, tensors)), list(map(Tensor.is_neg, tensors))]
 
 
