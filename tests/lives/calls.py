@@ -34,7 +34,9 @@ _GRAPHS = 2
 def forward(
     life: Life, steps: int, seed: int, layout: str, batch: int | None, fresh: bool, learned: bool
 ) -> dict[str, Any]:
-    """Calls the network, after a reset if `fresh` is True. The input requires a gradient if `learned` is True."""
+    """Calls the network, after a reset if `fresh` is True or `batch` is given. The input requires a gradient if
+    `learned` is True.
+    """
     _prepare(life, batch, fresh)
     x = life.sequence(steps, seed, layout).requires_grad_(learned)
     life.inputs = x
@@ -43,7 +45,7 @@ def forward(
 
 @act(weight=2, when=lambda life: life.inputs is not None)
 def forward_again(life: Life) -> dict[str, Any]:
-    """Calls the network with the input of the previous call."""
+    """Calls the network with the input of the previous `forward`."""
     if life.inputs is None:
         return {}
     return _call(life, life.net, life.inputs)
@@ -99,7 +101,8 @@ def forward_checkpointed(life: Life, how: str | None, inside: bool, steps: int, 
     If `inside` is True, the checkpointed function resets the states before it calls the network. Otherwise, the states
     are not reset inside the function, and neurons raise an error.
 
-    The states are not compared, because a reentrant checkpoint first runs the function without gradients.
+    The states are not compared, because a reentrant checkpoint first runs the function without gradients, which leaves
+    states without a graph.
     """
 
     def run(x: Tensor) -> Tensor:
@@ -201,7 +204,9 @@ def call_neuron(life: Life, which: int, steps: int, seed: int) -> dict[str, Any]
 
 @act(weight=2, which=which, steps=lengths, seed=seed, ends=yes_or_no, begins=yes_or_no)
 def call_neuron_on_sequences(life: Life, which: int, steps: int, seed: int, ends: bool, begins: bool) -> dict[str, Any]:
-    """Calls one neuron, with `lengths=` if `ends` is True and with `resets=` if `begins` is True."""
+    """Calls one neuron, with `resets=` if `begins` is True. In step mode `"m"`, `lengths=` is also given if `ends` is
+    True.
+    """
     neuron = life.neuron(which)
     if neuron is None:
         return {}

@@ -483,7 +483,8 @@ def test_a_learned_scalar_becomes_a_vector_and_remains_the_same_object() -> None
         assert conversion.moved[name].shape == (1,)
         assert scalar.item() != original.get_parameter(name).item()
     conversion.load_state_dict(original.state_dict())
-    conversion.model.load_state_dict(original.state_dict(), strict=False)  # This also works without the report.
+    # The model itself also loads the checkpoint, without the report `conversion`.
+    conversion.model.load_state_dict(original.state_dict(), strict=False)
     for name, scalar in scalars.items():
         assert scalar.item() == original.get_parameter(name).item()
         assert scalar.shape == (1,)

@@ -28,7 +28,8 @@ class Unknown(NamedTuple):
     """Values of unknown range.
 
     Attributes:
-        reason: operation that computed the values from spikes; empty if they do not depend on spikes alone.
+        reason: cause to report, such as an operation on spikes without a rule; empty if there is none, as for results
+            of layers.
     """
 
     reason: str = ""
@@ -75,7 +76,7 @@ def bits_of(tensor: Tensor) -> Bits | None:
     """Returns the bits that a kernel wrote for the memory of a tensor; `None` if no kernel wrote bits.
 
     Args:
-        tensor: a view of the whole memory, whose `range_of` is known.
+        tensor: tensor whose `range_of` is known, and which is a view of the whole memory.
     """
     node: Any = tensor.grad_fn
     output = tensor.output_nr
@@ -242,7 +243,8 @@ def _find_range(node: Any, output: int, version: int | None, budget: list[int]) 
     """Finds the range of one output of a node.
 
     Args:
-        version: version of the tensor if the tensor is a view of the output; `None` if the tensor is a copy.
+        version: version of the tensor whose range is derived, if it shares the memory of the output; `None` if it is a
+            copy.
         budget: list with one element, the number of nodes that may still be visited.
     """
     while True:
