@@ -33,7 +33,7 @@ class Life:
     Attributes:
         compiled: True for the twin whose neurons run kernels.
         batch: batch size of inputs that fit the states.
-        inputs: inputs of the last call, for a repeated call.
+        inputs: inputs of the last `forward`, for a repeated call.
         rounded: True after a call under autocast, because graphs of later calls may depend on that call.
     """
 
