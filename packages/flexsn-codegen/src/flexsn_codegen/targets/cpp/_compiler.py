@@ -245,8 +245,11 @@ def _describe_environment_of(command: tuple[str, ...]) -> str:
 def _read_script(command: tuple[str, ...]) -> str:
     """The text of the compiler if it is a script, whose options the macros may not show. Otherwise, an empty text."""
     path = shutil.which(command[0])
-    content = b"" if path is None else Path(path).read_bytes()
-    return content.decode(errors="replace") if content.startswith(b"#!") else ""
+    if path is None:
+        return ""
+    with open(path, "rb") as file:
+        start = file.read(2)  # a compiler that is no script may have hundreds of megabytes
+        return (start + file.read()).decode(errors="replace") if start == b"#!" else ""
 
 
 @functools.cache

@@ -18,7 +18,7 @@ _RANDOM = frozenset({ELEMENT_WORD, NORMAL_NUMBER, UNIFORM_NUMBER})
 class Cuda(Cpp):
     """The target whose functions of one element are those of `Cpp`. Its kernels are loops of recurrent steps.
 
-    Of the headers of `Cpp`, only `numbers.h` is available, so there are no special functions and no random numbers.
+    Kernels include no header of `Cpp` except `numbers.h`, so they lack special functions and random numbers.
     """
 
     name = "CUDA C++"
